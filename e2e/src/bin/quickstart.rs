@@ -1,0 +1,183 @@
+//! The main job, shown: a file's lines through a primary that is killed, a standby that takes over, a backup that dies and
+//! a spare that fills its place; then everything is read back and compared.
+//!
+//! Started by the `quickstart` script, which builds first.
+#![allow(clippy::print_stdout, reason = "a program that reports to people")]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use tailwind_e2e::group::{Group, Setup, program};
+use tailwind_e2e::workload::{App, Input, compare, percentile};
+
+/// Kill a primary and a backup in mid-stream, and lose nothing.
+#[derive(Parser)]
+#[command(name = "quickstart", max_term_width = 100)]
+struct Options {
+    /// File whose lines are appended, one record each, again and again up to --records
+    #[arg(long, default_value = "/var/lib/dpkg/status")]
+    file: PathBuf,
+    /// Records at least; the file is repeated as often as needed
+    #[arg(long, default_value_t = 1_000_000)]
+    records: u64,
+    /// How bytes reach the backups: shm (memory of this host) or tcp
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
+    fabric: String,
+    /// Copies of each record; one more backup is started as a spare
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
+    backups: u8,
+    /// The sidecar program; found beside this one if not given
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Folder in memory for the backups' buffers
+    #[arg(long, default_value = "/dev/shm")]
+    memory: PathBuf,
+}
+
+/// Records in flight: enough to keep the pipe full, few enough for latencies to mean something.
+const WINDOW: u64 = 2048;
+/// Appends one at a time, for the latency that a waiting app sees.
+const ONE_BY_ONE: u64 = 20_000;
+
+struct Lines {
+    lines: Vec<Vec<u8>>,
+}
+
+impl Input for Lines {
+    fn record(&self, number: u64) -> Vec<u8> {
+        self.lines[((number - 1) % self.lines.len() as u64) as usize].clone()
+    }
+}
+
+fn main() -> Result<()> {
+    let Options { file, records, fabric, backups, program: given, memory } = Options::parse();
+    let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+    let mut lines: Vec<Vec<u8>> = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+    lines.pop_if(|last| last.is_empty());
+    ensure!(!lines.is_empty(), "{} has no lines", file.display());
+    let limit = 1 << 20;
+    ensure!(
+        lines.iter().all(|line| line.len() <= limit),
+        "{}: a line is longer than a record may be ({limit} bytes)",
+        file.display()
+    );
+    let rounds = records.div_ceil(lines.len() as u64).max(1);
+    let input = Lines { lines };
+    let total = rounds * input.lines.len() as u64 + ONE_BY_ONE;
+    let copies = usize::from(backups);
+
+    let mut setup = Setup::new(given.map_or_else(program, Ok)?, &fabric);
+    setup.backups = copies + 1;
+    setup.copies = copies;
+    setup.segment_size = "8MiB".to_owned();
+    setup.buffers = 8;
+    setup.memory = memory;
+    println!("starting 1 primary, 1 standby, {copies} backups and 1 spare over {fabric}");
+    let mut group = Group::start(setup)?;
+    group.wait("every backup to be in the set", |group| group.members().len() == copies)?;
+
+    let progress = progress_bar(total, "append");
+    let started = Instant::now();
+    let mut app = App::new(&input, 1);
+    app.append_until(&group, ONE_BY_ONE, |acked| progress.set_position(acked))?;
+    let mut one_by_one = std::mem::take(&mut app.seen.latencies);
+
+    // Before anything is killed: what the path can do.
+    app = resume(app, &input);
+    let pipelined = ONE_BY_ONE + (total - ONE_BY_ONE) * 2 / 5;
+    let cpu_before = group.cpu_of_backups();
+    let streaming = Instant::now();
+    app.append_until(&group, pipelined, |acked| progress.set_position(acked))?;
+    let rate = (pipelined - ONE_BY_ONE) as f64 / streaming.elapsed().as_secs_f64();
+    let streamed = streaming.elapsed();
+    let cpu = group.cpu_of_backups().saturating_sub(cpu_before);
+    let mut latencies = app.seen.latencies.clone();
+
+    progress.suspend(|| println!("killing the primary (SIGKILL) after record {}", app.seen.acked));
+    let killed = Instant::now();
+    group.kill_sidecar(0)?;
+    let next = app.seen.acked + 1;
+    app.append_until(&group, next, |acked| progress.set_position(acked))?;
+    let failover = killed.elapsed();
+    progress.suspend(|| println!("the standby took over: first ack after {failover:.1?}"));
+    let second = pipelined + (total - ONE_BY_ONE) * 3 / 10;
+    app.append_until(&group, second, |acked| progress.set_position(acked))?;
+
+    let victim = group.members().first().cloned().context("a member to kill")?;
+    let index = group.backup_named(&victim).context("a backup of that name")?;
+    progress.suspend(|| println!("killing {victim} (SIGKILL) after record {}", app.seen.acked));
+    let killed = Instant::now();
+    group.kill_backup(index)?;
+    let next = app.seen.acked + 1;
+    app.append_until(&group, next, |acked| progress.set_position(acked))?;
+    let backup_outage = killed.elapsed();
+    app.append_until(&group, total, |acked| progress.set_position(acked))?;
+    progress.finish_and_clear();
+    let took = started.elapsed();
+    // With a single copy there is nobody left to copy from, and the spare cannot be filled.
+    let refilled = group.wait("the spare to be filled", |group| {
+        let members = group.members();
+        members.len() == copies && !members.contains(&victim)
+    })?;
+
+    let acked = app.seen.acked;
+    let found = app.seen.found;
+    drop(app);
+    let progress = progress_bar(acked, "read back");
+    let reading = Instant::now();
+    let primary = group.primary().context("a primary to read from")?;
+    let mut client = group.client(primary, true)?;
+    let result = compare(&mut client, &input, acked, |read| progress.set_position(read))?;
+    progress.finish_and_clear();
+    let read_rate = result.read as f64 / reading.elapsed().as_secs_f64();
+
+    one_by_one.sort_unstable();
+    latencies.sort_unstable();
+    let row = |what: &str, value: String| println!("  {what:<34}{value}");
+    println!("\nreport ({fabric}, {copies} copies, {} in {} rounds)", file.display(), rounds);
+    row("records acknowledged", format!("{acked} ({found} of them learnt from the log after a failover)"));
+    row("records lost", result.lost.to_string());
+    row("records duplicated", result.duplicated.to_string());
+    row("failover, kill to first ack", format!("{failover:.1?}"));
+    row("backup lost, kill to next ack", format!("{backup_outage:.1?}"));
+    row("spare filled after the last append", format!("{refilled:.1?}"));
+    row("append rate, pipelined", format!("{rate:.0} records/s over {streamed:.1?} ({WINDOW} in flight)"));
+    row("append latency, pipelined", quantiles(&latencies));
+    row("append latency, one at a time", quantiles(&one_by_one));
+    row("read-back rate", format!("{read_rate:.0} records/s"));
+    let share = cpu.as_secs_f64() / streamed.as_secs_f64() * 100.0;
+    row(
+        "CPU time of all backups, pipelined",
+        format!(
+            "{cpu:.2?}, {share:.0} % of one core: lending, closing and flushing{}",
+            if fabric == "tcp" { ", and copying from TCP" } else { "" }
+        ),
+    );
+    row("whole run", format!("{took:.1?}"));
+    ensure!(
+        result.lost == 0 && result.duplicated == 0 && result.read == acked,
+        "the log is not what was acknowledged: {result:?}"
+    );
+    Ok(())
+}
+
+/// The same app with a wider window.
+fn resume<'a>(app: App<'a, Lines>, input: &'a Lines) -> App<'a, Lines> {
+    let mut wide = App::new(input, WINDOW);
+    wide.seen = app.seen;
+    wide
+}
+
+fn quantiles(sorted: &[u64]) -> String {
+    let at = |share| Duration::from_nanos(percentile(sorted, share));
+    format!("p50 {:.1?}, p99 {:.1?}, p99.9 {:.1?}", at(0.5), at(0.99), at(0.999))
+}
+
+fn progress_bar(total: u64, what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:10} {bar:30} {pos}/{len} {per_sec} {eta}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style).with_message(what)
+}

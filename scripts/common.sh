@@ -1,0 +1,80 @@
+# Shared by ./check and ./quickstart: messages, packages, the Rust toolchain. Sourced from the top of the repository.
+# shellcheck shell=bash
+
+# Tools that are built once for all clones.
+TOOLS="$HOME/.cache/tailwind/tools"
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+    BOLD=$'\e[1m' RED=$'\e[31m' PLAIN=$'\e[0m'
+else
+    BOLD='' RED='' PLAIN=''
+fi
+
+say() { printf '%s\n' "$*"; }
+
+# Ends the script with what is wrong and what to do about it.
+stop() {
+    printf '%s%s%s\n' "$RED" "$*" "$PLAIN" >&2
+    exit 1
+}
+
+# Debian packages that `need` found missing.
+missing=()
+
+# need PACKAGE PROBE...: notes the package if the probe fails.
+need() {
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 </dev/null || missing+=("$package")
+}
+
+can_include() { echo "#include <$1>" | cc -x c -fsyntax-only -; }
+is_debian_root() { [ "$(id -u)" -eq 0 ] && command -v apt-get; }
+
+apt_updated=no
+apt_update() {
+    [ "$apt_updated" = yes ] || apt-get update -qq || stop "apt-get update failed: is the network up?"
+    apt_updated=yes
+}
+
+# Installs what `need` noted. Without root, or without apt, names it and stops.
+install_missing() {
+    [ ${#missing[@]} -gt 0 ] || return 0
+    is_debian_root >/dev/null || stop "missing packages; as root: apt-get install ${missing[*]}"
+    say "installing ${missing[*]}"
+    apt_update
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
+        || stop "apt-get install ${missing[*]} failed"
+    missing=()
+}
+
+# What any build needs: a C compiler, for the crates that contain C or assembly, and certificates, to fetch crates.
+need_build_tools() {
+    need gcc command -v cc
+    need libc6-dev can_include stdlib.h
+    need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
+}
+
+# Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
+need_rust() {
+    local pinned
+    pinned=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
+    PATH="$PATH:$HOME/.cargo/bin"
+    if ! command -v cargo >/dev/null && is_debian_root >/dev/null; then
+        apt_update
+        if [ -n "$(apt-cache madison rustup)" ]; then
+            missing+=(rustup)
+            install_missing
+        fi
+    fi
+    if command -v rustup >/dev/null && ! rustup run "$pinned" cargo clippy --version >/dev/null 2>&1; then
+        say "installing Rust $pinned"
+        rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy >/dev/null 2>&1 \
+            || stop "rustup could not install Rust $pinned: is the network up?"
+    fi
+    case "$(cargo --version 2>/dev/null)" in
+        "cargo $pinned "*) ;;
+        '') stop "Rust is missing. Get rustup (https://rustup.rs) and run this again: it fetches the pinned $pinned." ;;
+        *) stop "Rust $pinned is pinned, but here is $(cargo --version). Get rustup (https://rustup.rs) and run this again." ;;
+    esac
+}

@@ -1,0 +1,354 @@
+"""Client of Tailwind's append socket (docs/append-socket.md), in one file without dependencies. Python 3.8 or later.
+
+    with Client("/run/tailwind/append.sock") as client:
+        lsn = client.append(b"one")                 # back once every current backup has it
+        for n in range(100_000):
+            client.submit(b"record %d" % n)         # pipelined
+        client.flush()
+        for lsn, record in client.read(lsn):        # acknowledged records only
+            print(lsn, record)
+"""
+
+import collections
+import select
+import socket
+import struct
+
+__all__ = ["Client", "Error", "NotPrimary", "UnknownOutcome", "TooLarge", "Retry", "Disconnected", "CaughtUp"]
+
+VERSION = 1
+PRIMARY, STANDBY, RECOVERING = 1, 2, 3
+CODES = ("BadFrame UnsupportedVersion NotPrimary TooLarge Trimmed BeyondEnd NotAllowed UnknownOutcome Reading Busy "
+         "ShuttingDown Unavailable").split()
+HEADER = struct.Struct("<IBBHQ")  # length of the body, kind, flags, reserved, request
+FRAME_BODY_MAX = 32 << 20
+SEND_AT = 64 << 10  # bytes that submit gathers before it writes
+UNTAKEN_MAX = 1 << 20  # answers that may wait to be taken
+HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
+WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
+
+Welcome = collections.namedtuple(
+    "Welcome", "version role record_size_max batch_size_max batch_records_max inflight_max epoch first last primary")
+Role = collections.namedtuple("Role", "role epoch last primary")
+CaughtUp = collections.namedtuple("CaughtUp", "next")
+Passed = collections.namedtuple("Passed", "epoch last")
+
+
+class Error(Exception):
+    """The sidecar refused. `code` is a name of CODES; `retry_after` is in seconds, 0 for no advice."""
+
+    def __init__(self, code, message, retry_after=0.0):
+        super().__init__("%s: %s" % (code, message))
+        self.code, self.message, self.retry_after = code, message, retry_after
+
+
+class NotPrimary(Error):
+    """Nothing was appended or read: go to the primary (`client.role.primary`), or connect with hold."""
+
+
+class UnknownOutcome(Error):
+    """The append may or may not be in the log: read from the last acknowledged LSN + 1 to find out."""
+
+
+class TooLarge(Error):
+    """Nothing was appended: split the record or batch."""
+
+
+class Retry(Error):
+    """Not now: the same call may succeed later."""
+
+
+class Disconnected(Error):
+    """The connection is over. Appends in flight have an unknown outcome."""
+
+
+CLASSES = {"NotPrimary": NotPrimary, "UnknownOutcome": UnknownOutcome, "TooLarge": TooLarge, "Busy": Retry,
+           "Unavailable": Retry, "ShuttingDown": Disconnected}
+
+
+class Client:
+    """One connection to a sidecar; not for several threads at once.
+
+    `hold`: return only once the sidecar is primary. `timeout`: longest wait in seconds without a word from the sidecar,
+    then socket.timeout; nothing is lost by it, appends in flight stay in flight. `welcome` is what the sidecar said
+    first, `role` who it is now.
+    """
+
+    def __init__(self, path, hold=False, timeout=None):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._timeout, self._outbox, self._inbox = timeout, bytearray(), bytearray()
+        self._request, self._in_flight, self._answers = 0, collections.OrderedDict(), collections.OrderedDict()
+        self._asked, self._reply, self._reading, self._stopping = 0, None, 0, False
+        self._events, self._end, self.welcome, self.role = collections.deque(), None, None, None
+        try:
+            self._socket.connect(path)
+            self._socket.setblocking(False)
+            self.welcome = self._ask(HELLO, struct.pack("<8sHHI", b"TWAPPEND", VERSION, VERSION, int(hold)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Closes the connection. Appends that were sent may still be replicated."""
+        self._socket.close()
+        self._end = self._end or Disconnected("Closed", "this client was closed")
+
+    # Appending.
+
+    def append(self, record):
+        """Appends one record; returns its LSN once every current backup has it."""
+        return self.wait(self.submit(record))
+
+    def append_batch(self, records):
+        """Appends several records, of which all or none survive; returns the last one's LSN."""
+        return self.wait(self.submit_batch(records))
+
+    def submit(self, record):
+        """Takes one record without waiting for its ack; returns a ticket. Small records gather until 64 KiB have come
+        together or a call waits. Waits while `inflight_max` are in flight."""
+        if len(record) > self.welcome.record_size_max:
+            raise TooLarge("TooLarge", "record of %d bytes: the limit is %d" % (len(record), self.welcome.record_size_max))
+        return self._submit(APPEND, record)
+
+    def submit_batch(self, records):
+        """Takes a batch without waiting for its ack; returns a ticket."""
+        records = list(records)
+        if not records:
+            raise ValueError("a batch without a record")
+        body = struct.pack("<II", len(records), 0) + b"".join(struct.pack("<I", len(r)) + r for r in records)
+        limits = self.welcome
+        if (len(body) > limits.batch_size_max or len(records) > limits.batch_records_max
+                or max(map(len, records)) > limits.record_size_max):
+            raise TooLarge("TooLarge", "batch of %d records in %d bytes: the limits are %d, %d, and %d for a record" % (
+                len(records), len(body), limits.batch_records_max, limits.batch_size_max, limits.record_size_max))
+        return self._submit(BATCH, body)
+
+    def wait(self, ticket):
+        """The LSN of one submitted append, or its error. Answers to others are kept."""
+        if ticket not in self._in_flight and ticket not in self._answers:
+            raise ValueError("no answer for this ticket: it has been taken")
+        self._until(lambda: ticket in self._answers)
+        return self._taken(self._answers.pop(ticket))
+
+    def acks(self, wait=False):
+        """Yields (ticket, LSN or Error) of answers not yet taken: those received or, with `wait`, all in flight."""
+        while self._answers or (wait and self._in_flight):
+            self._until(lambda: self._answers)
+            yield self._answers.popitem(last=False)
+
+    def flush(self):
+        """Waits until nothing is in flight and takes all answers; returns the last LSN. Raises the first error met;
+        call again for the rest."""
+        last = None
+        for _, answer in self.acks(wait=True):
+            last = self._taken(answer)
+        return last
+
+    def in_flight(self):
+        """Appends submitted and not answered."""
+        return len(self._in_flight)
+
+    # Reading and the rest.
+
+    def read(self, first, limit=0):
+        """Yields (LSN, record) of acknowledged records from `first` on. Left half-way, the rest is dropped."""
+        return self._read(first, limit, False)
+
+    def tail(self, first):
+        """As `read`, then goes on with new records; yields CaughtUp(next) whenever it has caught up. `break` or
+        `close()` the generator to stop."""
+        return self._read(first, 0, True)
+
+    def barrier(self):
+        """Returns once it is proved that this sidecar was still primary after the call began."""
+        return self._ask(BARRIER)
+
+    def trim(self, below):
+        """Lets go of records below an LSN, in whole segments; returns the first that can still be read."""
+        return self._ask(TRIM, struct.pack("<Q", below))
+
+    def status(self):
+        """The sidecar's report, a JSON document."""
+        return self._ask(STATUS)
+
+    # Requests.
+
+    def _put(self, kind, body=b"", request=None):
+        if request is None:
+            self._request = request = self._request + 1
+        self._outbox += HEADER.pack(len(body), kind, 0, 0, request)
+        self._outbox += body
+        return request
+
+    def _submit(self, kind, body):
+        self._settle()
+        self._until(lambda: len(self._in_flight) < self.welcome.inflight_max)
+        self._until(lambda: len(self._outbox) < SEND_AT)
+        if self._end:
+            raise self._end
+        if len(self._answers) >= UNTAKEN_MAX:
+            raise ValueError("too many answers wait to be taken: call acks, wait or flush")
+        ticket = self._put(kind, body)
+        self._in_flight[ticket] = True
+        return ticket
+
+    def _ask(self, kind, body=b""):
+        self._settle()
+        self._asked, self._reply = self._put(kind, body), None
+        self._until(lambda: self._reply is not None)
+        return self._taken(self._reply)
+
+    def _read(self, first, limit, tail):
+        self._settle()
+        events = self._events = collections.deque()
+        request = self._reading = self._put(READ, struct.pack("<QQII", max(first, 1), limit, int(tail), 0))
+        try:
+            while True:
+                self._until(lambda: events or self._reading != request)
+                if not events:
+                    raise RuntimeError("this read was left half-way and then stopped by another call")
+                event = events.popleft()
+                if event is None:
+                    return
+                yield self._taken(event)
+        finally:
+            if self._reading == request:
+                self._stop()
+
+    def _stop(self):
+        if self._reading and not self._stopping:
+            self._stopping = True
+            self._events.clear()
+            self._put(STOP, request=self._reading)
+
+    def _settle(self):
+        """Stops a read that was left half-way: other requests are refused during one."""
+        self._stop()
+        self._until(lambda: not self._reading)
+
+    @staticmethod
+    def _taken(answer):
+        if isinstance(answer, Error):
+            raise answer
+        return answer
+
+    # Bytes.
+
+    def _until(self, done):
+        """Exchanges bytes until `done()`. Never blocks in one direction alone: a sidecar whose acks are not read
+        stops reading."""
+        while not done():
+            if self._end:
+                raise self._end
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            ready = poll.poll(None if self._timeout is None else self._timeout * 1000)
+            if not ready:
+                raise socket.timeout("no answer within %s s" % self._timeout)
+            if ready[0][1] & select.POLLOUT:
+                try:
+                    del self._outbox[:self._socket.send(self._outbox)]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._outbox.clear()  # What the sidecar last said may still be readable.
+            if ready[0][1] & ~select.POLLOUT:
+                self._receive()
+
+    def _receive(self):
+        try:
+            received = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            received, why = b"", str(error)
+        else:
+            why = "the sidecar closed the connection"
+        if not received:
+            self._end = self._end or Disconnected("Disconnected", why)
+            return
+        self._inbox += received
+        place = 0
+        while len(self._inbox) - place >= HEADER.size:
+            length, kind, flags, _, request = HEADER.unpack_from(self._inbox, place)
+            if length > FRAME_BODY_MAX:
+                self._end = Disconnected("BadFrame", "frame of %d bytes from the sidecar" % length)
+                return
+            if len(self._inbox) - place - HEADER.size < length:
+                break
+            place += HEADER.size
+            try:
+                self._on_frame(kind, flags, request, bytes(self._inbox[place:place + length]))
+            except (struct.error, UnicodeDecodeError) as error:
+                self._end = Disconnected("BadFrame", "frame of kind %d from the sidecar: %s" % (kind, error))
+                return
+            place += length
+        del self._inbox[:place]
+
+    def _on_frame(self, kind, flags, request, body):
+        if kind == ACK:
+            self._answer(request, struct.unpack("<Q", body)[0])
+        elif kind == ERROR:
+            self._on_error(request, body)
+        elif kind == RECORDS:
+            if request == self._reading and not self._stopping:
+                self._on_records(body)
+        elif kind == END:
+            if request == self._reading and flags & 1 and not self._stopping:
+                self._events.append(CaughtUp(struct.unpack("<Q", body)[0]))
+            elif request == self._reading and not flags & 1:
+                self._end_read(None)
+        elif kind == ROLE:
+            self.role = Role(*struct.unpack_from("<B7xQQ", body), body[24:].decode())
+        elif kind == WELCOME:
+            welcome = Welcome(*struct.unpack_from("<HBxIIII4xQQQ", body), body[48:].decode())
+            self.role = Role(welcome.role, welcome.epoch, welcome.last, welcome.primary)
+            self._on_reply(request, welcome)
+        elif kind == PASSED:
+            self._on_reply(request, Passed(*struct.unpack("<QQ", body)))
+        elif kind == TRIMMED:
+            self._on_reply(request, struct.unpack("<Q", body)[0])
+        elif kind == REPORT:
+            self._on_reply(request, body.decode())
+        else:
+            self._end = Disconnected("BadFrame", "frame of unknown kind %d from the sidecar" % kind)
+
+    def _on_error(self, request, body):
+        code, fatal, retry_after_ms = struct.unpack_from("<HBxI", body)
+        name = CODES[code - 1] if 0 < code <= len(CODES) else "Code%d" % code
+        error = CLASSES.get(name, Error)(name, body[8:].decode(), retry_after_ms / 1000)
+        if fatal:
+            self._end = self._end or error
+        if request in self._in_flight:
+            self._answer(request, error)
+        elif request == self._reading:
+            self._end_read(error)
+        else:
+            self._on_reply(request, error)
+
+    def _on_records(self, body):
+        first, count = struct.unpack_from("<QI", body)
+        place = 16
+        for lsn in range(first, first + count):
+            length = struct.unpack_from("<I", body, place)[0]
+            self._events.append((lsn, body[place + 4:place + 4 + length]))
+            place += 4 + length
+
+    def _end_read(self, event):
+        if not self._stopping:
+            self._events.append(event)
+        self._reading, self._stopping = 0, False
+
+    def _on_reply(self, request, reply):
+        if request == self._asked:
+            self._reply = reply
+
+    def _answer(self, request, answer):
+        if self._in_flight.pop(request, None):
+            self._answers[request] = answer

@@ -1,0 +1,306 @@
+//! The asynchronous client, on `tokio`. The same functions as [`blocking`](crate::blocking), where they are described.
+//!
+//! Called by apps; calls `session` for everything but waiting. Every future here may be dropped half-way: state changes only
+//! between waits, so nothing received is lost, and an append whose future was dropped is still in flight, its answer to be
+//! taken with `next_ack` or `flush`. That makes `next_ack`, `next_role` and `next_event` fit for `select!`.
+//!
+//! ```no_run
+//! use tailwind_client::asynchronous::Client;
+//!
+//! # async fn example() -> Result<(), tailwind_client::Error> {
+//! let mut client = Client::connect("/run/tailwind/append.sock").await?;
+//! let lsn = client.append(b"one").await?;
+//! println!("record {lsn} is replicated");
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::Path;
+use std::time::Duration;
+
+use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::socket::Request;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use crate::session::{Offer, Reply, SEND_AT, Session};
+use crate::types::{Ack, Event, Options, Passed, Standing, Ticket, Welcome};
+use crate::{Error, Result};
+
+/// One connection to a sidecar.
+pub struct Client {
+    stream: UnixStream,
+    session: Session,
+    timeout: Option<Duration>,
+}
+
+impl Client {
+    /// Connects with the default options.
+    pub async fn connect(path: impl AsRef<Path>) -> Result<Client> {
+        Client::connect_with(path, &Options::default()).await
+    }
+
+    /// Connects.
+    pub async fn connect_with(path: impl AsRef<Path>, options: &Options) -> Result<Client> {
+        let path = path.as_ref();
+        let failed = |source| Error::Connect { path: path.to_owned(), source };
+        let stream = UnixStream::connect(path).await.map_err(failed)?;
+        let mut client = Client { stream, session: Session::new(options.hold), timeout: options.timeout };
+        client.wait(Session::take_reply).await?.welcome()?;
+        Ok(client)
+    }
+
+    /// Changes [`Options::timeout`].
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// What the sidecar said of itself when the connection began.
+    pub fn welcome(&self) -> &Welcome {
+        self.session.welcome()
+    }
+
+    /// Who the sidecar is now, as far as it has told.
+    pub fn standing(&self) -> &Standing {
+        self.session.standing()
+    }
+
+    /// Waits until the sidecar tells of a change of role that no earlier call has returned.
+    pub async fn next_role(&mut self) -> Result<Standing> {
+        self.settle().await?;
+        self.wait(|session| Ok(session.take_role())).await
+    }
+}
+
+/// Appending.
+impl Client {
+    /// Appends one record and waits until every current backup has it.
+    pub async fn append(&mut self, payload: &[u8]) -> Result<Lsn> {
+        let ticket = self.submit(payload).await?;
+        self.wait_for(ticket).await
+    }
+
+    /// Appends several records, of which all or none survive, and waits; the LSN is the last one's.
+    pub async fn append_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Lsn> {
+        let ticket = self.submit_batch(records).await?;
+        self.wait_for(ticket).await
+    }
+
+    /// Takes one record without waiting for its ack. An error means that this record was not taken.
+    pub async fn submit(&mut self, payload: &[u8]) -> Result<Ticket> {
+        self.make_room().await?;
+        self.session.submit(payload)
+    }
+
+    /// Takes a batch without waiting for its ack.
+    pub async fn submit_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Ticket> {
+        self.make_room().await?;
+        self.session.submit_batch(records)
+    }
+
+    /// Waits for the answer to one append. Answers to others are kept.
+    pub async fn wait_for(&mut self, ticket: Ticket) -> Result<Lsn> {
+        self.wait(|session| session.take_answer(ticket)).await
+    }
+
+    /// Waits for the oldest answer that has not been taken; `None` if nothing is in flight.
+    pub async fn next_ack(&mut self) -> Result<Option<Ack>> {
+        self.wait(|session| Ok(session.take_ack())).await
+    }
+
+    /// The oldest answer that has been received and not been taken, without waiting.
+    pub fn try_next_ack(&mut self) -> Option<Ack> {
+        self.session.take_ack().flatten()
+    }
+
+    /// Waits until nothing is in flight, and takes all answers, up to the first append that failed.
+    pub async fn flush(&mut self) -> Result<Option<Lsn>> {
+        let mut last = None;
+        while let Some(ack) = self.next_ack().await? {
+            last = Some(ack.outcome?);
+        }
+        Ok(last)
+    }
+
+    /// Hands what `submit` has gathered to the socket and takes in what the sidecar has sent, as far as either goes without
+    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`standing`](Client::standing).
+    pub fn pump(&mut self) -> Result<()> {
+        self.session.check()?;
+        self.transmit();
+        self.receive();
+        Ok(())
+    }
+
+    /// Appends that are submitted and not answered.
+    pub fn in_flight(&self) -> usize {
+        self.session.in_flight()
+    }
+}
+
+/// Reading and the rest.
+impl Client {
+    /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
+    pub async fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+        self.settle().await?;
+        self.session.start_read(from, limit, false);
+        Ok(Records { reading: Reading { client: self } })
+    }
+
+    /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
+    pub async fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
+        self.settle().await?;
+        self.session.start_read(from, 0, true);
+        Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
+    }
+
+    /// Returns once it is proved that this sidecar was still primary after the call began.
+    pub async fn barrier(&mut self) -> Result<Passed> {
+        self.ask(&Request::Barrier).await?.passed()
+    }
+
+    /// Lets go of records below `below`, in whole segments; returns the first that can still be read.
+    pub async fn trim(&mut self, below: Lsn) -> Result<Lsn> {
+        self.ask(&Request::Trim { below: below.0 }).await?.trimmed()
+    }
+
+    /// The sidecar's report, a JSON document.
+    pub async fn status(&mut self) -> Result<String> {
+        self.ask(&Request::Status).await?.status()
+    }
+
+    async fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
+        self.settle().await?;
+        self.session.check()?;
+        self.session.ask(request);
+        self.wait(Session::take_reply).await
+    }
+}
+
+/// Waiting.
+impl Client {
+    /// Exchanges bytes until `take` finds what it wants.
+    async fn wait<T>(&mut self, mut take: impl FnMut(&mut Session) -> Result<Option<T>>) -> Result<T> {
+        loop {
+            if let Some(taken) = take(&mut self.session)? {
+                return Ok(taken);
+            }
+            self.exchange().await?;
+        }
+    }
+
+    /// Waits out the rest of a read that was dropped half-way.
+    async fn settle(&mut self) -> Result<()> {
+        self.wait(|session| Ok(session.settle())).await
+    }
+
+    /// Bounds what `submit` gathers. Never waits for an ack.
+    async fn make_room(&mut self) -> Result<()> {
+        self.settle().await?;
+        if self.session.unsent().len() < SEND_AT {
+            return Ok(());
+        }
+        loop {
+            self.session.check()?;
+            self.transmit();
+            self.receive();
+            if self.session.unsent().is_empty() {
+                return Ok(());
+            }
+            self.ready(Interest::READABLE | Interest::WRITABLE).await?;
+        }
+    }
+
+    /// Sends what waits to be sent and sleeps until the sidecar has taken or sent something: in both directions while bytes
+    /// wait to be sent, because a sidecar whose acks are not read stops reading.
+    async fn exchange(&mut self) -> Result<()> {
+        self.session.check()?;
+        self.transmit();
+        let interest = match self.session.unsent() {
+            [] => Interest::READABLE,
+            _ => Interest::READABLE | Interest::WRITABLE,
+        };
+        self.ready(interest).await?;
+        self.receive();
+        Ok(())
+    }
+
+    async fn ready(&self, interest: Interest) -> Result<()> {
+        // Whatever is wrong with the socket, reading from it will say.
+        let ready = async { self.stream.ready(interest).await.map_or((), |_| ()) };
+        match self.timeout {
+            None => ready.await,
+            Some(after) => tokio::time::timeout(after, ready).await.map_err(|_| Error::TimedOut { after })?,
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self) {
+        let stream = &self.stream;
+        self.session.transmit(|bytes| stream.try_write(bytes));
+    }
+
+    fn receive(&mut self) {
+        let stream = &self.stream;
+        self.session.receive(|room| stream.try_read(room));
+    }
+}
+
+/// A read or tail that borrows its client.
+struct Reading<'c> {
+    client: &'c mut Client,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.client.session.stop_read();
+    }
+}
+
+/// A read. Dropped half-way, it leaves the client usable: the rest is stopped, and dropped as it comes in.
+pub struct Records<'c> {
+    reading: Reading<'c>,
+}
+
+impl Records<'_> {
+    /// The next record, lent until the next call; `None` at the end of the read.
+    pub async fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
+        match self.reading.client.wait(Session::offer).await? {
+            Offer::Record => Ok(Some(self.reading.client.session.take_record())),
+            Offer::CaughtUp | Offer::Ended => Ok(None),
+        }
+    }
+}
+
+/// A tail. Dropped, it leaves the client usable, as [`Records`] does.
+pub struct Tail<'c> {
+    reading: Reading<'c>,
+    next: Lsn,
+}
+
+impl Tail<'_> {
+    /// Waits for what comes next; `None` if the sidecar has ended the tail.
+    pub async fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        match self.reading.client.wait(Session::offer).await? {
+            Offer::Record => {
+                let (lsn, payload) = self.reading.client.session.take_record();
+                self.next = lsn.next();
+                Ok(Some(Event::Record(lsn, payload)))
+            }
+            Offer::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
+            Offer::Ended => Ok(None),
+        }
+    }
+
+    /// The record that a further read would go on with.
+    pub fn next_lsn(&self) -> Lsn {
+        self.next
+    }
+
+    /// Stops the tail, waits until the sidecar has confirmed it, and returns [`next_lsn`](Tail::next_lsn).
+    pub async fn stop(self) -> Result<Lsn> {
+        let next = self.next;
+        self.reading.client.session.stop_read();
+        self.reading.client.settle().await?;
+        Ok(next)
+    }
+}

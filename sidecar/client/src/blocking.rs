@@ -1,0 +1,353 @@
+//! The blocking client: the standard library's Unix socket, no runtime.
+//!
+//! Called by apps; calls `session` for everything but waiting. The socket stays in blocking mode and each call says whether
+//! it may sleep. The one rule against deadlock lives in `Client::exchange`: while bytes wait to be sent it never sleeps on
+//! one direction alone, because a sidecar whose acks are not read stops reading.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::socket::Request;
+
+use crate::session::{Offer, Reply, SEND_AT, Session};
+use crate::types::{Ack, Event, Options, Passed, Standing, Ticket, Welcome};
+use crate::{Error, Result};
+
+/// One connection to a sidecar.
+pub struct Client {
+    stream: UnixStream,
+    session: Session,
+    timeout: Option<Duration>,
+    spin: Duration,
+}
+
+impl Client {
+    /// Connects with the default options. Fails with what the sidecar answered to the hello, or [`Error::Connect`].
+    pub fn connect(path: impl AsRef<Path>) -> Result<Client> {
+        Client::connect_with(path, &Options::default())
+    }
+
+    /// Connects.
+    pub fn connect_with(path: impl AsRef<Path>, options: &Options) -> Result<Client> {
+        let path = path.as_ref();
+        let failed = |source| Error::Connect { path: path.to_owned(), source };
+        let stream = UnixStream::connect(path).map_err(failed)?;
+        let mut client = Client { stream, session: Session::new(options.hold), timeout: None, spin: options.spin };
+        client.set_timeout(options.timeout).map_err(failed)?;
+        client.wait(Session::take_reply)?.welcome()?;
+        Ok(client)
+    }
+
+    /// Changes [`Options::timeout`].
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        // Zero would mean "for ever" to the system.
+        self.timeout = timeout.map(|t| t.max(Duration::from_millis(1)));
+        self.stream.set_read_timeout(self.timeout)
+    }
+
+    /// What the sidecar said of itself when the connection began.
+    pub fn welcome(&self) -> &Welcome {
+        self.session.welcome()
+    }
+
+    /// Who the sidecar is now: the welcome, or the last role frame that came with an answer to any call since.
+    pub fn standing(&self) -> &Standing {
+        self.session.standing()
+    }
+
+    /// Waits until the sidecar tells of a change of role that no earlier call of this function has returned.
+    /// An app that answers its own clients from memory keeps a connection in this call, to learn at once that it must not.
+    pub fn next_role(&mut self) -> Result<Standing> {
+        self.settle()?;
+        self.wait(|session| Ok(session.take_role()))
+    }
+}
+
+/// Appending.
+impl Client {
+    /// Appends one record and waits until every current backup has it.
+    pub fn append(&mut self, payload: &[u8]) -> Result<Lsn> {
+        let ticket = self.submit(payload)?;
+        self.wait_for(ticket)
+    }
+
+    /// Appends several records, of which all or none survive, and waits; the LSN is the last one's.
+    pub fn append_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Lsn> {
+        let ticket = self.submit_batch(records)?;
+        self.wait_for(ticket)
+    }
+
+    /// Takes one record without waiting for its ack. Small records gather here until 64 KiB have come together or a call
+    /// waits; [`pump`](Client::pump) sends them at once. An error means that this record was not taken.
+    pub fn submit(&mut self, payload: &[u8]) -> Result<Ticket> {
+        self.make_room()?;
+        self.session.submit(payload)
+    }
+
+    /// Takes a batch without waiting for its ack, as [`submit`](Client::submit) does.
+    pub fn submit_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Ticket> {
+        self.make_room()?;
+        self.session.submit_batch(records)
+    }
+
+    /// Waits for the answer to one append. Answers to others are kept for `wait`, `next_ack` or `flush`.
+    pub fn wait_for(&mut self, ticket: Ticket) -> Result<Lsn> {
+        self.wait(|session| session.take_answer(ticket))
+    }
+
+    /// Waits for the oldest answer that has not been taken; `None` if nothing is in flight.
+    pub fn next_ack(&mut self) -> Result<Option<Ack>> {
+        self.wait(|session| Ok(session.take_ack()))
+    }
+
+    /// The oldest answer that has been received and not been taken, without a system call. Submitting receives answers on
+    /// the side, `pump` on demand.
+    pub fn try_next_ack(&mut self) -> Option<Ack> {
+        self.session.take_ack().flatten()
+    }
+
+    /// Waits until nothing is in flight, and takes all answers. The LSN is the last one acknowledged, if there was anything
+    /// to wait for. Stops at the first append that failed; call again for the rest.
+    pub fn flush(&mut self) -> Result<Option<Lsn>> {
+        let mut last = None;
+        while let Some(ack) = self.next_ack()? {
+            last = Some(ack.outcome?);
+        }
+        Ok(last)
+    }
+
+    /// Hands what `submit` has gathered to the socket and takes in what the sidecar has sent, as far as either goes without
+    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`standing`](Client::standing).
+    pub fn pump(&mut self) -> Result<()> {
+        self.session.check()?;
+        self.transmit();
+        self.receive(RecvFlags::DONTWAIT);
+        Ok(())
+    }
+
+    /// Appends that are submitted and not answered.
+    pub fn in_flight(&self) -> usize {
+        self.session.in_flight()
+    }
+}
+
+/// Reading and the rest.
+impl Client {
+    /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
+    pub fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+        self.settle()?;
+        self.session.start_read(from, limit, false);
+        Ok(Records { reading: Reading { client: self }, failed: false })
+    }
+
+    /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
+    pub fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
+        self.settle()?;
+        self.session.start_read(from, 0, true);
+        Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
+    }
+
+    /// Returns once it is proved that this sidecar was still primary after the call began.
+    pub fn barrier(&mut self) -> Result<Passed> {
+        self.ask(&Request::Barrier)?.passed()
+    }
+
+    /// Lets go of records below `below`, in whole segments; returns the first that can still be read.
+    pub fn trim(&mut self, below: Lsn) -> Result<Lsn> {
+        self.ask(&Request::Trim { below: below.0 })?.trimmed()
+    }
+
+    /// The sidecar's report, a JSON document.
+    pub fn status(&mut self) -> Result<String> {
+        self.ask(&Request::Status)?.status()
+    }
+
+    fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
+        self.settle()?;
+        self.session.check()?;
+        self.session.ask(request);
+        self.wait(Session::take_reply)
+    }
+}
+
+/// Waiting.
+impl Client {
+    /// Exchanges bytes until `take` finds what it wants.
+    fn wait<T>(&mut self, mut take: impl FnMut(&mut Session) -> Result<Option<T>>) -> Result<T> {
+        loop {
+            if let Some(taken) = take(&mut self.session)? {
+                return Ok(taken);
+            }
+            self.exchange()?;
+        }
+    }
+
+    /// Waits out the rest of a read that was dropped half-way.
+    fn settle(&mut self) -> Result<()> {
+        self.wait(|session| Ok(session.settle()))
+    }
+
+    /// Bounds what `submit` gathers. Never waits for an ack, which may need more appends than there are yet; but reads those
+    /// that have come, so that the sidecar seldom finds its way blocked.
+    fn make_room(&mut self) -> Result<()> {
+        self.settle()?;
+        if self.session.unsent().len() < SEND_AT {
+            return Ok(());
+        }
+        loop {
+            self.session.check()?;
+            self.transmit();
+            self.receive(RecvFlags::DONTWAIT);
+            if self.session.unsent().is_empty() {
+                return Ok(());
+            }
+            self.poll_both_ways()?;
+        }
+    }
+
+    /// Sends what waits to be sent and sleeps until the sidecar has taken or sent something.
+    fn exchange(&mut self) -> Result<()> {
+        self.session.check()?;
+        self.transmit();
+        if !self.session.unsent().is_empty() {
+            self.poll_both_ways()?;
+            self.receive(RecvFlags::DONTWAIT);
+            return Ok(());
+        }
+        if self.spin() || self.receive(RecvFlags::empty()) { Ok(()) } else { Err(self.timed_out()) }
+    }
+
+    fn spin(&mut self) -> bool {
+        if self.spin.is_zero() {
+            return false;
+        }
+        let deadline = Instant::now() + self.spin;
+        loop {
+            if self.receive(RecvFlags::DONTWAIT) {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn poll_both_ways(&self) -> Result<()> {
+        let timeout = self.timeout.and_then(|t| Timespec::try_from(t).ok());
+        let mut fds = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::OUT)];
+        match rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref())) {
+            Ok(0) => Err(self.timed_out()),
+            // Whatever else is wrong, the socket itself will say.
+            _ => Ok(()),
+        }
+    }
+
+    fn transmit(&mut self) {
+        let stream = &self.stream;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        self.session.transmit(|bytes| Ok(rustix::io::retry_on_intr(|| send(stream, bytes, flags))?));
+    }
+
+    fn receive(&mut self, flags: RecvFlags) -> bool {
+        let stream = &self.stream;
+        self.session
+            .receive(|room| Ok(rustix::io::retry_on_intr(|| recv(stream, &mut *room, flags).map(|(size, _)| size))?))
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::TimedOut { after: self.timeout.unwrap_or_default() }
+    }
+}
+
+/// For an app that waits in its own poll loop: readable means that `pump` finds an answer, a role frame or the end.
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// A read or tail that borrows its client. Dropped half-way it is stopped, and the client's next call waits until the
+/// sidecar has confirmed that.
+struct Reading<'c> {
+    client: &'c mut Client,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.client.session.stop_read();
+    }
+}
+
+/// A read: as an iterator it copies each record, [`next_record`](Records::next_record) lends it.
+///
+/// Dropped half-way, it leaves the client usable: the rest is stopped, and dropped as it comes in.
+pub struct Records<'c> {
+    reading: Reading<'c>,
+    failed: bool,
+}
+
+impl Records<'_> {
+    /// The next record, lent until the next call; `None` at the end of the read.
+    pub fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
+        match self.reading.client.wait(Session::offer)? {
+            Offer::Record => Ok(Some(self.reading.client.session.take_record())),
+            // Only a tail catches up; a read that says so has nothing more to give.
+            Offer::CaughtUp | Offer::Ended => Ok(None),
+        }
+    }
+}
+
+/// Ends after an error, unless it is a time-out: a read goes on after that.
+impl Iterator for Records<'_> {
+    type Item = Result<(Lsn, Vec<u8>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let record = self.next_record().map(|record| record.map(|(lsn, payload)| (lsn, payload.to_vec())));
+        self.failed = matches!(&record, Err(error) if !matches!(error, Error::TimedOut { .. }));
+        record.transpose()
+    }
+}
+
+/// A tail. Dropped, it leaves the client usable, as [`Records`] does.
+pub struct Tail<'c> {
+    reading: Reading<'c>,
+    next: Lsn,
+}
+
+impl Tail<'_> {
+    /// Waits for what comes next; `None` if the sidecar has ended the tail. A time-out leaves the tail as it was.
+    pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        match self.reading.client.wait(Session::offer)? {
+            Offer::Record => {
+                let (lsn, payload) = self.reading.client.session.take_record();
+                self.next = lsn.next();
+                Ok(Some(Event::Record(lsn, payload)))
+            }
+            Offer::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
+            Offer::Ended => Ok(None),
+        }
+    }
+
+    /// The record that a further read would go on with.
+    pub fn next_lsn(&self) -> Lsn {
+        self.next
+    }
+
+    /// Stops the tail, waits until the sidecar has confirmed it, and returns [`next_lsn`](Tail::next_lsn).
+    pub fn stop(self) -> Result<Lsn> {
+        let next = self.next;
+        self.reading.client.session.stop_read();
+        self.reading.client.settle()?;
+        Ok(next)
+    }
+}

@@ -1,0 +1,113 @@
+//! Errors, named by what the caller does next.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tailwind_protocol::socket::ErrorCode;
+
+/// Pause before another attempt when the sidecar gives no advice.
+const RETRY_AFTER_DEFAULT: Duration = Duration::from_millis(100);
+
+/// Why a call failed, by what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No sidecar behind this path (yet): try again later.
+    #[error("connect to append socket {}: {source}", path.display())]
+    Connect {
+        /// The socket's path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nothing was appended or read: go to the primary, or wait here for the role.
+    #[error("this sidecar is not the primary ({}): {message}", primary.as_deref().unwrap_or("which is unknown"))]
+    NotPrimary {
+        /// Who is, if known.
+        primary: Option<String>,
+        /// The sidecar's words.
+        message: String,
+    },
+    /// The append may or may not be in the log: read from the last acknowledged LSN + 1 to find out. The connection lives.
+    #[error("whether the append is in the log is unknown: {message}")]
+    UnknownOutcome {
+        /// The sidecar's words.
+        message: String,
+    },
+    /// Nothing was appended: split the record or batch.
+    #[error("too large: {message}")]
+    TooLarge {
+        /// What the limit is.
+        message: String,
+    },
+    /// The records asked for have been trimmed away: start from a later one.
+    #[error("trimmed: {message}")]
+    Trimmed {
+        /// The sidecar's words.
+        message: String,
+    },
+    /// Not now: the same call may succeed `after` a pause.
+    #[error("try again in {} ms: {message}", after.as_millis())]
+    Retry {
+        /// The pause.
+        after: Duration,
+        /// Why not now.
+        code: ErrorCode,
+        /// The sidecar's words.
+        message: String,
+    },
+    /// [`Options::timeout`](crate::Options::timeout) went by without a word from the sidecar. Nothing is lost: what was in
+    /// flight still is, and `next_ack` or `flush` tells its fate; a read or tail goes on with its next call.
+    #[error("no answer within {} ms; appends in flight stay in flight", after.as_millis())]
+    TimedOut {
+        /// The time-out.
+        after: Duration,
+    },
+    /// The connection is over. Appends in flight have an unknown outcome: connect again, then as for `UnknownOutcome`.
+    #[error("disconnected: {why}")]
+    Disconnected {
+        /// What ended the connection.
+        why: String,
+    },
+    /// The sidecar will not do this, now or later: a person must look.
+    #[error("refused ({code:?}): {message}")]
+    Refused {
+        /// Why.
+        code: ErrorCode,
+        /// The sidecar's words.
+        message: String,
+    },
+    /// The other end does not keep to the protocol; the connection is over. Outcomes as for `Disconnected`.
+    #[error("protocol violated by the sidecar: {what}")]
+    Protocol {
+        /// How.
+        what: String,
+    },
+    /// The call makes no sense in this place: mend the program. Nothing was sent.
+    #[error("misuse: {0}")]
+    Misuse(&'static str),
+}
+
+impl Error {
+    /// The error that the sidecar's error frame stands for.
+    pub(crate) fn from_frame(code: ErrorCode, retry_after_ms: u32, message: &str, primary: Option<String>) -> Error {
+        let message = message.to_owned();
+        match code {
+            ErrorCode::NotPrimary => Error::NotPrimary { primary, message },
+            ErrorCode::UnknownOutcome => Error::UnknownOutcome { message },
+            ErrorCode::TooLarge => Error::TooLarge { message },
+            ErrorCode::Trimmed => Error::Trimmed { message },
+            ErrorCode::Busy | ErrorCode::Unavailable => {
+                let advice = Duration::from_millis(u64::from(retry_after_ms));
+                Error::Retry { after: if advice.is_zero() { RETRY_AFTER_DEFAULT } else { advice }, code, message }
+            }
+            ErrorCode::ShuttingDown => Error::Disconnected { why: message },
+            ErrorCode::BadFrame
+            | ErrorCode::UnsupportedVersion
+            | ErrorCode::BeyondEnd
+            | ErrorCode::NotAllowed
+            | ErrorCode::Reading => Error::Refused { code, message },
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Client of the append socket: how an app writes to, and reads from, the log that its sidecar replicates.
+//!
+//! Two clients with the same functions: [`blocking`] on the standard library alone, and [`asynchronous`] on `tokio`
+//! (feature `async`, on by default). Both are thin: they wait for the socket, and everything else happens in one core
+//! without I/O. The bytes are in `docs/append-socket.md`.
+//!
+//! ```no_run
+//! use tailwind_client::{Lsn, blocking::Client};
+//!
+//! # fn main() -> Result<(), tailwind_client::Error> {
+//! let mut client = Client::connect("/run/tailwind/append.sock")?;
+//!
+//! // One record: back once every current backup has it.
+//! let lsn = client.append(b"one")?;
+//! println!("record {lsn} is replicated");
+//!
+//! // Many: submit without waiting, then wait for all.
+//! for n in 0..1_000_000u32 {
+//!     client.submit(&n.to_le_bytes())?;
+//!     while let Some(ack) = client.try_next_ack() {
+//!         ack.outcome?;
+//!     }
+//! }
+//! client.flush()?;
+//!
+//! // Read back; what has been read never disappears in a later failover.
+//! let mut records = client.read(Lsn(1), 0)?;
+//! while let Some((lsn, payload)) = records.next_record()? {
+//!     println!("{lsn}: {} bytes", payload.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # After a failover
+//! [`Error::UnknownOutcome`] and [`Error::Disconnected`] leave open whether the appends in flight are in the log. Connect to
+//! the new primary (with [`Options::hold`], to be answered once there is one), read from the last acknowledged LSN + 1, compare
+//! with what was in flight, in order, and submit the rest again.
+
+#[cfg(feature = "async")]
+pub mod asynchronous;
+pub mod blocking;
+mod buffer;
+mod error;
+mod session;
+mod types;
+
+pub use error::Error;
+pub use tailwind_protocol::ids::{Epoch, Lsn};
+pub use tailwind_protocol::socket::{ErrorCode, Role};
+pub use types::{Ack, Event, Limits, Options, Passed, Standing, Ticket, Welcome};
+
+/// What the client's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Appends that may be in flight or answered without their answers having been taken: 24 bytes each, so 24 MiB.
+/// At the bound `submit` refuses with [`Error::Misuse`]: take answers with `next_ack`, `wait` or `flush`.
+pub const UNTAKEN_MAX: usize = 1 << 20;

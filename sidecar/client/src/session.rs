@@ -1,0 +1,519 @@
+//! The conversation with a sidecar, without I/O: requests become bytes to send, received bytes become answers.
+//!
+//! Both clients hold one `Session` and do three things around it: `transmit`, `receive`, and wait for the socket. Calls that
+//! take an answer return `None` while it has not come; calling again after more bytes is all that waiting means, so a call
+//! given up half-way (a time-out, a dropped future) loses nothing. The order within one call: [`Session::settle`] an
+//! abandoned read, make the request, take its answer.
+
+use std::collections::VecDeque;
+use std::io;
+
+use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::socket::{
+    self, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION, batch_body_size, decode_response, encode_batch,
+};
+
+use crate::buffer::{Inbox, Outbox};
+use crate::types::{Ack, Limits, Passed, Standing, Ticket, Welcome, known};
+use crate::{Error, UNTAKEN_MAX};
+
+/// Bytes that `submit` gathers before it offers them to the socket: one system call for hundreds of small records.
+pub(crate) const SEND_AT: usize = 64 << 10;
+/// The hello's request number; every later request takes the next one.
+const HELLO_REQUEST: u64 = 1;
+
+/// One connection's state.
+pub(crate) struct Session {
+    outbox: Outbox,
+    inbox: Inbox,
+    /// What the hello was answered with; nothing is allowed before.
+    welcome: Welcome,
+    standing: Standing,
+    /// A role frame has come that nobody has asked for yet.
+    role_changed: bool,
+    next_request: u64,
+    /// Appends without an answer, in order.
+    in_flight: VecDeque<Ticket>,
+    /// Answers that nobody has taken, in order of their tickets. Boxed errors keep a success at 24 bytes.
+    answers: VecDeque<(Ticket, Result<Lsn, Box<Error>>)>,
+    /// The one request that a caller waits for, other than appends and reads, and its answer.
+    asked: u64,
+    reply: Option<Result<Reply, Error>>,
+    read: Option<Read>,
+    /// The socket takes no more bytes. What the sidecar last said may still be readable, so this is not yet the end.
+    mute: bool,
+    end: Option<End>,
+}
+
+/// Answers of which there is at most one at a time.
+pub(crate) enum Reply {
+    Welcome,
+    Passed(Passed),
+    Trimmed(Lsn),
+    Status(String),
+}
+
+impl Reply {
+    pub(crate) fn welcome(self) -> Result<(), Error> {
+        if let Reply::Welcome = self { Ok(()) } else { Err(unfitting()) }
+    }
+
+    pub(crate) fn passed(self) -> Result<Passed, Error> {
+        if let Reply::Passed(passed) = self { Ok(passed) } else { Err(unfitting()) }
+    }
+
+    pub(crate) fn trimmed(self) -> Result<Lsn, Error> {
+        if let Reply::Trimmed(first) = self { Ok(first) } else { Err(unfitting()) }
+    }
+
+    pub(crate) fn status(self) -> Result<String, Error> {
+        if let Reply::Status(json) = self { Ok(json) } else { Err(unfitting()) }
+    }
+}
+
+fn unfitting() -> Error {
+    Error::Protocol { what: "an answer that does not fit its request".to_owned() }
+}
+
+/// The end of a connection: the error for the first caller who runs into it, and its text for all later ones.
+struct End {
+    why: String,
+    error: Option<Error>,
+}
+
+/// A read or tail that the sidecar has not ended yet.
+struct Read {
+    request: u64,
+    /// LSN of the next record to hand out.
+    next: Lsn,
+    /// Nobody wants its records any more.
+    stopping: bool,
+    found: Found,
+}
+
+/// What of a read stands at the front of the inbox, to be taken before anything behind it is decoded.
+enum Found {
+    Nothing,
+    /// A `Records` frame of `size` bytes: `left` records, the next of them `at` bytes into the unread inbox.
+    Records {
+        left: u32,
+        at: usize,
+        size: usize,
+    },
+    CaughtUp,
+    Ended(Result<(), Error>),
+}
+
+/// What a read has to offer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Offer {
+    /// A record: `take_record` hands it out.
+    Record,
+    CaughtUp,
+    Ended,
+}
+
+impl Session {
+    /// A session whose hello is in the outbox; its answer is a [`Reply::Welcome`].
+    pub(crate) fn new(hold: bool) -> Session {
+        let welcome = Welcome {
+            version: VERSION,
+            role: Role::Standby,
+            limits: Limits::default(),
+            epoch: Epoch(0),
+            first: Lsn(0),
+            last: Lsn(0),
+            primary: None,
+        };
+        let mut session = Session {
+            outbox: Outbox::default(),
+            inbox: Inbox::new(),
+            standing: welcome.standing(),
+            welcome,
+            role_changed: false,
+            next_request: HELLO_REQUEST,
+            in_flight: VecDeque::new(),
+            answers: VecDeque::new(),
+            asked: 0,
+            reply: None,
+            read: None,
+            mute: false,
+            end: None,
+        };
+        let flags = if hold { HELLO_HOLD } else { 0 };
+        session.ask(&Request::Hello { version_min: VERSION, version_max: VERSION, flags });
+        session
+    }
+
+    /// What the sidecar answered to the hello.
+    pub(crate) fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// Who the sidecar is, as far as it has told.
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Appends without an answer.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+}
+
+/// Requests.
+impl Session {
+    /// Takes one record. An error means that it was not taken.
+    pub(crate) fn submit(&mut self, payload: &[u8]) -> Result<Ticket, Error> {
+        self.check_submit()?;
+        check_size("record", payload.len(), self.welcome.limits.record_size_max)?;
+        let ticket = self.next_ticket();
+        Request::Append { payload }.encode(ticket.0, self.outbox.tail());
+        Ok(ticket)
+    }
+
+    /// Takes a batch. An error means that none of it was taken.
+    pub(crate) fn submit_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Ticket, Error> {
+        self.check_submit()?;
+        if records.is_empty() {
+            return Err(Error::Misuse("a batch without a record: submit at least one"));
+        }
+        if records.len() > self.welcome.limits.batch_records_max as usize {
+            let (count, max) = (records.len(), self.welcome.limits.batch_records_max);
+            return Err(Error::TooLarge { message: format!("batch of {count} records: the limit is {max}") });
+        }
+        let mut payload_size = 0;
+        for record in records {
+            check_size("record", record.as_ref().len(), self.welcome.limits.record_size_max)?;
+            payload_size += record.as_ref().len();
+        }
+        check_size("batch", batch_body_size(records.len(), payload_size), self.welcome.limits.batch_size_max)?;
+        let ticket = self.next_ticket();
+        encode_batch(ticket.0, records.iter().map(AsRef::as_ref), self.outbox.tail());
+        Ok(ticket)
+    }
+
+    /// Asks for the one reply that `take_reply` waits for. A reply that nobody took is forgotten.
+    pub(crate) fn ask(&mut self, request: &Request<'_>) {
+        self.asked = self.number();
+        self.reply = None;
+        request.encode(self.asked, self.outbox.tail());
+    }
+
+    /// Starts a read. The caller has settled the one before.
+    pub(crate) fn start_read(&mut self, from: Lsn, limit: u64, tail: bool) {
+        assert!(self.read.is_none(), "a read was not settled before the next one");
+        let next = from.max(Lsn(1));
+        let request = self.number();
+        let flags = if tail { READ_TAIL } else { 0 };
+        Request::Read { from: next.0, limit, flags }.encode(request, self.outbox.tail());
+        self.read = Some(Read { request, next, stopping: false, found: Found::Nothing });
+    }
+
+    /// Ends the read that runs, if one does, and drops what it still brings. It is over once `settle` says so.
+    pub(crate) fn stop_read(&mut self) {
+        let Some(read) = self.read.as_mut().filter(|read| !read.stopping) else { return };
+        match std::mem::replace(&mut read.found, Found::Nothing) {
+            Found::Ended(_) => self.read = None,
+            found => {
+                if let Found::Records { size, .. } = found {
+                    self.inbox.consume(size);
+                }
+                read.stopping = true;
+                Request::Stop.encode(read.request, self.outbox.tail());
+            }
+        }
+        self.decode();
+    }
+
+    /// `Some` once no read runs: requests other than a stop are refused during one.
+    pub(crate) fn settle(&mut self) -> Option<()> {
+        // Dropping a read stops it; this is for one that was leaked.
+        self.stop_read();
+        self.read.is_none().then_some(())
+    }
+
+    fn check_submit(&mut self) -> Result<(), Error> {
+        self.check()?;
+        if self.in_flight.len() + self.answers.len() >= UNTAKEN_MAX {
+            return Err(Error::Misuse("too many answers wait to be taken: call next_ack, wait or flush"));
+        }
+        Ok(())
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        let ticket = Ticket(self.number());
+        self.in_flight.push_back(ticket);
+        ticket
+    }
+
+    fn number(&mut self) -> u64 {
+        let number = self.next_request;
+        self.next_request += 1;
+        number
+    }
+}
+
+fn check_size(what: &str, size: usize, max: u32) -> Result<(), Error> {
+    if size <= max as usize {
+        return Ok(());
+    }
+    Err(Error::TooLarge { message: format!("{what} of {size} bytes: the limit is {max}") })
+}
+
+/// Bytes.
+impl Session {
+    /// What is to be sent.
+    pub(crate) fn unsent(&self) -> &[u8] {
+        self.outbox.unsent()
+    }
+
+    /// Offers what is to be sent to `write`, which must not block.
+    pub(crate) fn transmit(&mut self, write: impl FnOnce(&[u8]) -> io::Result<usize>) {
+        if self.mute {
+            self.outbox.clear();
+        }
+        if self.unsent().is_empty() {
+            return;
+        }
+        match write(self.unsent()) {
+            Ok(size) => self.outbox.mark_sent(size),
+            Err(error) if is_transient(&error) => {}
+            Err(_) => {
+                self.mute = true;
+                self.outbox.clear();
+            }
+        }
+    }
+
+    /// Lets `read` fill the inbox and decodes what came. False: nothing came.
+    pub(crate) fn receive(&mut self, read: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> bool {
+        match read(self.inbox.room()) {
+            Ok(0) => self.fail(Error::Disconnected { why: "the sidecar closed the connection".to_owned() }),
+            Ok(size) => {
+                self.inbox.mark_received(size);
+                self.decode();
+            }
+            Err(error) if is_transient(&error) => return false,
+            Err(error) => self.fail(Error::Disconnected { why: error.to_string() }),
+        }
+        true
+    }
+
+    /// The error of a connection that is over. Asked only by a caller whose answer has not come: what came before the end
+    /// can still be taken.
+    pub(crate) fn check(&mut self) -> Result<(), Error> {
+        match &mut self.end {
+            None => Ok(()),
+            Some(End { why, error }) => Err(error.take().unwrap_or_else(|| Error::Disconnected { why: why.clone() })),
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        if self.end.is_none() {
+            let why = if let Error::Disconnected { why } = &error { why.clone() } else { error.to_string() };
+            self.end = Some(End { why, error: Some(error) });
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Answers.
+impl Session {
+    /// The reply to the last `ask`.
+    pub(crate) fn take_reply(&mut self) -> Result<Option<Reply>, Error> {
+        self.reply.take().transpose()
+    }
+
+    /// The answer to one append.
+    pub(crate) fn take_answer(&mut self, ticket: Ticket) -> Result<Option<Lsn>, Error> {
+        let answer = match self.answers.binary_search_by_key(&ticket, |(answered, _)| *answered) {
+            Ok(0) => self.answers.pop_front(),
+            Ok(place) => self.answers.remove(place),
+            Err(_) if self.in_flight.binary_search(&ticket).is_ok() => return Ok(None),
+            Err(_) => {
+                return Err(Error::Misuse("no answer for this ticket: it has been taken, or is of another client"));
+            }
+        };
+        answer.map(|(_, outcome)| outcome.map_err(|error| *error)).transpose()
+    }
+
+    /// The answer that stands first; outer `None`: none has come, inner `None`: and none will.
+    pub(crate) fn take_ack(&mut self) -> Option<Option<Ack>> {
+        match self.answers.pop_front() {
+            Some((ticket, outcome)) => Some(Some(Ack { ticket, outcome: outcome.map_err(|error| *error) })),
+            None => self.in_flight.is_empty().then_some(None),
+        }
+    }
+
+    /// The sidecar's standing, if it has changed since the last call.
+    pub(crate) fn take_role(&mut self) -> Option<Standing> {
+        std::mem::take(&mut self.role_changed).then(|| self.standing.clone())
+    }
+
+    /// What the read offers next. `Ended` once it has ended, and from then on.
+    pub(crate) fn offer(&mut self) -> Result<Option<Offer>, Error> {
+        loop {
+            let Some(read) = &mut self.read else { return Ok(Some(Offer::Ended)) };
+            match std::mem::replace(&mut read.found, Found::Nothing) {
+                Found::Nothing => return Ok(None),
+                Found::Records { left: 0, size, .. } => self.inbox.consume(size),
+                records @ Found::Records { .. } => {
+                    read.found = records;
+                    return Ok(Some(Offer::Record));
+                }
+                Found::CaughtUp => {
+                    self.decode();
+                    return Ok(Some(Offer::CaughtUp));
+                }
+                Found::Ended(outcome) => {
+                    self.read = None;
+                    self.decode();
+                    return outcome.map(|()| Some(Offer::Ended));
+                }
+            }
+            self.decode();
+        }
+    }
+
+    /// The record that was offered.
+    pub(crate) fn take_record(&mut self) -> (Lsn, &[u8]) {
+        let Some(Read { next, found: Found::Records { left, at, .. }, .. }) = &mut self.read else {
+            unreachable!("a record was taken that had not been offered");
+        };
+        let unread = self.inbox.unread();
+        let (length, rest) = unread[*at..].split_first_chunk::<4>().expect("batches are checked when decoded");
+        let payload = &rest[..u32::from_le_bytes(*length) as usize];
+        let lsn = *next;
+        *left -= 1;
+        *at += 4 + payload.len();
+        *next = lsn.next();
+        (lsn, payload)
+    }
+}
+
+/// Frames.
+impl Session {
+    /// Decodes frames until one is incomplete, the read has something to be taken first, or the connection is over.
+    fn decode(&mut self) {
+        while self.end.is_none() && matches!(self.read, None | Some(Read { found: Found::Nothing, .. })) {
+            match self.decode_one() {
+                Ok(Some(size)) => self.inbox.consume(size),
+                Ok(None) => return,
+                Err(what) => self.fail(Error::Protocol { what }),
+            }
+        }
+    }
+
+    /// Decodes the frame at the front of the inbox and says how much of it to consume: 0 if the read keeps it.
+    fn decode_one(&mut self) -> Result<Option<usize>, String> {
+        let Some(decoded) = decode_response(self.inbox.unread()).map_err(|error| error.to_string())? else {
+            return Ok(None);
+        };
+        let (request, size) = (decoded.request, decoded.size);
+        let is_unsolicited = matches!(decoded.frame, Response::Role { .. } | Response::Error { fatal: true, .. });
+        if !is_unsolicited && !(HELLO_REQUEST..self.next_request).contains(&request) {
+            return Err(format!("an answer to request {request}, which was never made"));
+        }
+        match decoded.frame {
+            Response::Ack { lsn } => {
+                if self.in_flight.front() != Some(&Ticket(request)) {
+                    return Err(format!("an ack of request {request}, which is not the oldest append in flight"));
+                }
+                self.in_flight.pop_front();
+                self.answer(Ticket(request), Ok(Lsn(lsn)));
+            }
+            Response::Records { first, records } => {
+                let found = Found::Records { left: records.len(), at: size - records.as_bytes().len(), size };
+                return self.on_records(request, Lsn(first), found, size).map(Some);
+            }
+            Response::End { tailing, .. } => {
+                self.on_end(request, if tailing { Found::CaughtUp } else { Found::Ended(Ok(())) })
+            }
+            Response::Error { code, fatal, retry_after_ms, message } => {
+                let error = Error::from_frame(code, retry_after_ms, message, self.standing.primary.clone());
+                self.on_error(request, fatal, error);
+            }
+            Response::Role { role, epoch, last, primary } => {
+                self.standing = Standing { role, epoch: Epoch(epoch), last: Lsn(last), primary: known(primary) };
+                self.role_changed = true;
+            }
+            Response::Welcome(socket::Welcome { version, .. }) if version != VERSION => {
+                return Err(format!("a welcome in version {version}, which was not offered"));
+            }
+            Response::Welcome(welcome) => {
+                self.welcome = Welcome::from(welcome);
+                self.standing = self.welcome.standing();
+                self.on_reply(request, Ok(Reply::Welcome));
+            }
+            Response::BarrierPassed { epoch, last } => {
+                self.on_reply(request, Ok(Reply::Passed(Passed { epoch: Epoch(epoch), last: Lsn(last) })));
+            }
+            Response::Trimmed { first } => self.on_reply(request, Ok(Reply::Trimmed(Lsn(first)))),
+            Response::StatusReport { json } => {
+                let json = json.to_owned();
+                self.on_reply(request, Ok(Reply::Status(json)));
+            }
+        }
+        Ok(Some(size))
+    }
+
+    /// Records of a stopped read are dropped; those of the running one stay in the inbox until they are handed out.
+    fn on_records(&mut self, request: u64, first: Lsn, found: Found, size: usize) -> Result<usize, String> {
+        let Some(read) = self.read.as_mut().filter(|read| read.request == request && !read.stopping) else {
+            return Ok(size);
+        };
+        if first != read.next {
+            return Err(format!("record {first} where record {} is next", read.next));
+        }
+        read.found = found;
+        Ok(0)
+    }
+
+    fn on_end(&mut self, request: u64, found: Found) {
+        let Some(read) = self.read.as_mut().filter(|read| read.request == request) else { return };
+        match (read.stopping, found) {
+            (false, found) => read.found = found,
+            (true, Found::Ended(_)) => self.read = None,
+            (true, _) => {}
+        }
+    }
+
+    /// An error goes to whoever waits for that request. A fatal one ends the connection too; with nobody waiting for its
+    /// request, it is what the next caller gets.
+    fn on_error(&mut self, request: u64, fatal: bool, error: Error) {
+        let last_words = fatal.then(|| format!("the sidecar ended the connection: {error}"));
+        if let Ok(place) = self.in_flight.binary_search(&Ticket(request)) {
+            self.in_flight.remove(place);
+            self.answer(Ticket(request), Err(error));
+        } else if self.read.as_ref().is_some_and(|read| read.request == request) {
+            self.on_end(request, Found::Ended(Err(error)));
+        } else if request == self.asked && self.reply.is_none() {
+            self.on_reply(request, Err(error));
+        } else if fatal {
+            self.fail(error);
+        }
+        if let Some(why) = last_words {
+            self.fail(Error::Disconnected { why });
+        }
+    }
+
+    /// A reply to a request that its caller has given up is dropped.
+    fn on_reply(&mut self, request: u64, reply: Result<Reply, Error>) {
+        if request == self.asked {
+            self.reply = Some(reply);
+        }
+    }
+
+    /// Keeps `answers` in order of tickets: a refusal may overtake the acks of earlier appends.
+    fn answer(&mut self, ticket: Ticket, outcome: Result<Lsn, Error>) {
+        let place = match self.answers.back() {
+            Some((last, _)) if *last > ticket => self.answers.partition_point(|(answered, _)| *answered < ticket),
+            _ => self.answers.len(),
+        };
+        self.answers.insert(place, (ticket, outcome.map_err(Box::new)));
+    }
+}

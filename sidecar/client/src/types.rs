@@ -1,0 +1,132 @@
+//! What a client is given: options in, and the server's words out as owned values.
+
+use std::time::Duration;
+
+use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::socket::{self, FRAME_BODY_MAX, Role};
+
+use crate::Error;
+
+/// How to connect and how to wait.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Have `connect` return only once the sidecar is primary: how a standby app waits for its turn.
+    pub hold: bool,
+    /// Longest that one call waits without hearing from the sidecar; then [`Error::TimedOut`]. `None`: as long as the
+    /// connection lives. It bounds the wait of `connect` with `hold`, and of a tail for its next record, as well.
+    pub timeout: Option<Duration>,
+    /// How long the blocking client polls for an answer before it sleeps. Spares the wake-up (some 10 µs) at the price of a
+    /// busy core; zero, the default, sleeps at once. The asynchronous client takes no notice.
+    pub spin: Duration,
+}
+
+/// What the sidecar said of itself when the connection began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// Version of the protocol.
+    pub version: u16,
+    /// The sidecar's role then; for the role now see `standing`.
+    pub role: Role,
+    /// What it accepts.
+    pub limits: Limits,
+    /// The epoch then; 0 if unknown.
+    pub epoch: Epoch,
+    /// First record that could be read.
+    pub first: Lsn,
+    /// Last acknowledged record; 0 if there was none or it was unknown.
+    pub last: Lsn,
+    /// Who was primary, if known.
+    pub primary: Option<String>,
+}
+
+/// What a sidecar accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest record, in bytes.
+    pub record_size_max: u32,
+    /// Largest body of a batch, in bytes: 8, and 4 more than its payload for each record.
+    pub batch_size_max: u32,
+    /// Most records in a batch.
+    pub batch_records_max: u32,
+    /// Unacknowledged appends at which the sidecar stops reading from this connection. More may be submitted: they wait here.
+    pub inflight_max: u32,
+}
+
+/// Who the sidecar is now, as far as it has told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its role.
+    pub role: Role,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The last acknowledged record that it knew when it spoke.
+    pub last: Lsn,
+    /// Who is primary, if known.
+    pub primary: Option<String>,
+}
+
+/// Names one submitted append (a record or a batch) on its connection. Later submissions have greater tickets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub(crate) u64);
+
+/// The answer to one submitted append.
+#[derive(Debug)]
+pub struct Ack {
+    /// Which append.
+    pub ticket: Ticket,
+    /// The LSN of its last record, or why it was not acknowledged.
+    pub outcome: Result<Lsn, Error>,
+}
+
+/// A passed barrier: the sidecar was still primary after the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The epoch in which it was.
+    pub epoch: Epoch,
+    /// The last acknowledged record then.
+    pub last: Lsn,
+}
+
+/// What a tail brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// The next record.
+    Record(Lsn, &'a [u8]),
+    /// Every acknowledged record before `next` has been seen; new ones follow as they are acknowledged.
+    CaughtUp {
+        /// The record to come.
+        next: Lsn,
+    },
+}
+
+impl From<socket::Welcome<'_>> for Welcome {
+    fn from(welcome: socket::Welcome<'_>) -> Welcome {
+        // No server may announce more than a frame can carry; one that does is held to the frame.
+        let body = |size: u32| size.min(FRAME_BODY_MAX as u32);
+        Welcome {
+            version: welcome.version,
+            role: welcome.role,
+            limits: Limits {
+                record_size_max: body(welcome.record_size_max),
+                batch_size_max: body(welcome.batch_size_max),
+                batch_records_max: welcome.batch_records_max.min(socket::BATCH_RECORDS_MAX),
+                inflight_max: welcome.inflight_max,
+            },
+            epoch: Epoch(welcome.epoch),
+            first: Lsn(welcome.first),
+            last: Lsn(welcome.last),
+            primary: known(welcome.primary),
+        }
+    }
+}
+
+impl Welcome {
+    pub(crate) fn standing(&self) -> Standing {
+        Standing { role: self.role, epoch: self.epoch, last: self.last, primary: self.primary.clone() }
+    }
+}
+
+/// An empty name on the wire means "unknown".
+pub(crate) fn known(name: &str) -> Option<String> {
+    (!name.is_empty()).then(|| name.to_owned())
+}

@@ -1,0 +1,96 @@
+//! The asynchronous client: what differs from the blocking one is the waiting, so that is what is tested here.
+
+#![cfg(feature = "async")]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Server, sidecar, stubborn};
+use tailwind_client::asynchronous::Client;
+use tailwind_client::{Error, Event, Lsn, Options};
+use tailwind_protocol::socket::{Request, Response};
+
+#[tokio::test]
+async fn every_function_works_against_a_small_sidecar() {
+    let server = Server::new(sidecar);
+    let mut client = Client::connect(server.path()).await.unwrap();
+    assert_eq!(client.welcome().limits.inflight_max, 1000);
+    assert_eq!(client.append(b"one").await.unwrap(), Lsn(1));
+    assert_eq!(client.append_batch(&["two", "three"]).await.unwrap(), Lsn(3));
+    assert_eq!(client.append(&vec![7; 1 << 20]).await.unwrap(), Lsn(4));
+
+    let mut records = client.read(Lsn(2), 2).await.unwrap();
+    assert_eq!(records.next_record().await.unwrap(), Some((Lsn(2), &b"two"[..])));
+    assert_eq!(records.next_record().await.unwrap(), Some((Lsn(3), &b"three"[..])));
+    assert_eq!(records.next_record().await.unwrap(), None);
+    drop(records);
+
+    assert_eq!(client.barrier().await.unwrap().last, Lsn(4));
+    assert_eq!(client.trim(Lsn(2)).await.unwrap(), Lsn(2));
+    assert_eq!(client.status().await.unwrap(), r#"{"role":"primary"}"#);
+
+    let mut tail = client.tail(Lsn(5)).await.unwrap();
+    assert_eq!(tail.next_event().await.unwrap(), Some(Event::CaughtUp { next: Lsn(5) }));
+    assert_eq!(tail.stop().await.unwrap(), Lsn(5));
+    drop(client.tail(Lsn(1)).await.unwrap());
+    assert_eq!(client.append(b"five").await.unwrap(), Lsn(5));
+    drop(client);
+    server.join();
+}
+
+#[tokio::test]
+async fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
+    let server = Server::new(|peer| stubborn(peer, 1000));
+    let mut client = Client::connect(server.path()).await.unwrap();
+    for _ in 0..100_000 {
+        client.submit(&[1; 100]).await.unwrap();
+    }
+    assert_eq!(client.flush().await.unwrap(), Some(Lsn(100_000)));
+    drop(client);
+    server.join();
+}
+
+#[tokio::test]
+async fn large_records_do_not_deadlock_either() {
+    let server = Server::new(|peer| stubborn(peer, 4));
+    let mut client = Client::connect(server.path()).await.unwrap();
+    for _ in 0..40 {
+        client.submit(&vec![1; 1 << 20]).await.unwrap();
+    }
+    assert_eq!(client.flush().await.unwrap(), Some(Lsn(40)));
+    drop(client);
+    server.join();
+}
+
+#[tokio::test]
+async fn a_dropped_future_loses_nothing() {
+    let (sender, late) = std::sync::mpsc::channel();
+    let server = Server::new(move |mut peer| {
+        peer.welcome();
+        let append = peer.expect(Request::Append { payload: b"x" });
+        late.recv().unwrap();
+        peer.send(append, Response::Ack { lsn: 10 });
+    });
+    let mut client = Client::connect(server.path()).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(20), client.append(b"x")).await.is_err());
+    sender.send(()).unwrap();
+    assert_eq!(client.next_ack().await.unwrap().unwrap().outcome.unwrap(), Lsn(10));
+    assert!(matches!(client.append(b"y").await, Err(Error::Disconnected { .. })));
+    server.join();
+}
+
+#[tokio::test]
+async fn a_timeout_is_an_error_after_which_the_client_goes_on() {
+    let server = Server::new(|mut peer| {
+        peer.welcome();
+        assert!(peer.next(|_, _| ()).is_none());
+    });
+    let options = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+    let mut client = Client::connect_with(server.path(), &options).await.unwrap();
+    for _ in 0..2 {
+        assert!(matches!(client.next_role().await, Err(Error::TimedOut { .. })));
+    }
+    drop(client);
+    server.join();
+}

@@ -1,0 +1,416 @@
+//! The blocking client against a scripted sidecar: the session's edges, seen through its first user.
+
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Peer, Server, WELCOME, sidecar, stubborn};
+use rustix::event::{PollFd, PollFlags, poll};
+use tailwind_client::blocking::Client;
+use tailwind_client::{Epoch, Error, Event, Lsn, Options, Passed, Role};
+use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Welcome};
+
+const APPEND: Request<'static> = Request::Append { payload: b"x" };
+
+/// Connects to a script that begins after the welcome.
+fn connect(script: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, Server) {
+    let server = Server::new(|mut peer| {
+        peer.welcome();
+        script(&mut peer);
+    });
+    (Client::connect(server.path()).unwrap(), server)
+}
+
+/// The error of a connection whose script ends with its answer to the hello.
+fn refused_hello(script: impl FnOnce(&mut Peer) + Send + 'static) -> Error {
+    let server = Server::new(|mut peer| script(&mut peer));
+    let error = Client::connect(server.path()).err().expect("the hello must be refused");
+    server.join();
+    error
+}
+
+#[test]
+fn every_function_works_against_a_small_sidecar() {
+    let server = Server::new(sidecar);
+    let mut client = Client::connect(server.path()).unwrap();
+    let welcome = client.welcome();
+    assert_eq!((welcome.role, welcome.epoch, welcome.first, welcome.last), (Role::Primary, Epoch(3), Lsn(1), Lsn(9)));
+    assert_eq!((welcome.limits.record_size_max, welcome.limits.inflight_max), (1 << 20, 1000));
+    assert_eq!(welcome.primary.as_deref(), Some("db-0"));
+
+    assert_eq!(client.append(b"one").unwrap(), Lsn(1));
+    assert_eq!(client.append(b"").unwrap(), Lsn(2));
+    assert_eq!(client.append_batch(&["three", "four"]).unwrap(), Lsn(4));
+    assert_eq!(client.append(&vec![7; 1 << 20]).unwrap(), Lsn(5));
+
+    let read: Vec<_> = client.read(Lsn(1), 4).unwrap().map(Result::unwrap).collect();
+    let expected: [&[u8]; 4] = [b"one", b"", b"three", b"four"];
+    assert_eq!(read, (1..).map(Lsn).zip(expected.map(<[u8]>::to_vec)).collect::<Vec<_>>());
+    assert_eq!(client.read(Lsn(5), 0).unwrap().next().unwrap().unwrap().1.len(), 1 << 20);
+    assert!(client.read(Lsn(6), 0).unwrap().next().is_none());
+
+    assert_eq!(client.barrier().unwrap(), Passed { epoch: Epoch(3), last: Lsn(5) });
+    assert_eq!(client.trim(Lsn(3)).unwrap(), Lsn(3));
+    assert_eq!(client.status().unwrap(), r#"{"role":"primary"}"#);
+
+    let mut tail = client.tail(Lsn(4)).unwrap();
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(4), b"four")));
+    assert!(matches!(tail.next_event().unwrap(), Some(Event::Record(Lsn(5), _))));
+    assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(6) }));
+    assert_eq!(tail.stop().unwrap(), Lsn(6));
+    assert_eq!(client.append(b"six").unwrap(), Lsn(6));
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn frames_may_arrive_byte_by_byte() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(APPEND);
+        let mut bytes = Vec::new();
+        Response::Ack { lsn: 10 }.encode(request, &mut bytes);
+        bytes.iter().for_each(|byte| peer.send_bytes(&[*byte]));
+    });
+    assert_eq!(client.append(b"x").unwrap(), Lsn(10));
+    server.join();
+}
+
+#[test]
+fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
+    let server = Server::new(|peer| stubborn(peer, 1000));
+    let mut client = Client::connect(server.path()).unwrap();
+    for _ in 0..100_000 {
+        client.submit(&[1; 100]).unwrap();
+    }
+    assert_eq!(client.flush().unwrap(), Some(Lsn(100_000)));
+    assert_eq!((client.in_flight(), client.flush().unwrap()), (0, None));
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn large_records_do_not_deadlock_either() {
+    let server = Server::new(|peer| stubborn(peer, 4));
+    let mut client = Client::connect(server.path()).unwrap();
+    for _ in 0..40 {
+        client.submit(&vec![1; 1 << 20]).unwrap();
+    }
+    assert_eq!(client.flush().unwrap(), Some(Lsn(40)));
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn tickets_are_answered_in_any_order_of_asking() {
+    let server = Server::new(sidecar);
+    let mut client = Client::connect(server.path()).unwrap();
+    let tickets: Vec<_> = (0..5).map(|_| client.submit(b"x").unwrap()).collect();
+    assert_eq!(client.in_flight(), 5);
+    assert_eq!(client.wait_for(tickets[3]).unwrap(), Lsn(4));
+    assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(1));
+    let ack = client.next_ack().unwrap().unwrap();
+    assert_eq!((ack.ticket, ack.outcome.unwrap()), (tickets[1], Lsn(2)));
+    assert!(matches!(client.wait_for(tickets[3]), Err(Error::Misuse(_))));
+    assert_eq!(client.flush().unwrap(), Some(Lsn(5)));
+    assert!(client.next_ack().unwrap().is_none());
+    assert!(client.try_next_ack().is_none());
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn a_lost_role_leaves_outcomes_unknown_and_the_connection_alive() {
+    let (mut client, server) = connect(|peer| {
+        let requests = [peer.expect(APPEND), peer.expect(APPEND), peer.expect(APPEND)];
+        peer.send(requests[0], Response::Ack { lsn: 10 });
+        requests[1..].iter().for_each(|r| peer.refuse(*r, ErrorCode::UnknownOutcome, "the role was lost"));
+        peer.role(Role::Standby, "db-1");
+        let request = peer.expect(APPEND);
+        peer.refuse(request, ErrorCode::NotPrimary, "appends go to db-1");
+        let request = peer.expect(Request::Status);
+        peer.send(request, Response::StatusReport { json: "{}" });
+    });
+    let tickets = [(); 3].map(|()| client.submit(b"x").unwrap());
+    assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(10));
+    assert!(matches!(client.flush(), Err(Error::UnknownOutcome { .. })));
+    assert!(matches!(client.flush(), Err(Error::UnknownOutcome { .. })), "the second flush tells of the rest");
+    assert_eq!(client.flush().unwrap(), None);
+    let error = client.append(b"x").unwrap_err();
+    assert!(matches!(&error, Error::NotPrimary { primary: Some(p), .. } if p == "db-1"), "{error}");
+    assert_eq!((client.standing().role, client.standing().epoch), (Role::Standby, Epoch(4)));
+    assert_eq!(client.next_role().unwrap().primary.as_deref(), Some("db-1"));
+    assert_eq!(client.status().unwrap(), "{}");
+    server.join();
+}
+
+#[test]
+fn role_frames_come_in_between_and_can_be_waited_for() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(APPEND);
+        peer.role(Role::Recovering, "");
+        peer.send(request, Response::Ack { lsn: 10 });
+        peer.expect(Request::Status);
+        peer.role(Role::Primary, "db-0");
+    });
+    assert_eq!(client.append(b"x").unwrap(), Lsn(10));
+    let standing = client.next_role().unwrap();
+    assert_eq!((standing.role, standing.primary), (Role::Recovering, None));
+    client.set_timeout(Some(Duration::from_millis(20))).unwrap();
+    assert!(matches!(client.next_role(), Err(Error::TimedOut { .. })));
+    client.set_timeout(None).unwrap();
+    assert!(matches!(client.status(), Err(Error::Disconnected { .. })));
+    assert_eq!(client.next_role().unwrap().role, Role::Primary, "what came before the end can still be taken");
+    server.join();
+}
+
+#[test]
+fn a_refusal_may_overtake_acks() {
+    let (mut client, server) = connect(|peer| {
+        let requests = [peer.expect(APPEND), peer.expect(APPEND), peer.expect(APPEND)];
+        peer.refuse(requests[1], ErrorCode::TooLarge, "too large");
+        peer.send(requests[0], Response::Ack { lsn: 10 });
+        peer.send(requests[2], Response::Ack { lsn: 11 });
+    });
+    let tickets = [(); 3].map(|()| client.submit(b"x").unwrap());
+    assert_eq!(client.wait_for(tickets[2]).unwrap(), Lsn(11));
+    assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(10));
+    assert!(matches!(client.wait_for(tickets[1]), Err(Error::TooLarge { .. })));
+    server.join();
+}
+
+#[test]
+fn errors_are_named_by_what_to_do_next() {
+    use ErrorCode::*;
+    for code in ErrorCode::ALL {
+        let (mut client, server) = connect(move |peer| {
+            let request = peer.expect(Request::Trim { below: 5 });
+            peer.send(request, Response::Error { code, fatal: false, retry_after_ms: 70, message: "words" });
+        });
+        let error = client.trim(Lsn(5)).unwrap_err();
+        let fits = match (&error, code) {
+            (Error::NotPrimary { primary, .. }, NotPrimary) => primary.as_deref() == Some("db-0"),
+            (Error::Retry { after, .. }, Busy | Unavailable) => *after == Duration::from_millis(70),
+            (Error::Refused { code: told, .. }, BadFrame | UnsupportedVersion | BeyondEnd | NotAllowed | Reading) => {
+                *told == code
+            }
+            (Error::UnknownOutcome { .. }, UnknownOutcome)
+            | (Error::TooLarge { .. }, TooLarge)
+            | (Error::Trimmed { .. }, Trimmed)
+            | (Error::Disconnected { .. }, ShuttingDown) => true,
+            _ => false,
+        };
+        assert!(fits, "{code:?}: {error:?}");
+        assert!(error.to_string().contains("words"), "{error}");
+        server.join();
+    }
+}
+
+#[test]
+fn a_refused_hello_says_why() {
+    let error = refused_hello(|peer| peer.fatal(1, ErrorCode::NotAllowed, "user 5 is not on the list"));
+    assert!(matches!(error, Error::Refused { code: ErrorCode::NotAllowed, .. }), "{error}");
+    let error = refused_hello(|peer| peer.fatal(0, ErrorCode::Busy, "64 connections"));
+    assert!(matches!(error, Error::Retry { .. }), "{error}");
+    let error = refused_hello(|_| {});
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    let error = refused_hello(|peer| peer.send(1, Response::Welcome(Welcome { version: 2, ..WELCOME })));
+    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    let error = refused_hello(|peer| peer.send(1, Response::Trimmed { first: 1 }));
+    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    let error = Client::connect("/nonexistent/append.sock").err().unwrap();
+    assert!(
+        matches!(error, Error::Connect { .. }) && error.to_string().contains("/nonexistent/append.sock"),
+        "{error}"
+    );
+}
+
+#[test]
+fn hold_asks_for_it_and_the_timeout_bounds_it() {
+    let server = Server::new(|mut peer| {
+        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD });
+        assert!(peer.next(|_, _| ()).is_none());
+    });
+    let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };
+    assert!(matches!(Client::connect_with(server.path(), &options), Err(Error::TimedOut { .. })));
+    server.join();
+}
+
+#[test]
+fn the_end_of_the_connection_reaches_every_call_but_not_answers_that_came_before() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(APPEND);
+        peer.expect(APPEND);
+        peer.send(request, Response::Ack { lsn: 10 });
+        peer.fatal(0, ErrorCode::ShuttingDown, "the pod ends");
+    });
+    let tickets = [(); 2].map(|()| client.submit(b"x").unwrap());
+    let error = client.wait_for(tickets[1]).unwrap_err();
+    assert!(matches!(&error, Error::Disconnected { why } if why.contains("the pod ends")), "{error}");
+    assert_eq!(client.wait_for(tickets[0]).unwrap(), Lsn(10));
+    assert!(matches!(client.submit(b"x"), Err(Error::Disconnected { .. })));
+    assert!(matches!(client.barrier(), Err(Error::Disconnected { .. })));
+    assert!(matches!(client.read(Lsn(1), 0).unwrap().next(), Some(Err(Error::Disconnected { .. }))));
+    server.join();
+}
+
+#[test]
+fn a_failed_read_ends_its_iterator() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        peer.records(request, 1, &["a"]);
+    });
+    let records: Vec<_> = client.read(Lsn(1), 0).unwrap().collect();
+    assert!(matches!(&records[..], [Ok((Lsn(1), _)), Err(Error::Disconnected { .. })]), "{records:?}");
+    server.join();
+}
+
+#[test]
+fn violations_of_the_protocol_end_the_connection() {
+    let violations: [fn(&mut Peer, u64); 4] = [
+        |peer, _| peer.send(77, Response::Ack { lsn: 1 }),
+        |peer, _| peer.send(1, Response::Ack { lsn: 1 }),
+        |peer, _| peer.send_bytes(&[0; 16]),
+        |peer, _| peer.send_bytes(&[0xff; 16]),
+    ];
+    for violate in violations {
+        let (mut client, server) = connect(move |peer| {
+            let request = peer.expect(APPEND);
+            violate(peer, request);
+        });
+        let error = client.append(b"x").unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(matches!(client.append(b"x"), Err(Error::Disconnected { .. })));
+        server.join();
+    }
+}
+
+#[test]
+fn a_gap_in_a_read_is_a_violation() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        peer.records(request, 1, &["a", "b"]);
+        peer.records(request, 4, &["d"]);
+    });
+    let records: Vec<_> = client.read(Lsn(0), 0).unwrap().collect();
+    assert!(matches!(&records[..], [Ok(_), Ok(_), Err(Error::Protocol { .. })]), "{records:?}");
+    server.join();
+}
+
+#[test]
+fn limits_are_checked_before_anything_is_sent() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(APPEND);
+        peer.send(request, Response::Ack { lsn: 10 });
+    });
+    assert!(matches!(client.submit(&vec![0; (1 << 20) + 1]), Err(Error::TooLarge { .. })));
+    assert!(matches!(client.submit_batch(&[vec![0; (1 << 20) + 1]]), Err(Error::TooLarge { .. })));
+    assert!(matches!(client.submit_batch(&vec![[0; 1 << 10]; 4096]), Err(Error::TooLarge { .. })));
+    assert!(matches!(client.submit_batch(&vec![b""; 65_537]), Err(Error::TooLarge { .. })));
+    assert!(matches!(client.submit_batch::<&[u8]>(&[]), Err(Error::Misuse(_))));
+    assert_eq!(client.append(b"x").unwrap(), Lsn(10));
+    server.join();
+}
+
+#[test]
+fn a_read_dropped_half_way_leaves_the_client_usable() {
+    let (mut client, server) = connect(|peer| {
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
+        peer.records(request, 1, &["a", "b", "c"]);
+        peer.records(request, 4, &["d"]);
+        assert_eq!(peer.expect(Request::Stop), request);
+        peer.end(request, 5, true);
+        peer.records(request, 5, &["e"]);
+        peer.end(request, 6, false);
+        // The end of the second read crosses with its stop, which a sidecar may even answer.
+        let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
+        peer.records(request, 1, &["a"]);
+        peer.end(request, 2, false);
+        assert_eq!(peer.expect(Request::Stop), request);
+        peer.end(request, 2, false);
+        let append = peer.expect(APPEND);
+        peer.send(append, Response::Ack { lsn: 10 });
+    });
+    let mut tail = client.tail(Lsn(1)).unwrap();
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(1), b"a")));
+    drop(tail);
+    let mut read = client.read(Lsn(1), 0).unwrap();
+    assert_eq!(read.next_record().unwrap(), Some((Lsn(1), &b"a"[..])));
+    drop(read);
+    assert_eq!(client.append(b"x").unwrap(), Lsn(10));
+    server.join();
+}
+
+#[test]
+fn appends_in_flight_are_acknowledged_during_a_read() {
+    let (mut client, server) = connect(|peer| {
+        let append = peer.expect(APPEND);
+        let read = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
+        peer.records(read, 1, &["a"]);
+        peer.send(append, Response::Ack { lsn: 2 });
+        peer.end(read, 2, true);
+        peer.refuse(read, ErrorCode::NotPrimary, "the role was lost");
+    });
+    let ticket = client.submit(b"x").unwrap();
+    let mut tail = client.tail(Lsn(1)).unwrap();
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(1), b"a")));
+    assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(2) }));
+    assert!(matches!(tail.next_event(), Err(Error::NotPrimary { .. })));
+    assert_eq!(tail.next_event().unwrap(), None);
+    drop(tail);
+    assert_eq!(client.wait_for(ticket).unwrap(), Lsn(2));
+    server.join();
+}
+
+#[test]
+fn a_time_out_loses_nothing() {
+    let (sender, late) = std::sync::mpsc::channel();
+    let (mut client, server) = connect(move |peer| {
+        let append = peer.expect(APPEND);
+        let barrier = peer.expect(Request::Barrier);
+        late.recv().unwrap();
+        peer.send(append, Response::Ack { lsn: 10 });
+        peer.send(barrier, Response::BarrierPassed { epoch: 3, last: 10 });
+        let status = peer.expect(Request::Status);
+        peer.send(status, Response::StatusReport { json: "{}" });
+    });
+    client.set_timeout(Some(Duration::from_millis(20))).unwrap();
+    assert!(matches!(client.append(b"x"), Err(Error::TimedOut { .. })));
+    assert!(matches!(client.barrier(), Err(Error::TimedOut { .. })));
+    client.set_timeout(None).unwrap();
+    sender.send(()).unwrap();
+    assert_eq!(client.status().unwrap(), "{}", "the late answer to the barrier is not the status");
+    assert_eq!(client.flush().unwrap(), Some(Lsn(10)));
+    server.join();
+}
+
+#[test]
+fn spinning_gives_the_same_answers() {
+    let server = Server::new(sidecar);
+    let options = Options { spin: Duration::from_micros(50), ..Options::default() };
+    let mut client = Client::connect_with(server.path(), &options).unwrap();
+    for lsn in 1..=100 {
+        assert_eq!(client.append(b"x").unwrap(), Lsn(lsn));
+    }
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn pumping_exchanges_without_waiting() {
+    let server = Server::new(sidecar);
+    let mut client = Client::connect(server.path()).unwrap();
+    client.pump().unwrap();
+    let ticket = client.submit(b"x").unwrap();
+    client.pump().unwrap();
+    // The answer is on its way: readable is the sign to pump again.
+    if client.in_flight() == 1 {
+        let mut fds = [PollFd::new(&client, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, None).unwrap(), 1);
+        client.pump().unwrap();
+    }
+    assert_eq!(client.try_next_ack().unwrap().ticket, ticket);
+    drop(client);
+    server.join();
+}

@@ -1,0 +1,203 @@
+//! The other end of the socket: a peer that a test scripts frame by frame, and a small sidecar that keeps its log in a vector.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use tailwind_protocol::socket::*;
+
+/// A listening socket in a folder of its own, and the script that answers its one connection.
+pub struct Server {
+    folder: tempfile::TempDir,
+    script: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn new(script: impl FnOnce(Peer) + Send + 'static) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("append.sock")).unwrap();
+        let script = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            script(Peer { stream, bytes: Vec::new(), start: 0 });
+        });
+        Server { folder, script: Some(script) }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("append.sock")
+    }
+
+    /// Waits for the script: its assertions count. Drop the client first.
+    pub fn join(mut self) {
+        if let Err(panic) = self.script.take().unwrap().join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// One connection, from the sidecar's side.
+pub struct Peer {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+pub const WELCOME: Welcome<'static> = Welcome {
+    version: 1,
+    role: Role::Primary,
+    record_size_max: 1 << 20,
+    batch_size_max: 4 << 20,
+    batch_records_max: 65_536,
+    inflight_max: 1000,
+    epoch: 3,
+    first: 1,
+    last: 9,
+    primary: "db-0",
+};
+
+impl Peer {
+    /// The next request; `None` once the client has gone.
+    pub fn next<T>(&mut self, take: impl FnOnce(u64, Request<'_>) -> T) -> Option<T> {
+        loop {
+            if let Some(decoded) = decode_request(&self.bytes[self.start..], FRAME_BODY_MAX).unwrap() {
+                self.start += decoded.size;
+                return Some(take(decoded.request, decoded.frame));
+            }
+            self.bytes.drain(..self.start);
+            self.start = 0;
+            let mut chunk = [0; 64 << 10];
+            match self.stream.read(&mut chunk) {
+                Ok(0) | Err(_) => return None,
+                Ok(size) => self.bytes.extend_from_slice(&chunk[..size]),
+            }
+        }
+    }
+
+    /// Takes a request that must be `expected`, and returns its number.
+    pub fn expect(&mut self, expected: Request<'_>) -> u64 {
+        self.next(|request, frame| {
+            assert_eq!(frame, expected);
+            request
+        })
+        .expect("the client has gone")
+    }
+
+    pub fn send(&mut self, request: u64, frame: Response<'_>) {
+        let mut bytes = Vec::new();
+        frame.encode(request, &mut bytes);
+        self.send_bytes(&bytes);
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn refuse(&mut self, request: u64, code: ErrorCode, message: &str) {
+        self.send(request, Response::Error { code, fatal: false, retry_after_ms: 0, message });
+    }
+
+    pub fn fatal(&mut self, request: u64, code: ErrorCode, message: &str) {
+        self.send(request, Response::Error { code, fatal: true, retry_after_ms: 0, message });
+    }
+
+    pub fn records(&mut self, request: u64, first: u64, records: &[&str]) {
+        let mut bytes = Vec::new();
+        records.iter().for_each(|record| put_batch_record(&mut bytes, record.as_bytes()));
+        self.send(request, Response::Records { first, records: Batch::new(records.len() as u32, &bytes).unwrap() });
+    }
+
+    pub fn end(&mut self, request: u64, next: u64, tailing: bool) {
+        self.send(request, Response::End { next, tailing });
+    }
+
+    pub fn role(&mut self, role: Role, primary: &str) {
+        self.send(0, Response::Role { role, epoch: 4, last: 9, primary });
+    }
+
+    /// Takes the hello and sends the welcome.
+    pub fn welcome(&mut self) {
+        let request = self.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        self.send(request, Response::Welcome(WELCOME));
+    }
+}
+
+/// What a request asks of the small sidecar, owned.
+enum Asked {
+    Append(Vec<Vec<u8>>),
+    Read { from: u64, limit: u64, tail: bool },
+    Stop,
+    Barrier,
+    Trim(u64),
+    Status,
+}
+
+/// A sidecar with one connection, which acknowledges each append at once.
+pub fn sidecar(mut peer: Peer) {
+    peer.welcome();
+    let mut log: Vec<Vec<u8>> = Vec::new();
+    let mut tailing = false;
+    while let Some((request, asked)) = peer.next(|request, frame| {
+        let asked = match frame {
+            Request::Append { payload } => Asked::Append(vec![payload.to_vec()]),
+            Request::Batch(batch) => Asked::Append(batch.iter().map(<[u8]>::to_vec).collect()),
+            Request::Read { from, limit, flags } => Asked::Read { from, limit, tail: flags & READ_TAIL != 0 },
+            Request::Stop => Asked::Stop,
+            Request::Barrier => Asked::Barrier,
+            Request::Trim { below } => Asked::Trim(below),
+            Request::Status => Asked::Status,
+            Request::Hello { .. } => panic!("a second hello"),
+        };
+        (request, asked)
+    }) {
+        let last = log.len() as u64;
+        match asked {
+            Asked::Stop if tailing => {
+                tailing = false;
+                peer.end(request, last + 1, false);
+            }
+            Asked::Stop => {}
+            _ if tailing => peer.refuse(request, ErrorCode::Reading, "a read runs: stop it first"),
+            Asked::Append(records) => {
+                log.extend(records);
+                peer.send(request, Response::Ack { lsn: log.len() as u64 });
+            }
+            Asked::Read { from, limit, tail } => {
+                let limit = if limit == 0 { last } else { limit };
+                let end = last.min(from.saturating_add(limit).saturating_sub(1));
+                for lsn in from..=end {
+                    let mut bytes = Vec::new();
+                    put_batch_record(&mut bytes, &log[lsn as usize - 1]);
+                    peer.send(request, Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() });
+                }
+                tailing = tail;
+                peer.end(request, end.max(from.saturating_sub(1)) + 1, tail);
+            }
+            Asked::Barrier => peer.send(request, Response::BarrierPassed { epoch: 3, last }),
+            Asked::Trim(below) => peer.send(request, Response::Trimmed { first: below.min(last + 1) }),
+            Asked::Status => peer.send(request, Response::StatusReport { json: r#"{"role":"primary"}"# }),
+        }
+    }
+}
+
+/// A sidecar with back-pressure at its hardest: reads `group` appends, then nothing until their acks have been taken.
+pub fn stubborn(mut peer: Peer, group: usize) {
+    peer.welcome();
+    let mut lsn = 0;
+    loop {
+        let mut asked = Vec::with_capacity(group);
+        while asked.len() < group {
+            match peer.next(|request, _| request) {
+                Some(request) => asked.push(request),
+                None => return,
+            }
+        }
+        for request in asked {
+            lsn += 1;
+            peer.send(request, Response::Ack { lsn });
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The Python client against the same small sidecars.
+
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod fake;
+
+use std::process::Command;
+
+use fake::{Server, sidecar, stubborn};
+use tailwind_protocol::socket::{ErrorCode, Request, Response, Role};
+
+/// Runs `script` with `client` connected to the server. Without Python on this machine there is nothing to test.
+fn python(server: Server, script: &str) {
+    let script =
+        format!("from tailwind import *\nimport sys\nclient = Client(sys.argv[1])\n{script}\nclient.close()\n");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/python");
+    let mut command = Command::new("python3");
+    command.args(["-B", "-c", &script]).arg(server.path()).env("PYTHONPATH", folder);
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+        output => output.unwrap(),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    server.join();
+}
+
+#[test]
+fn every_function_works_against_a_small_sidecar() {
+    python(
+        Server::new(sidecar),
+        r#"
+assert client.welcome.inflight_max == 1000 and client.role.primary == "db-0"
+assert client.append(b"one") == 1
+assert client.append_batch([b"two", b""]) == 3
+tickets = [client.submit(b"x") for _ in range(3)]
+assert client.wait(tickets[2]) == 6 and client.wait(tickets[0]) == 4
+assert list(client.acks(wait=True)) == [(tickets[1], 5)]
+assert list(client.read(1, 3)) == [(1, b"one"), (2, b"two"), (3, b"")]
+assert client.barrier() == (3, 6) and client.trim(2) == 2 and client.status() == '{"role":"primary"}'
+events = []
+for event in client.tail(5):
+    events.append(event)
+    if isinstance(event, CaughtUp):
+        break
+assert events == [(5, b"x"), (6, b"x"), CaughtUp(7)]
+left = client.tail(1)
+assert next(left) == (1, b"one")
+assert client.append(b"seven") == 7
+try:
+    next(left)
+    raise AssertionError("a stopped read must not look like a finished one")
+except RuntimeError:
+    pass
+try:
+    client.append(bytes((1 << 20) + 1))
+    raise AssertionError("too large")
+except TooLarge:
+    pass
+with client as same:
+    assert same.append(bytes(1 << 20)) == 8
+"#,
+    );
+}
+
+#[test]
+fn pipelining_does_not_deadlock() {
+    python(
+        Server::new(|peer| stubborn(peer, 1000)),
+        "for _ in range(100_000): client.submit(bytes(100))\nassert client.flush() == 100_000",
+    );
+}
+
+#[test]
+fn large_records_do_not_deadlock_either() {
+    python(
+        Server::new(|peer| stubborn(peer, 4)),
+        "for _ in range(40): client.submit(bytes(1 << 20))\nassert client.flush() == 40",
+    );
+}
+
+#[test]
+fn errors_carry_their_codes() {
+    let server = Server::new(|mut peer| {
+        peer.welcome();
+        let requests = [(); 2].map(|()| peer.expect(Request::Append { payload: b"x" }));
+        requests.iter().for_each(|r| peer.refuse(*r, ErrorCode::UnknownOutcome, "the role was lost"));
+        peer.role(Role::Standby, "db-1");
+        let request = peer.expect(Request::Barrier);
+        peer.refuse(request, ErrorCode::NotPrimary, "appends go to db-1");
+        let request = peer.expect(Request::Status);
+        let busy = Response::Error { code: ErrorCode::Busy, fatal: true, retry_after_ms: 250, message: "later" };
+        peer.send(request, busy);
+    });
+    python(
+        server,
+        r#"
+def fails(call, kind, code):
+    try:
+        call()
+    except kind as error:
+        assert error.code == code, error
+        return error
+    raise AssertionError(code)
+tickets = [client.submit(b"x"), client.submit(b"x")]
+fails(client.flush, UnknownOutcome, "UnknownOutcome")
+fails(client.flush, UnknownOutcome, "UnknownOutcome")
+assert client.flush() is None
+fails(client.barrier, NotPrimary, "NotPrimary")
+assert client.role.role == 2 and client.role.primary == "db-1"
+assert fails(client.status, Retry, "Busy").retry_after == 0.25
+fails(client.status, Error, "Busy")
+"#,
+    );
+}

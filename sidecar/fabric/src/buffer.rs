@@ -1,0 +1,185 @@
+//! Local memory that writes are posted from: one side appends, any number of readers see what has been published.
+//!
+//! Made by [`Sender::allocate`](crate::Sender::allocate). The append path owns the [`AppendBuffer`]; channels, and
+//! tasks that read the log, hold clones of the [`SharedBuffer`]. Calls `mmap(2)` once; nothing after that allocates or
+//! locks.
+//!
+//! # Why a writer and readers may share the memory
+//!
+//! 1. One counter `published` splits the memory in two. It only grows, and never beyond the capacity.
+//! 2. Readers get `&[u8]` of bytes below a value of `published` that they have loaded, so below every later value too.
+//! 3. There is one [`AppendBuffer`] and it cannot be cloned. It hands out `&mut [u8]` of the bytes from `published` on,
+//!    borrowed from `&mut self`, so that nothing can be published while that slice lives.
+//! 4. So a byte is in reach of the writer or of readers, never of both, and it changes sides once, from the former to
+//!    the latter: by a Release store, which the reader's Acquire load sees together with the bytes written before it.
+#![allow(unsafe_code, reason = "two disjoint slices of one mapping, handed to two owners")]
+
+use std::fmt;
+use std::io;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// The writing side: exactly one per piece of memory.
+#[derive(Debug)]
+pub struct AppendBuffer {
+    shared: SharedBuffer,
+}
+
+/// The reading side. Cheap to clone; the memory lives as long as any side does.
+#[derive(Clone)]
+pub struct SharedBuffer {
+    memory: Arc<Memory>,
+}
+
+struct Memory {
+    map: MmapRaw,
+    capacity: u32,
+    /// published ≤ capacity; only [`AppendBuffer::publish`] stores it.
+    published: AtomicU32,
+}
+
+impl AppendBuffer {
+    /// Zeroed and prefaulted memory of `capacity` bytes, and its reading side.
+    pub fn new(capacity: u32) -> io::Result<(AppendBuffer, SharedBuffer)> {
+        let map = MmapOptions::new().len(capacity as usize).populate().map_anon()?.into();
+        let shared = SharedBuffer { memory: Arc::new(Memory { map, capacity, published: AtomicU32::new(0) }) };
+        Ok((AppendBuffer { shared: shared.clone() }, shared))
+    }
+
+    /// Everything not yet published, for writing. Zero where it has never been written.
+    pub fn tail_mut(&mut self) -> &mut [u8] {
+        let published = self.published() as usize;
+        let length = self.capacity() as usize - published;
+        // SAFETY: published ≤ capacity (asserted in `publish`), so that the result points into the mapping or just past
+        // it.
+        let start = unsafe { self.shared.memory.map.as_mut_ptr().add(published) };
+        // SAFETY: `start` is non-null, and u8 needs no alignment. The `length` bytes from it lie in one mapping of
+        // `capacity` ≤ u32::MAX bytes, initialised by the kernel, which `self` keeps alive. No other reference to them
+        // exists: readers stay below `published`, and this is the only writer, borrowed mutably (steps 2 and 3 above).
+        unsafe { slice::from_raw_parts_mut(start, length) }
+    }
+
+    /// Makes the next `count` bytes of [`AppendBuffer::tail_mut`] immutable and visible to readers.
+    ///
+    /// # Panics
+    /// When the tail is shorter than `count`.
+    pub fn publish(&mut self, count: u32) {
+        let published = self.published();
+        assert!(count <= self.capacity() - published, "published ≤ capacity");
+        self.shared.memory.published.store(published + count, Ordering::Release);
+    }
+
+    /// Bytes published so far.
+    pub fn published(&self) -> u32 {
+        // Only this side stores the counter, so that it needs no ordering to read its own value.
+        self.shared.memory.published.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in all.
+    pub fn capacity(&self) -> u32 {
+        self.shared.capacity()
+    }
+
+    /// One more reading side.
+    pub fn shared(&self) -> SharedBuffer {
+        self.shared.clone()
+    }
+}
+
+impl SharedBuffer {
+    /// The bytes published so far; they never change again.
+    pub fn published(&self) -> &[u8] {
+        let published = self.len();
+        // SAFETY: the pointer is non-null, and u8 needs no alignment. The bytes below `published` ≤ capacity lie in one
+        // mapping, initialised, which `self` keeps alive. Nobody writes them any more (steps 2 and 3 above), and the
+        // Acquire load in `len` makes what was written to them before visible (step 4).
+        unsafe { slice::from_raw_parts(self.memory.map.as_ptr(), published as usize) }
+    }
+
+    /// Bytes published so far.
+    pub fn len(&self) -> u32 {
+        self.memory.published.load(Ordering::Acquire)
+    }
+
+    /// True until something is published.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes in all.
+    pub fn capacity(&self) -> u32 {
+        self.memory.capacity
+    }
+}
+
+impl fmt::Debug for SharedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBuffer").field("published", &self.len()).field("capacity", &self.capacity()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn starts_zeroed_and_unpublished() {
+        let (mut writer, reader) = AppendBuffer::new(5000).unwrap();
+        assert_eq!((writer.published(), writer.capacity(), reader.capacity()), (0, 5000, 5000));
+        assert!(reader.is_empty() && reader.published().is_empty());
+        assert_eq!(writer.tail_mut(), vec![0; 5000]);
+    }
+
+    #[test]
+    fn published_bytes_leave_the_tail_and_reach_readers() {
+        let (mut writer, reader) = AppendBuffer::new(10).unwrap();
+        writer.tail_mut()[..4].copy_from_slice(b"abcd");
+        assert!(reader.published().is_empty(), "not before publish");
+        writer.publish(3);
+        assert_eq!(reader.published(), b"abc");
+        assert_eq!(writer.tail_mut(), b"d\0\0\0\0\0\0");
+        writer.publish(7);
+        assert!(writer.tail_mut().is_empty());
+        assert_eq!(writer.shared().len(), 10);
+    }
+
+    #[test]
+    #[should_panic(expected = "published ≤ capacity")]
+    fn publishing_beyond_the_end_is_a_bug_of_the_caller() {
+        let (mut writer, _) = AppendBuffer::new(10).unwrap();
+        writer.publish(6);
+        writer.publish(5);
+    }
+
+    #[test]
+    fn a_slice_stays_valid_after_the_writer_is_gone() {
+        let (mut writer, reader) = AppendBuffer::new(4).unwrap();
+        writer.tail_mut().copy_from_slice(b"keep");
+        writer.publish(4);
+        drop(writer);
+        assert_eq!(reader.clone().published(), b"keep");
+    }
+
+    #[test]
+    fn a_reader_in_another_thread_sees_whole_publications() {
+        let (mut writer, reader) = AppendBuffer::new(8 * 10_000).unwrap();
+        let watching = thread::spawn(move || {
+            while reader.len() < reader.capacity() {
+                let bytes = reader.published();
+                assert_eq!(bytes.len() % 8, 0);
+                if let Some(last) = bytes.last_chunk::<8>() {
+                    assert_eq!(u64::from_le_bytes(*last), bytes.len() as u64 / 8);
+                }
+            }
+        });
+        for count in 1..=10_000u64 {
+            writer.tail_mut()[..8].copy_from_slice(&count.to_le_bytes());
+            writer.publish(8);
+        }
+        watching.join().unwrap();
+    }
+}

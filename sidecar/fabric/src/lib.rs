@@ -1,0 +1,18 @@
+//! The one place that moves bytes to remote memory.
+//!
+//! [`contract`] says what a fabric promises; [`shm`] and [`tcp`] keep it. The backup daemon calls the receiving half
+//! ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This crate knows nothing of logs: a writer
+//! is a number, a slot is a piece of memory, a write is a range of bytes.
+
+pub mod buffer;
+pub mod contract;
+mod mapping;
+pub mod pool;
+mod secret;
+pub mod shm;
+pub mod tcp;
+
+pub use buffer::{AppendBuffer, SharedBuffer};
+pub use contract::*;
+pub use pool::{Pool, PoolError};
+pub use secret::Secret;

@@ -1,0 +1,194 @@
+//! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key.
+//!
+//! [`pool`](crate::pool) makes the files; [`shm`](crate::shm) writes them from the sending process, [`tcp`](crate::tcp)
+//! from the receiving one. Bytes are only ever *written* through a mapping: reads go through `pread(2)`, so that no
+//! load in this program can race with a writer in another process.
+#![allow(unsafe_code, reason = "memory that other processes write too: reached by raw pointers only")]
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// Bytes behind a slot's own: room for the flag and the key. They have a page of their own so that giving back the
+/// slot's memory leaves them alone.
+pub(crate) const FLAG_PAGE_SIZE: u32 = 4096;
+/// Where the key stands within the flag page; the flag stands at its start.
+const KEY_OFFSET: usize = 8;
+
+/// What a lending's writer may do, as the flag says it. A file made by an unknown version counts as `Ended`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    /// No other process has ever had a grant for this file.
+    NeverLent,
+    /// A write that finds this after its bytes are in place has completed.
+    Lent,
+    /// No write completes any more.
+    Ended,
+}
+
+const NEVER_LENT: u32 = 0;
+const LENT: u32 = 1;
+const ENDED: u32 = 2;
+
+/// A mapped slot file.
+pub(crate) struct Mapping {
+    memory: MmapRaw,
+    slot_size: u32,
+}
+
+impl Mapping {
+    /// Maps `file`, which holds `slot_size` bytes and the flag page.
+    pub(crate) fn new(file: &File, slot_size: u32) -> io::Result<Mapping> {
+        Mapping::with(MmapOptions::new(), file, slot_size)
+    }
+
+    /// The same, with every page in place, so that no write has to wait for a page fault.
+    pub(crate) fn prefaulted(file: &File, slot_size: u32) -> io::Result<Mapping> {
+        let mut options = MmapOptions::new();
+        options.populate();
+        Mapping::with(options, file, slot_size)
+    }
+
+    fn with(mut options: MmapOptions, file: &File, slot_size: u32) -> io::Result<Mapping> {
+        let length = file.metadata()?.len();
+        if !slot_size.is_multiple_of(FLAG_PAGE_SIZE) || length < u64::from(slot_size) + u64::from(FLAG_PAGE_SIZE) {
+            let message = format!("{length} bytes cannot hold a slot of {slot_size} bytes and its flag page");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        // The whole file, because hugetlbfs maps and unmaps whole huge pages only.
+        let memory = options.len(length as usize).map_raw(file)?;
+        Ok(Mapping { memory, slot_size })
+    }
+
+    /// Bytes of the slot.
+    pub(crate) fn slot_size(&self) -> u32 {
+        self.slot_size
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// When they do not fit into the slot.
+    pub(crate) fn write(&self, offset: u32, bytes: &[u8]) {
+        let end = u64::from(offset) + bytes.len() as u64;
+        assert!(end <= u64::from(self.slot_size), "a write lies within its slot");
+        // SAFETY: offset ≤ slot_size < length of the mapping, by the assertion and by `with`.
+        let target = unsafe { self.memory.as_mut_ptr().add(offset as usize) };
+        // SAFETY: source and target are valid for the whole length (the assertion; `bytes` is a slice), and they do not
+        // overlap: no slice into a mapped slot is ever made. The pages exist: slot files are allocated in full when
+        // they are made and never cut. Another process, or another channel of the same writer, may write the same bytes
+        // at the same time; as on RDMA, the outcome is then some mixture of both. Nothing here can trip over it,
+        // because no reference to these bytes exists and no load of them is ever made: the kernel reads them.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
+    }
+
+    /// The flag as it stands. For the order of this load against a write's bytes, see [`shm`](crate::shm).
+    pub(crate) fn flag(&self) -> Flag {
+        match self.flag_word().load(Ordering::SeqCst) {
+            NEVER_LENT => Flag::NeverLent,
+            LENT => Flag::Lent,
+            _ => Flag::Ended,
+        }
+    }
+
+    /// The key of the lending; zero if there never was one.
+    pub(crate) fn key(&self) -> u64 {
+        self.key_word().load(Ordering::SeqCst)
+    }
+
+    /// Opens the file to whoever holds a grant with `key`.
+    pub(crate) fn lend(&self, key: u64) {
+        self.key_word().store(key, Ordering::SeqCst);
+        self.flag_word().store(LENT, Ordering::SeqCst);
+    }
+
+    /// Stops writes through other processes' mappings from completing, if there can be any. Whoever reads the bytes
+    /// after this returns sees every write that has completed: the receiver's half of the proof in [`shm`](crate::shm).
+    pub(crate) fn end(&self) {
+        if self.flag() != Flag::NeverLent {
+            self.flag_word().store(ENDED, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn flag_word(&self) -> &AtomicU32 {
+        // SAFETY: the flag page lies behind the slot and within the mapping (`with`).
+        let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize) };
+        // SAFETY: aligned, as the mapping starts on a page and slot_size is a multiple of the page size; valid for as
+        // long as `self`; touched by nothing but atomic operations of this width, in every process.
+        unsafe { AtomicU32::from_ptr(word.cast()) }
+    }
+
+    fn key_word(&self) -> &AtomicU64 {
+        // SAFETY: as for the flag, KEY_OFFSET bytes into the same page.
+        let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize + KEY_OFFSET) };
+        // SAFETY: as for the flag; KEY_OFFSET keeps the alignment of eight bytes.
+        unsafe { AtomicU64::from_ptr(word.cast()) }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").field("slot_size", &self.slot_size).field("flag", &self.flag()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn file(length: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(length).unwrap();
+        file
+    }
+
+    #[test]
+    fn writes_land_in_the_file_and_nowhere_else() {
+        let file = file(3 * 4096);
+        let mapping = Mapping::prefaulted(&file, 2 * 4096).unwrap();
+        mapping.write(5, b"bytes");
+        mapping.write(2 * 4096 - 1, b"!");
+        let mut found = vec![0xee; 3 * 4096];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(&found[..11], b"\0\0\0\0\0bytes\0");
+        assert_eq!(found[2 * 4096 - 1], b'!');
+        assert!(found[2 * 4096..].iter().all(|byte| *byte == 0), "the flag page is untouched");
+    }
+
+    #[test]
+    #[should_panic(expected = "within its slot")]
+    fn the_flag_page_is_out_of_reach() {
+        Mapping::new(&file(2 * 4096), 4096).unwrap().write(4095, b"ab");
+    }
+
+    #[test]
+    fn the_flag_goes_from_never_to_lent_to_ended() {
+        let file = file(2 * 4096);
+        let (one, other) = (Mapping::new(&file, 4096).unwrap(), Mapping::new(&file, 4096).unwrap());
+        one.end();
+        assert_eq!((other.flag(), other.key()), (Flag::NeverLent, 0), "what was never lent cannot end");
+        one.lend(7);
+        assert_eq!((other.flag(), other.key()), (Flag::Lent, 7));
+        one.end();
+        assert_eq!(other.flag(), Flag::Ended);
+        let mut page = [0; 16];
+        file.read_exact_at(&mut page, 4096).unwrap();
+        assert_eq!(
+            page,
+            [2, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0],
+            "golden: processes of two versions share it"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_refused() {
+        assert!(Mapping::new(&file(4096), 4096).is_err());
+        assert!(Mapping::new(&file(8192), 100).is_err());
+    }
+}

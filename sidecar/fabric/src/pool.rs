@@ -1,0 +1,315 @@
+//! A backup's memory: a folder with one memory-backed file for each slot, so that a container restart keeps the bytes.
+//!
+//! The backup daemon opens a [`Pool`], gives it to one receiver, reads recovered bytes from it and releases slots; the
+//! receivers take fresh slots from it and freeze those of revoked writers. Not on the write path. Calls the file system
+//! (tmpfs or hugetlbfs, in production) and nothing else.
+//!
+//! # A lending's memory is an inode
+//!
+//! A slot is a name, `slot-0000.buf`. To lend it is to make a new, allocated, all-zero file and rename it over that
+//! name. Whoever still maps the old file keeps an orphan that nobody reads. So "zero when lent" and "unreachable for
+//! earlier lendings" are true by construction, whatever a frozen writer does when it wakes. The orphan's memory is
+//! given back at once (a hole is punched) instead of when its last mapping goes: a sleeping writer must not hold memory
+//! of the pool. Only its flag page stays, which is where that writer learns that its time is over.
+
+mod error;
+mod folder;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::io::Errno;
+
+use crate::contract::SlotId;
+use crate::mapping::{FLAG_PAGE_SIZE, Flag, Mapping};
+
+pub use error::PoolError;
+
+use error::io_error;
+use folder::{TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};
+
+/// Free slots that a pool asks for beyond those that are missing: a fence holds a slot and its copy at the same time,
+/// and so does a lending of a slot that still has a file. One of each may be under way.
+const SPARE_SLOTS: u64 = 2;
+/// Bytes copied at a time when a slot is frozen.
+const COPY_SIZE: usize = 256 * 1024;
+
+/// The slots of one backup. All calls take `&self`; a slot that is being replaced makes its readers wait.
+///
+/// # Panics
+/// Every call that takes a [`SlotId`] panics when the pool has no such slot: numbers from the network are checked
+/// before.
+#[derive(Debug)]
+pub struct Pool {
+    dir: PathBuf,
+    slot_size: u32,
+    /// Bytes of a slot file: the slot and its flag page, in whole blocks (which are huge pages on hugetlbfs).
+    file_size: u64,
+    /// `None`: no file, so no memory; reads as zero.
+    slots: Vec<RwLock<Option<Inode>>>,
+    /// Set while a receiver lends from this pool.
+    claimed: AtomicBool,
+    /// Holds the lock against other processes until the pool is dropped.
+    _lock: File,
+}
+
+/// The file that a slot's name stands for just now.
+#[derive(Debug)]
+struct Inode {
+    file: File,
+    memory: Arc<Mapping>,
+}
+
+/// The right to lend from a pool: one receiver at a time. Ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pool: Arc<Pool>,
+}
+
+impl Pool {
+    /// Opens the pool in `dir`, which is created if its parent exists. Slots keep the bytes they had; slots without a
+    /// file get their memory when they are lent.
+    pub fn open(dir: impl AsRef<Path>, slots: u32, slot_size: u32) -> Result<Arc<Pool>, PoolError> {
+        let dir = private_folder(dir.as_ref())?;
+        let config = |problem: String| PoolError::Config { dir: dir.clone(), problem };
+        if slots == 0 || slot_size == 0 || !slot_size.is_multiple_of(FLAG_PAGE_SIZE) {
+            return Err(config(format!(
+                "{slots} slots of {slot_size} bytes: must be at least one slot, of a multiple of {FLAG_PAGE_SIZE} bytes"
+            )));
+        }
+        if dir.to_str().is_none() {
+            return Err(config("the path must be UTF-8, because it travels in messages: rename the folder".into()));
+        }
+        let lock = lock(&dir)?;
+        let space = statvfs(&dir).map_err(|errno| io_error("read the free space of", &dir)(errno.into()))?;
+        let file_size = u64::from(slot_size) + u64::from(FLAG_PAGE_SIZE);
+        let file_size = file_size.next_multiple_of(space.f_bsize.max(1));
+
+        let mut pool = Pool {
+            dir: dir.clone(),
+            slot_size,
+            file_size,
+            slots: Vec::new(),
+            claimed: AtomicBool::new(false),
+            _lock: lock,
+        };
+        let present = tidy(&dir, slots)?;
+        let missing = u64::from(slots - present) + SPARE_SLOTS;
+        pool.check_free(missing * file_size)?;
+        for slot in 0..slots {
+            let inode = pool.open_existing(SlotId(slot))?;
+            pool.slots.push(RwLock::new(inode));
+        }
+        Ok(Arc::new(pool))
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Bytes of each slot.
+    pub fn slot_size(&self) -> u32 {
+        self.slot_size
+    }
+
+    /// The file that stands for `slot`. It exists while the slot has memory.
+    pub fn path(&self, slot: SlotId) -> PathBuf {
+        self.dir.join(file_name(slot))
+    }
+
+    /// Copies the bytes of `slot` from `offset` on to `out`. A copy, because others may be writing the slot: bytes that
+    /// are being written come out old, new or mixed. A slot without memory reads as zero.
+    ///
+    /// # Panics
+    /// When the range does not lie within the slot.
+    pub fn read(&self, slot: SlotId, offset: u32, out: &mut [u8]) -> Result<(), PoolError> {
+        let end = u64::from(offset) + out.len() as u64;
+        assert!(end <= u64::from(self.slot_size), "a read lies within its slot");
+        match &*self.shared(slot) {
+            Some(inode) => inode.file.read_exact_at(out, offset.into()).map_err(io_error("read", &self.path(slot))),
+            None => {
+                out.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the memory of `slot` back; it reads as zero from now on. The caller has ended or revoked its lending: a
+    /// writer that had not finished finds its lending ended.
+    pub fn release(&self, slot: SlotId) -> Result<(), PoolError> {
+        let mut current = self.exclusive(slot);
+        let Some(old) = &*current else { return Ok(()) };
+        old.memory.end();
+        let path = self.path(slot);
+        fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        self.retire(current.take());
+        Ok(())
+    }
+
+    /// Takes the right to lend from this pool.
+    pub(crate) fn claim(self: &Arc<Self>) -> Result<Claim, PoolError> {
+        if self.claimed.swap(true, Ordering::AcqRel) {
+            return Err(PoolError::InUse { dir: self.dir.clone(), by: "another receiver of this process" });
+        }
+        Ok(Claim { pool: Arc::clone(self) })
+    }
+
+    /// Gives `slot` new memory, all zero and in place. What was in the slot is lost, and an earlier lending over.
+    fn fresh(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
+        let mut current = self.exclusive(slot);
+        let new = self.create(slot)?;
+        let memory = Arc::clone(&new.memory);
+        self.replace(slot, &mut current, new)?;
+        Ok(memory)
+    }
+
+    /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
+    /// has completed. Can be repeated: until the rename the old file stands, with its flag, as if nothing had happened.
+    fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
+        let mut current = self.exclusive(slot);
+        let Some(old) = &*current else { return Ok(()) };
+        old.memory.end();
+        let copy = self.create(slot)?;
+        let mut bytes = vec![0; COPY_SIZE.min(self.slot_size as usize)];
+        for offset in (0..self.slot_size).step_by(bytes.len()) {
+            let bytes = &mut bytes[..COPY_SIZE.min((self.slot_size - offset) as usize)];
+            old.file.read_exact_at(bytes, offset.into()).map_err(io_error("read", &self.path(slot)))?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                copy.memory.write(offset, bytes);
+            }
+        }
+        self.replace(slot, &mut current, copy)
+    }
+
+    /// A new file under a name of its own: allocated in full, so that no write can ever find the file system full and
+    /// die of SIGBUS; all zero, because allocation zeroes.
+    fn create(&self, slot: SlotId) -> Result<Inode, PoolError> {
+        let path = self.temporary(slot);
+        let no_space = |source: io::Error| match Errno::from_io_error(&source) {
+            Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT) => {
+                PoolError::NoSpace { dir: self.dir.clone(), needed: self.file_size, free: self.free().unwrap_or(0) }
+            }
+            _ => io_error("allocate", &path)(source),
+        };
+        remove_if_present(&path)?;
+        let file = options().create_new(true).open(&path).map_err(no_space)?;
+        let filled = fallocate(&file, FallocateFlags::empty(), 0, self.file_size)
+            .map_err(io::Error::from)
+            .and_then(|()| Mapping::prefaulted(&file, self.slot_size));
+        match filled {
+            Ok(memory) => Ok(Inode { file, memory: Arc::new(memory) }),
+            Err(error) => {
+                // The half-made file holds memory that the next attempt will want.
+                remove_if_present(&path)?;
+                Err(no_space(error))
+            }
+        }
+    }
+
+    /// Puts `new` in the place of `current`. The order matters: once the name has moved, a crash would leave nobody who
+    /// knows the old file, so its writer must have been stopped before.
+    fn replace(&self, slot: SlotId, current: &mut Option<Inode>, new: Inode) -> Result<(), PoolError> {
+        if let Some(old) = &*current {
+            old.memory.end();
+        }
+        let path = self.path(slot);
+        fs::rename(self.temporary(slot), &path).map_err(io_error("rename a new slot file to", &path))?;
+        self.retire(current.replace(new));
+        Ok(())
+    }
+
+    /// Gives the memory of a file without a name back, even if a sleeping writer maps it for years. When that one
+    /// wakes, what remains of its one write takes memory again, until it ends. Best effort: where the file system
+    /// cannot punch holes, the memory comes back with the last mapping.
+    fn retire(&self, old: Option<Inode>) {
+        if let Some(old) = old {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(&old.file, hole, 0, self.slot_size.into());
+        }
+    }
+
+    fn open_existing(&self, slot: SlotId) -> Result<Option<Inode>, PoolError> {
+        let path = self.path(slot);
+        let file = match options().open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error("open", &path)(error)),
+        };
+        let found = file.metadata().map_err(io_error("read the size of", &path))?.len();
+        if found != self.file_size {
+            return Err(PoolError::SlotSize { path, found, slot_size: self.slot_size, expected: self.file_size });
+        }
+        let memory = Arc::new(Mapping::new(&file, self.slot_size).map_err(io_error("map", &path))?);
+        Ok(Some(Inode { file, memory }))
+    }
+
+    fn check_free(&self, needed: u64) -> Result<(), PoolError> {
+        match self.free() {
+            Some(free) if free < needed => Err(PoolError::NoSpace { dir: self.dir.clone(), needed, free }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes free, unless the file system has no bound of its own (then it says that it has no blocks at all).
+    fn free(&self) -> Option<u64> {
+        let space = statvfs(&self.dir).ok()?;
+        (space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    fn temporary(&self, slot: SlotId) -> PathBuf {
+        self.path(slot).with_extension(TEMPORARY)
+    }
+
+    // A poisoned lock is taken all the same: between two statements a slot is never in a state that a reader could not
+    // bear.
+    fn shared(&self, slot: SlotId) -> RwLockReadGuard<'_, Option<Inode>> {
+        self.slots[slot.0 as usize].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exclusive(&self, slot: SlotId) -> RwLockWriteGuard<'_, Option<Inode>> {
+        self.slots[slot.0 as usize].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    /// The pool.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// See [`Pool::fresh`].
+    pub(crate) fn fresh(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
+        self.pool.fresh(slot)
+    }
+
+    /// See [`Pool::freeze`].
+    pub(crate) fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
+        self.pool.freeze(slot)
+    }
+
+    /// The slot's memory, if it has any.
+    pub(crate) fn memory(&self, slot: SlotId) -> Option<Arc<Mapping>> {
+        self.pool.shared(slot).as_ref().map(|inode| Arc::clone(&inode.memory))
+    }
+
+    /// Freezes every slot that a process of an earlier life may still be writing (promise 7). All flags first, so that
+    /// every such writer stops at once and not only when its turn to be copied comes.
+    pub(crate) fn freeze_strays(&self) -> Result<(), PoolError> {
+        let lent = |slot: &SlotId| self.memory(*slot).is_some_and(|memory| memory.flag() != Flag::NeverLent);
+        let strays: Vec<SlotId> = (0..self.pool.slots()).map(SlotId).filter(lent).collect();
+        strays.iter().filter_map(|slot| self.memory(*slot)).for_each(|memory| memory.end());
+        strays.into_iter().try_for_each(|slot| self.freeze(slot))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.pool.claimed.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong with a pool, in words for the person who runs it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What went wrong with a pool, in words for the person who runs it.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The pool was asked to be something that it cannot be.
+    #[error("pool {dir}: {problem}")]
+    Config {
+        /// The pool's folder.
+        dir: PathBuf,
+        /// What was wrong and what to do.
+        problem: String,
+    },
+    /// Somebody else works with the same folder.
+    #[error("pool {dir} is in use by {by}: stop that first, or give this one a folder of its own")]
+    InUse {
+        /// The pool's folder.
+        dir: PathBuf,
+        /// Who.
+        by: &'static str,
+    },
+    /// The folder was made for other slots.
+    #[error(
+        "slot file {path} has {found} bytes, but slots of {slot_size} bytes need {expected}: set the slot size that the \
+         pool was made with, or remove its folder, which loses the records in it that are not flushed"
+    )]
+    SlotSize {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        found: u64,
+        /// The slot size asked for.
+        slot_size: u32,
+        /// The length that goes with it.
+        expected: u64,
+    },
+    /// No memory for a slot. The only error that may pass by itself: see [`PoolError::retry_later`].
+    #[error(
+        "pool {dir} needs {needed} bytes more and its file system has {free} free: enlarge it or have fewer slots; \
+         lending may be tried again when slots have been released"
+    )]
+    NoSpace {
+        /// The pool's folder.
+        dir: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The operating system said no.
+    #[error("{action} {path}: {source}")]
+    Io {
+        /// What was being done, in the present tense.
+        action: &'static str,
+        /// To which file or folder.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+impl PoolError {
+    /// True when the same call may succeed once slots have been released.
+    pub fn retry_later(&self) -> bool {
+        matches!(self, PoolError::NoSpace { .. })
+    }
+}
+
+/// Says what was being done to `path` when the operating system said no.
+pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PoolError {
+    let path = path.to_owned();
+    move |source| PoolError::Io { action, path, source }
+}

@@ -1,0 +1,97 @@
+//! Random numbers that stand for rights: the secrets of connections and the keys of lendings.
+//!
+//! Receivers draw them and put them into answers and grants; senders present them. Calls the kernel's random generator.
+
+use std::fmt;
+use std::hint::black_box;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::contract::FabricError;
+
+/// Random bytes behind a secret.
+const SECRET_BYTES: usize = 16;
+/// Bytes of a secret as it is written: two hexadecimal digits for each.
+pub(crate) const SECRET_SIZE: usize = 2 * SECRET_BYTES;
+
+/// 128 random bits that stand for the right to write, compared in constant time. Never logged: `Debug` hides it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// A new one.
+    pub(crate) fn random() -> Result<Secret, FabricError> {
+        let digits = random::<SECRET_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Secret(digits))
+    }
+
+    /// As it goes over the wire; `None` for a text of the wrong length, which no receiver can have made.
+    pub(crate) fn digits(&self) -> Option<[u8; SECRET_SIZE]> {
+        self.0.as_bytes().try_into().ok()
+    }
+
+    /// Whether a stranger has presented this secret, in a time that does not tell how much of it was right.
+    pub(crate) fn matches(&self, presented: &[u8; SECRET_SIZE]) -> bool {
+        let differences =
+            self.0.bytes().zip(presented).fold(0, |seen, (ours, theirs)| black_box(seen | (ours ^ theirs)));
+        self.0.len() == SECRET_SIZE && differences == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// A key for a lending. Never zero, which is what memory that was never lent holds in its place.
+pub(crate) fn key() -> Result<u64, FabricError> {
+    loop {
+        match u64::from_le_bytes(random()?) {
+            0 => continue,
+            key => return Ok(key),
+        }
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], FabricError> {
+    let mut bytes = [0; N];
+    let refused = |error: getrandom::Error| FabricError::io("draw random bytes")(io::Error::other(error.to_string()));
+    getrandom::fill(&mut bytes).map_err(refused)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_matches_itself_only() {
+        let secret = Secret::random().unwrap();
+        let mut digits = secret.digits().unwrap();
+        assert!(secret.matches(&digits));
+        assert!(!Secret::random().unwrap().matches(&digits));
+        for place in 0..SECRET_SIZE {
+            digits[place] ^= 1;
+            assert!(!secret.matches(&digits));
+            digits[place] ^= 1;
+        }
+    }
+
+    #[test]
+    fn a_secret_travels_as_text_and_stays_out_of_logs() {
+        let secret = Secret::random().unwrap();
+        let text = serde_json::to_string(&secret).unwrap();
+        assert_eq!(serde_json::from_str::<Secret>(&text).unwrap().digits(), secret.digits());
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+    }
+
+    #[test]
+    fn a_text_of_the_wrong_length_is_no_secret() {
+        let short: Secret = serde_json::from_str("\"\"").unwrap();
+        assert!(short.digits().is_none());
+        assert!(!short.matches(&[0; SECRET_SIZE]));
+    }
+}

@@ -1,0 +1,87 @@
+//! The control calls of the receiving half: accept, lend, end, revoke.
+//!
+//! Called by the backup daemon; calls [`registry`](super::registry), and the [`pool`](crate::pool) for memory.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::contract::{Answer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
+use crate::pool::{Claim, Pool};
+use crate::secret::{self, Secret};
+
+use super::door::Door;
+use super::registry::Registry;
+
+/// Lends the slots of a pool to writers anywhere on the network. Dropping it ends all lendings, connections and
+/// threads.
+#[derive(Debug)]
+pub struct TcpReceiver {
+    door: Door,
+    registry: Arc<Registry>,
+    pool: Claim,
+}
+
+impl TcpReceiver {
+    /// Takes the pool over and listens on `address`. Writers of an earlier life are revoked by this (promise 7): over
+    /// TCP they died with their process, but the pool may have served [`shm`](crate::shm).
+    pub fn bind(pool: Arc<Pool>, address: SocketAddr) -> Result<TcpReceiver, FabricError> {
+        let registry = Arc::new(Registry::new(pool.slots()));
+        let pool = pool.claim()?;
+        pool.freeze_strays()?;
+        let door = Door::open(address, Arc::clone(&registry));
+        let door = door.map_err(FabricError::io(format!("listen for data on {address}")))?;
+        Ok(TcpReceiver { door, registry, pool })
+    }
+
+    /// Where it listens for data.
+    pub fn address(&self) -> SocketAddr {
+        self.door.address()
+    }
+}
+
+impl Receiver for TcpReceiver {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError> {
+        self.registry.check(writer)?;
+        if let Offer::Shm = offer {
+            return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: FabricKind::Shm });
+        }
+        if !self.door.is_open() {
+            let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
+            return Err(FabricError::io("accept a data connection")(ended));
+        }
+        let secret = Secret::random()?;
+        self.registry.expect(writer, secret.clone(), Instant::now());
+        Ok(Answer::Tcp { address: self.door.address(), secret })
+    }
+
+    fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
+        self.registry.check(writer)?;
+        let key = secret::key()?;
+        self.registry.end(slot);
+        let memory = self.pool.fresh(slot)?;
+        let length = memory.slot_size();
+        self.registry.lend(writer, slot, key, memory);
+        Ok(Grant::Tcp { key, length })
+    }
+
+    fn end_lending(&mut self, slot: SlotId) {
+        self.registry.end(slot);
+    }
+
+    fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
+        self.registry.revoke_below(writer)
+    }
+}
+
+impl Drop for TcpReceiver {
+    fn drop(&mut self) {
+        // The pool's claim goes after this, with the other fields: the next receiver finds nobody writing. A thread
+        // that had panicked is no more reason to panic here.
+        let _ = self.registry.close();
+    }
+}

@@ -1,0 +1,270 @@
+//! Who may write what over TCP: secrets, lendings and open connections, under one lock.
+//!
+//! The control calls of [`receiver`](super::receiver) fill and revoke it, the [`door`](super::door) spends secrets, the
+//! [`inlet`](super::inlet) threads look lendings up. The lock is held for table work only, never while a thread is
+//! waited for or bytes move. Steps 1 to 4 of the proof in [`tcp`](super) are this file.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::contract::{FabricError, SlotId, Writer};
+use crate::mapping::Mapping;
+use crate::secret::{SECRET_SIZE, Secret};
+
+use super::inlet::Inlet;
+
+/// How long a secret waits for its connection: the answer's way to the sender, and the sender's way here.
+const SECRET_LIFETIME: Duration = Duration::from_secs(10);
+/// Secrets that wait at the same time; one more and the oldest is forgotten. A group has a handful of channels, each
+/// with one secret.
+const SECRETS_MAX: usize = 1024;
+/// Open channels, of all writers. Each has a thread, and a sender needs a secret for each: so only a broken control
+/// RPC could come here.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// One writer's right to write one slot.
+#[derive(Debug)]
+pub(super) struct Lending {
+    writer: Writer,
+    key: u64,
+    length: u32,
+    /// `None` when the lending is over.
+    memory: Mutex<Option<Arc<Mapping>>>,
+}
+
+/// The tables.
+#[derive(Debug)]
+pub(super) struct Registry {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    revoked_below: Writer,
+    /// Oldest first.
+    secrets: VecDeque<Admission>,
+    /// By slot.
+    lendings: Vec<Option<Arc<Lending>>>,
+    connections: Vec<Connection>,
+    connections_ever: u64,
+}
+
+/// A secret that has been handed out and not yet been shown.
+#[derive(Debug)]
+struct Admission {
+    writer: Writer,
+    secret: Secret,
+    until: Instant,
+}
+
+/// An open channel.
+#[derive(Debug)]
+struct Connection {
+    id: u64,
+    writer: Writer,
+    stream: Arc<TcpStream>,
+    thread: JoinHandle<()>,
+}
+
+impl Lending {
+    /// Whether a write of `length` bytes at `offset` lies within the slot.
+    pub(super) fn holds(&self, offset: u32, length: u32) -> bool {
+        u64::from(offset) + u64::from(length) <= u64::from(self.length)
+    }
+
+    /// Copies `bytes` into the slot, if the lending still stands; returns whether it does. The caller has asked whether
+    /// the slot holds them.
+    #[must_use]
+    pub(super) fn write(&self, offset: u32, bytes: &[u8]) -> bool {
+        match &*lock(&self.memory) {
+            Some(memory) => {
+                memory.write(offset, bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The key that frames name it by.
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// After this returns no byte of the lending lands any more.
+    fn end(&self) {
+        *lock(&self.memory) = None;
+    }
+}
+
+impl Registry {
+    /// Empty tables for a pool of so many slots.
+    pub(super) fn new(slots: u32) -> Registry {
+        let lendings = (0..slots).map(|_| None).collect();
+        Registry {
+            state: Mutex::new(State {
+                revoked_below: Writer(0),
+                secrets: VecDeque::new(),
+                lendings,
+                connections: Vec::new(),
+                connections_ever: 0,
+            }),
+        }
+    }
+
+    /// Refuses a writer that a revocation covers.
+    pub(super) fn check(&self, writer: Writer) -> Result<(), FabricError> {
+        if writer < lock(&self.state).revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
+    }
+
+    /// Lets whoever shows `secret` in time open one channel for `writer`.
+    pub(super) fn expect(&self, writer: Writer, secret: Secret, now: Instant) {
+        let mut state = lock(&self.state);
+        state.secrets.retain(|admission| now < admission.until);
+        if state.secrets.len() == SECRETS_MAX {
+            state.secrets.pop_front();
+        }
+        state.secrets.push_back(Admission { writer, secret, until: now + SECRET_LIFETIME });
+    }
+
+    /// Lends `memory` to `writer` under `key`.
+    pub(super) fn lend(&self, writer: Writer, slot: SlotId, key: u64, memory: Arc<Mapping>) {
+        let lending = Lending { writer, key, length: memory.slot_size(), memory: Mutex::new(Some(memory)) };
+        lock(&self.state).lendings[slot.0 as usize] = Some(Arc::new(lending));
+    }
+
+    /// Ends the lending of `slot`, if there is one.
+    pub(super) fn end(&self, slot: SlotId) {
+        let lending = lock(&self.state).lendings[slot.0 as usize].take();
+        if let Some(lending) = lending {
+            lending.end();
+        }
+    }
+
+    /// The lending that `key` names, if it is `writer`'s.
+    pub(super) fn find(&self, writer: Writer, key: u64) -> Option<Arc<Lending>> {
+        let state = lock(&self.state);
+        state.lendings.iter().flatten().find(|lending| lending.key == key && lending.writer == writer).cloned()
+    }
+
+    /// Spends the secret that a stranger has presented: opens the channel of its writer, or drops the connection. The
+    /// secret is taken and the thread entered in the table under one lock, so that a revocation sees either or neither.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        presented: &[u8; SECRET_SIZE],
+        stream: TcpStream,
+        now: Instant,
+    ) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.secrets.retain(|admission| now < admission.until);
+        let place = state.secrets.iter().position(|admission| admission.secret.matches(presented));
+        let Some(admission) = place.and_then(|place| state.secrets.remove(place)) else { return Ok(()) };
+        if state.connections.len() == CONNECTIONS_MAX {
+            return Ok(());
+        }
+        let (id, writer, stream) = (state.connections_ever, admission.writer, Arc::new(stream));
+        let inlet = Inlet::new(Arc::clone(self), writer, Arc::clone(&stream));
+        let registry = Arc::clone(self);
+        let thread = thread::Builder::new().name("fabric-tcp-inlet".into()).spawn(move || {
+            inlet.run();
+            registry.forget(id);
+        })?;
+        state.connections_ever += 1;
+        state.connections.push(Connection { id, writer, stream, thread });
+        Ok(())
+    }
+
+    /// Revokes every writer below `writer`, for good. When it returns nothing of them runs any more.
+    pub(super) fn revoke_below(&self, writer: Writer) -> Result<(), FabricError> {
+        let mut state = lock(&self.state);
+        state.revoked_below = state.revoked_below.max(writer);
+        self.stop(state, |held| held < writer)
+    }
+
+    /// Ends all lendings and connections.
+    pub(super) fn close(&self) -> Result<(), FabricError> {
+        self.stop(lock(&self.state), |_| true)
+    }
+
+    fn stop(&self, mut state: MutexGuard<'_, State>, whom: impl Fn(Writer) -> bool) -> Result<(), FabricError> {
+        state.secrets.retain(|admission| !whom(admission.writer));
+        let over = |lending: &mut Option<Arc<Lending>>| lending.take_if(|lending| whom(lending.writer));
+        let lendings: Vec<Arc<Lending>> = state.lendings.iter_mut().filter_map(over).collect();
+        let connections: Vec<Connection> = state.connections.extract_if(.., |open| whom(open.writer)).collect();
+        // The threads need the lock to end.
+        drop(state);
+
+        for lending in lendings {
+            lending.end();
+        }
+        for connection in &connections {
+            // Fails only if the sender has closed it already. Wakes a thread that waits for bytes, or for room to
+            // acknowledge.
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+        for connection in connections {
+            let broken = |_| FabricError::io("stop a receiving thread")(io::Error::other("it had panicked"));
+            connection.thread.join().map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    fn forget(&self, id: u64) {
+        lock(&self.state).connections.retain(|connection| connection.id != id);
+    }
+}
+
+/// A thread that panicked with the lock held has left no table in between two states: each change is one statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    /// Whether `secret`, shown at `now`, opens a channel.
+    fn opens(registry: &Arc<Registry>, secret: &Secret, now: Instant) -> bool {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let before = lock(&registry.state).connections_ever;
+        registry.admit(&secret.digits().unwrap(), listener.accept().unwrap().0, now).unwrap();
+        lock(&registry.state).connections_ever > before
+    }
+
+    #[test]
+    fn a_secret_expires() {
+        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let (early, late) = (Secret::random().unwrap(), Secret::random().unwrap());
+        registry.expect(Writer(1), early.clone(), start);
+        registry.expect(Writer(1), late.clone(), start);
+        assert!(opens(&registry, &early, start + SECRET_LIFETIME - Duration::from_millis(1)));
+        assert!(!opens(&registry, &late, start + SECRET_LIFETIME));
+    }
+
+    #[test]
+    fn the_oldest_secret_makes_room() {
+        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let secrets: Vec<Secret> = (0..=SECRETS_MAX).map(|_| Secret::random().unwrap()).collect();
+        for secret in &secrets {
+            registry.expect(Writer(1), secret.clone(), start);
+        }
+        assert!(!opens(&registry, &secrets[0], start));
+        assert!(opens(&registry, &secrets[1], start));
+    }
+
+    #[test]
+    fn a_revocation_takes_secrets_too() {
+        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let (revoked, spared) = (Secret::random().unwrap(), Secret::random().unwrap());
+        registry.expect(Writer(1), revoked.clone(), start);
+        registry.expect(Writer(2), spared.clone(), start);
+        registry.revoke_below(Writer(2)).unwrap();
+        assert!(!opens(&registry, &revoked, start));
+        assert!(opens(&registry, &spared, start));
+    }
+}

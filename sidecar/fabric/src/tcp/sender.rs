@@ -1,0 +1,86 @@
+//! The sending half: opens channels, and takes grants as they are.
+//!
+//! Called by the sidecar's control code, off the append path; makes a [`TcpChannel`] for it.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::buffer::{AppendBuffer, SharedBuffer};
+use crate::contract::{Answer, Channel, FabricError, FabricKind, Grant, Offer, RemoteBuffer, Sender};
+use crate::secret::Secret;
+
+use super::channel::TcpChannel;
+use super::wire::{ACK_SIZE, hello};
+
+/// From the first packet to the receiver's first word.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+
+/// Makes channels to receivers anywhere on the network.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TcpSender;
+
+impl Sender for TcpSender {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
+    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
+        AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
+    }
+
+    fn offer(&self) -> Offer {
+        Offer::Tcp
+    }
+
+    fn connect(&self, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+        let Answer::Tcp { address, secret } = answer else { return Err(mismatch()) };
+        let host = if address.ip().is_unspecified() { peer } else { address.ip() };
+        let address = SocketAddr::new(host, address.port());
+        let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
+        Ok(Box::new(channel))
+    }
+
+    fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
+        match *grant {
+            Grant::Tcp { key, length } => Ok(RemoteBuffer::Tcp { key, length }),
+            Grant::Shm { .. } => Err(mismatch()),
+        }
+    }
+}
+
+/// Connects, shows the secret and waits for the receiver's first word; blocking, and bounded.
+fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
+    let invalid = |message| io::Error::new(io::ErrorKind::InvalidData, message);
+    let deadline = Instant::now() + CONNECT_TIME;
+    let secret = secret.digits().ok_or_else(|| invalid("the secret has the wrong length"))?;
+    let mut stream = TcpStream::connect_timeout(&address, CONNECT_TIME)?;
+    super::tune(&stream)?;
+    // An empty socket buffer takes a hello at once.
+    stream.write_all(&hello(&secret))?;
+
+    let mut ready = [0; ACK_SIZE];
+    let mut filled = 0;
+    while filled < ready.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut ready[filled..]) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the receiver refused the secret")),
+            Ok(count) => filled += count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if u64::from_le_bytes(ready) != 0 {
+        return Err(invalid("this is no receiver of tailwind data"));
+    }
+    stream.set_nonblocking(true)?;
+    Ok(TcpChannel::new(stream))
+}
+
+fn mismatch() -> FabricError {
+    FabricError::Mismatch { ours: FabricKind::Tcp, theirs: FabricKind::Shm }
+}

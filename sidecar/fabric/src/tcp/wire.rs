@@ -1,0 +1,126 @@
+//! The bytes of the data protocol. All integers are little-endian.
+//!
+//! ```text
+//! sender → receiver   hello     magic "TWDATA1\n" · version u16 · secret 32 hexadecimal digits
+//! receiver → sender   ready     the acknowledgement of no writes
+//! sender → receiver   frame     key u64 · offset u32 · length u32 · sequence u32 · check u32 · `length` bytes
+//! receiver → sender   ack       writes in memory so far, u64
+//! ```
+//!
+//! Frames follow one another; an acknowledgement speaks for all frames up to its number. Whatever is wrong, on either
+//! side, ends the connection without a word.
+
+use crate::secret::SECRET_SIZE;
+
+/// Opens every connection.
+const MAGIC: [u8; 8] = *b"TWDATA1\n";
+/// Raised with every change of these bytes. Both ends must run the same one.
+const VERSION: u16 = 1;
+
+/// Bytes of a hello.
+pub(super) const HELLO_SIZE: usize = 8 + 2 + SECRET_SIZE;
+/// Bytes of a frame's header.
+pub(super) const HEADER_SIZE: usize = 24;
+/// Bytes of an acknowledgement.
+pub(super) const ACK_SIZE: usize = 8;
+
+/// What a sender opens its connection with.
+pub(super) fn hello(secret: &[u8; SECRET_SIZE]) -> [u8; HELLO_SIZE] {
+    let mut bytes = [0; HELLO_SIZE];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[10..].copy_from_slice(secret);
+    bytes
+}
+
+/// The secret in a hello; `None` if this is no hello of this version.
+pub(super) fn parse_hello(bytes: &[u8; HELLO_SIZE]) -> Option<[u8; SECRET_SIZE]> {
+    let secret = bytes[10..].try_into().ok()?;
+    (*bytes == hello(&secret)).then_some(secret)
+}
+
+/// Whether the first bytes of a hello are those that every hello starts with.
+pub(super) fn may_be_hello(bytes: &[u8]) -> bool {
+    bytes.iter().zip(&MAGIC).all(|(theirs, ours)| theirs == ours)
+}
+
+/// One write, as its header announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Of the lending.
+    pub(super) key: u64,
+    /// Where in the slot the bytes go.
+    pub(super) offset: u32,
+    /// How many bytes follow.
+    pub(super) length: u32,
+    /// The low half of the write's number on this connection, from 1: a lost frame boundary shows at once.
+    pub(super) sequence: u32,
+}
+
+impl Header {
+    /// As it goes over the wire.
+    pub(super) fn encode(&self) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        bytes[..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.length.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.check().to_le_bytes());
+        bytes
+    }
+
+    /// `None` if the check does not fit.
+    pub(super) fn decode(bytes: &[u8; HEADER_SIZE]) -> Option<Header> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let key = u64::from(word(0)) | u64::from(word(4)) << 32;
+        let header = Header { key, offset: word(8), length: word(12), sequence: word(16) };
+        (header.check() == word(20)).then_some(header)
+    }
+
+    /// Differs after any change of one bit. Payload has its own CRC, in the log's format; TCP has its checksum below.
+    fn check(&self) -> u32 {
+        !(self.key as u32 ^ (self.key >> 32) as u32 ^ self.offset ^ self.length ^ self.sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_hello() {
+        let bytes = hello(b"0123456789abcdef0123456789abcdef");
+        assert_eq!(&bytes, b"TWDATA1\n\x01\x000123456789abcdef0123456789abcdef");
+        assert_eq!(parse_hello(&bytes).as_ref(), Some(b"0123456789abcdef0123456789abcdef"));
+    }
+
+    #[test]
+    fn another_magic_or_version_is_no_hello() {
+        for place in 0..10 {
+            let mut bytes = hello(&[b'0'; SECRET_SIZE]);
+            bytes[place] ^= 4;
+            assert_eq!(parse_hello(&bytes), None);
+            assert_eq!(may_be_hello(&bytes), place >= 8, "the version is looked at when all is there");
+        }
+        assert!(may_be_hello(b"") && may_be_hello(b"TWD"));
+    }
+
+    #[test]
+    fn golden_header() {
+        let header = Header { key: 0x0807060504030201, offset: 0x10, length: 0x2000, sequence: 3 };
+        let bytes = header.encode();
+        assert_eq!(bytes[..20], [1, 2, 3, 4, 5, 6, 7, 8, 0x10, 0, 0, 0, 0, 0x20, 0, 0, 3, 0, 0, 0]);
+        assert_eq!(bytes[20..], [!0x17, !0x24, !0x04, !0x0c]);
+        assert_eq!(Header::decode(&bytes), Some(header));
+    }
+
+    #[test]
+    fn a_flipped_bit_is_noticed() {
+        let bytes = Header { key: 7, offset: 8, length: 9, sequence: 10 }.encode();
+        for bit in 0..8 * HEADER_SIZE {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&flipped), None, "bit {bit}");
+        }
+    }
+}

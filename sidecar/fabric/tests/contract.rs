@@ -1,0 +1,92 @@
+//! Runs the contract suite against each fabric.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+mod suite;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use suite::Harness;
+use tailwind_fabric::shm::{ShmReceiver, ShmSender};
+use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
+use tailwind_fabric::{Pool, Receiver, Sender};
+
+struct Shm;
+
+impl Harness for Shm {
+    fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
+        Box::new(ShmReceiver::new(pool).unwrap())
+    }
+
+    fn sender() -> Box<dyn Sender> {
+        Box::new(ShmSender)
+    }
+}
+
+struct Tcp;
+
+impl Harness for Tcp {
+    fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
+        Box::new(TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap())
+    }
+
+    fn sender() -> Box<dyn Sender> {
+        Box::new(TcpSender)
+    }
+}
+
+/// One test for each promise and fabric, so that a failure names both.
+macro_rules! contract_suite {
+    ($($fabric:ident: $harness:ty),*) => {$(
+        mod $fabric {
+            use super::*;
+
+            contract_suite!(@tests $harness, writing:
+                bytes_land_at_the_same_offsets
+                a_whole_slot_is_one_write
+                many_large_writes_may_be_on_their_way
+                writes_to_several_slots_share_a_channel
+                every_write_completes_once_and_a_full_queue_moves_on
+                an_empty_write_completes_and_writes_nothing
+                a_failure_is_final
+                posting_and_polling_allocate_nothing
+            );
+            contract_suite!(@tests $harness, lending:
+                lent_memory_is_zero
+                an_earlier_lending_reaches_no_byte_of_a_later_one
+                a_grant_that_was_kept_back_opens_nothing_later
+                an_ended_lending_completes_no_write_and_keeps_its_bytes
+                the_other_fabric_is_refused
+                messages_survive_the_control_rpc
+                a_restart_keeps_bytes_and_is_a_barrier
+            );
+            contract_suite!(@tests $harness, revocation:
+                completed_writes_are_there_afterwards
+                an_empty_write_fails_afterwards
+                a_revoked_writer_gets_nothing_more_and_others_go_on
+                an_ended_lending_is_revoked_too
+                no_byte_lands_after_a_revocation_and_none_that_completed_is_missing
+            );
+
+            #[test]
+            #[should_panic]
+            fn only_what_is_published_can_be_posted() {
+                suite::writing::only_what_is_published_can_be_posted::<$harness>();
+            }
+
+            #[test]
+            #[should_panic(expected = "within its slot")]
+            fn only_what_lies_in_the_slot_can_be_posted() {
+                suite::writing::only_what_lies_in_the_slot_can_be_posted::<$harness>();
+            }
+        }
+    )*};
+    (@tests $harness:ty, $promise:ident: $($test:ident)*) => {$(
+        #[test]
+        fn $test() {
+            suite::$promise::$test::<$harness>();
+        }
+    )*};
+}
+
+contract_suite!(shm: Shm, tcp: Tcp);

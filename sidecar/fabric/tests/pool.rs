@@ -1,0 +1,228 @@
+//! The pool as the person who runs a backup meets it: folders, restarts, and every way in which it can say no.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use tailwind_fabric::shm::ShmReceiver;
+use tailwind_fabric::tcp::TcpReceiver;
+use tailwind_fabric::{FabricError, Pool, PoolError, Receiver, SlotId, Writer};
+use tempfile::TempDir;
+
+const SLOT_SIZE: u32 = 64 * 1024;
+/// The slot and its flag page.
+const FILE_SIZE: u64 = 64 * 1024 + 4096;
+
+fn folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+/// The error, and what a person would read of it.
+fn refusal(dir: &Path, slots: u32, slot_size: u32) -> (PoolError, String) {
+    let error = Pool::open(dir, slots, slot_size).unwrap_err();
+    let message = error.to_string();
+    (error, message)
+}
+
+/// Makes a pool and lends its first slot, as a daemon does that is then killed.
+fn used_pool(dir: &Path) {
+    let mut receiver = ShmReceiver::new(Pool::open(dir, 2, SLOT_SIZE).unwrap()).unwrap();
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+}
+
+fn contents(pool: &Pool, slot: u32) -> Vec<u8> {
+    let mut bytes = vec![0xee; pool.slot_size() as usize];
+    pool.read(SlotId(slot), 0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_new_pool_is_private_and_reads_as_zero() {
+    let dir = folder();
+    let pool = Pool::open(dir.path().join("pool"), 3, SLOT_SIZE).unwrap();
+    assert_eq!((pool.slots(), pool.slot_size()), (3, SLOT_SIZE));
+    assert_eq!(fs::metadata(dir.path().join("pool")).unwrap().mode() & 0o777, 0o700);
+    assert!(!pool.path(SlotId(2)).exists(), "memory comes with the first lending");
+    assert!(contents(&pool, 2) == vec![0; SLOT_SIZE as usize]);
+}
+
+#[test]
+fn a_slot_file_is_private_and_allocated_in_full() {
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    ShmReceiver::new(Arc::clone(&pool)).unwrap().lend(Writer(1), SlotId(0)).unwrap();
+    let metadata = fs::metadata(pool.path(SlotId(0))).unwrap();
+    assert_eq!((metadata.mode() & 0o777, metadata.len()), (0o600, FILE_SIZE));
+    assert!(metadata.blocks() * 512 >= FILE_SIZE, "no later write can find the file system full");
+}
+
+#[test]
+fn an_open_folder_is_closed() {
+    let dir = folder();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_folder_that_all_users_share_is_left_alone() {
+    let dir = folder();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
+    let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
+    assert!(
+        matches!(error, PoolError::Config { .. }) && message.contains("a folder of its own inside it"),
+        "{message}"
+    );
+    assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o1777);
+}
+
+#[test]
+fn a_second_daemon_is_refused_until_the_first_is_gone() {
+    let dir = folder();
+    let first = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
+    assert!(matches!(error, PoolError::InUse { .. }) && !error.retry_later());
+    assert!(
+        message.ends_with("in use by another backup daemon: stop that first, or give this one a folder of its own")
+    );
+    drop(first);
+    Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+}
+
+#[test]
+fn a_second_receiver_is_refused_until_the_first_is_gone() {
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let first = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    let second = TcpReceiver::bind(Arc::clone(&pool), "127.0.0.1:0".parse().unwrap());
+    assert!(matches!(second.unwrap_err(), FabricError::Pool(PoolError::InUse { .. })));
+    drop(first);
+    TcpReceiver::bind(pool, "127.0.0.1:0".parse().unwrap()).unwrap();
+}
+
+#[test]
+fn another_slot_size_or_fewer_slots_are_refused() {
+    let dir = folder();
+    used_pool(dir.path());
+    let (error, message) = refusal(dir.path(), 2, 2 * SLOT_SIZE);
+    assert!(matches!(error, PoolError::SlotSize { found: FILE_SIZE, .. }));
+    assert!(message.contains("has 69632 bytes, but slots of 131072 bytes need 135168: set the slot size"), "{message}");
+
+    let mut receiver = ShmReceiver::new(Pool::open(dir.path(), 8, SLOT_SIZE).unwrap()).unwrap();
+    receiver.lend(Writer(1), SlotId(7)).unwrap();
+    drop(receiver);
+    let (error, message) = refusal(dir.path(), 7, SLOT_SIZE);
+    assert!(matches!(error, PoolError::Config { .. }));
+    assert!(message.contains("slot 7 exists but only 7 slots are wanted: have at least 8 slots"), "{message}");
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let dir = folder();
+    for (slots, slot_size) in [(0, SLOT_SIZE), (1, 0), (1, 1000)] {
+        let (error, message) = refusal(dir.path(), slots, slot_size);
+        assert!(matches!(error, PoolError::Config { .. }) && message.contains("a multiple of 4096 bytes"), "{message}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_refused() {
+    let dir = folder();
+    let (error, message) = refusal(&dir.path().join("missing/pool"), 1, SLOT_SIZE);
+    assert!(matches!(error, PoolError::Io { .. }));
+    assert!(message.starts_with("create pool folder ") && message.contains("missing/pool: No such file"), "{message}");
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert!(refusal(&dir.path().join("file"), 1, SLOT_SIZE).1.contains("ot a directory"));
+    assert!(refusal(&dir.path().join("file/pool"), 1, SLOT_SIZE).1.contains("ot a directory"));
+}
+
+#[test]
+fn a_file_system_that_is_too_small_is_refused_and_told_apart() {
+    let dir = folder();
+    let (error, message) = refusal(dir.path(), 1 << 20, 1 << 31);
+    assert!(matches!(error, PoolError::NoSpace { .. }) && error.retry_later());
+    assert!(message.contains("bytes more and its file system has"), "{message}");
+}
+
+#[test]
+fn a_slot_that_is_not_a_plain_file_is_not_followed() {
+    let dir = folder();
+    let elsewhere = dir.path().join("elsewhere");
+    fs::write(&elsewhere, vec![1; FILE_SIZE as usize]).unwrap();
+    symlink(&elsewhere, dir.path().join("slot-0000.buf")).unwrap();
+    assert!(matches!(refusal(dir.path(), 1, SLOT_SIZE).0, PoolError::Io { action: "open", .. }));
+}
+
+#[test]
+fn what_a_crash_left_half_made_is_removed() {
+    let dir = folder();
+    used_pool(dir.path());
+    fs::write(dir.path().join("slot-0001.tmp"), "half").unwrap();
+    fs::write(dir.path().join("notes.txt"), "not ours").unwrap();
+    Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    assert!(!dir.path().join("slot-0001.tmp").exists());
+    assert!(dir.path().join("notes.txt").exists());
+}
+
+/// Flag and copy are two steps. A daemon that died between them leaves a file that says *ended*; one that died before
+/// the first leaves *lent*. Either way the next receiver makes the copy. What it has copied, the one after leaves
+/// alone.
+#[test]
+fn a_revocation_cut_short_is_done_again() {
+    for flag in [1, 2] {
+        let dir = folder();
+        used_pool(dir.path());
+        let path = dir.path().join("slot-0000.buf");
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        file.write_all_at(b"written by the old life", 77).unwrap();
+        file.write_all_at(&[flag, 0, 0, 0], SLOT_SIZE.into()).unwrap();
+
+        let inode = || fs::metadata(&path).unwrap().ino();
+        let old = inode();
+        let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+        drop(ShmReceiver::new(Arc::clone(&pool)).unwrap());
+        let copy = inode();
+        assert_ne!(old, copy, "the name stands for the copy");
+        file.write_all_at(b"scribbled by a zombie  ", 77).unwrap();
+        assert_eq!(&contents(&pool, 0)[77..100], b"written by the old life");
+        let mut seen = [0; 4];
+        file.read_exact_at(&mut seen, SLOT_SIZE.into()).unwrap();
+        assert_eq!(seen, [2, 0, 0, 0], "and the zombie can know");
+
+        drop(ShmReceiver::new(pool).unwrap());
+        assert_eq!(inode(), copy, "no second copy of what nobody maps");
+    }
+}
+
+#[test]
+fn released_memory_is_given_back_even_while_a_sleeping_writer_maps_it() {
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    let give_back: [fn(&Pool, &mut ShmReceiver); 3] = [
+        |pool, _| pool.release(SlotId(0)).unwrap(),
+        |_, receiver| drop(receiver.lend(Writer(1), SlotId(0)).unwrap()),
+        |_, receiver| receiver.revoke_below(Writer(2)).unwrap(),
+    ];
+    for give_back in give_back {
+        receiver.lend(Writer(1), SlotId(0)).unwrap();
+        let held = fs::File::open(pool.path(SlotId(0))).unwrap();
+        give_back(&pool, &mut receiver);
+        assert_eq!(held.metadata().unwrap().nlink(), 0);
+        assert!(held.metadata().unwrap().blocks() * 512 <= 4096, "all but the flag page");
+    }
+    pool.release(SlotId(0)).unwrap();
+    pool.release(SlotId(0)).unwrap();
+    assert!(!pool.path(SlotId(0)).exists());
+}
+
+#[test]
+#[should_panic(expected = "within its slot")]
+fn reading_beyond_the_slot_is_a_bug_of_the_caller() {
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let _ = pool.read(SlotId(0), SLOT_SIZE - 1, &mut [0; 2]);
+}

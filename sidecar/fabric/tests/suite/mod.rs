@@ -1,0 +1,146 @@
+//! The contract suite: every promise of `contract.rs`, for any fabric.
+//!
+//! A fabric joins by implementing [`Harness`] and one line of `contract_suite!` in `tests/contract.rs`. This file holds
+//! what the tests share; the promises themselves are in the files beside it.
+
+pub(crate) mod lending;
+pub(crate) mod revocation;
+pub(crate) mod writing;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tailwind_fabric::{Channel, ChannelError, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer};
+use tempfile::TempDir;
+
+/// Slots of each pool.
+pub(crate) const SLOTS: u32 = 4;
+/// Four times what the tcp receiver takes from its socket at once.
+pub(crate) const SLOT_SIZE: u32 = 1 << 20;
+/// Within this time everything that must happen has happened, on the slowest machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What the suite needs to know of a fabric.
+pub(crate) trait Harness {
+    /// A receiver over this pool.
+    fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver>;
+    /// A sender that reaches it.
+    fn sender() -> Box<dyn Sender>;
+}
+
+/// One receiver with its pool, and one sender.
+pub(crate) struct World {
+    pub(crate) dir: TempDir,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) receiver: Box<dyn Receiver>,
+    pub(crate) sender: Box<dyn Sender>,
+}
+
+impl World {
+    pub(crate) fn new<H: Harness>() -> World {
+        let dir = folder();
+        let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
+        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender: H::sender(), pool }
+    }
+
+    /// The backup daemon dies and starts again over the same memory; the sender lives on.
+    pub(crate) fn restart<H: Harness>(self) -> World {
+        let World { dir, pool, receiver, sender } = self;
+        drop(receiver);
+        drop(pool);
+        let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
+        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender, pool }
+    }
+
+    pub(crate) fn channel(&mut self, writer: u64) -> Box<dyn Channel> {
+        let answer = self.receiver.accept(Writer(writer), &self.sender.offer()).unwrap();
+        self.sender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
+    }
+
+    pub(crate) fn lend(&mut self, writer: u64, slot: u32) -> RemoteBuffer {
+        let grant = self.receiver.lend(Writer(writer), SlotId(slot)).unwrap();
+        self.sender.attach(&grant).unwrap()
+    }
+
+    /// A local buffer with these bytes, all published.
+    pub(crate) fn local(&self, bytes: &[u8]) -> SharedBuffer {
+        let (mut writer, reader) = self.sender.allocate(bytes.len() as u32).unwrap();
+        writer.tail_mut().copy_from_slice(bytes);
+        writer.publish(bytes.len() as u32);
+        reader
+    }
+
+    pub(crate) fn contents(&self, slot: u32) -> Vec<u8> {
+        let mut bytes = vec![0xee; SLOT_SIZE as usize];
+        self.pool.read(SlotId(slot), 0, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// A new folder in memory, where there is one.
+pub(crate) fn folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+/// A slot's worth of bytes none of which is zero.
+pub(crate) fn pattern(seed: u8) -> Vec<u8> {
+    // 251 is prime, so that a shift by any power of two shows.
+    let tile: Vec<u8> = (0..251).map(|at| at ^ seed | 1).collect();
+    let mut bytes = tile.repeat(SLOT_SIZE as usize / tile.len() + 1);
+    bytes.truncate(SLOT_SIZE as usize);
+    bytes
+}
+
+/// Polls until `count` further writes have completed.
+pub(crate) fn complete(channel: &mut dyn Channel, count: u32) {
+    let mut completed = 0;
+    eventually("writes complete", || {
+        completed += channel.poll().unwrap();
+        completed >= count
+    });
+    assert_eq!(completed, count, "each write completes once");
+}
+
+/// Posts empty writes until the channel fails.
+pub(crate) fn failure(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) -> ChannelError {
+    let mut failure = None;
+    eventually("the channel fails", || {
+        // A full queue is no failure, and only polling finds out what the receiver makes of it.
+        let posted = channel.post(remote, local, 0..0).err().filter(|error| *error != ChannelError::QueueFull);
+        failure = posted.or(channel.poll().err());
+        failure.is_some()
+    });
+    failure.unwrap()
+}
+
+/// Asks again and again until it is so.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "within {DEADLINE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Small, fast, and the same for the same seed (xorshift64*).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// From `TAILWIND_SEED`, or from the clock; printed either way, so that a failure can be repeated.
+    pub(crate) fn new() -> Random {
+        let clock = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+        let seed = std::env::var("TAILWIND_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(clock);
+        println!("TAILWIND_SEED={seed}");
+        Random(seed | 1)
+    }
+
+    pub(crate) fn below(&mut self, bound: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % u64::from(bound)) as u32
+    }
+}

@@ -1,0 +1,142 @@
+//! Promises 1, 2 and 6: where bytes land, what a completion means, and that a failure is final.
+
+use tailwind_fabric::ChannelError;
+
+use super::{Harness, SLOT_SIZE, World, complete, eventually, failure, pattern};
+
+pub(crate) fn bytes_land_at_the_same_offsets<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote, bytes) = (world.channel(1), world.lend(1, 2), pattern(0));
+    let local = world.local(&bytes);
+    let ranges = [SLOT_SIZE - 7..SLOT_SIZE, 0..1, 4090..4100, 100..200];
+    for range in &ranges {
+        channel.post(&remote, &local, range.clone()).unwrap();
+    }
+    complete(&mut *channel, ranges.len() as u32);
+    let mut expected = vec![0; SLOT_SIZE as usize];
+    for range in ranges {
+        let range = range.start as usize..range.end as usize;
+        expected[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    assert!(world.contents(2) == expected);
+    assert!(world.contents(1) == vec![0; SLOT_SIZE as usize], "the neighbour is untouched");
+}
+
+pub(crate) fn a_whole_slot_is_one_write<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote, bytes) = (world.channel(1), world.lend(1, 0), pattern(0));
+    let local = world.local(&bytes);
+    channel.post(&remote, &local, 0..SLOT_SIZE).unwrap();
+    complete(&mut *channel, 1);
+    assert!(world.contents(0) == bytes);
+    assert!(!channel.wants_write());
+}
+
+/// More bytes than any socket takes, so that writes are cut in pieces everywhere.
+pub(crate) fn many_large_writes_may_be_on_their_way<H: Harness>() {
+    const WRITES: u32 = 40;
+    let mut world = World::new::<H>();
+    let (mut channel, remote, bytes) = (world.channel(1), world.lend(1, 0), pattern(0));
+    let local = world.local(&bytes);
+    for start in 0..WRITES {
+        channel.post(&remote, &local, start..SLOT_SIZE - start).unwrap();
+    }
+    complete(&mut *channel, WRITES);
+    assert!(world.contents(0) == bytes);
+    assert!(!channel.wants_write());
+}
+
+pub(crate) fn writes_to_several_slots_share_a_channel<H: Harness>() {
+    let mut world = World::new::<H>();
+    let mut channel = world.channel(1);
+    let remotes = [world.lend(1, 0), world.lend(1, 1)];
+    let local = world.local(&pattern(0));
+    for at in 0..100 {
+        channel.post(&remotes[at as usize % 2], &local, at * 10..at * 10 + 10).unwrap();
+    }
+    complete(&mut *channel, 100);
+    let (even, odd) = (world.contents(0), world.contents(1));
+    assert!((0..1000).all(|at| (even[at] == 0) == (at / 10 % 2 == 1) && (odd[at] == 0) == (at / 10 % 2 == 0)));
+}
+
+pub(crate) fn every_write_completes_once_and_a_full_queue_moves_on<H: Harness>() {
+    const WRITES: u32 = 20_000;
+    let mut world = World::new::<H>();
+    let (mut channel, remote, bytes) = (world.channel(1), world.lend(1, 0), pattern(0));
+    let local = world.local(&bytes);
+    // Never polled until the queue is full, if this fabric has one.
+    let (mut posted, mut completed) = (0, 0);
+    eventually("all writes complete", || {
+        while posted < WRITES {
+            let at = posted * 40;
+            match channel.post(&remote, &local, at..at + 40) {
+                Ok(()) => posted += 1,
+                Err(ChannelError::QueueFull) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        completed += channel.poll().unwrap();
+        assert!(completed <= posted);
+        completed == WRITES
+    });
+    assert_eq!(channel.poll(), Ok(0));
+    assert!(world.contents(0)[..WRITES as usize * 40] == bytes[..WRITES as usize * 40]);
+}
+
+pub(crate) fn an_empty_write_completes_and_writes_nothing<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let local = world.local(&pattern(0));
+    channel.post(&remote, &local, 0..0).unwrap();
+    channel.post(&remote, &local, SLOT_SIZE..SLOT_SIZE).unwrap();
+    complete(&mut *channel, 2);
+    assert!(world.contents(0).iter().all(|byte| *byte == 0));
+}
+
+pub(crate) fn only_what_is_published_can_be_posted<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let (mut writer, local) = world.sender.allocate(100).unwrap();
+    writer.publish(50);
+    let _ = channel.post(&remote, &local, 40..51);
+}
+
+pub(crate) fn only_what_lies_in_the_slot_can_be_posted<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let local = world.local(&vec![1; SLOT_SIZE as usize + 1]);
+    let _ = channel.post(&remote, &local, SLOT_SIZE - 1..SLOT_SIZE + 1);
+}
+
+pub(crate) fn a_failure_is_final<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, ended, good) = (world.channel(1), world.lend(1, 0), world.lend(1, 1));
+    let local = world.local(&pattern(0));
+    world.receiver.end_lending(tailwind_fabric::SlotId(0));
+    let first = failure(&mut *channel, &ended, &local);
+    for _ in 0..3 {
+        assert_eq!(channel.post(&good, &local, 0..8), Err(first));
+        assert_eq!(channel.poll(), Err(first));
+    }
+    assert!(world.contents(1).iter().all(|byte| *byte == 0), "not even a write to a good lending");
+    let mut another = world.channel(1);
+    another.post(&good, &local, 0..8).unwrap();
+    complete(&mut *another, 1);
+}
+
+pub(crate) fn posting_and_polling_allocate_nothing<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let local = world.local(&pattern(0));
+    let mut completed = 0;
+    let counted = allocation_counter::measure(|| {
+        let mut posted = 0;
+        while completed < 10_000 {
+            while posted < 10_000 && channel.post(&remote, &local, posted..posted + 100).is_ok() {
+                posted += 1;
+            }
+            completed += channel.poll().unwrap();
+        }
+    });
+    assert_eq!((completed, counted.count_total), (10_000, 0));
+}

@@ -1,0 +1,421 @@
+//! The tcp receiver against peers that do not behave: strangers, liars, dawdlers and sleepers, on raw sockets.
+//!
+//! Hellos and frames are written out by hand here, so that a mistake in the code that makes them cannot hide itself.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
+use tailwind_fabric::{Answer, ChannelError, Grant, Offer, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer};
+use tempfile::TempDir;
+
+const SLOT_SIZE: u32 = 64 * 1024;
+const DEADLINE: Duration = Duration::from_secs(30);
+
+struct Backup {
+    _dir: TempDir,
+    pool: Arc<Pool>,
+    receiver: TcpReceiver,
+}
+
+impl Backup {
+    fn new() -> Backup {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+        let receiver = TcpReceiver::bind(Arc::clone(&pool), SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        Backup { _dir: dir, pool, receiver }
+    }
+
+    fn answer(&mut self, writer: u64) -> Answer {
+        self.receiver.accept(Writer(writer), &Offer::Tcp).unwrap()
+    }
+
+    fn secret(&mut self, writer: u64) -> String {
+        serde_json::to_value(self.answer(writer)).unwrap()["secret"].as_str().unwrap().to_owned()
+    }
+
+    fn key(&mut self, writer: u64, slot: u32) -> u64 {
+        match self.receiver.lend(Writer(writer), SlotId(slot)).unwrap() {
+            Grant::Tcp { key, length } => {
+                assert_eq!(length, SLOT_SIZE);
+                key
+            }
+            Grant::Shm { .. } => unreachable!(),
+        }
+    }
+
+    /// A connection that has said nothing.
+    fn stranger(&self) -> Peer {
+        let stream = TcpStream::connect(self.receiver.address()).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        Peer { stream, sequence: 0 }
+    }
+
+    /// A connection that has shown a secret.
+    fn peer(&mut self, writer: u64) -> Peer {
+        let mut peer = self.stranger();
+        peer.say(&hello(&self.secret(writer)));
+        assert_eq!(peer.ack(), 0);
+        peer
+    }
+
+    fn contents(&self, slot: u32) -> Vec<u8> {
+        let mut bytes = vec![0; SLOT_SIZE as usize];
+        self.pool.read(SlotId(slot), 0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn is_untouched(&self) -> bool {
+        (0..2).all(|slot| self.contents(slot).iter().all(|byte| *byte == 0))
+    }
+
+    /// A sender that behaves, to see that the receiver still serves.
+    fn still_serves(&mut self) {
+        let key = self.key(99, 1);
+        let mut peer = self.peer(99);
+        peer.write(key, 3, b"fine");
+        assert_eq!(peer.ack(), 1);
+        assert_eq!(&self.contents(1)[..8], b"\0\0\0fine\0");
+    }
+}
+
+struct Peer {
+    stream: TcpStream,
+    sequence: u32,
+}
+
+impl Peer {
+    /// Sends what the other side may have stopped reading.
+    fn say(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    fn write(&mut self, key: u64, offset: u32, bytes: &[u8]) {
+        self.sequence += 1;
+        self.say(&header(key, offset, bytes.len() as u32, self.sequence));
+        self.say(bytes);
+    }
+
+    fn ack(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.stream.read_exact(&mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Waits for the end of the connection; what came before it.
+    fn last_words(mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self.stream.read_to_end(&mut bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the connection stays open"),
+            _ => bytes,
+        }
+    }
+}
+
+fn hello(secret: &str) -> Vec<u8> {
+    [b"TWDATA1\n\x01\0", secret.as_bytes()].concat()
+}
+
+fn header(key: u64, offset: u32, length: u32, sequence: u32) -> Vec<u8> {
+    let check = !(key as u32 ^ (key >> 32) as u32 ^ offset ^ length ^ sequence);
+    [
+        &key.to_le_bytes()[..],
+        &offset.to_le_bytes(),
+        &length.to_le_bytes(),
+        &sequence.to_le_bytes(),
+        &check.to_le_bytes(),
+    ]
+    .concat()
+}
+
+/// Fails instead of hanging when something that must not wait for a peer does.
+fn promptly<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let (done, wait) = mpsc::channel();
+        scope.spawn(move || done.send(work()));
+        wait.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+            eprintln!("it waits for a peer");
+            std::process::abort()
+        })
+    })
+}
+
+#[test]
+fn a_stranger_learns_nothing() {
+    let mut backup = Backup::new();
+    let key = backup.key(1, 0);
+    let secret = backup.secret(1);
+    let mut wrong_version = hello(&secret);
+    wrong_version[8] = 2;
+    let almost = format!("{}{}", &secret[..31], if secret.ends_with('0') { '1' } else { '0' });
+    let greetings = [
+        hello(&"0".repeat(32)),
+        hello(&almost),
+        wrong_version,
+        b"GET / HTTP/1.1\r\nHost: backup\r\nUser-Agent: anything at all\r\n\r\n".to_vec(),
+        b"x".to_vec(),
+        vec![0; 100_000],
+        hello(&secret.to_uppercase().replace(|c: char| c.is_ascii_digit(), "A")),
+    ];
+    for greeting in greetings {
+        let mut stranger = backup.stranger();
+        stranger.say(&greeting);
+        stranger.say(&header(key, 0, 5, 1));
+        stranger.say(b"bytes");
+        assert_eq!(stranger.last_words(), b"");
+    }
+    assert!(backup.is_untouched());
+    backup.still_serves();
+}
+
+#[test]
+fn who_says_nothing_is_sent_away() {
+    let mut backup = Backup::new();
+    let (silent, mut slow) = (backup.stranger(), backup.stranger());
+    slow.say(b"TWDA");
+    backup.still_serves();
+    assert_eq!(silent.last_words(), b"");
+    assert_eq!(slow.last_words(), b"");
+}
+
+#[test]
+fn a_flood_of_strangers_keeps_nobody_out() {
+    let mut backup = Backup::new();
+    let mut crowd: Vec<Peer> = Vec::new();
+    for _ in 0..5 {
+        crowd.extend((0..60).map(|_| backup.stranger()));
+        backup.still_serves();
+    }
+    for stranger in crowd {
+        assert_eq!(stranger.last_words(), b"");
+    }
+}
+
+#[test]
+fn a_secret_is_good_once() {
+    let mut backup = Backup::new();
+    let secret = backup.secret(1);
+    let mut first = backup.stranger();
+    first.say(&hello(&secret));
+    assert_eq!(first.ack(), 0);
+    let mut second = backup.stranger();
+    second.say(&hello(&secret));
+    assert_eq!(second.last_words(), b"");
+    let key = backup.key(1, 0);
+    first.write(key, 0, b"!");
+    assert_eq!(first.ack(), 1, "the first goes on");
+
+    let answer = backup.answer(1);
+    TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    let refused = TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap_err();
+    assert!(refused.to_string().starts_with("open a data connection to 127.0.0.1:"), "{refused}");
+}
+
+#[test]
+fn a_hello_may_come_in_pieces_and_with_frames_behind_it() {
+    let mut backup = Backup::new();
+    let (secret, key) = (backup.secret(1), backup.key(1, 0));
+    let mut peer = backup.stranger();
+    let hello = hello(&secret);
+    let (start, end) = hello.split_at(20);
+    peer.say(start);
+    backup.still_serves();
+    peer.say(&[end, &header(key, 0, 5, 1), b"bytes"].concat());
+    assert_eq!((peer.ack(), peer.ack()), (0, 1));
+}
+
+#[test]
+fn whoever_breaks_the_rules_is_cut_off() {
+    let mut backup = Backup::new();
+    let (key, other) = (backup.key(1, 0), backup.key(2, 1));
+    let mut bad_check = header(key, 0, 4, 1);
+    bad_check[20] ^= 1;
+    let frames = [
+        ("a key that nobody has", header(key ^ 1, 0, 4, 1)),
+        ("key zero", header(0, 0, 4, 1)),
+        ("the key of another writer", header(other, 0, 4, 1)),
+        ("bytes beyond the end", header(key, SLOT_SIZE - 3, 4, 1)),
+        ("an offset beyond the end", header(key, SLOT_SIZE + 1, 0, 1)),
+        ("an offset that overflows", header(key, u32::MAX, 4, 1)),
+        ("a length that overflows", header(key, 4, u32::MAX, 1)),
+        ("a sequence with a gap", header(key, 0, 4, 2)),
+        ("a check that does not fit", bad_check),
+    ];
+    for (what, frame) in frames {
+        let mut peer = backup.peer(1);
+        peer.say(&frame);
+        peer.say(b"evil");
+        assert_eq!(peer.last_words(), b"", "{what}");
+        assert!(backup.is_untouched(), "{what}");
+    }
+    backup.receiver.end_lending(SlotId(0));
+    let mut peer = backup.peer(1);
+    peer.write(key, 0, b"late");
+    assert_eq!(peer.last_words(), b"");
+    assert!(backup.is_untouched());
+    backup.still_serves();
+}
+
+#[test]
+fn a_frame_cut_off_in_the_middle_is_never_acknowledged() {
+    let mut backup = Backup::new();
+    let key = backup.key(1, 0);
+    let mut peer = backup.peer(1);
+    peer.write(key, 0, b"whole");
+    peer.say(&header(key, 5, 100, 2));
+    peer.say(b"half");
+    peer.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(peer.last_words(), 1u64.to_le_bytes());
+    assert_eq!(&backup.contents(0)[..5], b"whole");
+}
+
+#[test]
+fn acknowledgements_are_cumulative() {
+    let mut backup = Backup::new();
+    let key = backup.key(1, 0);
+    let mut peer = backup.peer(1);
+    let frames: Vec<u8> = (1..=500).flat_map(|n| [header(key, n * 8, 8, n), vec![n as u8; 8]].concat()).collect();
+    peer.say(&frames);
+    let mut acked = 0;
+    while acked < 500 {
+        let next = peer.ack();
+        assert!(acked < next && next <= 500);
+        acked = next;
+    }
+}
+
+/// Promise 3 with a sender that has stopped in the worst places.
+#[test]
+fn revocation_waits_for_no_sender() {
+    let mut backup = Backup::new();
+    let key = backup.key(1, 0);
+    let secret = backup.secret(1);
+    let mut in_hello = backup.stranger();
+    in_hello.say(&hello(&secret)[..30]);
+    let mut in_header = backup.peer(1);
+    in_header.say(&header(key, 0, 4, 1)[..10]);
+    let mut in_payload = backup.peer(1);
+    in_payload.write(key, 0, b"done");
+    assert_eq!(in_payload.ack(), 1);
+    in_payload.say(&header(key, 4, 1000, 2));
+    in_payload.say(&[7; 500]);
+    let silent = backup.peer(1);
+    let mut spared = backup.peer(2);
+    let spared_key = backup.key(2, 1);
+
+    promptly(|| backup.receiver.revoke_below(Writer(2))).unwrap();
+    let before = backup.contents(0);
+    assert_eq!(&before[..4], b"done");
+    in_hello.say(&hello(&secret)[30..]);
+    in_header.say(&header(key, 0, 4, 1)[10..]);
+    in_header.say(b"late");
+    in_payload.say(&[7; 500]);
+    for peer in [in_hello, in_header, in_payload, silent] {
+        assert_eq!(peer.last_words(), b"");
+    }
+    assert!(backup.contents(0) == before);
+    spared.write(spared_key, 0, b"on");
+    assert_eq!(spared.ack(), 1);
+}
+
+/// A sender that never reads its acknowledgements fills the socket until the receiving thread sleeps in `send(2)`.
+#[test]
+fn revocation_wakes_a_thread_that_cannot_acknowledge() {
+    let mut backup = Backup::new();
+    let key = backup.key(1, 0);
+    let mut peer = backup.peer(1);
+    peer.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    // One small write at a time makes one acknowledgement each, until a write times out because nobody reads any more;
+    // or, where sockets are very deep, until enough is enough.
+    for sequence in 1..200_000 {
+        if peer.stream.write_all(&header(key, 0, 0, sequence)).is_err() {
+            break;
+        }
+    }
+    promptly(|| backup.receiver.revoke_below(Writer(2))).unwrap();
+    backup.still_serves();
+}
+
+#[test]
+fn a_connection_that_races_with_its_revocation_never_writes_afterwards() {
+    let mut backup = Backup::new();
+    for round in 1..200 {
+        let (secret, key) = (backup.secret(round), backup.key(round, 0));
+        let mut peer = backup.stranger();
+        let racing = thread::spawn(move || {
+            peer.say(&[hello(&secret), header(key, 0, 1, 1), b"x".to_vec()].concat());
+            peer.last_words()
+        });
+        if round % 2 == 0 {
+            thread::yield_now();
+        }
+        backup.receiver.revoke_below(Writer(round + 1)).unwrap();
+        let before = backup.contents(0);
+        let answer = racing.join().unwrap();
+        let completed = answer.ends_with(&1u64.to_le_bytes());
+        assert!(before[0] == b'x' || !completed, "round {round}: completed, so it is there");
+        assert!(backup.contents(0) == before, "round {round}");
+    }
+}
+
+#[test]
+fn dropping_the_receiver_ends_everything() {
+    let mut backup = Backup::new();
+    let (connected, stranger) = (backup.peer(1), backup.stranger());
+    let answer = backup.answer(1);
+    let Backup { _dir, pool, receiver } = backup;
+    let address = receiver.address();
+    promptly(move || drop(receiver));
+    assert_eq!(connected.last_words(), b"");
+    assert_eq!(stranger.last_words(), b"");
+    assert!(TcpSender.connect(&answer, address.ip()).is_err());
+    TcpReceiver::bind(pool, address).unwrap();
+}
+
+#[test]
+fn an_unspecified_address_means_the_host_that_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let mut receiver = TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+    let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
+    TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+}
+
+/// A receiver played by hand, to see what the sender makes of it.
+fn played(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::FabricError> {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let playing = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 42]).unwrap();
+        stream.write_all(answers).unwrap();
+        let _ = stream.read(&mut [0; 1000]);
+    });
+    let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
+    let mut channel = TcpSender.connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
+    let (mut writer, local) = TcpSender.allocate(8).unwrap();
+    writer.publish(8);
+    channel.post(&RemoteBuffer::Tcp { key: 1, length: 8 }, &local, 0..8).unwrap();
+    let error = loop {
+        match channel.poll() {
+            Ok(completed) => assert!(completed <= 1),
+            Err(error) => break error,
+        }
+    };
+    playing.join().unwrap();
+    Ok(error)
+}
+
+#[test]
+fn a_receiver_that_talks_nonsense_is_found_out() {
+    let protocol = Some(ChannelError::Protocol);
+    assert_eq!(played(b"\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0").ok(), protocol, "more acknowledged than sent");
+    assert_eq!(played(b"\0\0\0\0\0\0\0\0").ok(), Some(ChannelError::Disconnected));
+    assert!(played(b"HTTP/1.1 400 Bad Request").is_err());
+    assert!(played(b"\0\0\0").is_err());
+}

@@ -1,0 +1,122 @@
+//! One segment's copy at a backup: where its bytes are and how far it has come.
+//!
+//! Held by [`Backup`](super::Backup); a [`SlotRow`] is what of it survives a restart of the process.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Durability;
+use crate::ids::Epoch;
+use crate::layout::{Closure, SegmentIdentity};
+use crate::rpc::{CopyReport, CopyState, Purpose};
+
+/// A buffer of the backup's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Slot(pub u32);
+
+/// Where a copy's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a buffer.
+    Memory(Slot),
+    /// In a file named after the segment.
+    Disk,
+}
+
+/// How far a copy has come: `Lent` → `Closed`, or `Lent` → `Recovered` → `Closed` when its epoch was fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// A writer may write it; the closure is unknown.
+    Lent,
+    /// Its writer is fenced; the closure is what the scan found.
+    Recovered,
+    /// Whole.
+    Closed,
+    /// Was whole, but its bytes no longer match.
+    Corrupt,
+}
+
+/// What a slot is used for. Survives a restart of the process, beside the memory itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotRow {
+    /// The segment in it.
+    pub identity: SegmentIdentity,
+    /// What it was lent for.
+    pub purpose: Purpose,
+    /// The epoch it was lent to.
+    pub lender: Epoch,
+    /// Where it ends, once closed.
+    pub closed: Option<Closure>,
+}
+
+/// One segment's copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Where its bytes are.
+    pub place: Place,
+    /// How far it has come.
+    pub stage: Stage,
+    /// Where its valid bytes end, unless it is lent.
+    pub closure: Closure,
+    pub(super) purpose: Purpose,
+    pub(super) lender: Epoch,
+    /// A flush is under way.
+    pub(super) flushing: bool,
+}
+
+impl Copy {
+    pub(super) fn lent(slot: Slot, row: &SlotRow) -> Copy {
+        Copy {
+            identity: row.identity,
+            place: Place::Memory(slot),
+            stage: Stage::Lent,
+            closure: Closure::default(),
+            purpose: row.purpose,
+            lender: row.lender,
+            flushing: false,
+        }
+    }
+
+    pub(super) fn closed_in(slot: Slot, row: &SlotRow, closure: Closure) -> Copy {
+        Copy { stage: Stage::Closed, closure, flushing: true, ..Copy::lent(slot, row) }
+    }
+
+    pub(super) fn on_disk(identity: SegmentIdentity, closure: Closure) -> Copy {
+        Copy {
+            identity,
+            place: Place::Disk,
+            stage: Stage::Closed,
+            closure,
+            purpose: Purpose::Append,
+            lender: identity.epoch,
+            flushing: false,
+        }
+    }
+
+    pub(super) fn slot(&self) -> Option<Slot> {
+        match self.place {
+            Place::Memory(slot) => Some(slot),
+            Place::Disk => None,
+        }
+    }
+
+    /// True when this is the lending that `row` asks for.
+    pub(super) fn is_lending(&self, row: &SlotRow) -> bool {
+        self.stage == Stage::Lent
+            && (self.identity, self.purpose, self.lender) == (row.identity, row.purpose, row.lender)
+    }
+
+    /// As the inventory tells it. Under durability `Flushed` a copy counts as closed once it is on disk.
+    pub(super) fn report(&self, durability: Durability) -> CopyReport {
+        let memory_only = durability == Durability::Flushed && self.slot().is_some();
+        let state = match self.stage {
+            Stage::Lent | Stage::Recovered => CopyState::Open,
+            Stage::Closed if memory_only => CopyState::Open,
+            Stage::Closed => CopyState::Closed,
+            Stage::Corrupt => CopyState::Corrupt,
+        };
+        CopyReport { identity: self.identity, state, closure: self.closure }
+    }
+}

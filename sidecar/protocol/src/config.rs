@@ -1,0 +1,148 @@
+//! The configuration of a group's log: who is primary, who are the members. Changed by compare-and-swap only.
+//!
+//! Kept in the config store; proposed by [`promotion`](crate::promotion) and [`primary`](crate::primary).
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{BootId, Epoch, LogId, MemberId, SidecarId, Version};
+
+/// Most members in a set, and so most copies of a record: twice the replication factor that anyone runs in practice,
+/// and small enough for fixed arrays on the append path.
+pub const MEMBERS_MAX: usize = 8;
+
+/// Who is primary and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrimaryRef {
+    /// Its name.
+    pub id: SidecarId,
+    /// `host:port` of its control endpoint, where standbys listen for heartbeats.
+    pub control: String,
+}
+
+/// A backup in the set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberRef {
+    /// Its name.
+    pub id: MemberId,
+    /// Its memory's identity when it joined: with another identity it no longer holds what it held.
+    pub boot: BootId,
+    /// `host:port` of its control RPC.
+    pub control: String,
+}
+
+/// What the config store holds for one log. (epoch, version) grows with every change and names the content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// The log; drawn at random when the group is first started.
+    pub log: LogId,
+    /// The epoch of the current primary.
+    pub epoch: Epoch,
+    /// Raised at every change of the member set.
+    pub version: Version,
+    /// Who is primary in this epoch.
+    pub primary: PrimaryRef,
+    /// The set: an ack needs every one of them.
+    pub members: Vec<MemberRef>,
+}
+
+/// Names one content of the config store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Stamp {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The version.
+    pub version: Version,
+}
+
+impl Configuration {
+    /// What a compare-and-swap compares.
+    pub fn stamp(&self) -> Stamp {
+        Stamp { epoch: self.epoch, version: self.version }
+    }
+
+    /// The same log under a new primary, in the next epoch.
+    #[must_use]
+    pub fn claimed_by(&self, primary: PrimaryRef) -> Configuration {
+        Configuration { epoch: self.epoch.next(), version: self.version.next(), primary, ..self.clone() }
+    }
+
+    /// The same epoch with another member set.
+    #[must_use]
+    pub fn with_members(&self, members: Vec<MemberRef>) -> Configuration {
+        Configuration { version: self.version.next(), members, ..self.clone() }
+    }
+
+    /// The member of this name.
+    pub fn member(&self, id: &MemberId) -> Option<&MemberRef> {
+        self.members.iter().find(|m| m.id == *id)
+    }
+}
+
+/// A compare-and-swap: replace the content named `expected` (`None`: no content yet) by `proposed`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// What must be there now.
+    pub expected: Option<Stamp>,
+    /// What shall be there.
+    pub proposed: Configuration,
+}
+
+/// How a swap ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwapOutcome {
+    /// `proposed` is there now.
+    Applied,
+    /// Something else is there. It may be `proposed` itself, if an earlier try had gone through.
+    Conflict(Option<Configuration>),
+    /// No answer: it may or may not have happened, or may yet happen. Only the very same swap may be tried next.
+    Unknown,
+}
+
+impl SwapOutcome {
+    /// Folds "conflict with my own earlier try" into `Applied`.
+    #[must_use]
+    pub fn settle(self, proposed: &Configuration) -> SwapOutcome {
+        match self {
+            SwapOutcome::Conflict(Some(found)) if found == *proposed => SwapOutcome::Applied,
+            other => other,
+        }
+    }
+}
+
+/// What an ack promises; see "Durability modes" in the README.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// In the memory of every member.
+    #[default]
+    Memory,
+    /// As `Memory`; the administrator attests that every backup has power for its hold-up time.
+    Battery,
+    /// On the disk of every member.
+    Flushed,
+}
+
+impl std::fmt::Display for Durability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Durability::Memory => "memory",
+            Durability::Battery => "battery",
+            Durability::Flushed => "flushed",
+        })
+    }
+}
+
+/// Milliseconds since any fixed moment, from a clock that never goes back. Wall-clock time has no place in the protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// This moment plus `ms`.
+    #[must_use]
+    pub fn plus(self, ms: u64) -> Time {
+        Time(self.0 + ms)
+    }
+}

@@ -1,0 +1,300 @@
+//! The bytes of the log, defined once: segment header, record header, checksum entry, file footer.
+//!
+//! Written by [`segment`](crate::segment), read by [`scan`](crate::scan); the same bytes lie in the primary's memory, in
+//! the backups' buffers and in flushed files. Follows ATC'18 section 3.1, hardened as `docs/protocol.md`, "Log bytes",
+//! explains. All integers are little-endian and every entry starts at a multiple of [`ALIGNMENT`].
+//!
+//! ```text
+//! segment header (64)  checksum (8)  { record header (32)  payload, padded to 8 } × n  checksum (8)  ...  zeros
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+
+/// Every entry starts at a multiple of this, so that one 8-byte store writes a checksum entry.
+pub const ALIGNMENT: usize = 8;
+/// Bytes of a [`SegmentHeader`].
+pub const SEGMENT_HEADER_SIZE: usize = 64;
+/// Bytes of a [`RecordHeader`].
+pub const RECORD_HEADER_SIZE: usize = 32;
+/// Bytes of a checksum entry.
+pub const CHECKSUM_SIZE: usize = 8;
+/// Bytes of a [`Footer`].
+pub const FOOTER_SIZE: usize = 48;
+/// What every segment spends before its first record.
+pub const SEGMENT_OVERHEAD: usize = SEGMENT_HEADER_SIZE + CHECKSUM_SIZE;
+
+const _: () = assert!(SEGMENT_HEADER_SIZE.is_multiple_of(ALIGNMENT) && RECORD_HEADER_SIZE.is_multiple_of(ALIGNMENT));
+const _: () = assert!(CHECKSUM_SIZE == ALIGNMENT && FOOTER_SIZE.is_multiple_of(ALIGNMENT));
+
+/// First bytes of a segment header; the last one is the format's version. The first one doubles as the entry's type.
+pub const SEGMENT_MAGIC: [u8; 8] = *b"TWSEGMT1";
+/// First bytes of a file's footer.
+pub const FOOTER_MAGIC: [u8; 8] = *b"FWSEGMT1";
+
+/// Type byte of memory that was never written.
+pub const TYPE_UNWRITTEN: u8 = 0;
+/// Type byte of a record header.
+pub const TYPE_RECORD: u8 = b'R';
+/// Type byte of a checksum entry.
+pub const TYPE_CHECKSUM: u8 = b'C';
+/// Last byte, in address order, of a checksum entry: never zero, so an entry whose end has not landed is not an entry.
+pub const END_MARK: u8 = 0xE7;
+
+/// Largest first LSN of a segment. Half of all numbers lie beyond it, a segment holds 2 million records at most: counting
+/// on from a header that somebody made up cannot overflow.
+pub const FIRST_LSN_MAX: Lsn = Lsn(u64::MAX / 2);
+
+/// Size of a segment in bytes: a power of two between 64 KiB and 64 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct SegmentSize(u32);
+
+/// A segment size that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("segment size {0}: must be a power of two between 64 KiB and 64 MiB")]
+pub struct BadSegmentSize(String);
+
+impl SegmentSize {
+    /// Smallest: below it headers and unused ends outweigh records.
+    pub const MIN: SegmentSize = SegmentSize(64 << 10);
+    /// Largest: above it scanning r open buffers costs more than a failover may take.
+    pub const MAX: SegmentSize = SegmentSize(64 << 20);
+    /// The paper's 8 MiB.
+    pub const DEFAULT: SegmentSize = SegmentSize(8 << 20);
+
+    /// Checks a size in bytes.
+    pub fn new(bytes: u64) -> Result<SegmentSize, BadSegmentSize> {
+        match u32::try_from(bytes) {
+            Ok(size) if size.is_power_of_two() && (Self::MIN.0..=Self::MAX.0).contains(&size) => Ok(SegmentSize(size)),
+            _ => Err(BadSegmentSize(readable_size(bytes))),
+        }
+    }
+
+    /// The size in bytes.
+    pub fn bytes(self) -> u32 {
+        self.0
+    }
+
+    /// Largest record: a quarter of the segment bounds what a roll-over wastes; 1 MiB bounds how long one holds up others.
+    pub fn record_size_max(self) -> u32 {
+        (self.0 / 4).min(1 << 20)
+    }
+
+    /// Largest batch, as laid out in the log, checksum included.
+    pub fn append_size_max(self) -> u32 {
+        self.0 / 2
+    }
+}
+
+impl TryFrom<u32> for SegmentSize {
+    type Error = BadSegmentSize;
+    fn try_from(bytes: u32) -> Result<Self, BadSegmentSize> {
+        SegmentSize::new(u64::from(bytes))
+    }
+}
+
+impl From<SegmentSize> for u32 {
+    fn from(size: SegmentSize) -> u32 {
+        size.0
+    }
+}
+
+impl std::fmt::Display for SegmentSize {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&readable_size(u64::from(self.0)))
+    }
+}
+
+/// `8388608` → `8 MiB`; sizes that are no whole KiB stay bytes.
+pub fn readable_size(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(shift, _)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(|| format!("{bytes} bytes"), |(shift, unit)| format!("{} {unit}", bytes >> shift))
+}
+
+/// What a segment is, known when its buffers are lent: everything that seeds its checksum chain, and its size. Equal on
+/// every member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SegmentIdentity {
+    /// The log it belongs to.
+    pub log: LogId,
+    /// Its place in the log.
+    pub segment: SegmentId,
+    /// The epoch of the primary that opened it; no other epoch's records are in it.
+    pub epoch: Epoch,
+    /// Drawn anew at each opening.
+    pub generation: Generation,
+    /// Bytes of the buffer.
+    pub size: SegmentSize,
+}
+
+/// Which records a segment holds, where its valid bytes end, and the proof: the chain over every header up to there.
+/// Its default is the closure of a buffer in which not even the segment header is valid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Closure {
+    /// LSN of the first record, there or still to come; from the segment header, which is written when the segment
+    /// before is full, after the buffers have been lent.
+    pub first: Lsn,
+    /// LSN of the last record; the one before `first` when there is none.
+    pub last: Lsn,
+    /// End of the last accepted append.
+    pub end: Offset,
+    /// Value of the checksum chain there.
+    pub chain: Chain,
+}
+
+impl Closure {
+    /// Number of records.
+    pub fn records(&self) -> u64 {
+        if self.end == Offset(0) { 0 } else { self.last.next().0 - self.first.0 }
+    }
+}
+
+/// CRC-32 (IEEE) over the segment header and all record headers so far. Each record header carries the CRC of its
+/// payload, so the chain vouches for the payloads too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Chain(pub u32);
+
+impl Chain {
+    /// The chain after `header`.
+    #[must_use]
+    pub fn extend(self, header: &[u8]) -> Chain {
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
+        hasher.update(header);
+        Chain(hasher.finalize())
+    }
+
+    /// The checksum entry for this value: type, chain, two zero bytes, end mark; one aligned 8-byte word.
+    pub fn entry(self) -> [u8; CHECKSUM_SIZE] {
+        let [a, b, c, d] = self.0.to_le_bytes();
+        [TYPE_CHECKSUM, a, b, c, d, 0, 0, END_MARK]
+    }
+}
+
+impl SegmentIdentity {
+    /// The segment header, for a segment whose first record is `first`.
+    pub fn header(&self, first: Lsn) -> [u8; SEGMENT_HEADER_SIZE] {
+        let mut out = [0; SEGMENT_HEADER_SIZE];
+        out[0..8].copy_from_slice(&SEGMENT_MAGIC);
+        out[8..24].copy_from_slice(&self.log.0.to_le_bytes());
+        out[24..32].copy_from_slice(&self.segment.0.to_le_bytes());
+        out[32..40].copy_from_slice(&self.epoch.0.to_le_bytes());
+        out[40..48].copy_from_slice(&self.generation.0.to_le_bytes());
+        out[48..56].copy_from_slice(&first.0.to_le_bytes());
+        out[56..60].copy_from_slice(&self.size.0.to_le_bytes());
+        out
+    }
+
+    /// Reads a segment header, for files of which nothing else is known. `None`: these bytes are not one.
+    pub fn from_header(bytes: &[u8; SEGMENT_HEADER_SIZE]) -> Option<(SegmentIdentity, Lsn)> {
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let identity = SegmentIdentity {
+            log: LogId(u128::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]))),
+            segment: SegmentId(u64_at(24)),
+            epoch: Epoch(u64_at(32)),
+            generation: Generation(u64_at(40)),
+            size: SegmentSize::new(u64_at(56) & 0xffff_ffff).ok()?,
+        };
+        let first = Lsn(u64_at(48));
+        let numbered = identity.segment >= SegmentId(1) && identity.epoch >= Epoch(1);
+        let numbered = numbered && (Lsn(1)..=FIRST_LSN_MAX).contains(&first);
+        (numbered && identity.header(first) == *bytes).then_some((identity, first))
+    }
+}
+
+/// What stands before each payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Bytes of the payload.
+    pub length: u32,
+    /// CRC-32 (IEEE) of the payload.
+    pub payload_crc: u32,
+    /// The record's number.
+    pub lsn: Lsn,
+    /// The epoch of the primary that wrote it.
+    pub epoch: Epoch,
+}
+
+impl RecordHeader {
+    /// The 32 bytes: type, flags (none yet: 0), two zero bytes, length, its complement, payload CRC, LSN, epoch.
+    pub fn to_bytes(self) -> [u8; RECORD_HEADER_SIZE] {
+        let mut out = [0; RECORD_HEADER_SIZE];
+        out[0] = TYPE_RECORD;
+        out[4..8].copy_from_slice(&self.length.to_le_bytes());
+        out[8..12].copy_from_slice(&(!self.length).to_le_bytes());
+        out[12..16].copy_from_slice(&self.payload_crc.to_le_bytes());
+        out[16..24].copy_from_slice(&self.lsn.0.to_le_bytes());
+        out[24..32].copy_from_slice(&self.epoch.0.to_le_bytes());
+        out
+    }
+}
+
+/// Bytes that `length` payload bytes take, padded.
+pub fn padded(length: usize) -> usize {
+    length.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes that a record of `length` payload bytes takes, without the checksum entry of its append.
+pub fn record_size(length: usize) -> usize {
+    RECORD_HEADER_SIZE + padded(length)
+}
+
+/// How the segment in a file came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sealed {
+    /// Closed by a primary: this is the whole segment.
+    Closed,
+    /// Still open when the backup was told to end: valid up to the closure, other members may have more.
+    Open,
+}
+
+/// Last bytes of a flushed file: where the segment ends and how it came to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footer {
+    /// How the segment came to its end.
+    pub sealed: Sealed,
+    /// Where it ends; the file holds exactly these bytes before the footer.
+    pub closure: Closure,
+}
+
+impl Footer {
+    /// The 48 bytes: magic, kind, zeros, end, chain, first and last LSN, zeros, CRC-32 of all before.
+    pub fn to_bytes(self) -> [u8; FOOTER_SIZE] {
+        let mut out = [0; FOOTER_SIZE];
+        out[0..8].copy_from_slice(&FOOTER_MAGIC);
+        out[8] = match self.sealed {
+            Sealed::Closed => b'C',
+            Sealed::Open => b'O',
+        };
+        out[16..20].copy_from_slice(&self.closure.end.0.to_le_bytes());
+        out[20..24].copy_from_slice(&self.closure.chain.0.to_le_bytes());
+        out[24..32].copy_from_slice(&self.closure.first.0.to_le_bytes());
+        out[32..40].copy_from_slice(&self.closure.last.0.to_le_bytes());
+        let crc = crc32fast::hash(&out[..44]);
+        out[44..48].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Reads a footer. `None`: these bytes are not one.
+    pub fn from_bytes(bytes: &[u8; FOOTER_SIZE]) -> Option<Footer> {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let sealed = match bytes[8] {
+            b'C' => Sealed::Closed,
+            b'O' => Sealed::Open,
+            _ => return None,
+        };
+        let closure = Closure {
+            first: Lsn(u64_at(24)),
+            last: Lsn(u64_at(32)),
+            end: Offset(u32_at(16)),
+            chain: Chain(u32_at(20)),
+        };
+        let footer = Footer { sealed, closure };
+        (footer.to_bytes() == *bytes).then_some(footer)
+    }
+}

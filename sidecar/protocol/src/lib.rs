@@ -1,0 +1,16 @@
+//! Tailwind's core: log bytes, the scan, messages and the state machines that decide.
+//!
+//! No clock, socket, disk, thread or `unsafe`: inputs in, outputs out, time as an argument. The sidecar and the backup
+//! daemon carry the outputs out; a simulator can drive the very same code.
+
+pub mod backup;
+pub mod config;
+pub mod ids;
+pub mod layout;
+pub mod primary;
+pub mod promotion;
+pub mod recovery;
+pub mod rpc;
+pub mod scan;
+pub mod segment;
+pub mod socket;

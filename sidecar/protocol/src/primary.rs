@@ -1,0 +1,414 @@
+//! The primary's state machine: where each member stands, what is acknowledged, when segments roll, who is in the set.
+//!
+//! Driven by the sidecar's append path (and by the simulator). The path calls the small functions ([`Primary::appended`],
+//! [`Primary::next_post`], [`Primary::completed`], [`Primary::acked`]) for each record or batch; they allocate nothing.
+//! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
+//!
+//! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
+//! they are), [`membership`] (losing and gaining members). See "The primary" in `docs/protocol.md`.
+
+mod membership;
+mod seats;
+mod segments;
+
+use std::collections::VecDeque;
+
+use crate::config::{Configuration, Durability, MEMBERS_MAX, MemberRef, Swap, SwapOutcome, Time};
+use crate::ids::{Epoch, Lsn, Offset, Position, SegmentId};
+use crate::layout::{Closure, SegmentIdentity, SegmentSize};
+use crate::recovery::Reference;
+use crate::rpc::{CopyReport, Inventory};
+
+pub use seats::{Post, Seat, Standing};
+pub use segments::SEGMENTS_MAX;
+
+use membership::Stall;
+use seats::Member;
+use segments::Segments;
+
+/// Work requests in flight to one member. More only deepens the queue: one request carries everything appended since.
+pub const INFLIGHT_MAX: usize = 32;
+
+/// What the group wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Members that the set shall have.
+    pub backups: u8,
+    /// Members that the set must have for appends to be acknowledged; at least 1.
+    pub min_in_sync: u8,
+    /// What an ack promises.
+    pub durability: Durability,
+    /// Size of the segments to open.
+    pub segment_size: SegmentSize,
+    /// How long a member may hold up the next segment before it counts as lost.
+    pub open_patience_ms: u64,
+    /// Pause between two searches for a spare.
+    pub recruit_interval_ms: u64,
+}
+
+/// What happens to a primary, apart from appends and completions.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Answer to [`Output::Open`]: the member has lent a buffer and the path can post to it.
+    Opened(Seat, SegmentId),
+    /// Answer to [`Output::Close`].
+    Closed(Seat, SegmentId),
+    /// Answer to [`Output::Install`].
+    Installed(Seat, SegmentId),
+    /// Answer to [`Output::Flush`]: on the member's disk up to here.
+    Flushed(Seat, Position),
+    /// A member failed: its channel, its heartbeat, or an RPC that has no other remedy.
+    Lost(Seat),
+    /// Answer to [`Output::Swap`].
+    Swapped(SwapOutcome),
+    /// Answer to [`Output::Recruit`]: a backup outside the set, fenced under our epoch, with what it holds.
+    Recruited(MemberRef, Inventory),
+    /// Answer to [`Output::Recruit`]: no spare could be had this time.
+    NoSpare,
+    /// Someone has seen a newer epoch: a backup that refused, or the config store.
+    Superseded(Epoch),
+    /// The app no longer needs records below this LSN; at most one beyond the last acknowledged.
+    Trim(Lsn),
+    /// Time passes; expected every few milliseconds.
+    Tick,
+}
+
+/// Why a primary stops being one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepDown {
+    /// A newer epoch exists: someone else is primary.
+    Superseded(Epoch),
+    /// Fewer members than `min_in_sync` are left: go back to being a candidate and recover with those that return.
+    TooFewMembers {
+        /// Members left.
+        left: u8,
+        /// Members needed.
+        needed: u8,
+    },
+    /// The config store holds something that this primary did not write: find out by becoming a candidate again.
+    Confused,
+}
+
+impl std::fmt::Display for StepDown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StepDown::Superseded(epoch) => write!(f, "superseded by epoch {epoch}"),
+            StepDown::TooFewMembers { left, needed } => write!(f, "{left} members left, {needed} needed"),
+            StepDown::Confused => f.write_str("the config store holds a configuration of unknown origin"),
+        }
+    }
+}
+
+/// What a primary wants done. Outputs to one seat are carried out in order, but for [`Output::Install`], which runs beside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Open data channels to this backup and make it known to the path under this seat.
+    Connect(Seat, MemberRef),
+    /// Have local memory ready for a segment before its first `Opened` is reported.
+    Prepare(SegmentIdentity),
+    /// Ask the member for a buffer; keep asking while it says "retry later".
+    Open(Seat, SegmentIdentity),
+    /// Tell the member that the segment is whole (or, of a recovered copy, where it ends).
+    Close(Seat, SegmentIdentity, Closure),
+    /// Copy a closed segment from any other member. If none can give it, report the seat lost.
+    Install(Seat, SegmentIdentity, Closure),
+    /// Forget these copies at the member.
+    Drop(Seat, Vec<CopyReport>),
+    /// Bring a segment to the member's disk up to an offset.
+    Flush(Seat, SegmentIdentity, Offset),
+    /// Tell the member that records below are no longer needed.
+    Trim(Seat, Lsn),
+    /// Close the channels of this seat; nothing of it is awaited any more.
+    Disconnect(Seat),
+    /// The segment is closed at all members: its local memory may go.
+    Forget(SegmentId, Closure),
+    /// Change the member set. On [`SwapOutcome::Unknown`] the very same swap comes again; pause before carrying it out.
+    Swap(Swap),
+    /// Find one backup outside the set that answers, fence it under our epoch, report it.
+    Recruit,
+    /// This is no longer the primary. The last output ever.
+    StepDown(StepDown),
+}
+
+/// The ladder: each position is at most the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Positions {
+    /// On disk at every member whose completion is needed (durability `Flushed`; otherwise the last closed segment's end).
+    pub flushed: Position,
+    /// Acknowledged.
+    pub acked: Position,
+    /// In memory at every member whose completion is needed.
+    pub completed: Position,
+    /// Handed to the fabric for every such member.
+    pub posted: Position,
+    /// In the primary's own memory.
+    pub appended: Position,
+}
+
+impl Positions {
+    /// The ladder's order.
+    pub fn hold(&self) -> bool {
+        self.flushed <= self.acked
+            && self.acked <= self.completed
+            && self.completed <= self.posted
+            && self.posted <= self.appended
+    }
+}
+
+/// The state of a primary.
+#[derive(Debug)]
+pub struct Primary {
+    rules: Rules,
+    config: Configuration,
+    /// Closed at every member, oldest first.
+    closed: VecDeque<(SegmentIdentity, Closure)>,
+    segments: Segments,
+    members: [Option<Member>; MEMBERS_MAX],
+    tenancies: u32,
+    acked: Position,
+    swap: Option<Swap>,
+    recruiting: bool,
+    recruit_after: Time,
+    /// Number of the latest post to any seat.
+    posts: Post,
+    stall: Option<Stall>,
+    over: bool,
+}
+
+impl Primary {
+    /// Begins an epoch: `config` is what the config store holds (with this sidecar as primary), `reference` the recovered
+    /// log, which every member of `config` holds. `seed` feeds the generations of the segments to come.
+    pub fn new(
+        config: Configuration,
+        rules: Rules,
+        reference: &Reference,
+        seed: u64,
+        now: Time,
+        out: &mut Vec<Output>,
+    ) -> Primary {
+        let closed = reference.segments.iter().map(|segment| (segment.identity, segment.closure)).collect();
+        let segments = Segments::new(&config, &rules, reference, seed);
+        let start = segments.start();
+        let mut primary = Primary {
+            rules,
+            closed,
+            segments,
+            members: [const { None }; MEMBERS_MAX],
+            tenancies: 0,
+            acked: start,
+            swap: None,
+            recruiting: false,
+            recruit_after: now,
+            posts: Post::default(),
+            stall: None,
+            over: false,
+            config,
+        };
+        for member in primary.config.members.clone() {
+            if let Some(seat) = primary.seat(member, Standing::InSet, out) {
+                primary.trim_to_first(seat, out);
+            }
+        }
+        primary.open_ahead(out);
+        primary.check();
+        primary
+    }
+
+    /// Takes one input; appends to `out` what to do.
+    pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        if self.over {
+            return;
+        }
+        match input {
+            Input::Opened(seat, segment) => self.on_opened(seat, segment),
+            Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
+            Input::Installed(seat, segment) => self.on_installed(seat, segment),
+            Input::Flushed(seat, position) => self.on_flushed(seat, position),
+            Input::Lost(seat) => self.on_lost(seat, out),
+            Input::Swapped(outcome) => self.on_swapped(outcome, out),
+            Input::Recruited(member, inventory) => self.on_recruited(member, &inventory, out),
+            Input::NoSpare => self.on_no_spare(now),
+            Input::Superseded(epoch) => self.on_superseded(epoch, out),
+            Input::Trim(below) => self.on_trim(below, out),
+            Input::Tick => self.on_tick(now, out),
+        }
+        self.advance(out);
+    }
+
+    /// What follows from where everyone stands: acks, closes, flushes, membership.
+    fn advance(&mut self, out: &mut Vec<Output>) {
+        if self.over {
+            return;
+        }
+        self.advance_acked();
+        self.close_what_is_whole(out);
+        self.flush_what_is_completed(out);
+        self.plan_swap(out);
+        self.check();
+    }
+
+    /// The path calls this after completions or appends, once per turn: what it does besides [`Primary::acked`].
+    pub fn turn(&mut self, out: &mut Vec<Output>) {
+        self.advance(out);
+    }
+
+    // The append path: these allocate nothing.
+
+    /// The segment to append to; `None` until its buffers are lent.
+    pub fn active(&self) -> Option<SegmentIdentity> {
+        self.segments.active()
+    }
+
+    /// LSN of the first record of this epoch.
+    pub fn first(&self) -> Lsn {
+        self.segments.first_lsn()
+    }
+
+    /// The path has placed bytes in the active segment up to `end`.
+    pub fn appended(&mut self, end: Offset) {
+        self.segments.appended(end);
+    }
+
+    /// The active segment has no room for the next append: seal it and go on with the next one, if its buffers are lent.
+    /// Otherwise `None`: take no more appends for now.
+    pub fn roll(&mut self, closure: Closure, out: &mut Vec<Output>) -> Option<SegmentIdentity> {
+        if self.over || !self.next_is_ready() {
+            return None;
+        }
+        let next = self.segments.roll(closure);
+        self.open_ahead(out);
+        self.check();
+        Some(next)
+    }
+
+    /// The next bytes to post to a seat: one contiguous range of one segment. They count as posted from now on.
+    pub fn next_post(&mut self, index: usize, bytes_max: u32) -> Option<(SegmentId, Offset, Offset)> {
+        let member = self.members[index].as_mut().filter(|member| !member.lost && member.has_room())?;
+        let (from, end) = self.segments.after(member.posted)?;
+        if from.offset == end || member.opened < from.segment {
+            return None;
+        }
+        let to = Offset(end.0.min(from.offset.0.saturating_add(bytes_max)));
+        self.posts.0 += 1;
+        member.post(Position::new(from.segment, to), self.posts);
+        Some((from.segment, from.offset, to))
+    }
+
+    /// The moment after which a barrier needs a completed post at every required seat.
+    pub fn barrier(&self) -> Post {
+        self.posts
+    }
+
+    /// True when a seat has had no post since `barrier` and has lent the active segment: post it an empty range of that
+    /// segment, which counts as posted from now on.
+    pub fn probe(&mut self, index: usize, barrier: Post) -> Option<SegmentId> {
+        let active = self.segments.active_id();
+        let member = self.members[index].as_mut().filter(|member| !member.lost && member.has_room())?;
+        if member.last_posted > barrier || member.opened < active {
+            return None;
+        }
+        self.posts.0 += 1;
+        member.post(member.posted, self.posts);
+        Some(active)
+    }
+
+    /// True when every seat that acks need has completed a post made after `barrier`: nobody had fenced it by then.
+    pub fn passed(&self, barrier: Post) -> bool {
+        !self.over && self.required().all(|member| member.last_completed > barrier)
+    }
+
+    /// The oldest `count` posts of a seat have completed.
+    pub fn completed(&mut self, index: usize, count: u32) {
+        if let Some(member) = self.members[index].as_mut() {
+            member.complete(count);
+        }
+    }
+
+    /// Everything up to here may be acknowledged (S4, S7).
+    pub fn acked(&self) -> Position {
+        self.acked
+    }
+
+    /// The member set, epoch and version as last written to the config store.
+    pub fn config(&self) -> &Configuration {
+        &self.config
+    }
+
+    /// Closed segments of the log, oldest first.
+    pub fn closed(&self) -> &VecDeque<(SegmentIdentity, Closure)> {
+        &self.closed
+    }
+
+    /// True once this primary has stepped down.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Where the log stands.
+    pub fn positions(&self) -> Positions {
+        let required = || self.required();
+        let appended = self.segments.appended_position();
+        let min = |of: fn(&Member) -> Position| required().map(of).min().unwrap_or(self.acked);
+        let flushed = match self.rules.durability {
+            Durability::Flushed => min(|member| member.flushed).min(self.acked),
+            _ => self.segments.start_of_unclosed().min(self.acked),
+        };
+        Positions { flushed, acked: self.acked, completed: min(|m| m.completed), posted: min(|m| m.posted), appended }
+    }
+
+    fn advance_acked(&mut self) {
+        let reached = |member: &Member| match self.rules.durability {
+            Durability::Flushed => member.flushed.min(member.completed),
+            Durability::Memory | Durability::Battery => member.completed,
+        };
+        if let Some(acked) = self.required().map(reached).min() {
+            self.acked = self.acked.max(acked);
+        }
+    }
+
+    fn on_superseded(&mut self, epoch: Epoch, out: &mut Vec<Output>) {
+        if epoch > self.config.epoch {
+            self.step_down(StepDown::Superseded(epoch), out);
+        }
+    }
+
+    fn step_down(&mut self, why: StepDown, out: &mut Vec<Output>) {
+        self.over = true;
+        out.push(Output::StepDown(why));
+    }
+
+    // Trim: whole closed segments only, never the last one, so that the log's end is always told by a segment.
+    fn on_trim(&mut self, below: Lsn, out: &mut Vec<Output>) {
+        let Some(last) = self.closed.back() else { return };
+        let below = below.min(last.1.first);
+        while self.closed.front().is_some_and(|(_, closure)| closure.last < below) {
+            self.closed.pop_front();
+        }
+        out.extend(self.seats().map(|seat| Output::Trim(seat, below)));
+    }
+
+    /// Whoever holds this log without its trimmed beginning must be able to tell that from a loss.
+    fn trim_to_first(&self, seat: Seat, out: &mut Vec<Output>) {
+        let first = self.first_readable();
+        if first > Lsn(1) {
+            out.push(Output::Trim(seat, first));
+        }
+    }
+
+    /// First record that can be read.
+    pub fn first_readable(&self) -> Lsn {
+        self.closed.front().map_or(self.segments.first_lsn(), |(_, closure)| closure.first)
+    }
+
+    fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        self.drop_who_holds_up(now, out);
+        self.recruit(now, out);
+    }
+
+    /// What must be true between any two inputs.
+    fn check(&self) {
+        let positions = self.positions();
+        assert!(positions.hold(), "{positions:?}");
+        assert!(self.segments.len() <= SEGMENTS_MAX, "open segments are bounded");
+    }
+}

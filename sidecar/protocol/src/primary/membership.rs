@@ -1,0 +1,179 @@
+//! Losing and gaining members: one compare-and-swap at a time, and never a guess about how it ended.
+//!
+//! Part of [`Primary`](super::Primary). See "Membership" in `docs/protocol.md`.
+
+use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
+use crate::ids::SegmentId;
+use crate::layout::SegmentIdentity;
+use crate::recovery::RepairPlan;
+use crate::rpc::Inventory;
+
+use super::seats::Member;
+use super::{Output, Primary, SEGMENTS_MAX, Seat, Standing, StepDown};
+
+impl Primary {
+    pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
+        let Some(member) = self.member_mut(seat) else { return };
+        member.lost = true;
+        out.push(Output::Disconnect(seat));
+        self.clear_lost_newcomers();
+        self.forget_what_is_closed(out);
+    }
+
+    /// A newcomer that was never proposed to the config store can go without a word.
+    fn clear_lost_newcomers(&mut self) {
+        for index in 0..self.members.len() {
+            let gone = self.members[index].as_ref().is_some_and(|m| m.lost && !self.is_required(m));
+            if gone {
+                self.members[index] = None;
+            }
+        }
+    }
+
+    /// Proposes a smaller set when a member is lost, a larger one when a newcomer has caught up.
+    pub(super) fn plan_swap(&mut self, out: &mut Vec<Output>) {
+        if self.swap.is_some() {
+            return;
+        }
+        let in_set = || self.members.iter().flatten().filter(|member| member.standing == Standing::InSet);
+        let members: Vec<MemberRef> = if in_set().any(|member| member.lost) {
+            let left: Vec<MemberRef> = in_set().filter(|m| !m.lost).map(|m| m.reference.clone()).collect();
+            let needed = self.rules.min_in_sync.max(1);
+            if left.len() < usize::from(needed) {
+                return self.step_down(StepDown::TooFewMembers { left: left.len() as u8, needed }, out);
+            }
+            left
+        } else {
+            let Some(newcomer) = self.members.iter().flatten().find(|member| self.has_caught_up(member)) else {
+                return;
+            };
+            self.config.members.iter().cloned().chain([newcomer.reference.clone()]).collect()
+        };
+        let swap = Swap { expected: Some(self.config.stamp()), proposed: self.config.with_members(members) };
+        self.swap = Some(swap.clone());
+        out.push(Output::Swap(swap));
+    }
+
+    /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
+    fn has_caught_up(&self, member: &Member) -> bool {
+        let repaired = matches!(&member.standing, Standing::Newcomer { repairs } if repairs.is_empty());
+        let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
+        let reached = match self.rules.durability {
+            Durability::Flushed => member.flushed.min(member.completed),
+            _ => member.completed,
+        };
+        let opened = member.opened >= self.segments.active_id();
+        repaired && images && opened && !member.lost && reached >= self.acked
+    }
+
+    pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
+        let Some(swap) = self.swap.take() else { return };
+        match outcome.settle(&swap.proposed) {
+            SwapOutcome::Applied => self.adopt(swap),
+            // It may yet happen, so nothing else may be tried, and both sets stay needed.
+            SwapOutcome::Unknown => {
+                out.push(Output::Swap(swap.clone()));
+                self.swap = Some(swap);
+            }
+            SwapOutcome::Conflict(Some(found)) if found.epoch > self.config.epoch => {
+                self.step_down(StepDown::Superseded(found.epoch), out);
+            }
+            SwapOutcome::Conflict(_) => self.step_down(StepDown::Confused, out),
+        }
+    }
+
+    fn adopt(&mut self, swap: Swap) {
+        self.config = swap.proposed;
+        for place in &mut self.members {
+            let Some(member) = place else { continue };
+            let in_set = self.config.members.contains(&member.reference);
+            match (in_set, member.standing == Standing::InSet) {
+                (true, false) => member.standing = Standing::InSet,
+                (false, true) => *place = None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Looks for a spare when the set is too small and nobody is on the way into it.
+    pub(super) fn recruit(&mut self, now: Time, out: &mut Vec<Output>) {
+        let present = self.members.iter().flatten().count();
+        let wanted = present < usize::from(self.rules.backups) && self.swap.is_none() && self.is_ready();
+        if wanted && !self.recruiting && now >= self.recruit_after {
+            self.recruiting = true;
+            self.recruit_after = now.plus(self.rules.recruit_interval_ms);
+            out.push(Output::Recruit);
+        }
+    }
+
+    pub(super) fn on_no_spare(&mut self, now: Time) {
+        self.recruiting = false;
+        self.recruit_after = now.plus(self.rules.recruit_interval_ms);
+    }
+
+    /// A spare takes a seat: it drops what is no part of the log, lends buffers for the open end from the active segment
+    /// on, and gets everything before as closed images.
+    pub(super) fn on_recruited(&mut self, reference: MemberRef, inventory: &Inventory, out: &mut Vec<Output>) {
+        self.recruiting = false;
+        let known = self.members.iter().flatten().any(|member| member.reference.id == reference.id);
+        if known || self.config.member(&reference.id).is_some() {
+            return;
+        }
+        let mut plan = RepairPlan::new(self.closed.iter().map(|(identity, closure)| (identity, closure)), inventory);
+        let repairs = plan.close.iter().chain(&plan.install).map(|(identity, _)| identity.segment).collect();
+        // A copy of one of our own whole segments stays until the image replaces it: a drop that comes late, after this
+        // seat has been lost and taken again, could hit the image.
+        let sealed: Vec<SegmentIdentity> =
+            self.segments.iter().filter(|s| s.closure.is_some()).map(|s| s.identity).collect();
+        plan.drop.retain(|copy| !sealed.contains(&copy.identity));
+        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs }, out) else { return };
+        self.trim_to_first(seat, out);
+        if !plan.drop.is_empty() {
+            out.push(Output::Drop(seat, plan.drop));
+        }
+        out.extend(plan.close.into_iter().map(|(identity, closure)| Output::Close(seat, identity, closure)));
+        let active = self.segments.active_id();
+        let ahead = self.segments.iter().filter(|segment| segment.identity.segment >= active);
+        out.extend(ahead.map(|segment| Output::Open(seat, segment.identity)));
+        out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
+    }
+
+    pub(super) fn on_installed(&mut self, seat: Seat, segment: SegmentId) {
+        if let Some(Member { standing: Standing::Newcomer { repairs }, .. }) = self.member_mut(seat) {
+            repairs.retain(|waiting| *waiting != segment);
+        }
+    }
+
+    /// A member that has not lent the next segment for too long, or one that keeps the open end from shrinking, counts
+    /// as lost: one slow disk must not stop the group. If everybody is slow there is nobody to go on with, so wait.
+    pub(super) fn drop_who_holds_up(&mut self, now: Time, out: &mut Vec<Output>) {
+        let active = self.segments.active_id();
+        let oldest = self.segments.oldest();
+        let wanted = if self.is_ready() { active.next() } else { active };
+        // With the open end full nobody was asked for the next one: then the oldest is what holds up.
+        let asked = self.segments.get(wanted).is_some();
+        let full = self.segments.len() == SEGMENTS_MAX;
+        let holds_up = |m: &&Member| {
+            let opens_late = asked && m.opened < wanted && self.is_required(m);
+            let closes_late = full && m.first_opened <= oldest && m.closed < oldest;
+            !m.lost && (opens_late || closes_late)
+        };
+        let slow: Vec<Seat> = self.members.iter().flatten().filter(holds_up).map(|member| member.seat).collect();
+        let left = self.required().filter(|m| !m.lost && !slow.contains(&m.seat)).count();
+        let stall = Stall { since: now, oldest, active };
+        match self.stall.filter(|known| (known.oldest, known.active) == (oldest, active) && !slow.is_empty()) {
+            None => self.stall = (!slow.is_empty()).then_some(stall),
+            Some(known) if now < known.since.plus(self.rules.open_patience_ms) => {}
+            Some(_) if left < usize::from(self.rules.min_in_sync.max(1)) => {}
+            Some(_) => slow.into_iter().for_each(|seat| self.on_lost(seat, out)),
+        }
+    }
+}
+
+/// Since when neither end of the open segments has moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    since: Time,
+    oldest: SegmentId,
+    active: SegmentId,
+}

@@ -1,0 +1,137 @@
+//! Members as the append path sees them: a fixed number of seats, each with its own place in the log.
+//!
+//! Held by [`Primary`](super::Primary).
+
+use std::collections::VecDeque;
+
+use crate::config::MemberRef;
+use crate::ids::{Position, SegmentId};
+
+use super::{INFLIGHT_MAX, Output, Primary};
+
+/// A member's place on the append path. A seat that is taken again has another tenancy, so that late answers meant for
+/// the one who sat there before are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Seat {
+    /// Index into the path's arrays, below `MEMBERS_MAX`.
+    pub index: u8,
+    /// Grows with every new occupant of any seat.
+    pub tenancy: u32,
+}
+
+/// Counts the posts to all seats together, so that "after this moment" means the same for each of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Post(pub(super) u64);
+
+/// What a member is to the set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// In the set: acks need it.
+    InSet,
+    /// Being caught up; counts for nothing until it is swapped in.
+    Newcomer {
+        /// Closed segments that it does not hold yet.
+        repairs: Vec<SegmentId>,
+    },
+}
+
+/// One member, in the set or on its way into it.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) seat: Seat,
+    pub(super) reference: MemberRef,
+    pub(super) standing: Standing,
+    /// Failed; nothing more is posted. If it is in the set, acks stop until it is swapped out.
+    pub(super) lost: bool,
+    /// First segment that it is asked to lend in this epoch.
+    pub(super) first_opened: SegmentId,
+    /// Last segment that it has lent; 0 before the first.
+    pub(super) opened: SegmentId,
+    pub(super) posted: Position,
+    pub(super) completed: Position,
+    pub(super) flushed: Position,
+    pub(super) flushing: bool,
+    /// Last segment for which a close was sent.
+    pub(super) closing: SegmentId,
+    /// Last segment that it has closed.
+    pub(super) closed: SegmentId,
+    /// Ends and numbers of the posts in flight, oldest first. Never grows beyond [`INFLIGHT_MAX`].
+    pub(super) in_flight: VecDeque<(Position, Post)>,
+    /// Its latest post.
+    pub(super) last_posted: Post,
+    /// Its latest post that has completed.
+    pub(super) last_completed: Post,
+}
+
+impl Member {
+    pub(super) fn has_room(&self) -> bool {
+        self.in_flight.len() < INFLIGHT_MAX
+    }
+
+    pub(super) fn post(&mut self, end: Position, post: Post) {
+        (self.posted, self.last_posted) = (end, post);
+        self.in_flight.push_back((end, post));
+    }
+
+    pub(super) fn complete(&mut self, count: u32) {
+        for _ in 0..count {
+            let oldest = self.in_flight.pop_front().expect("only what was posted completes");
+            (self.completed, self.last_completed) = oldest;
+        }
+    }
+}
+
+impl Primary {
+    /// Gives a member a free seat, connects it and has it lend the active segment and the one ahead.
+    pub(super) fn seat(&mut self, reference: MemberRef, standing: Standing, out: &mut Vec<Output>) -> Option<Seat> {
+        let index = self.members.iter().position(Option::is_none)?;
+        self.tenancies += 1;
+        let seat = Seat { index: index as u8, tenancy: self.tenancies };
+        let start = self.segments.start();
+        let before = SegmentId(start.segment.0 - 1);
+        self.members[index] = Some(Member {
+            seat,
+            reference: reference.clone(),
+            standing,
+            lost: false,
+            first_opened: start.segment,
+            opened: SegmentId(0),
+            posted: start,
+            completed: start,
+            flushed: start,
+            flushing: false,
+            closing: before,
+            closed: before,
+            in_flight: VecDeque::with_capacity(INFLIGHT_MAX),
+            last_posted: Post::default(),
+            last_completed: Post::default(),
+        });
+        out.push(Output::Connect(seat, reference));
+        Some(seat)
+    }
+
+    /// The member in this seat, if it is still the same one.
+    pub(super) fn member_mut(&mut self, seat: Seat) -> Option<&mut Member> {
+        self.members.get_mut(usize::from(seat.index))?.as_mut().filter(|member| member.seat == seat && !member.lost)
+    }
+
+    /// Seats of all members that are not lost.
+    pub(super) fn seats(&self) -> impl Iterator<Item = Seat> {
+        self.members.iter().flatten().filter(|member| !member.lost).map(|member| member.seat)
+    }
+
+    /// Everyone whose completion an ack needs: the set and, while a swap is in flight, also the proposed set (S7).
+    pub(super) fn required(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten().filter(|member| self.is_required(member))
+    }
+
+    pub(super) fn is_required(&self, member: &Member) -> bool {
+        let proposed = self.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&member.reference));
+        member.standing == Standing::InSet || proposed
+    }
+
+    /// Everyone the path knows: name, whether in the set, whether lost, how far completed. For status.
+    pub fn roster(&self) -> impl Iterator<Item = (&MemberRef, &Standing, bool, Position)> {
+        self.members.iter().flatten().map(|m| (&m.reference, &m.standing, m.lost, m.completed))
+    }
+}

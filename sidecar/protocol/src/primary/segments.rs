@@ -1,0 +1,272 @@
+//! The open end of the log: segments that are not yet closed at every member, the active one, and the one opened ahead.
+//!
+//! Held by [`Primary`](super::Primary).
+
+use std::collections::VecDeque;
+
+use crate::config::{Configuration, Durability};
+use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId};
+use crate::layout::{Closure, SegmentIdentity, SegmentSize};
+use crate::recovery::Reference;
+
+use super::seats::Member;
+use super::{Output, Primary, Rules, Seat, Standing};
+
+/// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and
+/// four whose closes are on their way.
+pub const SEGMENTS_MAX: usize = 6;
+
+/// One segment of the open end.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) identity: SegmentIdentity,
+    /// Bytes placed so far.
+    end: Offset,
+    /// Where it ends for good.
+    pub(super) closure: Option<Closure>,
+}
+
+/// The open end of the log, oldest first.
+#[derive(Debug)]
+pub(super) struct Segments {
+    log: LogId,
+    epoch: Epoch,
+    size: SegmentSize,
+    first_lsn: Lsn,
+    open: VecDeque<Segment>,
+    /// The segment being appended to, once its buffers are lent.
+    active: SegmentId,
+    next: SegmentId,
+    random: u64,
+}
+
+impl Segments {
+    pub(super) fn new(config: &Configuration, rules: &Rules, reference: &Reference, seed: u64) -> Segments {
+        let last = reference.last_segment();
+        Segments {
+            log: config.log,
+            epoch: config.epoch,
+            size: rules.segment_size,
+            first_lsn: reference.last().next(),
+            open: VecDeque::with_capacity(SEGMENTS_MAX),
+            active: last.next(),
+            next: last.next(),
+            random: seed,
+        }
+    }
+
+    /// Before the first byte of this epoch.
+    pub(super) fn start(&self) -> Position {
+        Position::new(self.active, Offset(0))
+    }
+
+    pub(super) fn first_lsn(&self) -> Lsn {
+        self.first_lsn
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.open.iter()
+    }
+
+    pub(super) fn get(&self, segment: SegmentId) -> Option<&Segment> {
+        let front = self.open.front()?.identity.segment;
+        self.open.get(usize::try_from(segment.0.checked_sub(front.0)?).ok()?)
+    }
+
+    fn get_mut(&mut self, segment: SegmentId) -> Option<&mut Segment> {
+        let front = self.open.front()?.identity.segment;
+        self.open.get_mut(usize::try_from(segment.0.checked_sub(front.0)?).ok()?)
+    }
+
+    /// Adds one more segment at the end.
+    pub(super) fn push(&mut self) -> SegmentIdentity {
+        let identity = SegmentIdentity {
+            log: self.log,
+            segment: self.next,
+            epoch: self.epoch,
+            generation: Generation(split_mix(&mut self.random)),
+            size: self.size,
+        };
+        self.next = self.next.next();
+        self.open.push_back(Segment { identity, end: Offset(0), closure: None });
+        identity
+    }
+
+    pub(super) fn active(&self) -> Option<SegmentIdentity> {
+        self.get(self.active).map(|segment| segment.identity)
+    }
+
+    pub(super) fn active_id(&self) -> SegmentId {
+        self.active
+    }
+
+    pub(super) fn appended(&mut self, end: Offset) {
+        let active = self.active;
+        let segment = self.get_mut(active).expect("appends go to an open segment");
+        assert!(end >= segment.end && end.0 <= segment.identity.size.bytes());
+        segment.end = end;
+    }
+
+    pub(super) fn roll(&mut self, closure: Closure) -> SegmentIdentity {
+        let active = self.active;
+        let segment = self.get_mut(active).expect("the active segment is open");
+        assert_eq!(segment.end, closure.end, "a segment is sealed where its last append ended");
+        segment.closure = Some(closure);
+        self.active = active.next();
+        self.get(self.active).expect("the next segment was opened ahead").identity
+    }
+
+    /// Where to go on after `at`, and how far that segment reaches: the end of a sealed segment is the start of the next.
+    pub(super) fn after(&self, at: Position) -> Option<(Position, Offset)> {
+        let here = self.get(at.segment);
+        let at = match here {
+            Some(segment) if segment.closure.is_none() || at.offset < segment.end => at,
+            // Whole, or closed everywhere and forgotten.
+            _ => Position::new(at.segment.next(), Offset(0)),
+        };
+        self.get(at.segment).map(|segment| (at, segment.end))
+    }
+
+    /// The oldest open segment.
+    pub(super) fn oldest(&self) -> SegmentId {
+        self.open.front().map_or(self.active, |segment| segment.identity.segment)
+    }
+
+    pub(super) fn appended_position(&self) -> Position {
+        let end = self.get(self.active).map_or(Offset(0), |segment| segment.end);
+        Position::new(self.active, end)
+    }
+
+    pub(super) fn start_of_unclosed(&self) -> Position {
+        Position::new(self.oldest(), Offset(0))
+    }
+
+    /// Takes the oldest segment out, if it is sealed.
+    pub(super) fn pop_sealed(&mut self) -> Option<(SegmentIdentity, Closure)> {
+        let closure = self.open.front()?.closure?;
+        self.open.pop_front().map(|segment| (segment.identity, closure))
+    }
+}
+
+impl Primary {
+    /// Opens buffers until there is an active segment and one ahead.
+    pub(super) fn open_ahead(&mut self, out: &mut Vec<Output>) {
+        while self.segments.next <= self.segments.active_id().next() && self.segments.len() < SEGMENTS_MAX {
+            let identity = self.segments.push();
+            out.push(Output::Prepare(identity));
+            out.extend(self.seats().map(|seat| Output::Open(seat, identity)));
+        }
+    }
+
+    /// True when every seat that acks need has lent the segment after the active one.
+    pub(super) fn next_is_ready(&self) -> bool {
+        let next = self.segments.active_id().next();
+        self.segments.get(next).is_some() && self.required().all(|member| member.opened >= next)
+    }
+
+    /// True when every seat that acks need has lent the active segment: appends may begin.
+    pub fn is_ready(&self) -> bool {
+        let active = self.segments.active_id();
+        !self.over && self.segments.active().is_some() && self.required().all(|member| member.opened >= active)
+    }
+
+    pub(super) fn on_opened(&mut self, seat: Seat, segment: SegmentId) {
+        let known = self.segments.get(segment).is_some();
+        if let Some(member) = self.member_mut(seat).filter(|_| known) {
+            member.opened = member.opened.max(segment);
+        }
+    }
+
+    /// Sends closes for sealed segments that are acknowledged as a whole; forgets those closed everywhere.
+    pub(super) fn close_what_is_whole(&mut self, out: &mut Vec<Output>) {
+        for segment in self.segments.iter() {
+            let Some(closure) = segment.closure else { break };
+            let id = segment.identity.segment;
+            let whole = Position::new(id, closure.end);
+            if self.acked < whole {
+                break;
+            }
+            for member in self.members.iter_mut().flatten() {
+                let has_it = member.opened >= id && member.completed >= whole && member.first_opened <= id;
+                if has_it && !member.lost && member.closing < id {
+                    member.closing = id;
+                    out.push(Output::Close(member.seat, segment.identity, closure));
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_closed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
+        let Some(member) = self.member_mut(seat) else { return };
+        member.closed = member.closed.max(segment);
+        if let Standing::Newcomer { repairs } = &mut member.standing {
+            repairs.retain(|waiting| *waiting != segment);
+        }
+        self.forget_what_is_closed(out);
+    }
+
+    pub(super) fn forget_what_is_closed(&mut self, out: &mut Vec<Output>) {
+        loop {
+            let id = self.segments.oldest();
+            let waits = |member: &Member| !member.lost && member.first_opened <= id && member.closed < id;
+            if self.members.iter().flatten().any(waits) {
+                return;
+            }
+            // With every member lost nobody is waited for, and nobody has it either.
+            let whole = self.segments.get(id).and_then(|segment| segment.closure).map(|closure| closure.end);
+            if whole.is_none_or(|end| self.acked < Position::new(id, end)) {
+                return;
+            }
+            let Some((identity, closure)) = self.segments.pop_sealed() else { return };
+            self.closed.push_back((identity, closure));
+            out.push(Output::Forget(id, closure));
+            // A newcomer that came after this segment was active needs it as a closed image.
+            for member in self.members.iter_mut().flatten().filter(|member| member.first_opened > id) {
+                if let Standing::Newcomer { repairs } = &mut member.standing {
+                    repairs.push(id);
+                    out.push(Output::Install(member.seat, identity, closure));
+                }
+            }
+            self.open_ahead(out);
+        }
+    }
+
+    /// Durability `Flushed`: one flush on its way per member, always up to the last completion.
+    pub(super) fn flush_what_is_completed(&mut self, out: &mut Vec<Output>) {
+        if self.rules.durability != Durability::Flushed {
+            return;
+        }
+        for member in self.members.iter_mut().flatten().filter(|member| !member.lost && !member.flushing) {
+            let Some((from, end)) = self.segments.after(member.flushed) else { continue };
+            let until = if member.completed.segment == from.segment { member.completed.offset } else { end };
+            let to = Position::new(from.segment, until);
+            if let Some(segment) = self.segments.get(from.segment)
+                && from < to
+                && to <= member.completed
+            {
+                member.flushing = true;
+                out.push(Output::Flush(member.seat, segment.identity, until));
+            }
+        }
+    }
+
+    pub(super) fn on_flushed(&mut self, seat: Seat, position: Position) {
+        if let Some(member) = self.member_mut(seat) {
+            member.flushing = false;
+            member.flushed = member.flushed.max(position);
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): spreads one random seed over the generations of an epoch.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,466 @@
+//! The way from candidate to primary: claim the epoch, fence the members, choose the log, make every member hold it, drop
+//! who is unreachable from the set.
+//!
+//! Driven by the sidecar (and by the simulator). Every step can be repeated: after any failure the machine goes back to
+//! reading the configuration and runs the ordinary path again under a higher epoch; there are no repair branches.
+//! Nothing of the recovered log may be shown to the app before [`Output::Won`]. See "Promotion" in `docs/protocol.md`.
+
+use std::collections::BTreeMap;
+
+use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
+use crate::ids::{Epoch, LogId, MemberId, SegmentId, Version};
+use crate::layout::{Closure, SegmentIdentity};
+use crate::recovery::{Damage, Reference, RepairPlan};
+use crate::rpc::{CopyReport, Inventory};
+
+/// What the group wants of a promotion.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Members that a new group shall have.
+    pub backups: u8,
+    /// Members that must be fenced, and hold the log, before there is a primary.
+    pub min_in_sync: u8,
+    /// How long to wait for the slower members once enough have been fenced.
+    pub fence_patience_ms: u64,
+    /// Pause between two tries of whatever failed.
+    pub retry_ms: u64,
+}
+
+/// How a call to a member failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The member has promised a newer epoch.
+    Superseded(Epoch),
+    /// It does not answer, or cannot do it; why, for people.
+    Unreachable(String),
+}
+
+/// What happens to a promotion.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Answer to [`Output::ReadConfig`]; the error is for people.
+    Read(Result<Option<Configuration>, String>),
+    /// Answer to [`Output::Survey`]: every backup that answered.
+    Surveyed(Vec<(MemberRef, Inventory)>),
+    /// Answer to [`Output::Swap`].
+    Swapped(SwapOutcome),
+    /// Answer to [`Output::Fence`].
+    Fenced(Epoch, MemberId, Result<Inventory, Failure>),
+    /// Answer to [`Output::Drop`], [`Output::Close`] and [`Output::Install`].
+    Repaired(Epoch, Task, Result<(), Failure>),
+    /// Time passes; expected every few milliseconds.
+    Tick,
+}
+
+/// One piece of work at one member.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Task {
+    /// Forget what is no part of the log.
+    Drop(MemberId),
+    /// Close the copy that is there.
+    Close(MemberId, SegmentId),
+    /// Copy the closed image from another member.
+    Install(MemberId, SegmentId),
+}
+
+/// What a promotion wants done. Answers may come in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Read the config store.
+    ReadConfig,
+    /// Ask all known backups what they hold, without changing anything: there is no configuration yet.
+    Survey,
+    /// Compare-and-swap. On [`SwapOutcome::Unknown`] the very same swap comes again.
+    Swap(Swap),
+    /// Fence this member under the configuration's epoch.
+    Fence(Configuration, MemberRef),
+    /// Forget these copies.
+    Drop(Configuration, MemberRef, Vec<CopyReport>),
+    /// Close this copy where the recovered log says.
+    Close(Configuration, MemberRef, SegmentIdentity, Closure),
+    /// Copy a closed segment to this member from one of the holders.
+    Install(Configuration, MemberRef, SegmentIdentity, Closure, Vec<MemberId>),
+    /// Something is missing that only time or a person can bring; the promotion goes on trying.
+    Waiting(Waiting),
+    /// This sidecar is primary: every member of the configuration holds the recovered log. The last output.
+    Won(Configuration, Reference),
+    /// Another sidecar has claimed a newer epoch. The last output.
+    Lost(Epoch),
+}
+
+/// What a promotion waits for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Waiting {
+    /// The config store does not answer.
+    #[error("the config store cannot be read: {0}")]
+    ConfigStore(String),
+    /// A new group needs empty backups.
+    #[error("{empty} empty backups answer, {needed} needed to start the group")]
+    Backups {
+        /// Backups that answer and are bound to no log.
+        empty: u8,
+        /// Backups needed.
+        needed: u8,
+    },
+    /// The config store is empty, but a backup holds a log.
+    #[error(
+        "the config store is empty, but backup {member} holds log {log}: point the sidecar to the store of that log, or \
+         start the backup with empty folders"
+    )]
+    StoreForgot {
+        /// The backup.
+        member: MemberId,
+        /// The log it holds.
+        log: LogId,
+    },
+    /// Too few members of the last set answer with the memory they had.
+    #[error("{fenced} of the last set's members hold their log, {needed} needed; missing: {missing}")]
+    Members {
+        /// Members fenced.
+        fenced: u8,
+        /// Members needed.
+        needed: u8,
+        /// Who is missing and why.
+        missing: String,
+    },
+    /// The fenced members' copies do not make up a whole log; a missing member may have the rest.
+    #[error("the log cannot be put together yet: {0}")]
+    Damage(Damage),
+}
+
+#[derive(Debug)]
+enum State {
+    Reading,
+    /// Until the next try.
+    Pausing(Time),
+    Surveying(Survey),
+    Claiming(Swap),
+    Fencing(Fencing),
+    Repairing(Recovered, Vec<Task>),
+    Shrinking(Recovered, Swap),
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Survey {
+    since: Time,
+    /// When to ask again, after too few have answered.
+    retry_at: Option<Time>,
+}
+
+#[derive(Debug)]
+struct Fencing {
+    config: Configuration,
+    since: Time,
+    retry_at: Time,
+    /// The answer of each member that has answered.
+    answers: BTreeMap<MemberId, Result<Inventory, String>>,
+    /// The log could not be put together from these answers.
+    damage: Option<Damage>,
+}
+
+#[derive(Debug)]
+struct Recovered {
+    config: Configuration,
+    /// Members that were fenced in time.
+    fenced: Vec<MemberRef>,
+    reference: Reference,
+    plans: Vec<(MemberRef, RepairPlan)>,
+}
+
+/// The state of a promotion.
+#[derive(Debug)]
+pub struct Promotion {
+    me: PrimaryRef,
+    rules: Rules,
+    /// For a new group.
+    new_log: LogId,
+    state: State,
+    /// The epoch that this candidate last claimed; someone else's beyond it means that the race is lost.
+    claimed: Option<Epoch>,
+}
+
+impl Promotion {
+    /// Starts a promotion. `new_log` names the log if there is none yet.
+    pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, out: &mut Vec<Output>) -> Promotion {
+        out.push(Output::ReadConfig);
+        Promotion { me, rules, new_log, state: State::Reading, claimed: None }
+    }
+
+    /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
+    pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Read(result) => self.on_read(now, result, out),
+            Input::Surveyed(found) => self.on_surveyed(now, &found, out),
+            Input::Swapped(outcome) => self.on_swapped(now, outcome, out),
+            Input::Fenced(epoch, member, result) => self.on_fenced(now, epoch, member, result, out),
+            Input::Repaired(epoch, task, result) => self.on_repaired(now, epoch, &task, result, out),
+            Input::Tick => self.on_tick(now, out),
+        }
+    }
+
+    fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
+        if !matches!(self.state, State::Reading) {
+            return;
+        }
+        match result {
+            Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
+            Ok(None) => {
+                self.state = State::Surveying(Survey { since: now, retry_at: None });
+                out.push(Output::Survey);
+            }
+            Ok(Some(found)) => {
+                let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed && found.primary != self.me);
+                if beaten {
+                    return self.lose(found.epoch, out);
+                }
+                self.swap(Some(&found), found.claimed_by(self.me.clone()), out);
+            }
+        }
+    }
+
+    // A new group: its first members are backups that have never belonged to a log.
+    fn on_surveyed(&mut self, now: Time, found: &[(MemberRef, Inventory)], out: &mut Vec<Output>) {
+        let State::Surveying(Survey { since, .. }) = self.state else { return };
+        if let Some((member, log)) = found.iter().find_map(|(member, i)| Some((member, i.log?))) {
+            return self.wait(now, Waiting::StoreForgot { member: member.id.clone(), log }, out);
+        }
+        let patient = now < since.plus(self.rules.fence_patience_ms);
+        let needed = if patient { self.rules.backups } else { self.needed() as u8 };
+        if found.len() < usize::from(needed) {
+            if !patient {
+                return self.wait(now, Waiting::Backups { empty: found.len() as u8, needed }, out);
+            }
+            // Backups of a group that is just being started come up one after the other.
+            self.state = State::Surveying(Survey { since, retry_at: Some(now.plus(self.rules.retry_ms)) });
+            return;
+        }
+        let wanted = usize::from(self.rules.backups).min(MEMBERS_MAX);
+        let proposed = Configuration {
+            log: self.new_log,
+            epoch: Epoch(1),
+            version: Version(1),
+            primary: self.me.clone(),
+            members: found.iter().map(|(member, _)| member.clone()).take(wanted).collect(),
+        };
+        self.swap(None, proposed, out);
+    }
+
+    fn swap(&mut self, found: Option<&Configuration>, proposed: Configuration, out: &mut Vec<Output>) {
+        let swap = Swap { expected: found.map(Configuration::stamp), proposed };
+        self.state = State::Claiming(swap.clone());
+        out.push(Output::Swap(swap));
+    }
+
+    fn on_swapped(&mut self, now: Time, outcome: SwapOutcome, out: &mut Vec<Output>) {
+        let swap = match &self.state {
+            State::Claiming(swap) | State::Shrinking(_, swap) => swap.clone(),
+            _ => return,
+        };
+        match outcome.settle(&swap.proposed) {
+            SwapOutcome::Unknown => out.push(Output::Swap(swap)),
+            SwapOutcome::Conflict(Some(found)) if found.epoch >= swap.proposed.epoch => self.lose(found.epoch, out),
+            SwapOutcome::Conflict(_) => self.pause(now),
+            SwapOutcome::Applied => match std::mem::replace(&mut self.state, State::Over) {
+                State::Shrinking(recovered, swap) => out.push(Output::Won(swap.proposed, recovered.reference)),
+                _ => self.fence(now, swap.proposed, out),
+            },
+        }
+    }
+
+    fn fence(&mut self, now: Time, config: Configuration, out: &mut Vec<Output>) {
+        self.claimed = Some(config.epoch);
+        out.extend(config.members.iter().map(|member| Output::Fence(config.clone(), member.clone())));
+        let retry_at = now.plus(self.rules.retry_ms);
+        self.state = State::Fencing(Fencing { config, since: now, retry_at, answers: BTreeMap::new(), damage: None });
+    }
+
+    fn on_fenced(
+        &mut self,
+        now: Time,
+        epoch: Epoch,
+        member: MemberId,
+        result: Result<Inventory, Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        let State::Fencing(fencing) = &mut self.state else { return };
+        let Some(known) = fencing.config.member(&member).filter(|_| fencing.config.epoch == epoch) else { return };
+        let answer = match result {
+            Err(Failure::Superseded(epoch)) => return self.lose(epoch, out),
+            Err(Failure::Unreachable(why)) => Err(why),
+            // It has come back without the memory that made it a member: it may miss acknowledged records.
+            Ok(inventory) if inventory.boot != known.boot => Err("its memory is new".to_owned()),
+            Ok(inventory) => Ok(inventory),
+        };
+        fencing.answers.insert(member, answer);
+        fencing.damage = None;
+        self.choose(now, out);
+    }
+
+    /// Goes on once every member is fenced, or enough are and patience has run out.
+    fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
+        let needed = self.needed();
+        let State::Fencing(fencing) = &mut self.state else { return };
+        let needed = needed.min(fencing.config.members.len());
+        let fenced: Vec<&Inventory> = fencing.answers.values().flatten().collect();
+        let all = fenced.len() == fencing.config.members.len();
+        let patience_over = now >= fencing.since.plus(self.rules.fence_patience_ms);
+        if !all && (fenced.len() < needed || !patience_over) {
+            return;
+        }
+        let reference = match Reference::assemble(fenced.iter().copied()) {
+            Ok(reference) => reference,
+            // Go on asking, those too that have answered: a person may bring back what one of them has lost.
+            Err(damage) => return fencing.damage = Some(damage),
+        };
+        let segments = || reference.segments.iter().map(|segment| (&segment.identity, &segment.closure));
+        let plan = |inventory: &&Inventory| {
+            let member = fencing.config.member(&inventory.member).cloned();
+            member.map(|member| (member, RepairPlan::new(segments(), inventory)))
+        };
+        let plans: Vec<(MemberRef, RepairPlan)> = fenced.iter().filter_map(plan).collect();
+        let recovered = Recovered {
+            config: fencing.config.clone(),
+            fenced: plans.iter().map(|(member, _)| member.clone()).collect(),
+            reference,
+            plans,
+        };
+        self.begin_repair(recovered, out);
+    }
+
+    /// First drops and closes: an image can be copied only from a copy that is closed.
+    fn begin_repair(&mut self, recovered: Recovered, out: &mut Vec<Output>) {
+        let mut tasks = Vec::new();
+        for (member, plan) in &recovered.plans {
+            let config = || recovered.config.clone();
+            if !plan.drop.is_empty() {
+                tasks.push(Task::Drop(member.id.clone()));
+                out.push(Output::Drop(config(), member.clone(), plan.drop.clone()));
+            }
+            for (identity, closure) in &plan.close {
+                tasks.push(Task::Close(member.id.clone(), identity.segment));
+                out.push(Output::Close(config(), member.clone(), *identity, *closure));
+            }
+        }
+        self.state = State::Repairing(recovered, tasks);
+        self.go_on_repairing(out);
+    }
+
+    fn on_repaired(
+        &mut self,
+        now: Time,
+        epoch: Epoch,
+        task: &Task,
+        result: Result<(), Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        let State::Repairing(recovered, tasks) = &mut self.state else { return };
+        if recovered.config.epoch != epoch {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                tasks.retain(|waiting| waiting != task);
+                self.go_on_repairing(out);
+            }
+            Err(Failure::Superseded(epoch)) => self.lose(epoch, out),
+            Err(Failure::Unreachable(_)) => self.pause(now),
+        }
+    }
+
+    /// When a round of work is done: then images, then the set, then the win.
+    fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
+        let State::Repairing(recovered, tasks) = &mut self.state else { return };
+        if !tasks.is_empty() {
+            return;
+        }
+        for (member, plan) in &mut recovered.plans {
+            for (identity, closure) in std::mem::take(&mut plan.install) {
+                let known = recovered.reference.segments.iter().find(|s| s.identity.segment == identity.segment);
+                let holders = known.map(|segment| segment.holders.clone()).unwrap_or_default();
+                tasks.push(Task::Install(member.id.clone(), identity.segment));
+                out.push(Output::Install(recovered.config.clone(), member.clone(), identity, closure, holders));
+            }
+        }
+        if !tasks.is_empty() {
+            return;
+        }
+        let State::Repairing(recovered, _) = std::mem::replace(&mut self.state, State::Over) else { return };
+        if recovered.fenced.len() == recovered.config.members.len() {
+            return out.push(Output::Won(recovered.config, recovered.reference));
+        }
+        let proposed = recovered.config.with_members(recovered.fenced.clone());
+        let swap = Swap { expected: Some(recovered.config.stamp()), proposed };
+        out.push(Output::Swap(swap.clone()));
+        self.state = State::Shrinking(recovered, swap);
+    }
+
+    fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        match &mut self.state {
+            State::Pausing(until) if now >= *until => {
+                self.state = State::Reading;
+                out.push(Output::ReadConfig);
+            }
+            State::Surveying(survey) if survey.retry_at.is_some_and(|retry_at| now >= retry_at) => {
+                survey.retry_at = None;
+                out.push(Output::Survey);
+            }
+            State::Fencing(fencing) if now >= fencing.retry_at => {
+                fencing.retry_at = now.plus(self.rules.retry_ms);
+                if let Some(damage) = &fencing.damage {
+                    out.push(Output::Waiting(Waiting::Damage(damage.clone())));
+                }
+                let damaged = fencing.damage.is_some();
+                let failed = |member: &&MemberRef| match fencing.answers.get(&member.id) {
+                    Some(Ok(_)) => damaged,
+                    Some(Err(_)) => true,
+                    None => false,
+                };
+                let again: Vec<MemberRef> = fencing.config.members.iter().filter(failed).cloned().collect();
+                for member in again {
+                    out.push(Output::Fence(fencing.config.clone(), member));
+                }
+                self.report_missing(now, out);
+                self.choose(now, out);
+            }
+            State::Fencing(fencing) if fencing.damage.is_none() => self.choose(now, out),
+            _ => {}
+        }
+    }
+
+    fn report_missing(&mut self, now: Time, out: &mut Vec<Output>) {
+        let State::Fencing(fencing) = &self.state else { return };
+        let needed = self.needed().min(fencing.config.members.len());
+        let fenced = fencing.answers.values().flatten().count();
+        if fenced >= needed || now < fencing.since.plus(self.rules.fence_patience_ms) {
+            return;
+        }
+        let missing = fencing.config.members.iter().filter_map(|member| match fencing.answers.get(&member.id) {
+            Some(Ok(_)) => None,
+            Some(Err(why)) => Some(format!("{} ({why})", member.id)),
+            None => Some(format!("{} (no answer yet)", member.id)),
+        });
+        let missing = missing.collect::<Vec<_>>().join(", ");
+        out.push(Output::Waiting(Waiting::Members { fenced: fenced as u8, needed: needed as u8, missing }));
+    }
+
+    /// Members that must be fenced.
+    fn needed(&self) -> usize {
+        usize::from(self.rules.min_in_sync.max(1))
+    }
+
+    fn wait(&mut self, now: Time, why: Waiting, out: &mut Vec<Output>) {
+        out.push(Output::Waiting(why));
+        self.pause(now);
+    }
+
+    /// Back to the start, after a pause.
+    fn pause(&mut self, now: Time) {
+        self.state = State::Pausing(now.plus(self.rules.retry_ms));
+    }
+
+    fn lose(&mut self, epoch: Epoch, out: &mut Vec<Output>) {
+        self.state = State::Over;
+        out.push(Output::Lost(epoch));
+    }
+}

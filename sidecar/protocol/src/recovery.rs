@@ -1,0 +1,282 @@
+//! What the log is, judged from the inventories of fenced members, and what each member must change to hold it.
+//!
+//! Called by [`promotion`](crate::promotion) for the whole set and by [`primary`](crate::primary) for each newcomer. All
+//! decisions about a copy stand in one table, [`REPAIR`]. See "Recovery" in `docs/protocol.md`.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{Lsn, MemberId, SegmentId};
+use crate::layout::{Closure, SegmentIdentity};
+use crate::rpc::{CopyReport, CopyState, Inventory};
+
+/// A segment of the recovered log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedSegment {
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Where it ends.
+    pub closure: Closure,
+    /// Members whose copy is this very segment, up to this very end. Never empty.
+    pub holders: Vec<MemberId>,
+}
+
+/// The recovered log: segments in order, records without gaps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reference {
+    /// The segments.
+    pub segments: Vec<ClosedSegment>,
+    /// Records below are no longer needed.
+    pub trimmed: Lsn,
+}
+
+/// Why no log can be put together from the members at hand. Another member may still have what is missing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// No member at hand has a valid copy of a segment that the log needs.
+    #[error("segment {segment}: no fenced member holds a valid copy that ends at LSN {last}")]
+    Missing {
+        /// The segment.
+        segment: SegmentId,
+        /// Where it must end.
+        last: Lsn,
+    },
+}
+
+impl Reference {
+    /// Puts the log together: the furthest valid end among the fenced members, then backwards, for each segment a
+    /// valid copy that ends where the next one begins.
+    ///
+    /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end. Records that were trimmed
+    /// are not looked for.
+    ///
+    /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
+    /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
+    pub fn assemble<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Result<Reference, Damage> {
+        let mut trimmed = Lsn::default();
+        let mut copies: BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>> = BTreeMap::new();
+        for inventory in inventories {
+            trimmed = trimmed.max(inventory.trimmed);
+            for copy in inventory.copies.iter().filter(|copy| holds_records(copy)) {
+                copies.entry(copy.identity.segment).or_default().push((&inventory.member, copy));
+            }
+        }
+        let furthest = |copy: &CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
+        let sound = |copy: &CopyReport| copy.state != CopyState::Corrupt;
+        let Some(tail) = copies.values().flatten().map(|(_, copy)| *copy).max_by_key(|copy| furthest(copy)) else {
+            // A trim never takes the last segment, so a trimmed log without any has been lost, not emptied.
+            let lost = Damage::Missing { segment: SegmentId(0), last: trimmed.prev() };
+            return if trimmed > Lsn(1) { Err(lost) } else { Ok(Reference { segments: Vec::new(), trimmed }) };
+        };
+        let mut segments = Vec::new();
+        let (mut segment, mut last) = (tail.identity.segment, tail.closure.last);
+        loop {
+            let candidates = copies.get(&segment).map(Vec::as_slice).unwrap_or_default();
+            let best = candidates
+                .iter()
+                .map(|(_, copy)| *copy)
+                .filter(|copy| sound(copy) && copy.closure.last == last)
+                .max_by_key(|copy| copy.identity.epoch);
+            let Some(best) = best else { return Err(Damage::Missing { segment, last }) };
+            let same =
+                |copy: &CopyReport| copy.identity == best.identity && copy.closure == best.closure && sound(copy);
+            let holders = candidates.iter().filter(|(_, c)| same(c)).map(|(member, _)| (*member).clone()).collect();
+            segments.push(ClosedSegment { identity: best.identity, closure: best.closure, holders });
+            if best.closure.first <= trimmed.max(Lsn(1)) {
+                break;
+            }
+            (segment, last) = (SegmentId(segment.0 - 1), best.closure.first.prev());
+        }
+        segments.reverse();
+        Ok(Reference { segments, trimmed })
+    }
+
+    /// Last record of the log; 0 when there is none.
+    pub fn last(&self) -> Lsn {
+        self.segments.last().map_or(Lsn(0), |s| s.closure.last)
+    }
+
+    /// Last segment of the log; 0 when there is none.
+    pub fn last_segment(&self) -> SegmentId {
+        self.segments.last().map_or(SegmentId(0), |s| s.identity.segment)
+    }
+}
+
+/// A buffer opened ahead that never got a record is no part of the log.
+fn holds_records(copy: &CopyReport) -> bool {
+    copy.closure.records() > 0
+}
+
+/// Whose segment a member's copy is, seen from the recovered log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The member has no copy.
+    Absent,
+    /// A copy with the same identity.
+    Same,
+    /// A copy of another opening of the segment.
+    Other,
+}
+
+/// How far a copy with the same identity reaches, seen from the recovered log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// It ends earlier.
+    Shorter,
+    /// Same end, same chain.
+    Equal,
+    /// It ends later.
+    Longer,
+    /// Same end, another chain.
+    Divergent,
+}
+
+/// What to do about a member's copy of a segment of the recovered log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Nothing: it is what it should be.
+    Keep,
+    /// Close it where the recovered log says; the bytes are there.
+    Close,
+    /// Copy the closed image from a holder; it replaces what is there.
+    Install,
+}
+
+/// One line of the table: the cases it speaks of, and the decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    presences: &'static [Presence],
+    states: &'static [CopyState],
+    extents: &'static [Extent],
+    /// The decision.
+    pub repair: Repair,
+}
+
+impl Rule {
+    /// True when the line speaks of this case.
+    pub fn matches(&self, presence: Presence, state: CopyState, extent: Extent) -> bool {
+        self.presences.contains(&presence) && self.states.contains(&state) && self.extents.contains(&extent)
+    }
+}
+
+const ANY_STATE: &[CopyState] = &[CopyState::Open, CopyState::Closed, CopyState::Corrupt];
+const ANY_EXTENT: &[Extent] = &[Extent::Shorter, Extent::Equal, Extent::Longer, Extent::Divergent];
+
+const fn rule(
+    presences: &'static [Presence],
+    states: &'static [CopyState],
+    extents: &'static [Extent],
+    repair: Repair,
+) -> Rule {
+    Rule { presences, states, extents, repair }
+}
+
+/// Every decision about a copy. A test demands that each case matches exactly one line.
+///
+/// `Open` and `Longer`: the copy has unacknowledged records that the recovered log has not; its first part is the same,
+/// because one primary wrote both from one buffer, and the backup verifies the chain there before it closes.
+#[rustfmt::skip]
+pub const REPAIR: [Rule; 6] = [
+    rule(&[Presence::Absent, Presence::Other], ANY_STATE,            ANY_EXTENT,                            Repair::Install),
+    rule(&[Presence::Same],                    &[CopyState::Corrupt], ANY_EXTENT,                           Repair::Install),
+    rule(&[Presence::Same],                    &[CopyState::Closed], &[Extent::Equal],                      Repair::Keep),
+    rule(&[Presence::Same],                    &[CopyState::Closed],
+         &[Extent::Shorter, Extent::Longer, Extent::Divergent],                                             Repair::Install),
+    rule(&[Presence::Same],                    &[CopyState::Open],   &[Extent::Equal, Extent::Longer],      Repair::Close),
+    rule(&[Presence::Same],                    &[CopyState::Open],   &[Extent::Shorter, Extent::Divergent], Repair::Install),
+];
+
+/// Looks a case up in the table.
+pub fn decide(presence: Presence, state: CopyState, extent: Extent) -> Repair {
+    let rule = REPAIR.iter().find(|rule| rule.matches(presence, state, extent));
+    rule.expect("the table covers every case").repair
+}
+
+/// What one member must do to hold the recovered log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairPlan {
+    /// Segments to close in place.
+    pub close: Vec<(SegmentIdentity, Closure)>,
+    /// Segments to copy from a holder, oldest first.
+    pub install: Vec<(SegmentIdentity, Closure)>,
+    /// Copies to forget.
+    pub drop: Vec<CopyReport>,
+}
+
+impl RepairPlan {
+    /// Compares a member's inventory with the recovered log.
+    pub fn new<'a>(
+        segments: impl IntoIterator<Item = (&'a SegmentIdentity, &'a Closure)>,
+        inventory: &Inventory,
+    ) -> RepairPlan {
+        let mut plan = RepairPlan::default();
+        let mut kept = Vec::new();
+        let mut first = None;
+        for (identity, closure) in segments {
+            first.get_or_insert(closure.first);
+            kept.push(identity.segment);
+            let copy = inventory.copies.iter().find(|copy| copy.identity.segment == identity.segment);
+            let decision = match copy {
+                None => decide(Presence::Absent, CopyState::Open, Extent::Shorter),
+                Some(copy) if copy.identity != *identity => decide(Presence::Other, copy.state, Extent::Shorter),
+                Some(copy) => decide(Presence::Same, copy.state, extent(&copy.closure, closure)),
+            };
+            match decision {
+                Repair::Keep => {}
+                Repair::Close => plan.close.push((*identity, *closure)),
+                Repair::Install => plan.install.push((*identity, *closure)),
+            }
+        }
+        let alien = |copy: &&CopyReport| !kept.contains(&copy.identity.segment) && !is_before(first, copy);
+        plan.drop = inventory.copies.iter().filter(alien).copied().collect();
+        plan
+    }
+
+    /// True when the member holds the log already.
+    pub fn is_empty(&self) -> bool {
+        self.close.is_empty() && self.install.is_empty() && self.drop.is_empty()
+    }
+}
+
+/// True for a closed copy of records before the log's first. They were trimmed elsewhere, and a trim takes them here too:
+/// dropped without one they would look like a loss.
+fn is_before(first: Option<Lsn>, copy: &CopyReport) -> bool {
+    copy.state == CopyState::Closed && first.is_some_and(|first| copy.closure.last < first)
+}
+
+fn extent(copy: &Closure, reference: &Closure) -> Extent {
+    match copy.last.cmp(&reference.last) {
+        std::cmp::Ordering::Less => Extent::Shorter,
+        std::cmp::Ordering::Greater => Extent::Longer,
+        std::cmp::Ordering::Equal if copy == reference => Extent::Equal,
+        std::cmp::Ordering::Equal => Extent::Divergent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_matches_exactly_one_rule() {
+        for presence in [Presence::Absent, Presence::Same, Presence::Other] {
+            for state in ANY_STATE {
+                for extent in ANY_EXTENT {
+                    let matching = REPAIR.iter().filter(|rule| rule.matches(presence, *state, *extent)).count();
+                    assert_eq!(matching, 1, "{presence:?} {state:?} {extent:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_but_an_equal_closed_copy_is_kept() {
+        for presence in [Presence::Absent, Presence::Same, Presence::Other] {
+            for state in ANY_STATE {
+                for extent in ANY_EXTENT {
+                    let equal = (presence, *state, *extent) == (Presence::Same, CopyState::Closed, Extent::Equal);
+                    assert_eq!(decide(presence, *state, *extent) == Repair::Keep, equal);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Messages of the control RPC that backups answer: JSON bodies over HTTP, mutual TLS between pods.
+//!
+//! Sent by the sidecar, answered by the backup daemon. Grants and offers of the fabric are opaque here (`serde` values of
+//! the fabric crate), so the messages are generic over them. Paths and bodies are listed in `docs/protocol.md`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Durability;
+use crate::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
+use crate::layout::{Closure, SegmentIdentity};
+
+/// Paths of the control RPC, version 1.
+pub mod path {
+    /// [`FenceRequest`](super::FenceRequest) → [`Inventory`](super::Inventory).
+    pub const FENCE: &str = "/v1/fence";
+    /// [`Empty`](super::Empty) → [`Inventory`](super::Inventory); changes nothing.
+    pub const INVENTORY: &str = "/v1/inventory";
+    /// [`ConnectRequest`](super::ConnectRequest) → [`ConnectReply`](super::ConnectReply).
+    pub const CONNECT: &str = "/v1/connect";
+    /// [`OpenRequest`](super::OpenRequest) → [`OpenReply`](super::OpenReply).
+    pub const OPEN: &str = "/v1/open";
+    /// [`CloseRequest`](super::CloseRequest) → [`Empty`](super::Empty).
+    pub const CLOSE: &str = "/v1/close";
+    /// [`FlushRequest`](super::FlushRequest) → [`Empty`](super::Empty).
+    pub const FLUSH: &str = "/v1/flush";
+    /// [`FetchRequest`](super::FetchRequest) → bytes of a closed segment.
+    pub const FETCH: &str = "/v1/fetch";
+    /// [`TrimRequest`](super::TrimRequest) → [`Empty`](super::Empty).
+    pub const TRIM: &str = "/v1/trim";
+    /// [`DropRequest`](super::DropRequest) → [`Empty`](super::Empty).
+    pub const DROP: &str = "/v1/drop";
+    /// GET: an endless stream of newlines, one every heartbeat interval.
+    pub const HEARTBEATS: &str = "/v1/heartbeats";
+}
+
+/// Who asks, of which log, under which epoch. Part of every request that changes something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// The group; a backup serves one.
+    pub group: GroupName,
+    /// The log; a backup binds itself to the first that fences it.
+    pub log: LogId,
+    /// The caller's epoch.
+    pub epoch: Epoch,
+}
+
+/// Stop every older epoch, then say what you hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FenceRequest {
+    /// Who asks; `caller.epoch` is the new epoch.
+    pub caller: Caller,
+}
+
+/// Prepare for one data channel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ConnectRequest<Offer> {
+    /// Who asks.
+    pub caller: Caller,
+    /// The fabric's offer.
+    pub offer: Offer,
+}
+
+/// The channel's other end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ConnectReply<Answer> {
+    /// The fabric's answer.
+    pub answer: Answer,
+}
+
+/// What a buffer is lent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// The primary appends to it; it counts from the first byte on.
+    Append,
+    /// A closed image is copied into it; it counts only once closed, and then replaces an older copy of the segment.
+    Install,
+}
+
+/// Lend a buffer for a segment. Asked again, it gives the same lending again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The segment; its own epoch may be older than the caller's when an image is installed.
+    pub identity: SegmentIdentity,
+    /// What for.
+    pub purpose: Purpose,
+    /// What the group's acks promise; a backup keeps its identity over a loss of memory only under `Flushed`.
+    pub durability: Durability,
+}
+
+/// The lending.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OpenReply<Grant> {
+    /// The fabric's grant.
+    pub grant: Grant,
+}
+
+/// The segment ends here; nobody will write to it any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloseRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Where it ends.
+    pub closure: Closure,
+}
+
+/// Bring an open segment's bytes to disk up to `end` (durability `Flushed`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Flush everything before this offset.
+    pub end: Offset,
+}
+
+/// Send a closed segment's bytes, from 0 to its closure's end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchRequest {
+    /// The group.
+    pub group: GroupName,
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Where it ends.
+    pub closure: Closure,
+}
+
+/// Closed segments that end below this LSN may be forgotten.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrimRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// First record that must stay.
+    pub below: Lsn,
+}
+
+/// Forget these copies, as the inventory listed them: they are not part of the recovered log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropRequest {
+    /// Who asks.
+    pub caller: Caller,
+    /// The copies.
+    pub copies: Vec<CopyReport>,
+}
+
+/// Nothing to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Empty {}
+
+/// State of a segment's copy at a backup, as the inventory tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyState {
+    /// Never closed; the closure is what the scan found.
+    Open,
+    /// Closed.
+    Closed,
+    /// Closed, but its bytes no longer match: not a source.
+    Corrupt,
+}
+
+/// One segment's copy at a backup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyReport {
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Its state.
+    pub state: CopyState,
+    /// Where its valid bytes end.
+    pub closure: Closure,
+}
+
+/// Everything a backup holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    /// Its name.
+    pub member: MemberId,
+    /// Its memory's identity.
+    pub boot: BootId,
+    /// The log it is bound to; none before its first fence.
+    pub log: Option<LogId>,
+    /// The epoch it has promised: no older one can change anything any more.
+    pub promised: Epoch,
+    /// Records below are no longer needed.
+    pub trimmed: Lsn,
+    /// Its copies by ascending segment. Copies lent under the promised epoch are not listed: they are being written.
+    pub copies: Vec<CopyReport>,
+}
+
+/// Why a backup refused. Grouped by what the caller does next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "refused", rename_all = "snake_case")]
+pub enum Refusal {
+    /// A newer epoch has fenced this backup: the caller's primaryship is over.
+    #[error("fenced: this backup has promised epoch {promised}")]
+    Fenced {
+        /// The newer epoch.
+        promised: Epoch,
+    },
+    /// The caller's epoch is newer than what this backup has promised: fence it first.
+    #[error("not fenced: this backup has promised epoch {promised} only")]
+    NotFenced {
+        /// The older epoch.
+        promised: Epoch,
+    },
+    /// No buffer can be lent now.
+    #[error("retry in {after_ms} ms: {why}")]
+    RetryLater {
+        /// When to try again.
+        after_ms: u32,
+        /// What is short, and how much there is.
+        why: String,
+    },
+    /// This backup belongs to another group or log.
+    #[error("{why}")]
+    WrongLog {
+        /// Which one it belongs to and what to do.
+        why: String,
+    },
+    /// The segment is not here, or not in the state that the request needs.
+    #[error("segment {segment}: {why}")]
+    NoSuchCopy {
+        /// The segment.
+        segment: SegmentId,
+        /// What is there instead.
+        why: String,
+    },
+    /// The bytes here do not match the closure.
+    #[error("segment {segment}: the bytes here do not match the closure; copy it from another member")]
+    Corrupt {
+        /// The segment.
+        segment: SegmentId,
+    },
+    /// The request makes no sense.
+    #[error("bad request: {why}")]
+    BadRequest {
+        /// What is wrong.
+        why: String,
+    },
+    /// Something failed on this backup's machine.
+    #[error("{why}")]
+    Failed {
+        /// What failed, where, and what to do.
+        why: String,
+    },
+}
+
+impl Refusal {
+    /// The HTTP status that carries this refusal.
+    pub fn http_status(&self) -> u16 {
+        match self {
+            Refusal::Fenced { .. } | Refusal::NotFenced { .. } => 409,
+            Refusal::WrongLog { .. } => 421,
+            Refusal::RetryLater { .. } => 503,
+            Refusal::NoSuchCopy { .. } => 404,
+            Refusal::Corrupt { .. } => 410,
+            Refusal::BadRequest { .. } => 400,
+            Refusal::Failed { .. } => 500,
+        }
+    }
+}

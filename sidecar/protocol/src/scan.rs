@@ -1,0 +1,248 @@
+//! Algorithm 1 of ATC'18, hardened: finds where a buffer's valid log ends by looking at nothing but its bytes.
+//!
+//! Called by backups on fenced memory and on files, by the sidecar on fetched segments, and by the `scan` command.
+//! See "Log bytes" and "The scan" in `docs/protocol.md`.
+
+use std::fmt;
+
+use crate::ids::{Epoch, Lsn, Offset};
+use crate::layout::{
+    CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity,
+    TYPE_CHECKSUM, TYPE_RECORD, TYPE_UNWRITTEN, padded,
+};
+
+/// Why a scan stopped where it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// The buffer is full to the last entry.
+    Full,
+    /// Zero where the next entry's type would be: nothing was written there.
+    Unwritten,
+    /// The first bytes are not the header of the segment that was expected.
+    SegmentHeader,
+    /// A type byte that no entry has.
+    UnknownType(u8),
+    /// Bytes of a record header that must be zero are not.
+    Reserved,
+    /// Length and its complement disagree.
+    LengthEcho,
+    /// The entry would reach beyond the buffer.
+    Bounds,
+    /// Not the next LSN.
+    Lsn {
+        /// The one in the header.
+        found: Lsn,
+        /// The next one.
+        expected: Lsn,
+    },
+    /// Not the segment's epoch.
+    Epoch {
+        /// The one in the header.
+        found: Epoch,
+        /// The segment's.
+        expected: Epoch,
+    },
+    /// The payload does not have the CRC in its header.
+    PayloadCrc,
+    /// Padding after the payload is not zero.
+    Padding,
+    /// A checksum entry with no record before it.
+    EmptyAppend,
+    /// The checksum entry is not the chain over all headers so far (or has not landed whole).
+    Checksum,
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StopReason::Full => f.write_str("the buffer is full"),
+            StopReason::Unwritten => f.write_str("nothing was written here"),
+            StopReason::SegmentHeader => f.write_str("not the expected segment header"),
+            StopReason::UnknownType(byte) => write!(f, "unknown entry type 0x{byte:02x}"),
+            StopReason::Reserved => f.write_str("reserved bytes of the record header are not zero"),
+            StopReason::LengthEcho => f.write_str("record length and its complement disagree"),
+            StopReason::Bounds => f.write_str("the entry reaches beyond the buffer"),
+            StopReason::Lsn { found, expected } => write!(f, "record has LSN {found}, expected {expected}"),
+            StopReason::Epoch { found, expected } => write!(f, "record has epoch {found}, expected {expected}"),
+            StopReason::PayloadCrc => f.write_str("payload CRC does not match"),
+            StopReason::Padding => f.write_str("padding is not zero"),
+            StopReason::EmptyAppend => f.write_str("checksum entry without a record"),
+            StopReason::Checksum => f.write_str("checksum entry does not match the chain"),
+        }
+    }
+}
+
+/// Where and why a scan stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// The entry that was not accepted.
+    pub at: Offset,
+    /// Why not.
+    pub why: StopReason,
+}
+
+/// One accepted record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Its number.
+    pub lsn: Lsn,
+    /// Its bytes.
+    pub payload: &'a [u8],
+}
+
+/// One accepted append: its records are in the log together or not at all.
+#[derive(Clone, Copy, Debug)]
+pub struct Append<'a> {
+    first: Lsn,
+    entries: &'a [u8],
+}
+
+impl<'a> Append<'a> {
+    /// The records, checked already.
+    pub fn records(&self) -> impl Iterator<Item = Record<'a>> + use<'a> {
+        let mut rest = self.entries;
+        let mut lsn = self.first;
+        std::iter::from_fn(move || {
+            let (header, body) = rest.split_first_chunk::<RECORD_HEADER_SIZE>()?;
+            let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+            let record = Record { lsn, payload: &body[..length] };
+            rest = &body[padded(length)..];
+            lsn = lsn.next();
+            Some(record)
+        })
+    }
+}
+
+/// Reads a segment append by append and stops at the first entry that is not perfect. Never skips forward.
+#[derive(Clone, Debug)]
+pub struct Scanner<'a> {
+    bytes: &'a [u8],
+    epoch: Epoch,
+    closure: Closure,
+}
+
+impl<'a> Scanner<'a> {
+    /// Checks that `bytes` begin with the header of `identity`. `bytes` may be shorter than the segment.
+    pub fn new(bytes: &'a [u8], identity: &SegmentIdentity) -> Result<Scanner<'a>, Stop> {
+        let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
+        let Some(header) = bytes.first_chunk::<SEGMENT_HEADER_SIZE>() else {
+            return Err(Stop { at: Offset(0), why: StopReason::Bounds });
+        };
+        let Some((_, first)) = SegmentIdentity::from_header(header).filter(|(found, _)| found == identity) else {
+            let unwritten = header.iter().all(|byte| *byte == 0);
+            let why = if unwritten { StopReason::Unwritten } else { StopReason::SegmentHeader };
+            return Err(Stop { at: Offset(0), why });
+        };
+        let chain = Chain::default().extend(header);
+        if bytes.get(SEGMENT_HEADER_SIZE..SEGMENT_OVERHEAD) != Some(chain.entry().as_slice()) {
+            return Err(Stop { at: Offset(SEGMENT_HEADER_SIZE as u32), why: StopReason::Checksum });
+        }
+        let closure = Closure { first, last: first.prev(), end: Offset(SEGMENT_OVERHEAD as u32), chain };
+        Ok(Scanner { bytes, epoch: identity.epoch, closure })
+    }
+
+    /// Goes on where an earlier scan of the same segment, perhaps of fewer bytes of it, had got to.
+    pub fn resume(bytes: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
+        Scanner { bytes: &bytes[..bytes.len().min(identity.size.bytes() as usize)], epoch: identity.epoch, closure }
+    }
+
+    /// Where the accepted log ends so far.
+    pub fn closure(&self) -> Closure {
+        self.closure
+    }
+
+    /// The next append, or where and why there is none. After a stop it stops there again.
+    pub fn next_append(&mut self) -> Result<Append<'a>, Stop> {
+        let start = self.closure.end.0 as usize;
+        let first = self.closure.last.next();
+        let mut at = start;
+        let mut chain = self.closure.chain;
+        let mut next = first;
+        loop {
+            let stop = |why| Stop { at: Offset(at as u32), why };
+            let rest = &self.bytes[at..];
+            let Some(kind) = rest.first() else {
+                return Err(stop(if at == start { StopReason::Full } else { StopReason::Bounds }));
+            };
+            match *kind {
+                TYPE_RECORD => {
+                    let (header, body) = rest.split_first_chunk().ok_or_else(|| stop(StopReason::Bounds))?;
+                    at += self.check_record(header, body, next).map_err(stop)?;
+                    chain = chain.extend(header);
+                    next = next.next();
+                }
+                TYPE_CHECKSUM if next == first => return Err(stop(StopReason::EmptyAppend)),
+                TYPE_CHECKSUM => {
+                    if rest.get(..CHECKSUM_SIZE) != Some(chain.entry().as_slice()) {
+                        return Err(stop(StopReason::Checksum));
+                    }
+                    let entries = &self.bytes[start..at];
+                    let end = Offset((at + CHECKSUM_SIZE) as u32);
+                    self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
+                    return Ok(Append { first, entries });
+                }
+                TYPE_UNWRITTEN if at == start => return Err(stop(StopReason::Unwritten)),
+                TYPE_UNWRITTEN => return Err(stop(StopReason::Checksum)),
+                unknown => return Err(stop(StopReason::UnknownType(unknown))),
+            }
+        }
+    }
+
+    /// Everything that a record must be, before its append's checksum. Returns the bytes it takes.
+    fn check_record(&self, header: &[u8; RECORD_HEADER_SIZE], body: &[u8], expected: Lsn) -> Result<usize, StopReason> {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        if header[1..4] != [0; 3] {
+            return Err(StopReason::Reserved);
+        }
+        if u32_at(4) != !u32_at(8) {
+            return Err(StopReason::LengthEcho);
+        }
+        let length = u32_at(4) as usize;
+        let (payload, rest) = body.split_at_checked(length).ok_or(StopReason::Bounds)?;
+        let padding = rest.get(..padded(length) - length).ok_or(StopReason::Bounds)?;
+        let found = Lsn(u64_at(16));
+        if found != expected {
+            return Err(StopReason::Lsn { found, expected });
+        }
+        let found = Epoch(u64_at(24));
+        if found != self.epoch {
+            return Err(StopReason::Epoch { found, expected: self.epoch });
+        }
+        if crc32fast::hash(payload) != u32_at(12) {
+            return Err(StopReason::PayloadCrc);
+        }
+        if padding.iter().any(|b| *b != 0) {
+            return Err(StopReason::Padding);
+        }
+        Ok(RECORD_HEADER_SIZE + padded(length))
+    }
+}
+
+/// What a scan of a whole buffer found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanReport {
+    /// Where the valid log ends.
+    pub closure: Closure,
+    /// Where and why the scan stopped.
+    pub stop: Stop,
+}
+
+/// Scans a whole buffer.
+pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
+    let mut scanner = match Scanner::new(bytes, identity) {
+        Ok(scanner) => scanner,
+        Err(stop) => return ScanReport { closure: Closure::default(), stop },
+    };
+    loop {
+        if let Err(stop) = scanner.next_append() {
+            return ScanReport { closure: scanner.closure(), stop };
+        }
+    }
+}
+
+/// True when `bytes` hold the segment up to `closure`, every byte of it vouched for. What lies beyond does not matter.
+pub fn verify(bytes: &[u8], identity: &SegmentIdentity, closure: &Closure) -> bool {
+    let Some(bytes) = bytes.get(..closure.end.0 as usize) else { return false };
+    scan(bytes, identity).closure == *closure
+}

@@ -1,0 +1,88 @@
+//! Writes the log's bytes: the segment header, then one append after another, each sealed by a checksum entry.
+//!
+//! Called on the append path with the unpublished tail of the primary's buffer; allocates nothing.
+
+use crate::ids::{Lsn, Offset};
+use crate::layout::{
+    CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD,
+    SegmentIdentity, padded, record_size,
+};
+
+/// The writing end of one segment: knows where the next append goes and what its header must say.
+#[derive(Clone, Debug)]
+pub struct SegmentWriter {
+    identity: SegmentIdentity,
+    first: Lsn,
+    end: u32,
+    next: Lsn,
+    chain: Chain,
+}
+
+/// Bytes that an append of these payload lengths takes in the log, checksum entry included.
+pub fn append_size(lengths: impl Iterator<Item = usize>) -> usize {
+    lengths.map(record_size).sum::<usize>() + CHECKSUM_SIZE
+}
+
+impl SegmentWriter {
+    /// Writes the segment header and its checksum entry at the start of `tail`, which is the whole buffer. The first
+    /// record will be `first`. Returns the writer and the number of bytes written.
+    pub fn open(identity: SegmentIdentity, first: Lsn, tail: &mut [u8]) -> (SegmentWriter, u32) {
+        let header = identity.header(first);
+        let chain = Chain::default().extend(&header);
+        tail[..SEGMENT_HEADER_SIZE].copy_from_slice(&header);
+        tail[SEGMENT_HEADER_SIZE..SEGMENT_OVERHEAD].copy_from_slice(&chain.entry());
+        let writer = SegmentWriter { identity, first, end: SEGMENT_OVERHEAD as u32, next: first, chain };
+        (writer, SEGMENT_OVERHEAD as u32)
+    }
+
+    /// The segment being written.
+    pub fn identity(&self) -> &SegmentIdentity {
+        &self.identity
+    }
+
+    /// Bytes left.
+    pub fn room(&self) -> usize {
+        (self.identity.size.bytes() - self.end) as usize
+    }
+
+    /// LSN of the next record.
+    pub fn next(&self) -> Lsn {
+        self.next
+    }
+
+    /// Where the segment ends now.
+    pub fn closure(&self) -> Closure {
+        Closure { first: self.first, last: self.next.prev(), end: Offset(self.end), chain: self.chain }
+    }
+
+    /// Places one append, all records of it, at the start of `tail` and seals it. The caller has checked that
+    /// [`append_size`] fits [`SegmentWriter::room`]; `payloads` must not be empty. Returns the bytes written.
+    pub fn append<'a>(&mut self, tail: &mut [u8], payloads: impl Iterator<Item = &'a [u8]>) -> u32 {
+        let mut at = 0;
+        let mut chain = self.chain;
+        let mut next = self.next;
+        for payload in payloads {
+            let header = RecordHeader {
+                length: payload.len() as u32,
+                payload_crc: crc32fast::hash(payload),
+                lsn: next,
+                epoch: self.identity.epoch,
+            };
+            let header = header.to_bytes();
+            chain = chain.extend(&header);
+            next = next.next();
+            let (head, body) = tail[at..at + record_size(payload.len())].split_at_mut(RECORD_HEADER_SIZE);
+            head.copy_from_slice(&header);
+            let (data, padding) = body.split_at_mut(payload.len());
+            data.copy_from_slice(payload);
+            padding.fill(0);
+            at += RECORD_HEADER_SIZE + padded(payload.len());
+        }
+        assert!(next > self.next, "an append has at least one record");
+        tail[at..at + CHECKSUM_SIZE].copy_from_slice(&chain.entry());
+        at += CHECKSUM_SIZE;
+        assert!(at <= self.room(), "the caller checks the room before it appends");
+        (self.chain, self.next, self.end) = (chain, next, self.end + at as u32);
+        at as u32
+    }
+}

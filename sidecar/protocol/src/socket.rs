@@ -1,0 +1,638 @@
+//! Frames of the append socket: the bytes that an app and its sidecar exchange, version 1.
+//!
+//! Called by the sidecar (decodes requests, encodes responses) and by the client library (the other way round).
+//! The same bytes are described for other languages in `docs/append-socket.md`. Integers are little-endian. Reserved bytes
+//! are sent as zero; those of the header are checked, those of a body and undefined flags are ignored.
+
+use std::fmt;
+
+/// First bytes of every hello.
+pub const MAGIC: [u8; 8] = *b"TWAPPEND";
+/// The one version that exists.
+pub const VERSION: u16 = 1;
+/// Bytes of the header of every frame.
+pub const FRAME_HEADER_SIZE: usize = 16;
+/// Largest body of any frame: the largest segment's batch (64 MiB / 2). A server may announce less in its welcome.
+pub const FRAME_BODY_MAX: usize = 32 << 20;
+/// Most records in one batch: 65,536 empty records need 2.5 MiB of log, which fits a batch of the default segment.
+pub const BATCH_RECORDS_MAX: u32 = 1 << 16;
+/// Bytes of payload that the server packs into one `Records` frame, unless a single record is larger.
+pub const RECORDS_FRAME_TARGET: usize = 64 << 10;
+
+/// Frame kinds. Requests are below 128, responses above.
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const APPEND: u8 = 2;
+    pub(super) const BATCH: u8 = 3;
+    pub(super) const READ: u8 = 4;
+    pub(super) const BARRIER: u8 = 5;
+    pub(super) const TRIM: u8 = 6;
+    pub(super) const STATUS: u8 = 7;
+    pub(super) const STOP: u8 = 8;
+
+    pub(super) const WELCOME: u8 = 129;
+    pub(super) const ACK: u8 = 130;
+    pub(super) const ERROR: u8 = 131;
+    pub(super) const RECORDS: u8 = 132;
+    pub(super) const END: u8 = 133;
+    pub(super) const BARRIER_PASSED: u8 = 134;
+    pub(super) const TRIMMED: u8 = 135;
+    pub(super) const STATUS_REPORT: u8 = 136;
+    pub(super) const ROLE: u8 = 137;
+}
+
+/// Flag of `Hello`: answer only once this sidecar is primary.
+pub const HELLO_HOLD: u32 = 1;
+/// Flag of `Read`: after the last acknowledged record go on with new ones, until `Stop`.
+pub const READ_TAIL: u32 = 1;
+/// Flag of `End`: the reader has caught up and the tail goes on.
+const END_TAILING: u8 = 1;
+
+/// Who a sidecar is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// Takes appends.
+    Primary = 1,
+    /// Waits for the primary to die; knows who it is.
+    Standby = 2,
+    /// On its way to become primary.
+    Recovering = 3,
+}
+
+impl Role {
+    fn from_byte(byte: u8) -> Option<Role> {
+        [Role::Primary, Role::Standby, Role::Recovering].into_iter().find(|r| *r as u8 == byte)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Primary => "primary",
+            Role::Standby => "standby",
+            Role::Recovering => "recovering",
+        })
+    }
+}
+
+/// Why a request was refused. The number is on the wire; the message beside it is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum ErrorCode {
+    /// The bytes are not a frame of this protocol, or a frame in the wrong place. The connection ends.
+    BadFrame = 1,
+    /// No version in common. The connection ends.
+    UnsupportedVersion = 2,
+    /// This sidecar is not the primary; the message names who is, if known. Nothing was appended.
+    NotPrimary = 3,
+    /// The record or batch is above the limit of the welcome. Nothing was appended.
+    TooLarge = 4,
+    /// The LSN has been trimmed away.
+    Trimmed = 5,
+    /// The LSN lies beyond the next record to come.
+    BeyondEnd = 6,
+    /// This user may not connect. The connection ends.
+    NotAllowed = 7,
+    /// The sidecar lost its role while this request was in flight: the append may or may not be in the log. Read to find out.
+    UnknownOutcome = 8,
+    /// A read runs on this connection: stop it first, or use another connection.
+    Reading = 9,
+    /// Too many connections or readers; try again later.
+    Busy = 10,
+    /// The sidecar is ending. The connection ends.
+    ShuttingDown = 11,
+    /// No backup could be read, or none is reachable; try again later.
+    Unavailable = 12,
+}
+
+impl ErrorCode {
+    /// Every code, in the order of their numbers.
+    pub const ALL: [ErrorCode; 12] = [
+        ErrorCode::BadFrame,
+        ErrorCode::UnsupportedVersion,
+        ErrorCode::NotPrimary,
+        ErrorCode::TooLarge,
+        ErrorCode::Trimmed,
+        ErrorCode::BeyondEnd,
+        ErrorCode::NotAllowed,
+        ErrorCode::UnknownOutcome,
+        ErrorCode::Reading,
+        ErrorCode::Busy,
+        ErrorCode::ShuttingDown,
+        ErrorCode::Unavailable,
+    ];
+
+    fn from_number(number: u16) -> Option<ErrorCode> {
+        ErrorCode::ALL.into_iter().find(|c| *c as u16 == number)
+    }
+}
+
+/// What an app asks. Payloads borrow from the receive buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// First frame of a connection.
+    Hello {
+        /// Lowest version the client speaks.
+        version_min: u16,
+        /// Highest version the client speaks.
+        version_max: u16,
+        /// [`HELLO_HOLD`].
+        flags: u32,
+    },
+    /// Append one record.
+    Append {
+        /// The record; may be empty.
+        payload: &'a [u8],
+    },
+    /// Append several records, at least one: all or none of them survive.
+    Batch(Batch<'a>),
+    /// Send acknowledged records from an LSN on.
+    Read {
+        /// First record wanted.
+        from: u64,
+        /// At most so many records; 0 for no limit.
+        limit: u64,
+        /// [`READ_TAIL`].
+        flags: u32,
+    },
+    /// Answer once it is proved that this sidecar was primary after the request came in.
+    Barrier,
+    /// Records below this LSN are no longer needed.
+    Trim {
+        /// First record that must stay.
+        below: u64,
+    },
+    /// Report as JSON.
+    Status,
+    /// End the read of this very request number. A stop whose read has already ended has no answer: the two may cross.
+    Stop,
+}
+
+/// What a sidecar answers. Each carries the request number of what it answers; `Role` carries 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Response<'a> {
+    /// Answer to a hello.
+    Welcome(Welcome<'a>),
+    /// Every current backup has the append.
+    Ack {
+        /// LSN of the append's last record.
+        lsn: u64,
+    },
+    /// The request was refused or failed.
+    Error {
+        /// Why.
+        code: ErrorCode,
+        /// True when the server closes the connection after this frame.
+        fatal: bool,
+        /// When it may be worth trying again; 0 for no advice.
+        retry_after_ms: u32,
+        /// For people: what was wrong, where, what to do.
+        message: &'a str,
+    },
+    /// Records of a read, LSNs ascending without gaps.
+    Records {
+        /// LSN of the first record.
+        first: u64,
+        /// The records.
+        records: Batch<'a>,
+    },
+    /// A read has ended or, with `tailing`, has caught up and goes on. Bears the number of the read, also when a stop ended it.
+    End {
+        /// LSN that a further read would start at.
+        next: u64,
+        /// The read goes on.
+        tailing: bool,
+    },
+    /// The barrier has been passed.
+    BarrierPassed {
+        /// The epoch in which it was.
+        epoch: u64,
+        /// Last acknowledged record then.
+        last: u64,
+    },
+    /// The log has been trimmed as far as whole segments allow.
+    Trimmed {
+        /// First record that can still be read.
+        first: u64,
+    },
+    /// A JSON document.
+    StatusReport {
+        /// The document.
+        json: &'a str,
+    },
+    /// This sidecar's role has changed, or the primary that it knows of.
+    Role {
+        /// The role now.
+        role: Role,
+        /// The epoch now.
+        epoch: u64,
+        /// Last acknowledged record that this sidecar knows.
+        last: u64,
+        /// Who is primary; empty if unknown.
+        primary: &'a str,
+    },
+}
+
+/// What the server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome<'a> {
+    /// The version spoken from now on.
+    pub version: u16,
+    /// The server's role.
+    pub role: Role,
+    /// Largest record, in bytes.
+    pub record_size_max: u32,
+    /// Largest body of a `Batch` request, in bytes.
+    pub batch_size_max: u32,
+    /// Most records in a batch.
+    pub batch_records_max: u32,
+    /// Unacknowledged appends that a connection may have before the server stops reading from it.
+    pub inflight_max: u32,
+    /// The current epoch; 0 if unknown.
+    pub epoch: u64,
+    /// First record that can be read.
+    pub first: u64,
+    /// Last acknowledged record; 0 if there is none or it is unknown.
+    pub last: u64,
+    /// Who is primary; empty if unknown.
+    pub primary: &'a str,
+}
+
+/// Why bytes are not a frame. Always the end of the connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The length is out of bounds.
+    #[error("frame of {length} bytes: the limit is {max}")]
+    TooLong {
+        /// Length in the header.
+        length: u32,
+        /// The limit.
+        max: usize,
+    },
+    /// The kind is not of this version or not of this direction.
+    #[error("unknown frame kind {0}")]
+    UnknownKind(u8),
+    /// The two reserved bytes are not zero.
+    #[error("reserved bytes of the frame header are not zero")]
+    Reserved,
+    /// The body does not fit its kind.
+    #[error("body of frame kind {kind} is malformed: {why}")]
+    Malformed {
+        /// The kind.
+        kind: u8,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+/// A run of length-prefixed records, checked as a whole when decoded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Batch<'a> {
+    count: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// Checks that `bytes` hold exactly `count` records, each a `u32` length and as many bytes.
+    pub fn new(count: u32, bytes: &'a [u8]) -> Result<Batch<'a>, &'static str> {
+        let mut rest = bytes;
+        for _ in 0..count {
+            let (length, tail) = rest.split_first_chunk::<4>().ok_or("a record's length is cut off")?;
+            let length = u32::from_le_bytes(*length) as usize;
+            rest = tail.get(length..).ok_or("a record is cut off")?;
+        }
+        if rest.is_empty() { Ok(Batch { count, bytes }) } else { Err("bytes left over after the last record") }
+    }
+
+    /// Number of records.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// True when there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bytes of all payloads together.
+    pub fn payload_size(&self) -> usize {
+        self.bytes.len() - 4 * self.count as usize
+    }
+
+    /// The length-prefixed bytes.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The records in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let mut rest = self.bytes;
+        (0..self.count).map_while(move |_| {
+            let (length, tail) = rest.split_first_chunk::<4>()?;
+            let (payload, tail) = tail.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            rest = tail;
+            Some(payload)
+        })
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({} records, {} bytes)", self.count, self.payload_size())
+    }
+}
+
+/// Appends one record in a batch's form to `out`.
+pub fn put_batch_record(out: &mut Vec<u8>, payload: &[u8]) {
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(payload);
+}
+
+/// Appends a whole batch request to `out`, each record copied once. Allocates only if `out` lacks room.
+pub fn encode_batch<'a>(request: u64, records: impl ExactSizeIterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
+    frame(out, kind::BATCH, 0, request, |out| {
+        out.extend_from_slice(&(records.len() as u32).to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        records.for_each(|payload| put_batch_record(out, payload));
+    });
+}
+
+/// Bytes of a batch request's body: what the welcome's `batch_size_max` bounds.
+pub fn batch_body_size(records: usize, payload_size: usize) -> usize {
+    8 + 4 * records + payload_size
+}
+
+/// A decoded frame: the request number, what it says, and how many bytes it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoded<T> {
+    /// Chosen by the client, echoed by the server.
+    pub request: u64,
+    /// What the frame says.
+    pub frame: T,
+    /// Bytes of the frame, header included.
+    pub size: usize,
+}
+
+/// Reads one request from the start of `bytes`. `None`: more bytes are needed. `body_max` bounds what is accepted.
+pub fn decode_request(bytes: &[u8], body_max: usize) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
+    decode(bytes, body_max, request_from)
+}
+
+/// Reads one response from the start of `bytes`. `None`: more bytes are needed.
+pub fn decode_response(bytes: &[u8]) -> Result<Option<Decoded<Response<'_>>>, FrameError> {
+    decode(bytes, FRAME_BODY_MAX, response_from)
+}
+
+fn decode<'a, T>(
+    bytes: &'a [u8],
+    body_max: usize,
+    parse: impl FnOnce(Body<'a>) -> Result<T, FrameError>,
+) -> Result<Option<Decoded<T>>, FrameError> {
+    let Some((header, rest)) = bytes.split_first_chunk::<FRAME_HEADER_SIZE>() else { return Ok(None) };
+    let [l0, l1, l2, l3, kind, flags, z0, z1, request @ ..] = *header;
+    let length = u32::from_le_bytes([l0, l1, l2, l3]);
+    if length as usize > body_max {
+        return Err(FrameError::TooLong { length, max: body_max });
+    }
+    if (z0, z1) != (0, 0) {
+        return Err(FrameError::Reserved);
+    }
+    let Some(body) = rest.get(..length as usize) else { return Ok(None) };
+    let frame = parse(Body { kind, flags, bytes: body })?;
+    Ok(Some(Decoded { request: u64::from_le_bytes(request), frame, size: FRAME_HEADER_SIZE + body.len() }))
+}
+
+/// A body being taken apart from the front.
+struct Body<'a> {
+    kind: u8,
+    flags: u8,
+    bytes: &'a [u8],
+}
+
+impl<'a> Body<'a> {
+    fn malformed(&self, why: &'static str) -> FrameError {
+        FrameError::Malformed { kind: self.kind, why }
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (head, rest) = self.bytes.split_first_chunk::<N>().ok_or_else(|| self.malformed("too short"))?;
+        self.bytes = rest;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, FrameError> {
+        self.take::<1>().map(|[b]| b)
+    }
+
+    fn u16(&mut self) -> Result<u16, FrameError> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, FrameError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, FrameError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Result<&'a str, FrameError> {
+        let bytes = std::mem::take(&mut self.bytes);
+        std::str::from_utf8(bytes).map_err(|_| self.malformed("text is not UTF-8"))
+    }
+
+    fn batch(&mut self) -> Result<Batch<'a>, FrameError> {
+        let count = self.u32()?;
+        if count > BATCH_RECORDS_MAX {
+            return Err(self.malformed("more records than a batch may have"));
+        }
+        self.u32()?;
+        Batch::new(count, std::mem::take(&mut self.bytes)).map_err(|why| self.malformed(why))
+    }
+
+    fn end<T>(&self, value: T) -> Result<T, FrameError> {
+        if self.bytes.is_empty() { Ok(value) } else { Err(self.malformed("bytes left over")) }
+    }
+}
+
+fn request_from(mut body: Body<'_>) -> Result<Request<'_>, FrameError> {
+    let request = match body.kind {
+        kind::HELLO => {
+            if body.take::<8>()? != MAGIC {
+                return Err(body.malformed("not an append-socket hello"));
+            }
+            Request::Hello { version_min: body.u16()?, version_max: body.u16()?, flags: body.u32()? }
+        }
+        kind::APPEND => Request::Append { payload: std::mem::take(&mut body.bytes) },
+        // An ack names an append's last record; a batch of none has no such record.
+        kind::BATCH => match body.batch()? {
+            batch if batch.is_empty() => return Err(body.malformed("a batch without a record")),
+            batch => Request::Batch(batch),
+        },
+        kind::READ => {
+            let request = Request::Read { from: body.u64()?, limit: body.u64()?, flags: body.u32()? };
+            body.u32()?;
+            request
+        }
+        kind::BARRIER => Request::Barrier,
+        kind::TRIM => Request::Trim { below: body.u64()? },
+        kind::STATUS => Request::Status,
+        kind::STOP => Request::Stop,
+        unknown => return Err(FrameError::UnknownKind(unknown)),
+    };
+    body.end(request)
+}
+
+fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
+    let response = match body.kind {
+        kind::WELCOME => {
+            let version = body.u16()?;
+            let role = body.u8()?;
+            let role = Role::from_byte(role).ok_or_else(|| body.malformed("unknown role"))?;
+            body.u8()?;
+            Response::Welcome(Welcome {
+                version,
+                role,
+                record_size_max: body.u32()?,
+                batch_size_max: body.u32()?,
+                batch_records_max: body.u32()?,
+                inflight_max: body.u32()?,
+                epoch: {
+                    body.u32()?;
+                    body.u64()?
+                },
+                first: body.u64()?,
+                last: body.u64()?,
+                primary: body.text()?,
+            })
+        }
+        kind::ACK => Response::Ack { lsn: body.u64()? },
+        kind::ERROR => {
+            let code = body.u16()?;
+            let code = ErrorCode::from_number(code).ok_or_else(|| body.malformed("unknown error code"))?;
+            let fatal = body.u8()? != 0;
+            body.u8()?;
+            Response::Error { code, fatal, retry_after_ms: body.u32()?, message: body.text()? }
+        }
+        kind::RECORDS => Response::Records { first: body.u64()?, records: body.batch()? },
+        kind::END => Response::End { next: body.u64()?, tailing: body.flags & END_TAILING != 0 },
+        kind::BARRIER_PASSED => Response::BarrierPassed { epoch: body.u64()?, last: body.u64()? },
+        kind::TRIMMED => Response::Trimmed { first: body.u64()? },
+        kind::STATUS_REPORT => Response::StatusReport { json: body.text()? },
+        kind::ROLE => {
+            let [role, ..] = body.take::<8>()?;
+            let role = Role::from_byte(role).ok_or_else(|| body.malformed("unknown role"))?;
+            Response::Role { role, epoch: body.u64()?, last: body.u64()?, primary: body.text()? }
+        }
+        unknown => return Err(FrameError::UnknownKind(unknown)),
+    };
+    body.end(response)
+}
+
+/// Writes a frame: the header with a length to be filled in, the body, then the length.
+fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, request: u64, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0, 0, 0, 0, kind, flags, 0, 0]);
+    out.extend_from_slice(&request.to_le_bytes());
+    body(out);
+    let length = out.len() - start - FRAME_HEADER_SIZE;
+    assert!(length <= FRAME_BODY_MAX, "frame body of {length} bytes: the caller must keep to the announced limits");
+    out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+}
+
+impl Request<'_> {
+    /// Appends the frame to `out`. Allocates only if `out` lacks room.
+    pub fn encode(&self, request: u64, out: &mut Vec<u8>) {
+        match self {
+            Request::Hello { version_min, version_max, flags } => frame(out, kind::HELLO, 0, request, |out| {
+                out.extend_from_slice(&MAGIC);
+                out.extend_from_slice(&version_min.to_le_bytes());
+                out.extend_from_slice(&version_max.to_le_bytes());
+                out.extend_from_slice(&flags.to_le_bytes());
+            }),
+            Request::Append { payload } => {
+                frame(out, kind::APPEND, 0, request, |out| out.extend_from_slice(payload));
+            }
+            Request::Batch(batch) => frame(out, kind::BATCH, 0, request, |out| put_batch(out, batch)),
+            Request::Read { from, limit, flags } => frame(out, kind::READ, 0, request, |out| {
+                out.extend_from_slice(&from.to_le_bytes());
+                out.extend_from_slice(&limit.to_le_bytes());
+                out.extend_from_slice(&flags.to_le_bytes());
+                out.extend_from_slice(&[0; 4]);
+            }),
+            Request::Barrier => frame(out, kind::BARRIER, 0, request, |_| {}),
+            Request::Trim { below } => {
+                frame(out, kind::TRIM, 0, request, |out| out.extend_from_slice(&below.to_le_bytes()));
+            }
+            Request::Status => frame(out, kind::STATUS, 0, request, |_| {}),
+            Request::Stop => frame(out, kind::STOP, 0, request, |_| {}),
+        }
+    }
+}
+
+impl Response<'_> {
+    /// Appends the frame to `out`. Allocates only if `out` lacks room.
+    pub fn encode(&self, request: u64, out: &mut Vec<u8>) {
+        match self {
+            Response::Welcome(welcome) => frame(out, kind::WELCOME, 0, request, |out| {
+                out.extend_from_slice(&welcome.version.to_le_bytes());
+                out.extend_from_slice(&[welcome.role as u8, 0]);
+                let limits = [
+                    welcome.record_size_max,
+                    welcome.batch_size_max,
+                    welcome.batch_records_max,
+                    welcome.inflight_max,
+                    0,
+                ];
+                limits.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                [welcome.epoch, welcome.first, welcome.last]
+                    .iter()
+                    .for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                out.extend_from_slice(welcome.primary.as_bytes());
+            }),
+            Response::Ack { lsn } => {
+                frame(out, kind::ACK, 0, request, |out| out.extend_from_slice(&lsn.to_le_bytes()));
+            }
+            Response::Error { code, fatal, retry_after_ms, message } => frame(out, kind::ERROR, 0, request, |out| {
+                out.extend_from_slice(&(*code as u16).to_le_bytes());
+                out.extend_from_slice(&[u8::from(*fatal), 0]);
+                out.extend_from_slice(&retry_after_ms.to_le_bytes());
+                out.extend_from_slice(message.as_bytes());
+            }),
+            Response::Records { first, records } => frame(out, kind::RECORDS, 0, request, |out| {
+                out.extend_from_slice(&first.to_le_bytes());
+                put_batch(out, records);
+            }),
+            Response::End { next, tailing } => {
+                let flags = if *tailing { END_TAILING } else { 0 };
+                frame(out, kind::END, flags, request, |out| out.extend_from_slice(&next.to_le_bytes()));
+            }
+            Response::BarrierPassed { epoch, last } => frame(out, kind::BARRIER_PASSED, 0, request, |out| {
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(&last.to_le_bytes());
+            }),
+            Response::Trimmed { first } => {
+                frame(out, kind::TRIMMED, 0, request, |out| out.extend_from_slice(&first.to_le_bytes()));
+            }
+            Response::StatusReport { json } => {
+                frame(out, kind::STATUS_REPORT, 0, request, |out| out.extend_from_slice(json.as_bytes()));
+            }
+            Response::Role { role, epoch, last, primary } => frame(out, kind::ROLE, 0, request, |out| {
+                out.extend_from_slice(&[*role as u8, 0, 0, 0, 0, 0, 0, 0]);
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(&last.to_le_bytes());
+                out.extend_from_slice(primary.as_bytes());
+            }),
+        }
+    }
+}
+
+fn put_batch(out: &mut Vec<u8>, batch: &Batch<'_>) {
+    out.extend_from_slice(&batch.count.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(batch.bytes);
+}
+
+/// Bytes of an ack frame: what the server must keep free for each append that it has taken.
+pub const ACK_FRAME_SIZE: usize = FRAME_HEADER_SIZE + 8;

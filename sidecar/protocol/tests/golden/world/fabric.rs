@@ -1,0 +1,108 @@
+//! The fabric: writes in flight, one queue from each sidecar to each backup, landing when they are told to.
+
+use tailwind_protocol::ids::{MemberId, SidecarId};
+use tailwind_protocol::primary::Seat;
+
+use super::World;
+use super::network::{Reply, Write};
+
+/// How much of a write lands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tear {
+    /// All of it, and the sender learns of it.
+    Whole,
+    /// All of it; the completion is still on its way.
+    Unseen,
+    /// The first bytes.
+    Bytes(usize),
+    /// These 64-byte lines of it.
+    Lines(Vec<usize>),
+}
+
+/// What a network card writes at once.
+const LINE_SIZE: usize = 64;
+
+impl World {
+    /// Lands the oldest write to this backup that has not landed; false when there is none.
+    pub(crate) fn land(&mut self, from: &SidecarId, to: &MemberId, tear: &Tear) -> bool {
+        let queue = self.network.writes.entry((from.clone(), to.clone())).or_default();
+        let wanted = |write: &Write| *tear == Tear::Whole || !write.landed;
+        let Some(at) = queue.iter().position(wanted) else { return false };
+        let mut write = queue[at].clone();
+        let (slot, key) = write.lending;
+        let host = self.hosts.get_mut(to).expect("a backup of this world");
+        let mut put =
+            |part: std::ops::Range<usize>| host.land(slot, key, write.from.0 as usize + part.start, &write.bytes[part]);
+        let length = write.bytes.len();
+        let reachable = !self.cuts.contains(&(from.clone(), to.clone()));
+        let landed = reachable
+            && (write.landed
+                || match tear {
+                    Tear::Whole | Tear::Unseen => put(0..length),
+                    Tear::Bytes(count) => put(0..length.min(*count)),
+                    Tear::Lines(lines) => {
+                        let ends = |line: usize| (length.min(line * LINE_SIZE), length.min((line + 1) * LINE_SIZE));
+                        lines.iter().map(|line| ends(*line)).all(|(start, end)| put(start..end))
+                    }
+                });
+        match tear {
+            Tear::Whole => {
+                let queue = self.network.writes.get_mut(&(from.clone(), to.clone())).expect("just seen");
+                queue.remove(at);
+                // A queue pair that failed carries nothing any more.
+                if !landed {
+                    queue.retain(|other| (other.life, other.seat) != (write.life, write.seat));
+                }
+                self.tell_write(from, to, &write, landed);
+                self.hand_over(from, write.life, Reply::Written(write.seat, landed));
+            }
+            _ => {
+                write.landed = landed && *tear == Tear::Unseen;
+                let whole = if write.landed { "" } else { "a part of " };
+                let from_to = format!("{}:{}..{}", write.segment, write.from, write.from.0 as usize + length);
+                let end = if landed { "lands, unseen" } else { "is refused" };
+                self.tell(format!("{whole}{from_to} {end} at {to}"));
+                let queue = self.network.writes.get_mut(&(from.clone(), to.clone())).expect("just seen");
+                queue[at] = write;
+            }
+        }
+        true
+    }
+
+    fn tell_write(&mut self, from: &SidecarId, to: &MemberId, write: &Write, landed: bool) {
+        let end = write.from.0 as usize + write.bytes.len();
+        let what = format!("{}:{}..{end}", write.segment, write.from);
+        let verb = if landed { "takes" } else { "refuses" };
+        self.tell(format!("{to} {verb} {what} from {from}"));
+    }
+
+    pub(crate) fn on_written(&mut self, by: &SidecarId, seat: Seat, landed: bool) {
+        let Some(lead) = self.sidecar_mut(by).lead_mut() else { return };
+        // The channel is gone: what it still brings is not awaited.
+        if !lead.channels.contains_key(&seat) {
+            return;
+        }
+        if !landed {
+            return self.lose_seat(by, seat, "its fabric refused a write");
+        }
+        lead.machine.completed(usize::from(seat.index), 1);
+        self.pump(by);
+    }
+
+    /// Lands one write of anyone to anyone.
+    pub(crate) fn move_write(&mut self) -> bool {
+        let pairs: Vec<(SidecarId, MemberId)> = self.pairs_with_writes();
+        // A stopped sidecar's card goes on by itself; a dead one's does not.
+        pairs.into_iter().any(|(from, to)| {
+            !self.sidecar(&from).paused && self.is_running(&from) && self.land(&from, &to, &Tear::Whole)
+        })
+    }
+
+    fn is_running(&self, name: &SidecarId) -> bool {
+        !matches!(self.sidecar(name).role, super::Role::Down)
+    }
+
+    pub(crate) fn pairs_with_writes(&self) -> Vec<(SidecarId, MemberId)> {
+        self.network.writes.iter().filter(|(_, queue)| !queue.is_empty()).map(|(pair, _)| pair.clone()).collect()
+    }
+}

@@ -1,0 +1,83 @@
+//! Copying a closed segment from one backup to another: fetch, lend, write, close.
+
+use tailwind_protocol::backup::Request;
+use tailwind_protocol::ids::SidecarId;
+use tailwind_protocol::primary;
+use tailwind_protocol::promotion::{self, Failure};
+use tailwind_protocol::rpc::{CloseRequest, FetchRequest, OpenRequest, Purpose, Refusal};
+
+use super::host::Answer;
+use super::network::{Image, Message, Silence, Then, Whom};
+use super::{World, tale};
+
+impl World {
+    /// Asks the next source; without one the copy has failed.
+    pub(crate) fn fetch_image(&mut self, by: &SidecarId, mut image: Image) {
+        if image.sources.is_empty() {
+            return self.image_failed(by, image, Failure::Unreachable("nobody can give it".to_owned()));
+        }
+        let source = image.sources.remove(0);
+        let fetch = FetchRequest { group: self.group(), identity: image.identity, closure: image.closure };
+        self.send(by, &source, Request::Fetch(fetch), Then::Fetched(image));
+    }
+
+    pub(crate) fn on_image_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
+        let by = message.from;
+        match (message.then, answer) {
+            (Then::Fetched(mut image), Ok(Answer::Bytes(bytes))) => {
+                image.bytes = bytes;
+                let open = OpenRequest {
+                    caller: self.caller(image.identity.log, image.epoch),
+                    identity: image.identity,
+                    purpose: Purpose::Install,
+                    durability: self.options.durability,
+                };
+                let target = image.target.clone();
+                self.send(&by, &target, Request::Open(open), Then::Granted(image));
+            }
+            (Then::Fetched(image), _) => self.fetch_image(&by, image),
+            (Then::Granted(image), Ok(Answer::Granted(slot, key))) => {
+                let landed = self.host_mut(&image.target).land(slot, key, 0, &image.bytes);
+                if !landed {
+                    return self.image_failed(&by, image, Failure::Unreachable("the write failed".to_owned()));
+                }
+                let close = CloseRequest {
+                    caller: self.caller(image.identity.log, image.epoch),
+                    identity: image.identity,
+                    closure: image.closure,
+                };
+                let target = image.target.clone();
+                self.send(&by, &target, Request::Close(close), Then::Sealed(image));
+            }
+            (Then::Sealed(image), Ok(Answer::Done)) => {
+                let what = format!("segment {}, {}", image.identity.segment, tale::records(&image.closure));
+                self.tell(format!("{by} copies {what} to {}", image.target));
+                match image.whom {
+                    Whom::Candidate(epoch, task) => {
+                        self.promotion_input(&by, promotion::Input::Repaired(epoch, task, Ok(())));
+                    }
+                    Whom::Primary(seat) => {
+                        self.primary_input(&by, primary::Input::Installed(seat, image.identity.segment));
+                    }
+                }
+            }
+            // The bytes were bad at their source: another one may have good ones.
+            (Then::Sealed(image), Ok(Answer::Refused(Refusal::Corrupt { .. }))) => self.fetch_image(&by, image),
+            (Then::Granted(image) | Then::Sealed(image), answer) => {
+                let failure = super::candidate::failure(answer);
+                self.image_failed(&by, image, failure);
+            }
+            _ => unreachable!("only images come here"),
+        }
+    }
+
+    fn image_failed(&mut self, by: &SidecarId, image: Image, failure: Failure) {
+        match image.whom {
+            Whom::Candidate(epoch, task) => {
+                self.promotion_input(by, promotion::Input::Repaired(epoch, task, Err(failure)));
+            }
+            Whom::Primary(_) if matches!(failure, Failure::Superseded(_)) => self.superseded(by, &failure),
+            Whom::Primary(seat) => self.lose_seat(by, seat, "it could not be given a segment"),
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Carries out what a [`Primary`] wants, feeds it appends and completions, and acknowledges to the app.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tailwind_protocol::backup::Request;
+use tailwind_protocol::config::Configuration;
+use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SidecarId};
+use tailwind_protocol::primary::{Input, Output, Primary, Seat};
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::{
+    CloseRequest, DropRequest, FenceRequest, FlushRequest, OpenRequest, Purpose, TrimRequest,
+};
+use tailwind_protocol::scan::Scanner;
+use tailwind_protocol::segment::{SegmentWriter, append_size};
+
+use super::host::Answer;
+use super::network::{Ask, Message, Silence, Then, Whom, Write};
+use super::sidecar::{Channel, Lead, Role};
+use super::{World, tale};
+
+impl World {
+    /// A candidate has won: the recovered log is shown to the app, and the new epoch begins.
+    pub(crate) fn begin_epoch(&mut self, name: &SidecarId, config: Configuration, reference: Reference) {
+        let (set, epoch) = (tale::names(config.members.iter().map(|member| &member.id)), config.epoch);
+        self.tell(format!("{name} is primary of epoch {epoch}, set {set}; recovers {}", tale::reference(&reference)));
+        let log = self.read_reference(&config, &reference);
+        self.checker.recovered(&config, &log);
+        let mut out = Vec::new();
+        let rules = self.options.primary_rules();
+        let machine = Primary::new(config, rules, &reference, epoch.0, self.now, &mut out);
+        let lead = Lead {
+            machine,
+            epoch,
+            memory: BTreeMap::new(),
+            writer: None,
+            channels: BTreeMap::new(),
+            backlog: VecDeque::new(),
+            unacked: VecDeque::new(),
+            said_waiting: false,
+        };
+        self.sidecar_mut(name).become_role(Role::Primary(Box::new(lead)));
+        self.carry_primary(name, out);
+    }
+
+    /// Reads the recovered log from every member, past the machines: each must hold all of it (S3).
+    fn read_reference(&self, config: &Configuration, reference: &Reference) -> Vec<(Epoch, Lsn, Vec<u8>)> {
+        let mut log = Vec::new();
+        for segment in &reference.segments {
+            for member in &config.members {
+                let host = &self.hosts[&member.id];
+                let held = host.held();
+                if member.boot != host.boot || host.flipped {
+                    continue;
+                }
+                let mut lsn = segment.closure.first;
+                while lsn <= segment.closure.last {
+                    assert!(held.contains_key(&(config.log, lsn)), "{} lacks recovered record {lsn} (S3)", member.id);
+                    lsn = lsn.next();
+                }
+            }
+            let mut images = config.members.iter().filter_map(|m| self.hosts[&m.id].image(segment));
+            let Some(image) = images.next() else { panic!("nobody holds {:?}", segment.identity) };
+            let mut scanner = Scanner::new(&image, &segment.identity).expect("a valid segment");
+            while let Ok(append) = scanner.next_append() {
+                log.extend(append.records().map(|r| (segment.identity.epoch, r.lsn, r.payload.to_vec())));
+            }
+        }
+        log
+    }
+
+    pub(crate) fn primary_input(&mut self, name: &SidecarId, input: Input) {
+        let now = self.now;
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        let mut out = Vec::new();
+        lead.machine.step(now, input, &mut out);
+        self.carry_primary(name, out);
+    }
+
+    pub(crate) fn superseded(&mut self, name: &SidecarId, failure: &tailwind_protocol::promotion::Failure) {
+        if let tailwind_protocol::promotion::Failure::Superseded(epoch) = failure {
+            self.primary_input(name, Input::Superseded(*epoch));
+        }
+    }
+
+    pub(crate) fn lose_seat(&mut self, name: &SidecarId, seat: Seat, why: &str) {
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        if let Some(channel) = lead.channels.get(&seat) {
+            let member = channel.member.id.clone();
+            self.tell(format!("{name} loses {member}: {why}"));
+            self.primary_input(name, Input::Lost(seat));
+        }
+    }
+
+    fn carry_primary(&mut self, name: &SidecarId, out: Vec<Output>) {
+        for output in out {
+            self.carry_primary_output(name, output);
+        }
+        self.pump(name);
+    }
+
+    fn carry_primary_output(&mut self, name: &SidecarId, output: Output) {
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        match output {
+            Output::Connect(seat, ref member) => {
+                let (member, todo) = (member.clone(), VecDeque::from([output]));
+                let channel = Channel { member, life: None, todo, busy: false, lendings: BTreeMap::new() };
+                lead.channels.insert(seat, channel);
+            }
+            Output::Prepare(identity) => {
+                lead.memory.insert(identity.segment, vec![0; identity.size.bytes() as usize]);
+            }
+            Output::Open(seat, ..)
+            | Output::Close(seat, ..)
+            | Output::Drop(seat, ..)
+            | Output::Flush(seat, ..)
+            | Output::Trim(seat, ..) => {
+                let channel = lead.channels.get_mut(&seat).expect("the seat is connected");
+                channel.todo.push_back(output);
+            }
+            Output::Install(seat, identity, closure) => {
+                let config = lead.machine.config().clone();
+                let member = lead.channels[&seat].member.clone();
+                let sources = config.members.iter().map(|member| member.id.clone()).collect();
+                self.install(name, &config, &member, (identity, closure), sources, Whom::Primary(seat));
+            }
+            Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
+            Output::Forget(segment, closure) => {
+                lead.memory.remove(&segment);
+                self.tell(format!("{name}: segment {segment}, {}, is closed everywhere", tale::records(&closure)));
+            }
+            Output::Swap(swap) => self.call_store(name, Ask::Swap(swap)),
+            Output::Recruit => self.recruit(name),
+            Output::StepDown(why) => {
+                self.tell(format!("{name} steps down: {why}"));
+                self.sidecar_mut(name).become_role(Role::Standby);
+            }
+        }
+    }
+
+    fn recruit(&mut self, name: &SidecarId) {
+        let Some(lead) = self.sidecar(name).lead() else { return };
+        let (config, now) = (lead.machine.config().clone(), self.now);
+        let seated: Vec<_> = lead.machine.roster().map(|(member, ..)| member.id.clone()).collect();
+        let reachable = |host: &&super::Host| host.is_up() && !self.is_cut(name, &host.name);
+        let spare = self.hosts.values().filter(reachable).find(|host| !seated.contains(&host.name));
+        let Some(spare) = spare.map(super::Host::reference) else {
+            let mut out = Vec::new();
+            let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
+            lead.machine.step(now, Input::NoSpare, &mut out);
+            return self.carry_primary(name, out);
+        };
+        let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
+        self.send(name, &spare.id.clone(), Request::Fence(request), Then::Recruit(spare));
+    }
+
+    pub(crate) fn on_recruit_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
+        let Then::Recruit(member) = message.then else { return };
+        match answer {
+            Ok(Answer::Inventory(inventory)) => {
+                self.tell(format!("{} recruits {}: {}", message.from, message.to, tale::inventory(&inventory)));
+                let member = tailwind_protocol::config::MemberRef { boot: inventory.boot, ..member };
+                self.primary_input(&message.from, Input::Recruited(member, inventory));
+            }
+            other => match super::candidate::failure(other) {
+                failure @ tailwind_protocol::promotion::Failure::Superseded(_) => {
+                    self.superseded(&message.from, &failure);
+                }
+                _ => self.primary_input(&message.from, Input::NoSpare),
+            },
+        }
+    }
+
+    /// Sends the next request of every channel that has none under way.
+    fn work_channels(&mut self, name: &SidecarId) {
+        let durability = self.options.durability;
+        let Some(lead) = self.sidecar(name).lead() else { return };
+        let log = lead.machine.config().log;
+        let caller = self.caller(log, lead.epoch);
+        let mut messages = Vec::new();
+        let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
+        for (seat, channel) in lead.channels.iter_mut().filter(|(_, channel)| !channel.busy) {
+            let Some(next) = channel.todo.front() else { continue };
+            let caller = caller.clone();
+            let request = match next {
+                Output::Connect(..) => Request::Connect(caller),
+                Output::Open(_, identity) => {
+                    let (identity, purpose) = (*identity, Purpose::Append);
+                    Request::Open(OpenRequest { caller, identity, purpose, durability })
+                }
+                Output::Close(_, identity, closure) => {
+                    Request::Close(CloseRequest { caller, identity: *identity, closure: *closure })
+                }
+                Output::Drop(_, copies) => Request::Drop(DropRequest { caller, copies: copies.clone() }),
+                Output::Flush(_, identity, end) => {
+                    Request::Flush(FlushRequest { caller, identity: *identity, end: *end })
+                }
+                Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below: *below }),
+                other => unreachable!("{other:?} is not asked of a member"),
+            };
+            channel.busy = true;
+            messages.push((channel.member.id.clone(), request, Then::Channel(*seat)));
+        }
+        for (to, request, then) in messages {
+            self.send(name, &to, request, then);
+        }
+    }
+
+    pub(crate) fn on_channel_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
+        let Then::Channel(seat) = message.then else { return };
+        let (name, member) = (&message.from, self.host(&message.to));
+        let (life, boot, up) = (member.life, member.boot, member.is_up());
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        let Some(channel) = lead.channels.get_mut(&seat) else { return };
+        channel.busy = false;
+        let input = match (channel.todo.front(), &answer) {
+            (_, Err(Silence::Lost)) => return,
+            (_, Err(Silence::Gone)) => return self.lose_seat(name, seat, "no connection"),
+            (_, Ok(Answer::Refused(Refusal::Fenced { promised }))) => Some(Input::Superseded(*promised)),
+            (_, Ok(Answer::Refused(Refusal::RetryLater { .. }))) => {
+                channel.busy = true;
+                self.retries.push((name.clone(), seat));
+                return;
+            }
+            (_, Ok(Answer::Refused(refusal))) => return self.lose_seat(name, seat, &refusal.to_string()),
+            // With another process or another memory behind the name, this is not the member that was meant.
+            (Some(Output::Connect(_, reference)), _) if reference.boot != boot || !up => {
+                return self.lose_seat(name, seat, "its memory is new");
+            }
+            (Some(Output::Connect(..)), _) => {
+                channel.life = Some(life);
+                None
+            }
+            (Some(Output::Open(_, identity)), Ok(Answer::Granted(slot, key))) => {
+                channel.lendings.insert(identity.segment, (*slot, *key));
+                Some(Input::Opened(seat, identity.segment))
+            }
+            (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
+            (Some(Output::Flush(_, identity, end)), _) => {
+                Some(Input::Flushed(seat, Position::new(identity.segment, *end)))
+            }
+            _ => None,
+        };
+        channel.todo.pop_front();
+        match input {
+            Some(input) => self.primary_input(name, input),
+            None => self.pump(name),
+        }
+    }
+
+    /// The app appends records; they are placed as soon as there is room.
+    pub(crate) fn append(&mut self, name: &SidecarId, batch: Vec<Vec<u8>>) {
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else {
+            return self.tell(format!("{name} refuses: not primary"));
+        };
+        lead.backlog.push_back(batch);
+        self.pump(name);
+    }
+
+    /// One turn of the append path: place, post, acknowledge, and ask what else there is to do.
+    pub(crate) fn pump(&mut self, name: &SidecarId) {
+        if self.sidecar(name).paused {
+            return;
+        }
+        let mut out = Vec::new();
+        while self.place(name, &mut out) {}
+        self.post(name);
+        if let Some(lead) = self.sidecar_mut(name).lead_mut() {
+            lead.machine.turn(&mut out);
+        }
+        self.acknowledge(name);
+        if out.is_empty() {
+            return self.work_channels(name);
+        }
+        self.carry_primary(name, out);
+    }
+
+    /// Places the oldest waiting append; false when there is none, or no room for it now.
+    fn place(&mut self, name: &SidecarId, out: &mut Vec<Output>) -> bool {
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return false };
+        let ready = lead.machine.is_ready() || lead.writer.is_some();
+        if lead.writer.is_none()
+            && let (true, Some(identity)) = (ready, lead.machine.active())
+        {
+            let first = lead.machine.first();
+            lead.open_writer(identity, first);
+        }
+        let Some(batch) = lead.backlog.front() else { return false };
+        let size = append_size(batch.iter().map(Vec::len));
+        let waits = match &lead.writer {
+            None => true,
+            Some(writer) if writer.room() >= size => false,
+            Some(writer) => {
+                let closure = writer.closure();
+                match lead.machine.roll(closure, out) {
+                    None => true,
+                    Some(identity) => {
+                        lead.open_writer(identity, closure.last.next());
+                        self.tell(format!("{name} rolls to segment {}", identity.segment));
+                        return true;
+                    }
+                }
+            }
+        };
+        if waits {
+            if !std::mem::replace(&mut lead.said_waiting, true) {
+                self.tell(format!("{name} takes no appends for now: the next segment is not lent everywhere"));
+            }
+            return false;
+        }
+        lead.said_waiting = false;
+        let batch = lead.backlog.pop_front().expect("just seen");
+        let (epoch, first, position) = lead.write(&batch);
+        let last = Lsn(first.0 + batch.len() as u64 - 1);
+        for (lsn, payload) in (first.0..).map(Lsn).zip(&batch) {
+            self.checker.submitted(epoch, lsn, payload);
+        }
+        let payloads: Vec<String> = batch.iter().map(|payload| tale::payload(payload)).collect();
+        self.tell(format!("{name} appends {} {} up to {position}", tale::range(first, last), payloads.join(" ")));
+        true
+    }
+
+    fn post(&mut self, name: &SidecarId) {
+        let life = self.sidecar(name).life;
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        let mut posted = Vec::new();
+        for (seat, channel) in &lead.channels {
+            while let Some((segment, from, to)) = lead.machine.next_post(usize::from(seat.index), u32::MAX) {
+                let bytes = lead.memory[&segment][from.0 as usize..to.0 as usize].to_vec();
+                let lending = channel.lendings[&segment];
+                let write = Write { life, seat: *seat, segment, lending, from, bytes, landed: false };
+                posted.push((channel.member.id.clone(), write));
+            }
+        }
+        for (member, write) in posted {
+            self.network.writes.entry((name.clone(), member)).or_default().push_back(write);
+        }
+    }
+
+    fn acknowledge(&mut self, name: &SidecarId) {
+        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+        let (acked, epoch) = (lead.machine.acked(), lead.epoch);
+        let mut due = Vec::new();
+        while let Some((_, first, last)) = lead.unacked.pop_front_if(|(end, ..)| *end <= acked) {
+            due.push((first, last));
+        }
+        for (first, last) in &due {
+            (first.0..=last.0).for_each(|lsn| self.checker.acked(epoch, Lsn(lsn)));
+        }
+        if let (Some((first, _)), Some((_, last))) = (due.first(), due.last()) {
+            self.tell(format!("{name} acknowledges {}", tale::range(*first, *last)));
+        }
+    }
+}
+
+use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::rpc::Refusal;
+
+impl Lead {
+    fn open_writer(&mut self, identity: SegmentIdentity, first: Lsn) {
+        let buffer = self.memory.get_mut(&identity.segment).expect("prepared");
+        let (writer, end) = SegmentWriter::open(identity, first, buffer);
+        self.writer = Some(writer);
+        self.machine.appended(Offset(end));
+    }
+
+    fn write(&mut self, batch: &[Vec<u8>]) -> (Epoch, Lsn, Position) {
+        let writer = self.writer.as_mut().expect("an open segment");
+        let (segment, first, from) = (writer.identity().segment, writer.next(), writer.closure().end.0 as usize);
+        let buffer = self.memory.get_mut(&segment).expect("prepared");
+        writer.append(&mut buffer[from..], batch.iter().map(Vec::as_slice));
+        let end = writer.closure().end;
+        self.machine.appended(end);
+        let position = Position::new(segment, end);
+        self.unacked.push_back((position, first, Lsn(first.0 + batch.len() as u64 - 1)));
+        (self.epoch, first, position)
+    }
+}

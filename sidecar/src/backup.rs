@@ -1,0 +1,242 @@
+//! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
+//!
+//! Called by `main`. In the order in which a start meets them: [`options`], `wake` (who am I, what is still here: `disk`,
+//! `promise`, `table`), `flusher` and `actor` (the two threads that work), `routes` and `status` (what others see). What
+//! is decided is decided by [`tailwind_protocol::backup`]; the bytes come in through `tailwind_fabric`.
+
+mod actor;
+mod disk;
+mod flusher;
+pub mod options;
+mod promise;
+mod routes;
+mod status;
+mod table;
+mod thread;
+mod wake;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use tailwind_fabric::shm::ShmReceiver;
+use tailwind_fabric::tcp::TcpReceiver;
+use tailwind_fabric::{Pool, Receiver};
+use tailwind_protocol::backup::{Backup, Input, Limits};
+use tailwind_protocol::layout::readable_size;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tracing::{info, warn};
+
+use crate::http;
+use crate::options::{FabricOption, write_port_file};
+use crate::tls::{Role, Tls};
+
+use actor::{Actor, Handle};
+use flusher::Flusher;
+pub use options::BackupOptions;
+use routes::Desk;
+use status::About;
+use wake::{Home, Woken};
+
+/// Power is about to go (`init(1)`, `signal(7)`): Linux calls it SIGPWR.
+const SIGPWR: i32 = 30;
+
+/// Runs a backup until it is told to end. An error is something that a person must mend before the next start.
+pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
+    let BackupOptions {
+        group,
+        name,
+        listen,
+        advertise,
+        port_file,
+        metrics_listen,
+        tls,
+        fabric,
+        data_listen,
+        pool,
+        buffers,
+        segment_size,
+        flush_dir,
+        flush_bandwidth,
+        hold_up,
+        heartbeat_interval_ms,
+    } = options;
+
+    // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
+    let mut signals = Signals::new()?;
+    let tls = tls.load(&group, Role::Backup)?;
+    let listener = http::listen(listen, tls.as_ref()).await?;
+    let address = listener.local_addr().context("read the control address")?;
+    let metrics_listener = match metrics_listen {
+        Some(address) => Some(http::listen_openly(address).await?),
+        None => None,
+    };
+
+    let home = Home {
+        pool: pool.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/tailwind-{group}-{name}"))),
+        flush_dir: flush_dir.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/{name}"))),
+        group,
+        member: name,
+        buffers,
+        segment_size,
+        kernel: wake::kernel_boot_id()?,
+    };
+    let Woken { disk, pool, table, promise_file, standing, found, strange_files } = wake::wake(&home)?;
+    let receiver = receive(fabric, &pool, data_listen, address, tls.as_ref())?;
+
+    let fabric_kind = receiver.kind();
+    let bandwidth = flush_bandwidth.map_or_else(|| disk.measure_bandwidth(), Ok)?;
+    let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
+    ensure!(
+        unflushed_bytes_max >= u64::from(segment_size.bytes()),
+        "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so that nothing \
+         could ever be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
+        readable_size(bandwidth)
+    );
+
+    let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
+    let (group, member, boot) = (standing.group.clone(), standing.member.clone(), standing.boot);
+    let (machine, outputs) = Backup::start(group.clone(), member.clone(), boot, limits, found);
+    let (handle, inbox) = actor::inbox();
+    let answers = handle.clone();
+    let flusher = Flusher::start(Arc::clone(&pool), Arc::clone(&disk), move |input| answers.tell(input))?;
+    let actor = Actor { machine, receiver, pool: Arc::clone(&pool), table, promise_file, standing, flusher };
+    let finished = actor::start(actor, outputs, inbox)?;
+    // The start is done when the actor answers.
+    handle.report().await.context("the backup thread has ended while it started")?;
+
+    let about = About {
+        group,
+        member,
+        boot,
+        control: advertise.unwrap_or_else(|| address.to_string()),
+        fabric: fabric_kind.to_string(),
+        tls: tls.is_some(),
+        buffers,
+        buffer_bytes: segment_size.bytes(),
+        unflushed_bytes_max,
+        flush_bytes_per_second: bandwidth,
+        strange_files,
+    };
+    let About { group, member, boot, .. } = &about;
+    info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
+
+    let desk = Desk::new(handle.clone(), disk, pool, about, Duration::from_millis(heartbeat_interval_ms));
+    if let Some(path) = &port_file {
+        write_port_file(path, address)?;
+    }
+    let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
+    serve_until(ended, listener, metrics_listener, desk, tls.as_ref()).await
+}
+
+/// The fabric's receiving half. Making it is the barrier for every writer of an earlier life of this process.
+fn receive(
+    fabric: FabricOption,
+    pool: &Arc<Pool>,
+    data_listen: Option<SocketAddr>,
+    control: SocketAddr,
+    tls: Option<&Tls>,
+) -> anyhow::Result<Box<dyn Receiver>> {
+    match fabric {
+        FabricOption::Shm => {
+            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
+            Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
+        }
+        FabricOption::Tcp => {
+            let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
+            // Without TLS the secrets that guard this port would travel in the clear.
+            http::check_guarded(address, tls)?;
+            let receiver = TcpReceiver::bind(Arc::clone(pool), address)?;
+            info!(address = %receiver.address(), "listening for records");
+            Ok(Box::new(receiver))
+        }
+    }
+}
+
+/// Serves while `ended` has not come to its end.
+async fn serve_until(
+    ended: impl Future<Output = anyhow::Result<()>>,
+    listener: TcpListener,
+    metrics_listener: Option<TcpListener>,
+    desk: Desk,
+    tls: Option<&Tls>,
+) -> anyhow::Result<()> {
+    let (stop, stopped) = watch::channel(());
+    let until_stopped = |mut stopped: watch::Receiver<()>| async move {
+        // An error means that the sender is gone, which is the signal.
+        let _ = stopped.changed().await;
+    };
+    let guard = tls.map(|tls| tls.acceptor(Role::Sidecar));
+    let mut servers = tokio::task::JoinSet::new();
+    servers.spawn(http::serve(listener, routes::control(desk.clone()), guard, until_stopped(stopped.clone())));
+    if let Some(listener) = metrics_listener {
+        servers.spawn(http::serve(listener, routes::probes(desk), None, until_stopped(stopped)));
+    }
+    let result = tokio::select! {
+        result = ended => result,
+        Some(server) = servers.join_next() => {
+            server.context("a server has panicked")?;
+            bail!("a server has ended");
+        }
+    };
+    drop(stop);
+    while servers.join_next().await.is_some() {}
+    result
+}
+
+/// Waits for the end: ordered by a signal, or because the actor is gone.
+async fn attend(
+    handle: Handle,
+    mut finished: oneshot::Receiver<()>,
+    signals: &mut Signals,
+    hold_up: Duration,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        result = &mut finished => {
+            result.context("the backup thread has panicked")?;
+            bail!("the backup thread has ended");
+        }
+        name = signals.next() => info!(signal = name, "shutting down: flushing what is in memory"),
+    }
+    handle.tell(Input::Shutdown);
+    tokio::select! {
+        result = finished => result.context("the backup thread has panicked"),
+        name = signals.next() => {
+            warn!(signal = name, "second signal");
+            bail!("ended by a second signal before everything was flushed: what is not on disk is in the pool only");
+        }
+        () = tokio::time::sleep(hold_up) => bail!(
+            "flushing took longer than --hold-up ({hold_up:?}): what is not on disk is in the pool only"
+        ),
+    }
+}
+
+/// The signals that end a backup in good order.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    power: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Signals> {
+        let on = |kind| signal(kind).context("wait for signals");
+        Ok(Signals {
+            terminate: on(SignalKind::terminate())?,
+            interrupt: on(SignalKind::interrupt())?,
+            power: on(SignalKind::from_raw(SIGPWR))?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.power.recv() => "SIGPWR",
+        }
+    }
+}

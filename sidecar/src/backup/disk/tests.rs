@@ -1,0 +1,208 @@
+use std::os::unix::fs::PermissionsExt;
+
+use tailwind_protocol::ids::{Epoch, Generation, Lsn};
+use tailwind_protocol::segment::SegmentWriter;
+
+use super::*;
+
+const LOG: LogId = LogId(1);
+
+fn identity(segment: u64) -> SegmentIdentity {
+    SegmentIdentity {
+        log: LOG,
+        segment: SegmentId(segment),
+        epoch: Epoch(2),
+        generation: Generation(segment),
+        size: SegmentSize::MIN,
+    }
+}
+
+/// A segment of two records.
+fn segment(identity: SegmentIdentity) -> (Closure, Vec<u8>) {
+    let mut bytes = vec![0; identity.size.bytes() as usize];
+    let (mut writer, mut end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
+    for payload in [b"one".as_slice(), b"two"] {
+        end += writer.append(&mut bytes[end as usize..], [payload].into_iter());
+    }
+    bytes.truncate(end as usize);
+    (writer.closure(), bytes)
+}
+
+fn promise() -> Promise {
+    Promise { log: Some(LOG), epoch: Epoch(2), ..Promise::default() }
+}
+
+struct Folder {
+    dir: tempfile::TempDir,
+    disk: Disk,
+}
+
+fn folder() -> Folder {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open(&dir.path().join("flush")).unwrap();
+    Folder { dir, disk }
+}
+
+impl Folder {
+    fn write_closed(&self, identity: SegmentIdentity) -> Closure {
+        let (closure, bytes) = segment(identity);
+        self.disk.write_closed(&identity, &closure, &bytes).unwrap();
+        closure
+    }
+
+    fn list(&self) -> Listing {
+        self.disk.list(&promise()).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = fs::read(self.path(name)).unwrap();
+        change(&mut bytes);
+        fs::write(self.path(name), bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_closed_segment_is_listed_and_read_back() {
+    let folder = folder();
+    let closure = folder.write_closed(identity(7));
+    assert!(folder.path("segment-0000000000000007.closed").exists());
+    assert_eq!(folder.list().closed, [(identity(7), closure)]);
+    assert!(folder.disk.is_closed(&identity(7)));
+    let bytes = folder.disk.read_closed(&identity(7), &closure).unwrap();
+    assert_eq!(bytes, segment(identity(7)).1);
+}
+
+#[test]
+fn an_open_segment_is_read_as_far_as_it_goes() {
+    let folder = folder();
+    let (closure, bytes) = segment(identity(1));
+    folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
+    assert_eq!(folder.disk.read_open(&identity(1)).unwrap(), bytes, "its footer is no part of it");
+    // While it grows it has no footer; the scan finds the end.
+    folder.disk.start_open(&identity(2), &segment(identity(2)).1).unwrap();
+    assert_eq!(folder.disk.read_open(&identity(2)).unwrap(), segment(identity(2)).1);
+    let mut open = folder.list().open;
+    open.sort_by_key(|identity| identity.segment);
+    assert_eq!(open, [identity(1), identity(2)]);
+}
+
+#[test]
+fn closing_a_segment_removes_its_open_file() {
+    let folder = folder();
+    let (closure, bytes) = segment(identity(1));
+    folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
+    folder.write_closed(identity(1));
+    let listing = folder.list();
+    assert_eq!((listing.closed.len(), listing.open.len()), (1, 0));
+}
+
+#[test]
+fn a_crash_between_closing_and_removing_is_tidied() {
+    let folder = folder();
+    folder.write_closed(identity(1));
+    let (closure, bytes) = segment(identity(1));
+    folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
+    fs::write(folder.path("segment-0000000000000003.closed.tmp"), "half made").unwrap();
+    let listing = folder.list();
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (1, 0, 0));
+    assert!(!folder.path("segment-0000000000000001.open").exists());
+    assert!(!folder.path("segment-0000000000000003.closed.tmp").exists());
+}
+
+#[test]
+fn strange_files_are_counted_and_left_alone() {
+    let folder = folder();
+    folder.write_closed(identity(1));
+    folder.write_closed(SegmentIdentity { log: LogId(2), ..identity(2) });
+    folder.write_closed(SegmentIdentity { epoch: Epoch(3), ..identity(3) });
+    folder.write_closed(identity(4));
+    folder.change("segment-0000000000000004.closed", |bytes| *bytes.last_mut().unwrap() ^= 1);
+    folder.write_closed(identity(5));
+    folder.change("segment-0000000000000005.closed", |bytes| bytes[0] ^= 1);
+    folder.write_closed(identity(6));
+    folder.change("segment-0000000000000006.closed", |bytes| bytes.truncate(10));
+    fs::copy(folder.path("segment-0000000000000001.closed"), folder.path("segment-0000000000000009.closed")).unwrap();
+    fs::write(folder.path("segment-0000000000000010.closed"), "").unwrap();
+    fs::write(folder.path("notes.txt"), "somebody's").unwrap();
+    fs::write(folder.path("segment-1.closed"), "not a name of ours").unwrap();
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(folder.disk.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    let listing = folder.list();
+    let segments: Vec<u64> = listing.closed.iter().map(|(identity, _)| identity.segment.0).collect();
+    assert_eq!(segments, [1]);
+    assert_eq!(listing.strange, 7);
+    assert_eq!(names(), before);
+}
+
+#[test]
+fn a_file_of_another_log_is_never_deleted_nor_overwritten() {
+    let folder = folder();
+    let foreign = SegmentIdentity { log: LogId(2), ..identity(1) };
+    folder.write_closed(foreign);
+    let name = "segment-0000000000000001.closed";
+    let before = fs::read(folder.path(name)).unwrap();
+    folder.disk.delete(SegmentId(1), LOG).unwrap();
+    assert_eq!(fs::read(folder.path(name)).unwrap(), before);
+    folder.write_closed(identity(1));
+    assert!(folder.disk.is_closed(&identity(1)));
+    let aside = folder.path(&format!("{name}.of-log-{}", foreign.log));
+    assert_eq!(fs::read(aside).unwrap(), before);
+}
+
+#[test]
+fn every_damaged_byte_of_a_closed_segment_is_found_when_it_is_read() {
+    let folder = folder();
+    let closure = folder.write_closed(identity(1));
+    for at in 0..closure.end.0 as usize {
+        folder.change("segment-0000000000000001.closed", |bytes| bytes[at] ^= 0x10);
+        assert!(matches!(folder.disk.read_closed(&identity(1), &closure), Err(ReadError::Corrupt)), "byte {at}");
+        folder.change("segment-0000000000000001.closed", |bytes| bytes[at] ^= 0x10);
+    }
+    assert!(folder.disk.read_closed(&identity(1), &closure).is_ok());
+    assert!(matches!(folder.disk.read_closed(&identity(2), &closure), Err(ReadError::Missing)));
+}
+
+#[test]
+fn deleting_takes_both_files_and_may_be_repeated() {
+    let folder = folder();
+    folder.write_closed(identity(1));
+    let (closure, bytes) = segment(identity(1));
+    folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
+    folder.disk.delete(SegmentId(1), LOG).unwrap();
+    folder.disk.delete(SegmentId(1), LOG).unwrap();
+    let listing = folder.list();
+    assert_eq!((listing.closed.len(), listing.open.len()), (0, 0));
+}
+
+#[test]
+fn one_daemon_at_a_time() {
+    let folder = folder();
+    let error = Disk::open(folder.disk.path()).unwrap_err().to_string();
+    assert!(error.contains("in use by another backup daemon"), "{error}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told() {
+    if rustix::process::geteuid().is_root() {
+        // To root every folder is writable; a file in the way is not.
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        let error = format!("{:#}", Disk::open(&dir.path().join("file")).unwrap_err());
+        assert!(error.contains("--flush-dir"), "{error}");
+        return;
+    }
+    let folder = folder();
+    let locked = folder.dir.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
+    let error = format!("{:#}", Disk::open(&locked).unwrap_err());
+    assert!(error.contains("--flush-dir"), "{error}");
+}

@@ -1,0 +1,76 @@
+//! The command line of `tailwind-sidecar backup`. Every option has a flag, an environment variable and a default that works.
+//!
+//! Parsed by `main`, taken apart by [`run`](super::run).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tailwind_protocol::ids::{GroupName, MemberId};
+use tailwind_protocol::layout::SegmentSize;
+
+use crate::options::{FabricOption, parse_segment_size, parse_size};
+use crate::tls::TlsOptions;
+
+/// Lend memory to a group's log, and keep its closed segments on disk
+#[derive(Clone, Debug, clap::Args)]
+pub struct BackupOptions {
+    /// The group to serve. A backup belongs to one group, and its folders with it
+    #[arg(long, env = "TAILWIND_GROUP")]
+    pub group: GroupName,
+    /// This backup's name, unlike every other backup's of the group; keep it over restarts, because the folders are bound to it
+    #[arg(long, env = "TAILWIND_NAME")]
+    pub name: MemberId,
+
+    /// Where the control RPC listens. Beyond loopback it needs TLS; port 0 takes any free port, see --port-file
+    #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// The host:port that sidecars shall use, where it differs from --listen (a Service, a NAT); shown in /status
+    #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// A file that the chosen control address is written to once everything is ready; for scripts that use port 0
+    #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "FILE")]
+    pub port_file: Option<PathBuf>,
+    /// Where /healthz, /readyz and /metrics are served in plain HTTP as well: kubelets and Prometheus have no certificate
+    #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Guards the control RPC between pods.
+    #[command(flatten)]
+    pub tls: TlsOptions,
+
+    /// How records arrive: `shm` where the primary runs on this host, `tcp` on any network. Equal in the whole group
+    #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
+    pub fabric: FabricOption,
+    /// Where the tcp fabric listens for records; the address of --listen and any free port when not given
+    #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
+    pub data_listen: Option<SocketAddr>,
+
+    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process;
+    /// /dev/shm/tailwind-GROUP-NAME when not given
+    #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
+    pub pool: Option<PathBuf>,
+    /// How many buffers to lend. A group needs two at least (one filling, one ready), and more while segments wait for the disk
+    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=BUFFERS_MAX))]
+    pub buffers: u32,
+    /// Bytes of a buffer, such as 8MiB or 64KiB: a power of two, at least the group's segment size
+    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size, value_name = "SIZE")]
+    pub segment_size: SegmentSize,
+
+    /// Folder for closed segments and for what this backup has promised. Put it on a disk that outlives the host's reboot;
+    /// /var/lib/tailwind/GROUP/NAME when not given
+    #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR")]
+    pub flush_dir: Option<PathBuf>,
+    /// Bytes the flush folder takes in each second, such as 200MiB; measured at the start when not given
+    #[arg(long, env = "TAILWIND_FLUSH_BANDWIDTH", value_parser = parse_size, value_name = "SIZE")]
+    pub flush_bandwidth: Option<u64>,
+    /// Seconds that this host goes on for when its power fails (or that it is given to stop): as much as can be flushed in
+    /// that time may be lent
+    #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    pub hold_up: u64,
+
+    /// Milliseconds between two heartbeats. Less finds a dead host sooner and costs more packets
+    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=10_000), value_name = "MS")]
+    pub heartbeat_interval_ms: u64,
+}
+
+/// Most buffers: 4096 of 64 MiB are 256 GiB, more than one backup's flush can answer for.
+const BUFFERS_MAX: i64 = 4096;

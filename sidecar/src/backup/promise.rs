@@ -1,0 +1,292 @@
+//! The promise file: what a backup must remember through the loss of all memory, and through a full disk.
+//!
+//! Read at the start by [`wake`](super::wake), written by the [`actor`](super::actor) before a fence is reported.
+//!
+//! # Bytes
+//! Two blocks of 4 KiB, allocated when the file is made, so that writing needs no space:
+//! ```text
+//! magic "TWPROMIS" (8)  format version (4)  length of the JSON (4)  sequence (8)  JSON  zeros  CRC-32 of all before (4)
+//! ```
+//! Every write goes to both blocks, one after the other, each brought to disk before the next is begun. So one damaged
+//! block never matters: if a crash tore it, the other one holds the newest content that was reported (or a newer one);
+//! if the disk damaged it at rest, the other one is its equal. With two damaged blocks nobody knows what was promised.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use serde::{Deserialize, Serialize};
+use tailwind_protocol::backup::Promise;
+use tailwind_protocol::ids::{BootId, GroupName, MemberId};
+
+use super::disk::fsync_folder;
+
+const MAGIC: [u8; 8] = *b"TWPROMIS";
+const VERSION: u32 = 1;
+/// A block: what disks and file systems write in one piece.
+const BLOCK_SIZE: usize = 4096;
+const HEAD_SIZE: usize = 24;
+const CRC_SIZE: usize = 4;
+
+/// What a backup is and has promised.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Standing {
+    /// The group that the folder belongs to.
+    pub(super) group: GroupName,
+    /// The backup that the folder belongs to.
+    pub(super) member: MemberId,
+    /// Its memory's identity.
+    pub(super) boot: BootId,
+    /// What it promised.
+    pub(super) promise: Promise,
+    /// Nothing is in memory only: a clean shutdown brought everything to disk, and nothing was lent since.
+    pub(super) complete: bool,
+}
+
+/// Why the promise file cannot be used, for people.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PromiseError {
+    #[error("{action} promise file {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "promise file {path} has format {found}, written by a newer version; this one reads up to {VERSION}: run the newer \
+         version"
+    )]
+    Newer { path: PathBuf, found: u32 },
+    #[error(
+        "promise file {path} is damaged ({first}; {second}): which epoch this backup has promised is unknown, so it must \
+         not serve its log again; remove its pool and flush folders and let the group fill a new backup"
+    )]
+    Damaged { path: PathBuf, first: String, second: String },
+}
+
+/// The open file.
+#[derive(Debug)]
+pub(super) struct PromiseFile {
+    file: File,
+    path: PathBuf,
+    sequence: u64,
+}
+
+#[derive(Debug)]
+enum Block {
+    Sound(u64, Standing),
+    Newer(u32),
+    Damaged(String),
+}
+
+impl PromiseFile {
+    /// Opens the file, if there is one. A block that is behind or damaged is mended.
+    pub(super) fn open(path: &Path) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
+        let io_error = |action| move |source| PromiseError::Io { action, path: path.to_owned(), source };
+        let file = match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error("open")(error)),
+        };
+        let blocks = [read_block(&file, 0), read_block(&file, 1)];
+        let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
+        let (sequence, standing, mend) = match (first?, second?) {
+            (Block::Newer(found), _) | (_, Block::Newer(found)) => {
+                return Err(PromiseError::Newer { path: path.to_owned(), found });
+            }
+            (Block::Damaged(first), Block::Damaged(second)) => {
+                return Err(PromiseError::Damaged { path: path.to_owned(), first, second });
+            }
+            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, true),
+            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, true),
+            (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, a != b),
+            (Block::Sound(..), Block::Sound(b, second)) => (b, second, true),
+        };
+        let mut promise = PromiseFile { file, path: path.to_owned(), sequence };
+        if mend {
+            promise.write(&standing)?;
+        }
+        Ok(Some((promise, standing)))
+    }
+
+    /// Makes the file: whole or not at all.
+    pub(super) fn create(path: &Path, standing: &Standing) -> Result<PromiseFile, PromiseError> {
+        let io_error = |action| move |source| PromiseError::Io { action, path: path.to_owned(), source };
+        let temporary = path.with_extension("tmp");
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&temporary).map_err(io_error("create"))?;
+        fallocate(&file, FallocateFlags::empty(), 0, 2 * BLOCK_SIZE as u64)
+            .map_err(|errno| io_error("allocate")(errno.into()))?;
+        let mut promise = PromiseFile { file, path: path.to_owned(), sequence: 0 };
+        promise.write(standing)?;
+        promise.file.sync_all().map_err(io_error("write"))?;
+        std::fs::rename(&temporary, path).map_err(io_error("rename"))?;
+        fsync_folder(path).map_err(io_error("write the folder of"))?;
+        Ok(promise)
+    }
+
+    /// Brings `standing` to disk, twice. When it returns, no single fault can lose it.
+    pub(super) fn write(&mut self, standing: &Standing) -> Result<(), PromiseError> {
+        let sequence = self.sequence + 1;
+        let block = to_block(sequence, standing);
+        // The block that holds the older content goes first: until the new one is whole, the newest stays readable.
+        for index in [sequence % 2, (sequence + 1) % 2] {
+            let written =
+                self.file.write_all_at(&block, index * BLOCK_SIZE as u64).and_then(|()| self.file.sync_data());
+            written.map_err(|source| PromiseError::Io { action: "write", path: self.path.clone(), source })?;
+        }
+        self.sequence = sequence;
+        Ok(())
+    }
+}
+
+fn to_block(sequence: u64, standing: &Standing) -> [u8; BLOCK_SIZE] {
+    let json = serde_json::to_vec(standing).expect("plain data");
+    // Two names of at most 253 bytes, and numbers.
+    assert!(json.len() <= BLOCK_SIZE - HEAD_SIZE - CRC_SIZE, "a standing fits into its block");
+    let mut block = [0; BLOCK_SIZE];
+    block[..8].copy_from_slice(&MAGIC);
+    block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    block[12..16].copy_from_slice(&(json.len() as u32).to_le_bytes());
+    block[16..24].copy_from_slice(&sequence.to_le_bytes());
+    block[HEAD_SIZE..HEAD_SIZE + json.len()].copy_from_slice(&json);
+    let crc = crc32fast::hash(&block[..BLOCK_SIZE - CRC_SIZE]);
+    block[BLOCK_SIZE - CRC_SIZE..].copy_from_slice(&crc.to_le_bytes());
+    block
+}
+
+fn read_block(file: &File, index: u64) -> io::Result<Block> {
+    let mut block = [0; BLOCK_SIZE];
+    match file.read_exact_at(&mut block, index * BLOCK_SIZE as u64) {
+        Ok(()) => Ok(parse_block(&block)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Block::Damaged("cut off".to_owned())),
+        Err(error) => Err(error),
+    }
+}
+
+fn parse_block(block: &[u8; BLOCK_SIZE]) -> Block {
+    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
+    if block[..8] != MAGIC {
+        return Block::Damaged("not a promise".to_owned());
+    }
+    if crc32fast::hash(&block[..BLOCK_SIZE - CRC_SIZE]) != u32_at(BLOCK_SIZE - CRC_SIZE) {
+        return Block::Damaged("checksum does not match".to_owned());
+    }
+    if u32_at(8) > VERSION {
+        return Block::Newer(u32_at(8));
+    }
+    let sequence = u64::from_le_bytes(std::array::from_fn(|i| block[16 + i]));
+    let length = u32_at(12) as usize;
+    let json = block[HEAD_SIZE..BLOCK_SIZE - CRC_SIZE].get(..length);
+    match json.map(serde_json::from_slice) {
+        Some(Ok(standing)) => Block::Sound(sequence, standing),
+        Some(Err(error)) => Block::Damaged(format!("not understood: {error}")),
+        None => Block::Damaged("length out of bounds".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::Epoch;
+
+    use super::*;
+
+    fn standing(epoch: u64) -> Standing {
+        Standing {
+            group: "db".parse().unwrap(),
+            member: "b0".parse().unwrap(),
+            boot: BootId(7),
+            promise: Promise { epoch: Epoch(epoch), ..Promise::default() },
+            complete: false,
+        }
+    }
+
+    /// A file that has promised epochs 1, 2 and 3.
+    fn promised() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("promise");
+        let mut file = PromiseFile::create(&path, &standing(1)).unwrap();
+        file.write(&standing(2)).unwrap();
+        file.write(&standing(3)).unwrap();
+        (dir, path)
+    }
+
+    fn read(path: &Path) -> Result<Standing, PromiseError> {
+        PromiseFile::open(path).map(|found| found.expect("the file is there").1)
+    }
+
+    fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = std::fs::read(path).unwrap();
+        change(&mut bytes);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn the_newest_promise_is_read_back() {
+        let (_dir, path) = promised();
+        assert_eq!(read(&path).unwrap(), standing(3));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 * BLOCK_SIZE as u64);
+    }
+
+    #[test]
+    fn no_file_is_no_promise() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(PromiseFile::open(&dir.path().join("promise")).unwrap().is_none());
+    }
+
+    #[test]
+    fn any_torn_write_leaves_the_old_or_the_new_promise() {
+        let (_dir, path) = promised();
+        let before = std::fs::read(&path).unwrap();
+        let (mut file, _) = PromiseFile::open(&path).unwrap().unwrap();
+        file.write(&standing(4)).unwrap();
+        let after = std::fs::read(&path).unwrap();
+        let new = to_block(4, &standing(4));
+        assert_eq!(after, [new, new].concat(), "both blocks are equal at rest");
+        for cut in (0..BLOCK_SIZE).step_by(97) {
+            // The first block to be written is torn: only what was reported may be read.
+            std::fs::write(&path, [&after[..cut], &before[cut..]].concat()).unwrap();
+            let found = read(&path).unwrap();
+            assert!(found == standing(3) || (cut > HEAD_SIZE && found == standing(4)), "cut at {cut}: {found:?}");
+            // The first is whole, the second torn.
+            let torn = [&after[..BLOCK_SIZE], &after[BLOCK_SIZE..][..cut], &before[BLOCK_SIZE..][cut..]].concat();
+            std::fs::write(&path, torn).unwrap();
+            assert_eq!(read(&path).unwrap(), standing(4), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn damage_to_one_block_loses_nothing_and_is_mended() {
+        for block in 0..2 {
+            let (_dir, path) = promised();
+            change(&path, |bytes| bytes[block * BLOCK_SIZE + 100] ^= 1);
+            assert_eq!(read(&path).unwrap(), standing(3));
+            change(&path, |bytes| bytes[(1 - block) * BLOCK_SIZE + 100] ^= 1);
+            assert_eq!(read(&path).unwrap(), standing(3), "the first start has mended it");
+        }
+    }
+
+    #[test]
+    fn damage_to_both_blocks_is_told_and_changes_nothing() {
+        let (_dir, path) = promised();
+        change(&path, |bytes| {
+            bytes[100] ^= 1;
+            bytes.truncate(BLOCK_SIZE + 17);
+        });
+        let before = std::fs::read(&path).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("is damaged") && error.contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn a_newer_version_is_told_and_left_alone() {
+        let (_dir, path) = promised();
+        change(&path, |bytes| {
+            bytes[8] = 2;
+            let crc = crc32fast::hash(&bytes[..BLOCK_SIZE - CRC_SIZE]);
+            bytes[BLOCK_SIZE - CRC_SIZE..BLOCK_SIZE].copy_from_slice(&crc.to_le_bytes());
+        });
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("written by a newer version"), "{error}");
+    }
+}

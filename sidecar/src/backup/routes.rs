@@ -1,0 +1,291 @@
+//! The control RPC's paths: JSON in, a question to the [`actor`](super::actor), JSON out. And status, probes, metrics.
+//!
+//! Served by [`run`](super::run) through [`http`](crate::http). Bodies become checked types here and nowhere else.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request as HttpRequest, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::stream;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool, SlotId};
+use tailwind_protocol::backup::{Input, Place, Request};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::rpc::{
+    CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushRequest,
+    Inventory, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+};
+use tailwind_protocol::scan;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::error;
+
+use super::actor::{Answer, Handle};
+use super::disk::{Disk, ReadError};
+use super::status::{self, About};
+
+/// Segments being sent at a time: 4 × 64 MiB of memory at most.
+const FETCHES_MAX: usize = 4;
+/// Bytes of a segment handed to the connection at a time.
+const FETCH_PIECE: usize = 256 << 10;
+/// How often a fetch looks again when the copy moves from memory to disk under it.
+const FETCH_LOOKS: usize = 4;
+/// An actor that does not answer a probe within this time is not well.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the routes need.
+#[derive(Clone)]
+pub(super) struct Desk {
+    pub(super) actor: Handle,
+    pub(super) disk: Arc<Disk>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) about: Arc<About>,
+    pub(super) heartbeat: Duration,
+    fetches: Arc<Semaphore>,
+}
+
+impl Desk {
+    pub(super) fn new(actor: Handle, disk: Arc<Disk>, pool: Arc<Pool>, about: About, heartbeat: Duration) -> Desk {
+        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, fetches: Arc::new(Semaphore::new(FETCHES_MAX)) }
+    }
+}
+
+/// Everything, for whoever may speak to this backup.
+pub(super) fn control(desk: Desk) -> Router {
+    Router::new()
+        .route(path::FENCE, post(fence))
+        .route(path::INVENTORY, post(inventory))
+        .route(path::CONNECT, post(connect))
+        .route(path::OPEN, post(open))
+        .route(path::CLOSE, post(close))
+        .route(path::FLUSH, post(flush))
+        .route(path::FETCH, post(fetch))
+        .route(path::TRIM, post(trim))
+        .route(path::DROP, post(drop_copies))
+        .route(path::HEARTBEATS, get(heartbeats))
+        .route("/status", get(status))
+        .with_state(desk.clone())
+        .merge(probes(desk))
+        .fallback(nothing_here)
+}
+
+/// What anybody may see.
+pub(super) fn probes(desk: Desk) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(healthz))
+        .route("/metrics", get(metrics))
+        .with_state(desk)
+}
+
+/// A refusal as an HTTP response.
+struct Refused(Refusal);
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        Refused(refusal)
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.0)).into_response()
+    }
+}
+
+/// A JSON body that is what it should be.
+struct Message<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Message<T> {
+    type Rejection = Refused;
+
+    async fn from_request(request: HttpRequest, state: &S) -> Result<Message<T>, Refused> {
+        let bad = |why: String| Refused(Refusal::BadRequest { why });
+        let bytes = Bytes::from_request(request, state).await.map_err(|error| bad(error.to_string()))?;
+        serde_json::from_slice(&bytes).map(Message).map_err(|error| bad(error.to_string()))
+    }
+}
+
+type Answered<T> = Result<Json<T>, Refused>;
+
+impl Desk {
+    async fn ask_inventory(&self, request: Request) -> Answered<Inventory> {
+        match self.actor.ask(request, None).await? {
+            Answer::Inventory(inventory) => Ok(Json(inventory)),
+            other => Err(confused(&other)),
+        }
+    }
+
+    async fn ask_done(&self, request: Request) -> Answered<Empty> {
+        match self.actor.ask(request, None).await? {
+            Answer::Done => Ok(Json(Empty {})),
+            other => Err(confused(&other)),
+        }
+    }
+}
+
+async fn fence(State(desk): State<Desk>, Message(request): Message<FenceRequest>) -> Answered<Inventory> {
+    desk.ask_inventory(Request::Fence(request)).await
+}
+
+async fn inventory(State(desk): State<Desk>, Message(Empty {}): Message<Empty>) -> Answered<Inventory> {
+    desk.ask_inventory(Request::Inventory).await
+}
+
+async fn connect(
+    State(desk): State<Desk>,
+    Message(request): Message<ConnectRequest<Offer>>,
+) -> Answered<ConnectReply<ChannelAnswer>> {
+    match desk.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
+        Answer::Connected(answer) => Ok(Json(ConnectReply { answer })),
+        other => Err(confused(&other)),
+    }
+}
+
+async fn open(State(desk): State<Desk>, Message(request): Message<OpenRequest>) -> Answered<OpenReply<Grant>> {
+    match desk.actor.ask(Request::Open(request), None).await? {
+        Answer::Opened(grant) => Ok(Json(OpenReply { grant })),
+        other => Err(confused(&other)),
+    }
+}
+
+async fn close(State(desk): State<Desk>, Message(request): Message<CloseRequest>) -> Answered<Empty> {
+    desk.ask_done(Request::Close(request)).await
+}
+
+async fn flush(State(desk): State<Desk>, Message(request): Message<FlushRequest>) -> Answered<Empty> {
+    desk.ask_done(Request::Flush(request)).await
+}
+
+async fn trim(State(desk): State<Desk>, Message(request): Message<TrimRequest>) -> Answered<Empty> {
+    desk.ask_done(Request::Trim(request)).await
+}
+
+async fn drop_copies(State(desk): State<Desk>, Message(request): Message<DropRequest>) -> Answered<Empty> {
+    desk.ask_done(Request::Drop(request)).await
+}
+
+/// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
+async fn fetch(State(desk): State<Desk>, Message(request): Message<FetchRequest>) -> Result<Response, Refused> {
+    let Ok(permit) = Arc::clone(&desk.fetches).acquire_owned().await else {
+        unreachable!("the semaphore is never closed")
+    };
+    let mut failed_at = None;
+    for _ in 0..FETCH_LOOKS {
+        let answer = desk.actor.ask(Request::Fetch(request.clone()), None).await?;
+        let Answer::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
+        let (disk, pool) = (Arc::clone(&desk.disk), Arc::clone(&desk.pool));
+        let read = tokio::task::spawn_blocking(move || read(&disk, &pool, place, &identity, &closure));
+        match read.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+            Ok(bytes) => return Ok(send(bytes, permit)),
+            Err(ReadError::Io(error)) => {
+                let why = format!("read segment {} from {}: {error}", identity.segment, desk.disk.path().display());
+                return Err(Refusal::Failed { why }.into());
+            }
+            // Twice at the same place: it is not moving.
+            Err(ReadError::Corrupt | ReadError::Missing) if failed_at == Some(place) => {
+                error!(segment = %identity.segment, epoch = %identity.epoch, ?place, "closed segment is corrupt");
+                desk.actor.tell(Input::FoundCorrupt(identity));
+                return Err(Refusal::Corrupt { segment: identity.segment }.into());
+            }
+            Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
+        }
+    }
+    let why = format!("segment {} kept moving while it was read", request.identity.segment);
+    Err(Refusal::RetryLater { after_ms: 10, why }.into())
+}
+
+fn read(
+    disk: &Disk,
+    pool: &Pool,
+    place: Place,
+    identity: &SegmentIdentity,
+    closure: &Closure,
+) -> Result<Vec<u8>, ReadError> {
+    match place {
+        Place::Disk => disk.read_closed(identity, closure),
+        Place::Memory(slot) => {
+            let mut bytes = vec![0; closure.end.0.min(pool.slot_size()) as usize];
+            pool.read(SlotId(slot.0), 0, &mut bytes).map_err(|error| ReadError::Io(std::io::Error::other(error)))?;
+            if scan::verify(&bytes, identity, closure) { Ok(bytes) } else { Err(ReadError::Corrupt) }
+        }
+    }
+}
+
+/// The bytes in pieces; the permit goes with the last one, so that slow readers do not add up.
+fn send(bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> Response {
+    let length = bytes.len();
+    let pieces = stream::unfold((Bytes::from(bytes), permit), |(mut rest, permit)| async move {
+        if rest.is_empty() {
+            return None;
+        }
+        let piece = rest.split_to(FETCH_PIECE.min(rest.len()));
+        Some((Ok::<_, Infallible>(piece), (rest, permit)))
+    });
+    let headers =
+        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
+    (headers, Body::from_stream(pieces)).into_response()
+}
+
+async fn heartbeats(State(desk): State<Desk>) -> Response {
+    let mut ticks = interval(desk.heartbeat);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let beats = stream::unfold(ticks, |mut ticks| async move {
+        ticks.tick().await;
+        Some((Ok::<_, Infallible>(Bytes::from_static(b"\n")), ticks))
+    });
+    Body::from_stream(beats).into_response()
+}
+
+async fn status(State(desk): State<Desk>) -> Response {
+    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+        Ok(Some(report)) => pretty(&status::page(&desk.about, &report)),
+        _ => unwell(),
+    }
+}
+
+async fn metrics(State(desk): State<Desk>) -> Response {
+    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+        Ok(Some(report)) => {
+            let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+            (content_type, status::metrics(&desk.about, &report)).into_response()
+        }
+        _ => unwell(),
+    }
+}
+
+/// The actor answers. It listens only once the start is done, so alive is ready.
+async fn healthz(State(desk): State<Desk>) -> Response {
+    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+        Ok(Some(_)) => "ok\n".into_response(),
+        _ => unwell(),
+    }
+}
+
+async fn nothing_here() -> Response {
+    let why = "no such path: the control RPC is under /v1/, see docs/protocol.md".to_owned();
+    (StatusCode::NOT_FOUND, Json(Refusal::BadRequest { why })).into_response()
+}
+
+fn unwell() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the backup thread does not answer\n").into_response()
+}
+
+fn pretty(value: &impl Serialize) -> Response {
+    let json = serde_json::to_string_pretty(value).unwrap_or_default() + "\n";
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+}
+
+/// The machine answered something that does not fit the question: a bug, told instead of hidden.
+fn confused(answer: &Answer) -> Refused {
+    error!(?answer, "answer does not fit the question");
+    Refused(Refusal::Failed { why: "internal error: wrong kind of answer".to_owned() })
+}

@@ -1,0 +1,152 @@
+//! Moves a sidecar between its roles: standby → candidate → primary → standby.
+//!
+//! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
+//! [`promote`] carries out what the promotion machine says, [`lead`] what the primary machine says, [`member`] speaks to
+//! one backup, [`reader`] serves reads from [`log`]. After any failure it goes back to a named role and takes the
+//! ordinary way again.
+
+pub mod lead;
+pub mod log;
+pub mod member;
+pub mod promote;
+pub mod reader;
+pub mod standby;
+pub mod status;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tailwind_fabric::Sender;
+use tailwind_protocol::config::{Durability, PrimaryRef};
+use tailwind_protocol::ids::{GroupName, MemberId};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::socket::Role;
+use tokio::sync::mpsc;
+
+use crate::path::{Command, Event, Shared, Waker};
+use crate::store::Store;
+use crate::tls::Tls;
+
+use log::LogView;
+
+/// What the roles need to know.
+pub struct Context {
+    /// The group.
+    pub group: GroupName,
+    /// This sidecar as the config store shall name it.
+    pub me: PrimaryRef,
+    /// Where elections are decided.
+    pub store: Store,
+    /// Moves bytes to backups.
+    pub sender: Arc<dyn Sender>,
+    /// Guards the control RPC; none on loopback.
+    pub tls: Option<Tls>,
+    /// Every backup that may be used: name and control endpoint.
+    pub backups: Vec<(MemberId, String)>,
+    /// What the group wants.
+    pub rules: Rules,
+    /// The append path.
+    pub path: PathHandle,
+    /// Numbers of the append path.
+    pub shared: Arc<Shared>,
+    /// The log as readers see it.
+    pub log: LogView,
+}
+
+/// What the group wants, and how patient to be.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Members wanted.
+    pub backups: u8,
+    /// Members needed.
+    pub min_in_sync: u8,
+    /// What an ack promises.
+    pub durability: Durability,
+    /// Size of segments.
+    pub segment_size: SegmentSize,
+    /// A peer that is silent for so long is dead.
+    pub heartbeat_silence: Duration,
+    /// How long a promotion waits for slower members once enough are fenced.
+    pub fence_patience: Duration,
+    /// How long a member may hold up the next segment.
+    pub open_patience: Duration,
+    /// How long a control RPC may take.
+    pub rpc_timeout: Duration,
+}
+
+/// The way to the append path.
+#[derive(Clone, Debug)]
+pub struct PathHandle {
+    commands: std::sync::mpsc::Sender<Command>,
+    waker: Waker,
+}
+
+impl PathHandle {
+    /// A handle; `waker` is the bell that the path sleeps beside.
+    pub fn new(commands: std::sync::mpsc::Sender<Command>, waker: Waker) -> PathHandle {
+        PathHandle { commands, waker }
+    }
+
+    /// Sends a command and wakes the path. A path that is gone ends the process elsewhere.
+    pub fn send(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
+/// Runs the roles for ever. Returns only with an error that a person must see to.
+pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) -> anyhow::Result<()> {
+    let (outputs, mut to_carry_out) = mpsc::unbounded_channel();
+    tokio::spawn(sort_events(Arc::clone(&context), events, outputs));
+    loop {
+        standby::wait_for_turn(&context).await;
+        context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
+        match promote::promote(&context).await {
+            promote::Outcome::Won(config, reference) => {
+                let why = lead::lead(&context, config, &reference, &mut to_carry_out).await?;
+                tracing::warn!(group = %context.group, %why, "stepped down");
+            }
+            promote::Outcome::Lost(epoch) => {
+                tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");
+                // Candidates that race back off at random.
+                tokio::time::sleep(Duration::from_millis(random_below(40))).await;
+            }
+        }
+    }
+}
+
+/// Reads and status questions are served in every role; what the machine wants goes to whoever leads.
+async fn sort_events(
+    context: Arc<Context>,
+    mut events: mpsc::UnboundedReceiver<Event>,
+    outputs: mpsc::UnboundedSender<tailwind_protocol::primary::Output>,
+) {
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Output(output) => drop(outputs.send(output)),
+            Event::Read { parcel, request, from, limit, tail } => {
+                let wanted = reader::Wanted { request, from, limit, tail };
+                tokio::spawn(reader::serve(Arc::clone(&context), parcel, wanted));
+            }
+            Event::Status(client, request) => {
+                let context = Arc::clone(&context);
+                tokio::spawn(async move {
+                    let json = status::json(&context).await;
+                    context.path.send(Command::Answer(client, request, json));
+                });
+            }
+        }
+    }
+}
+
+/// A random number below `bound`; 0 where the system has no randomness to give.
+fn random_below(bound: u64) -> u64 {
+    getrandom::u64().unwrap_or(0) % bound
+}
+
+/// The host of a control endpoint as an address, for data channels that go to the same host.
+fn ip_of(endpoint: &str) -> Option<IpAddr> {
+    endpoint.parse::<std::net::SocketAddr>().ok().map(|address| address.ip())
+}

@@ -1,0 +1,334 @@
+//! Carries out what the primary machine wants done: buffers, closes, images, swaps, spares.
+//!
+//! Called by [`control::run`](super::run) for as long as this sidecar is primary. Every seat has a task of its own that
+//! takes its orders one by one; images and flushes run beside it, since an append must never wait for them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
+use tailwind_protocol::ids::Position;
+use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
+use tailwind_protocol::promotion::Failure;
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::Purpose;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+use super::member::{MemberLink, survey};
+use super::{Context, PathHandle};
+use crate::path::Command;
+
+/// Pause before a swap of unknown outcome is sent again.
+const SWAP_AGAIN: Duration = Duration::from_millis(100);
+/// Pause between two searches for a spare.
+const RECRUIT_INTERVAL: Duration = Duration::from_millis(250);
+/// Images copied at once: each holds a segment in memory twice, and shares the wire with appends.
+const INSTALLS_MAX: usize = 2;
+
+/// A primary's term.
+struct Term {
+    context: Arc<Context>,
+    config: Configuration,
+    seats: HashMap<Seat, SeatTask>,
+    installs: Arc<Semaphore>,
+    /// Swaps and searches; ended with the term.
+    tasks: JoinSet<()>,
+    /// Configurations that were swapped in.
+    swapped: mpsc::UnboundedSender<Configuration>,
+}
+
+/// One member's task, ended when dropped.
+struct SeatTask {
+    link: Arc<MemberLink>,
+    orders: mpsc::UnboundedSender<Output>,
+    _tasks: JoinSet<()>,
+}
+
+/// Is primary until it steps down. An error means that this process cannot go on.
+pub async fn lead(
+    context: &Arc<Context>,
+    config: Configuration,
+    reference: &Reference,
+    outputs: &mut mpsc::UnboundedReceiver<Output>,
+) -> anyhow::Result<StepDown> {
+    let rules = Rules {
+        backups: context.rules.backups,
+        min_in_sync: context.rules.min_in_sync,
+        durability: context.rules.durability,
+        segment_size: context.rules.segment_size,
+        open_patience_ms: context.rules.open_patience.as_millis() as u64,
+        recruit_interval_ms: RECRUIT_INTERVAL.as_millis() as u64,
+    };
+    let mut first = Vec::new();
+    let primary = Primary::new(config.clone(), rules, reference, getrandom::u64()?, Time(0), &mut first);
+    let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
+    tracing::info!(group = %context.group, epoch = %config.epoch, version = %config.version, ?members, "primary");
+    context.log.begin(primary.closed().clone());
+    context.path.send(Command::Lead(Box::new(primary), reference.last().0));
+    let (swapped, mut configs) = mpsc::unbounded_channel();
+    let mut term = Term {
+        context: Arc::clone(context),
+        config,
+        seats: HashMap::new(),
+        installs: Arc::new(Semaphore::new(INSTALLS_MAX)),
+        tasks: JoinSet::new(),
+        swapped,
+    };
+    for output in first {
+        term.carry_out(output).await?;
+    }
+    let why = loop {
+        let output = tokio::select! {
+            output = outputs.recv() => output.ok_or_else(|| anyhow::anyhow!("the append path has ended"))?,
+            Some(config) = configs.recv() => {
+                term.adopt(config);
+                continue;
+            }
+            Some(_) = term.tasks.join_next() => continue,
+            changed = context.store.changed(Some(term.config.stamp())) => {
+                if changed.epoch > term.config.epoch {
+                    context.path.send(Command::Input(Input::Superseded(changed.epoch)));
+                }
+                term.rest_after_news(&changed).await;
+                continue;
+            }
+        };
+        match output {
+            Output::StepDown(why) => break why,
+            other => term.carry_out(other).await?,
+        }
+    };
+    context.log.end();
+    Ok(why)
+}
+
+impl Term {
+    async fn carry_out(&mut self, output: Output) -> anyhow::Result<()> {
+        match output {
+            Output::Connect(seat, member) => self.connect(seat, member),
+            Output::Prepare(identity) => {
+                let sender = Arc::clone(&self.context.sender);
+                let size = identity.size.bytes();
+                let (fresh, shared) = tokio::task::spawn_blocking(move || sender.allocate(size)).await??;
+                self.context.log.opened(identity, shared.clone());
+                self.context.path.send(Command::Prepared(identity, fresh, shared));
+            }
+            Output::Forget(segment, closure) => {
+                tracing::debug!(%segment, last = %closure.last, "closed everywhere");
+                self.context.log.closed(segment, closure);
+            }
+            Output::Disconnect(seat) => {
+                if let Some(task) = self.seats.remove(&seat) {
+                    tracing::warn!(member = %task.link.member().id, "member lost");
+                }
+                self.refresh_sources();
+            }
+            Output::Swap(swap) => {
+                let (context, swapped) = (Arc::clone(&self.context), self.swapped.clone());
+                self.tasks.spawn(async move {
+                    let proposed = swap.proposed.clone();
+                    let outcome = context.store.swap(swap).await.settle(&proposed);
+                    match &outcome {
+                        SwapOutcome::Unknown => tokio::time::sleep(SWAP_AGAIN).await,
+                        SwapOutcome::Applied => drop(swapped.send(proposed)),
+                        SwapOutcome::Conflict(_) => {}
+                    }
+                    context.path.send(Command::Input(Input::Swapped(outcome)));
+                });
+            }
+            Output::Recruit => {
+                let (context, config) = (Arc::clone(&self.context), self.config.clone());
+                self.tasks.spawn(async move {
+                    let input = recruit(&context, &config).await.unwrap_or(Input::NoSpare);
+                    context.path.send(Command::Input(input));
+                });
+            }
+            Output::Trim(seat, below) => {
+                self.context.log.trim(below);
+                self.order(seat, Output::Trim(seat, below));
+            }
+            Output::Open(seat, _)
+            | Output::Close(seat, ..)
+            | Output::Install(seat, ..)
+            | Output::Drop(seat, _)
+            | Output::Flush(seat, ..) => self.order(seat, output),
+            Output::StepDown(_) => unreachable!("handled by the caller"),
+        }
+        Ok(())
+    }
+
+    fn order(&self, seat: Seat, output: Output) {
+        if let Some(task) = self.seats.get(&seat) {
+            // Its task ends only with the seat.
+            drop(task.orders.send(output));
+        }
+    }
+
+    fn connect(&mut self, seat: Seat, member: MemberRef) {
+        let link = Arc::new(MemberLink::new(&self.context, &self.config, member));
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        let worker = Worker {
+            seat,
+            link: Arc::clone(&link),
+            context: Arc::clone(&self.context),
+            installs: Arc::clone(&self.installs),
+        };
+        let watcher = worker.clone();
+        tasks.spawn(watcher.watch());
+        tasks.spawn(worker.work(inbox));
+        self.seats.insert(seat, SeatTask { link, orders, _tasks: tasks });
+        self.refresh_sources();
+    }
+
+    fn adopt(&mut self, config: Configuration) {
+        let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
+        tracing::info!(group = %self.context.group, epoch = %config.epoch, version = %config.version, ?members, "member set changed");
+        self.config = config;
+        self.refresh_sources();
+    }
+
+    /// Closed segments are read from members of the set: a newcomer may not have them yet.
+    fn refresh_sources(&self) {
+        let in_set = |task: &&SeatTask| self.config.members.contains(task.link.member());
+        self.context.log.set_sources(self.seats.values().filter(in_set).map(|task| Arc::clone(&task.link)).collect());
+    }
+
+    /// The watch reports a change that this term may have made itself: let its own report come first.
+    async fn rest_after_news(&self, changed: &Configuration) {
+        if changed.epoch == self.config.epoch {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// What one seat's tasks share.
+#[derive(Clone)]
+struct Worker {
+    seat: Seat,
+    link: Arc<MemberLink>,
+    context: Arc<Context>,
+    installs: Arc<Semaphore>,
+}
+
+impl Worker {
+    async fn watch(self) {
+        let why = self.link.watch(self.context.rules.heartbeat_silence).await;
+        tracing::warn!(member = %self.link.member().id, %why, "no heartbeat");
+        self.tell(Input::Lost(self.seat));
+    }
+
+    async fn work(self, mut orders: mpsc::UnboundedReceiver<Output>) {
+        match self.link.connect().await {
+            Ok(channel) => self.path().send(Command::Connected(self.seat, channel)),
+            Err(failure) => return self.fail("connect", failure),
+        }
+        let mut beside = JoinSet::new();
+        while let Some(order) = orders.recv().await {
+            while beside.try_join_next().is_some() {}
+            match order {
+                Output::Install(_, identity, closure) => {
+                    let worker = self.clone();
+                    beside.spawn(async move {
+                        let result = worker.install(identity, closure).await;
+                        worker.report("install", result, Input::Installed(worker.seat, identity.segment));
+                    });
+                }
+                Output::Flush(_, identity, end) => {
+                    let worker = self.clone();
+                    beside.spawn(async move {
+                        let result = worker.link.flush(identity, end).await;
+                        let position = Position::new(identity.segment, end);
+                        worker.report("flush", result, Input::Flushed(worker.seat, position));
+                    });
+                }
+                // "Retry later" may take long: later closes, which free the buffers it waits for, must not wait behind it.
+                Output::Open(_, identity) => {
+                    let worker = self.clone();
+                    beside.spawn(async move {
+                        match worker.link.open(identity, Purpose::Append).await {
+                            Ok(remote) => {
+                                worker.path().send(Command::Opened(worker.seat, identity.segment, remote));
+                            }
+                            Err(failure) => worker.fail("open", failure),
+                        }
+                    });
+                }
+                Output::Close(_, identity, closure) => {
+                    let result = self.link.close(identity, closure).await;
+                    self.report("close", result, Input::Closed(self.seat, identity.segment));
+                }
+                Output::Drop(_, copies) => {
+                    if let Err(failure) = self.link.drop_copies(copies).await {
+                        self.fail("drop", failure);
+                    }
+                }
+                Output::Trim(_, below) => {
+                    // A member that misses a trim keeps a little more; the next trim tells it again.
+                    if let Err(failure) = self.link.trim(below).await {
+                        tracing::info!(member = %self.link.member().id, ?failure, "trim");
+                    }
+                }
+                _ => unreachable!("not an order for a seat"),
+            }
+        }
+    }
+
+    async fn install(
+        &self,
+        identity: tailwind_protocol::layout::SegmentIdentity,
+        closure: tailwind_protocol::layout::Closure,
+    ) -> Result<(), Failure> {
+        let _turn = self.installs.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
+        let sources =
+            self.context.log.sources().ok_or_else(|| Failure::Unreachable("no member to copy from".into()))?;
+        let image = sources.fetch(identity, closure).await.map_err(Failure::Unreachable)?;
+        self.link.install(identity, closure, &image).await
+    }
+
+    fn report(&self, action: &'static str, result: Result<(), Failure>, done: Input) {
+        match result {
+            Ok(()) => self.tell(done),
+            Err(failure) => self.fail(action, failure),
+        }
+    }
+
+    fn fail(&self, action: &'static str, failure: Failure) {
+        match failure {
+            Failure::Superseded(epoch) => self.tell(Input::Superseded(epoch)),
+            Failure::Unreachable(why) => {
+                tracing::warn!(member = %self.link.member().id, action, %why, "member failed");
+                self.tell(Input::Lost(self.seat));
+            }
+        }
+    }
+
+    fn tell(&self, input: Input) {
+        self.path().send(Command::Input(input));
+    }
+
+    fn path(&self) -> &PathHandle {
+        &self.context.path
+    }
+}
+
+/// Finds a backup outside the set that answers, and fences it under our epoch.
+async fn recruit(context: &Arc<Context>, config: &Configuration) -> Option<Input> {
+    for (member, _) in survey(context).await {
+        if config.member(&member.id).is_some() {
+            continue;
+        }
+        match MemberLink::new(context, config, member.clone()).fence().await {
+            Ok(inventory) => {
+                tracing::info!(member = %member.id, segments = inventory.copies.len(), "spare found");
+                let boot = inventory.boot;
+                return Some(Input::Recruited(MemberRef { boot, ..member }, inventory));
+            }
+            Err(Failure::Superseded(epoch)) => return Some(Input::Superseded(epoch)),
+            Err(Failure::Unreachable(why)) => tracing::info!(member = %member.id, %why, "spare refused"),
+        }
+    }
+    None
+}

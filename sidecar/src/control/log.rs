@@ -1,0 +1,167 @@
+//! The log as readers see it: open segments in this process's memory, closed ones at the members.
+//!
+//! Filled by [`lead`](super::lead), read by [`reader`](super::reader). The primary keeps only the open end in memory;
+//! everything before is fetched from members when it is wanted.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use tailwind_fabric::SharedBuffer;
+use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
+use tailwind_protocol::scan::verify;
+
+use super::member::MemberLink;
+
+/// Members from which closed segments can be fetched.
+pub struct Sources {
+    links: Vec<Arc<MemberLink>>,
+    /// Spreads fetches over the members.
+    turn: AtomicUsize,
+}
+
+impl Sources {
+    /// These members.
+    pub fn new(links: Vec<Arc<MemberLink>>) -> Sources {
+        Sources { links, turn: AtomicUsize::new(0) }
+    }
+
+    /// A closed segment's bytes from the first member whose copy is sound, beginning with another one each time.
+    /// The error says what each member answered.
+    pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let mut answers = Vec::new();
+        for nth in 0..self.links.len() {
+            let link = &self.links[(first + nth) % self.links.len()];
+            match link.fetch(identity, closure).await {
+                Ok(bytes) if verify(&bytes, &identity, &closure) => return Ok(bytes),
+                Ok(_) => {
+                    tracing::warn!(member = %link.member().id, segment = %identity.segment, "corrupt copy");
+                    answers.push(format!("{}: its copy is corrupt", link.member().id));
+                }
+                Err(error) => answers.push(format!("{}: {error}", link.member().id)),
+            }
+        }
+        let answers = if answers.is_empty() { "there is no other member".to_owned() } else { answers.join("; ") };
+        Err(format!("segment {} cannot be fetched: {answers}", identity.segment))
+    }
+}
+
+/// Where a record is.
+pub enum Location {
+    /// In a closed segment.
+    Closed(SegmentIdentity, Closure),
+    /// In this process's memory.
+    Open(SegmentIdentity, SharedBuffer),
+}
+
+/// What readers look at.
+#[derive(Default)]
+pub struct LogView {
+    inner: RwLock<Inner>,
+    /// Changes when another epoch begins or this one ends: what a reader knew is no longer so.
+    term: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inner {
+    closed: VecDeque<(SegmentIdentity, Closure)>,
+    open: VecDeque<(SegmentIdentity, SharedBuffer)>,
+    sources: Option<Arc<Sources>>,
+}
+
+impl LogView {
+    /// A new epoch begins with these closed segments. Returns its term.
+    pub fn begin(&self, closed: VecDeque<(SegmentIdentity, Closure)>) {
+        self.change(|inner| *inner = Inner { closed, open: VecDeque::new(), sources: None });
+        self.term.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// This sidecar is no longer primary.
+    pub fn end(&self) {
+        self.term.fetch_add(1, Ordering::AcqRel);
+        self.change(|inner| *inner = Inner::default());
+    }
+
+    /// Names the present epoch and role for a reader that wants to know whether they still hold.
+    pub fn term(&self) -> u64 {
+        self.term.load(Ordering::Acquire)
+    }
+
+    /// Closed segments are fetched from these members from now on.
+    pub fn set_sources(&self, links: Vec<Arc<MemberLink>>) {
+        self.change(|inner| inner.sources = Some(Arc::new(Sources::new(links))));
+    }
+
+    /// The members.
+    pub fn sources(&self) -> Option<Arc<Sources>> {
+        self.look(|inner| inner.sources.clone())
+    }
+
+    /// A segment is about to be opened.
+    pub fn opened(&self, identity: SegmentIdentity, memory: SharedBuffer) {
+        self.change(|inner| inner.open.push_back((identity, memory)));
+    }
+
+    /// A segment is closed at every member; its memory may go.
+    pub fn closed(&self, segment: SegmentId, closure: Closure) {
+        self.change(|inner| {
+            let at = inner.open.iter().position(|(identity, _)| identity.segment == segment);
+            if let Some((identity, _)) = at.and_then(|at| inner.open.remove(at)) {
+                inner.closed.push_back((identity, closure));
+            }
+        });
+    }
+
+    /// Records below are no longer needed.
+    pub fn trim(&self, below: Lsn) {
+        self.change(|inner| {
+            while inner.closed.front().is_some_and(|(_, closure)| closure.last < below) {
+                inner.closed.pop_front();
+            }
+        });
+    }
+
+    /// Closed segments, and the bytes of those still in memory; for status.
+    pub fn sizes(&self) -> (usize, usize) {
+        self.look(|inner| (inner.closed.len(), inner.open.iter().map(|(_, memory)| memory.capacity() as usize).sum()))
+    }
+
+    /// The segment that holds a record; `None` if it was trimmed, or is not there yet.
+    pub fn locate(&self, lsn: Lsn) -> Option<Location> {
+        self.look(|inner| {
+            let at = inner.closed.partition_point(|(_, closure)| closure.last < lsn);
+            if let Some((identity, closure)) = inner.closed.get(at) {
+                return (closure.first <= lsn).then_some(Location::Closed(*identity, *closure));
+            }
+            let holds =
+                |(_, memory): &&(SegmentIdentity, SharedBuffer)| first_of(memory).is_some_and(|first| first <= lsn);
+            let (identity, memory) = inner.open.iter().rev().find(holds)?;
+            Some(Location::Open(*identity, memory.clone()))
+        })
+    }
+
+    /// The closed segments that follow `segment`, for reading ahead.
+    pub fn following(&self, segment: SegmentId, count: usize) -> Vec<(SegmentIdentity, Closure)> {
+        self.look(|inner| {
+            let at = inner.closed.partition_point(|(identity, _)| identity.segment <= segment);
+            inner.closed.iter().skip(at).take(count).copied().collect()
+        })
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&Inner) -> T) -> T {
+        look(&self.inner.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Inner)) {
+        change(&mut self.inner.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// LSN of the first record of an open segment; `None` until its header is written.
+fn first_of(memory: &SharedBuffer) -> Option<Lsn> {
+    let header = memory.published().first_chunk::<SEGMENT_HEADER_SIZE>()?;
+    SegmentIdentity::from_header(header).map(|(_, first)| first)
+}

@@ -1,0 +1,223 @@
+//! One backup as a sidecar sees it within one epoch: the control RPCs, the data channels, the bulk copy of images.
+//!
+//! Used by [`promote`](super::promote), [`lead`](super::lead) and [`log`](super::log).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tailwind_fabric::{Answer, Channel, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef};
+use tailwind_protocol::ids::{Epoch, Lsn, Offset};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::promotion::Failure;
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DropRequest, Empty, FenceRequest, FetchRequest,
+    FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+};
+use tokio::sync::Mutex;
+
+use super::Context;
+use crate::rpc::{BackupClient, CallError};
+use crate::tls::Role as PeerRole;
+
+/// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
+const BULK_WRITE: u32 = 1 << 20;
+/// How long a bulk write may go without any completion.
+const BULK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a survey waits for one backup.
+const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A backup within one epoch.
+pub struct MemberLink {
+    member: MemberRef,
+    caller: Caller,
+    client: BackupClient,
+    sender: Arc<dyn Sender>,
+    durability: Durability,
+    timeout: Duration,
+    /// Images go over a channel of their own, so that appends never wait behind them.
+    bulk: Mutex<Option<Box<dyn Channel>>>,
+}
+
+impl MemberLink {
+    /// A link under the epoch of `config`. Nothing is sent yet.
+    pub fn new(context: &Context, config: &Configuration, member: MemberRef) -> MemberLink {
+        MemberLink {
+            client: BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup),
+            member,
+            caller: Caller { group: context.group.clone(), log: config.log, epoch: config.epoch },
+            sender: Arc::clone(&context.sender),
+            durability: context.rules.durability,
+            timeout: context.rules.rpc_timeout,
+            bulk: Mutex::new(None),
+        }
+    }
+
+    /// The backup.
+    pub fn member(&self) -> &MemberRef {
+        &self.member
+    }
+
+    /// The epoch.
+    pub fn epoch(&self) -> Epoch {
+        self.caller.epoch
+    }
+
+    /// Stops every older epoch; what the backup holds.
+    pub async fn fence(&self) -> Result<Inventory, Failure> {
+        self.call(path::FENCE, &FenceRequest { caller: self.caller() }).await
+    }
+
+    /// Opens one data channel.
+    pub async fn connect(&self) -> Result<Box<dyn Channel>, Failure> {
+        let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
+        let reply: ConnectReply<Answer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
+        let peer = self.peer();
+        let sender = Arc::clone(&self.sender);
+        let connected = tokio::task::spawn_blocking(move || sender.connect(&reply.answer, peer)).await;
+        connected.map_err(unreachable)?.map_err(unreachable)
+    }
+
+    fn peer(&self) -> IpAddr {
+        let known = self.client.peer_ip().or_else(|| super::ip_of(&self.member.control));
+        known.unwrap_or(IpAddr::from([127, 0, 0, 1]))
+    }
+
+    /// Has the backup lend a buffer; keeps asking while it says "retry later".
+    pub async fn open(&self, identity: SegmentIdentity, purpose: Purpose) -> Result<RemoteBuffer, Failure> {
+        let request = OpenRequest { caller: self.caller(), identity, purpose, durability: self.durability };
+        let grant = loop {
+            let reply: Result<OpenReply<Grant>, CallError> = self.client.call(path::OPEN, &request, self.timeout).await;
+            match reply {
+                Ok(reply) => break reply.grant,
+                Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
+                    tracing::debug!(member = %self.member.id, segment = %identity.segment, %why, "open again later");
+                    tokio::time::sleep(Duration::from_millis(u64::from(after_ms))).await;
+                }
+                Err(error) => return Err(failure(error)),
+            }
+        };
+        let sender = Arc::clone(&self.sender);
+        let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await;
+        attached.map_err(unreachable)?.map_err(unreachable)
+    }
+
+    /// Tells where a segment ends.
+    pub async fn close(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
+        self.tell(path::CLOSE, &CloseRequest { caller: self.caller(), identity, closure }).await
+    }
+
+    /// Has it forget these copies.
+    pub async fn drop_copies(&self, copies: Vec<CopyReport>) -> Result<(), Failure> {
+        self.tell(path::DROP, &DropRequest { caller: self.caller(), copies }).await
+    }
+
+    /// Records below are no longer needed.
+    pub async fn trim(&self, below: Lsn) -> Result<(), Failure> {
+        self.tell(path::TRIM, &TrimRequest { caller: self.caller(), below }).await
+    }
+
+    /// Brings a segment to its disk up to `end`.
+    pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<(), Failure> {
+        self.tell(path::FLUSH, &FlushRequest { caller: self.caller(), identity, end }).await
+    }
+
+    /// A closed segment's bytes, as the backup has them.
+    pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, CallError> {
+        let request = FetchRequest { group: self.caller.group.clone(), identity, closure };
+        self.client.fetch(&request, self.timeout.max(BULK_PATIENCE)).await
+    }
+
+    /// Returns when the backup is gone, with the reason.
+    pub async fn watch(&self, silence_max: Duration) -> String {
+        self.client.watch_heartbeats(silence_max).await
+    }
+
+    /// Copies a closed image into a buffer of the backup, with large one-sided writes, and closes it there.
+    pub async fn install(&self, identity: SegmentIdentity, closure: Closure, image: &Bytes) -> Result<(), Failure> {
+        let mut bulk = self.bulk.lock().await;
+        let mut channel = match bulk.take() {
+            Some(channel) => channel,
+            None => self.connect().await?,
+        };
+        let remote = self.open(identity, Purpose::Install).await?;
+        let (sender, image) = (Arc::clone(&self.sender), image.clone());
+        let copied = tokio::task::spawn_blocking(move || {
+            let (mut local, shared) = sender.allocate(image.len() as u32).map_err(|error| error.to_string())?;
+            local.tail_mut()[..image.len()].copy_from_slice(&image);
+            local.publish(image.len() as u32);
+            copy(&mut *channel, &remote, &shared).map_err(|error| error.to_string())?;
+            Ok::<_, String>(channel)
+        });
+        *bulk = Some(copied.await.map_err(unreachable)?.map_err(Failure::Unreachable)?);
+        drop(bulk);
+        self.close(identity, closure).await
+    }
+
+    fn caller(&self) -> Caller {
+        self.caller.clone()
+    }
+
+    async fn tell<Req: Serialize + Sync>(&self, path: &str, request: &Req) -> Result<(), Failure> {
+        self.call::<Req, Empty>(path, request).await.map(|_| ())
+    }
+
+    async fn call<Req: Serialize + Sync, Rep: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Req,
+    ) -> Result<Rep, Failure> {
+        self.client.call(path, request, self.timeout).await.map_err(failure)
+    }
+}
+
+/// Posts a whole buffer and waits until it has completed.
+fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) -> Result<(), ChannelError> {
+    let (mut posted, mut in_flight) = (0, 0);
+    let mut progress = Instant::now();
+    while posted < local.len() || in_flight > 0 {
+        if posted < local.len() {
+            let end = local.len().min(posted + BULK_WRITE);
+            match channel.post(remote, local, posted..end) {
+                Ok(()) => (posted, in_flight) = (end, in_flight + 1),
+                Err(ChannelError::QueueFull) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match channel.poll()? {
+            0 if progress.elapsed() > BULK_PATIENCE => return Err(ChannelError::Disconnected),
+            0 => std::thread::sleep(Duration::from_micros(100)),
+            count => (in_flight, progress) = (in_flight - count, Instant::now()),
+        }
+    }
+    Ok(())
+}
+
+/// Asks every known backup what it holds, side by side; those that answer, in the order of the list.
+pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
+    let asked = context.backups.iter().map(|(id, control)| async move {
+        let client = BackupClient::new(control.clone(), context.tls.as_ref(), PeerRole::Backup);
+        let inventory: Inventory = client.call(path::INVENTORY, &Empty {}, SURVEY_TIMEOUT).await.ok()?;
+        if inventory.member != *id {
+            tracing::warn!(expected = %id, found = %inventory.member, %control, "a backup answers under another name");
+            return None;
+        }
+        Some((MemberRef { id: id.clone(), boot: inventory.boot, control: control.clone() }, inventory))
+    });
+    futures_util::future::join_all(asked).await.into_iter().flatten().collect()
+}
+
+fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Refused(Refusal::Fenced { promised }) => Failure::Superseded(promised),
+        other => Failure::Unreachable(other.to_string()),
+    }
+}
+
+fn unreachable(error: impl std::fmt::Display) -> Failure {
+    Failure::Unreachable(error.to_string())
+}

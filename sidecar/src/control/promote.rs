@@ -1,0 +1,181 @@
+//! Carries out a promotion: every output of the machine becomes a call, every answer an input.
+//!
+//! Called by [`control::run`](super::run); decides nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
+use tailwind_protocol::ids::{Epoch, LogId, MemberId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::Inventory;
+use tokio::sync::mpsc;
+
+use super::Context;
+use super::log::Sources;
+use super::member::{MemberLink, survey};
+
+/// How often the machine hears of time passing.
+const TICK: Duration = Duration::from_millis(5);
+/// Pause between two tries of whatever failed.
+const RETRY: Duration = Duration::from_millis(50);
+/// Pause before a swap of unknown outcome is sent again.
+const SWAP_AGAIN: Duration = Duration::from_millis(100);
+/// The same trouble is logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(5);
+
+/// How a promotion ended.
+pub enum Outcome {
+    /// This sidecar is primary; every member holds the log.
+    Won(Configuration, Reference),
+    /// Another sidecar claimed a newer epoch.
+    Lost(Epoch),
+}
+
+/// Tries until it is won or lost.
+pub async fn promote(context: &Arc<Context>) -> Outcome {
+    let started = Instant::now();
+    let now = || Time(started.elapsed().as_millis() as u64);
+    let rules = Rules {
+        backups: context.rules.backups,
+        min_in_sync: context.rules.min_in_sync,
+        fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
+        retry_ms: RETRY.as_millis() as u64,
+    };
+    let (answers, mut inputs) = mpsc::unbounded_channel();
+    let mut outputs = Vec::new();
+    let mut machine = Promotion::start(context.me.clone(), rules, new_log(), &mut outputs);
+    let mut ticks = tokio::time::interval(TICK);
+    let mut said: Option<(Waiting, Instant)> = None;
+    let links = Links::default();
+    loop {
+        for output in outputs.drain(..) {
+            match output {
+                Output::Won(config, reference) => {
+                    let took_ms = started.elapsed().as_millis() as u64;
+                    let (epoch, last) = (config.epoch, reference.last());
+                    tracing::info!(group = %context.group, %epoch, %last, took_ms, "recovered the log");
+                    return Outcome::Won(config, reference);
+                }
+                Output::Lost(epoch) => return Outcome::Lost(epoch),
+                Output::Waiting(why) => {
+                    let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
+                    if fresh {
+                        tracing::warn!(group = %context.group, %why, "waiting");
+                        said = Some((why, Instant::now()));
+                    }
+                }
+                other => carry_out(context, &links, other, answers.clone()),
+            }
+        }
+        let input = tokio::select! {
+            Some(input) = inputs.recv() => input,
+            _ = ticks.tick() => Input::Tick,
+        };
+        machine.step(now(), input, &mut outputs);
+    }
+}
+
+/// One link for each member and epoch, shared by the calls of a promotion.
+#[derive(Default)]
+struct Links(std::sync::Mutex<Vec<Arc<MemberLink>>>);
+
+impl Links {
+    fn get(&self, context: &Arc<Context>, config: &Configuration, member: &MemberRef) -> Arc<MemberLink> {
+        let mut links = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        links.retain(|link| link.epoch() == config.epoch);
+        if let Some(link) = links.iter().find(|link| link.member() == member) {
+            return Arc::clone(link);
+        }
+        let link = Arc::new(MemberLink::new(context, config, member.clone()));
+        links.push(Arc::clone(&link));
+        link
+    }
+}
+
+fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mpsc::UnboundedSender<Input>) {
+    let context = Arc::clone(context);
+    match output {
+        Output::ReadConfig => spawn(answers, async move { Input::Read(context.store.read().await) }),
+        Output::Survey => spawn(answers, async move {
+            let found = survey(&context).await;
+            // The next survey, if one is needed, comes at the pace of the answers.
+            tokio::time::sleep(RETRY).await;
+            Input::Surveyed(found)
+        }),
+        Output::Swap(swap) => spawn(answers, async move {
+            let outcome = context.store.swap(swap).await;
+            if outcome == SwapOutcome::Unknown {
+                tokio::time::sleep(SWAP_AGAIN).await;
+            }
+            Input::Swapped(outcome)
+        }),
+        Output::Fence(config, member) => {
+            let link = links.get(&context, &config, &member);
+            spawn(answers, async move {
+                let result = link.fence().await;
+                log_fence(&config, &member.id, &result);
+                Input::Fenced(config.epoch, member.id, result)
+            });
+        }
+        Output::Drop(config, member, copies) => {
+            let link = links.get(&context, &config, &member);
+            spawn(answers, async move {
+                Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await)
+            });
+        }
+        Output::Close(config, member, identity, closure) => {
+            let link = links.get(&context, &config, &member);
+            spawn(answers, async move {
+                let result = link.close(identity, closure).await;
+                Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), result)
+            });
+        }
+        Output::Install(config, member, identity, closure, holders) => {
+            let link = links.get(&context, &config, &member);
+            let holders = config.members.iter().filter(|member| holders.contains(&member.id));
+            let sources = Sources::new(holders.map(|holder| links.get(&context, &config, holder)).collect());
+            spawn(answers, async move {
+                let result = install(&link, &sources, identity, closure).await;
+                Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result)
+            });
+        }
+        Output::Waiting(_) | Output::Won(..) | Output::Lost(_) => unreachable!("handled by the caller"),
+    }
+}
+
+async fn install(
+    link: &MemberLink,
+    sources: &Sources,
+    identity: SegmentIdentity,
+    closure: Closure,
+) -> Result<(), Failure> {
+    let image = sources.fetch(identity, closure).await.map_err(Failure::Unreachable)?;
+    link.install(identity, closure, &image).await
+}
+
+fn spawn(answers: mpsc::UnboundedSender<Input>, work: impl Future<Output = Input> + Send + 'static) {
+    tokio::spawn(async move {
+        // A promotion that has ended no longer listens.
+        let input = work.await;
+        drop(answers.send(input));
+    });
+}
+
+fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventory, Failure>) {
+    match result {
+        Ok(inventory) => {
+            let last = inventory.copies.last().map_or(0, |copy| copy.closure.last.0);
+            tracing::info!(%member, epoch = %config.epoch, segments = inventory.copies.len(), last, "fenced");
+        }
+        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "fence"),
+    }
+}
+
+fn new_log() -> LogId {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system gives random numbers");
+    LogId(u128::from_le_bytes(bytes))
+}

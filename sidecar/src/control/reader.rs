@@ -1,0 +1,346 @@
+//! Serves one read: replays acknowledged records from an LSN on and, if asked, goes on with new ones.
+//!
+//! Started by [`control`](super) when the append path hands a connection over; gives it back when the read has ended.
+//! Memory per reader: [`AHEAD`] + 1 segments and one frame; readers at once: [`READERS_MAX`].
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan::{Scanner, Stop};
+use tailwind_protocol::socket::{
+    Batch, ErrorCode, RECORDS_FRAME_TARGET, Request, Response, decode_request, put_batch_record,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+
+use super::Context;
+use super::log::Location;
+use crate::path::Command;
+use crate::path::connection::Parcel;
+
+/// Reads at once.
+pub const READERS_MAX: usize = 16;
+/// Closed segments fetched ahead of the one being sent, from different members.
+const AHEAD: usize = 2;
+/// A tail looks up at least so often, to notice that this sidecar is no longer primary.
+const TAIL_LOOKS_UP: Duration = Duration::from_millis(20);
+/// Largest request that may come during a read: a stop has no body.
+const REQUEST_MAX: usize = 1 << 20;
+
+/// What a client wants to read.
+pub struct Wanted {
+    /// The request's number.
+    pub request: u64,
+    /// First record.
+    pub from: u64,
+    /// Most records; 0 for no limit.
+    pub limit: u64,
+    /// Go on after the end.
+    pub tail: bool,
+}
+
+/// Why a read ended.
+enum End {
+    /// At the end of the log or at the limit.
+    Done,
+    /// The client said stop; the number of that request.
+    Stopped(u64),
+    /// Something is in the way; the connection goes on.
+    Refused(ErrorCode, String),
+    /// The client is gone.
+    Gone,
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> End {
+        End::Gone
+    }
+}
+
+static READERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a reader for as long as it lives.
+struct Place;
+
+impl Place {
+    fn take() -> Option<Place> {
+        let taken = READERS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < READERS_MAX).then_some(n + 1));
+        taken.ok().map(|_| Place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        READERS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Serves a read and gives the connection back to the append path.
+pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
+    let place = Place::take();
+    let Ok(stream) = UnixStream::from_std(parcel.stream) else { return };
+    let mut reader = Reader {
+        term: context.log.term(),
+        context: &context,
+        stream,
+        received: parcel.received,
+        request: wanted.request,
+        next: Lsn(wanted.from),
+        left: if wanted.limit == 0 { u64::MAX } else { wanted.limit },
+        records: Vec::new(),
+        first: Lsn(wanted.from),
+        count: 0,
+        frame: Vec::new(),
+        ahead: VecDeque::new(),
+        read_so_far: None,
+    };
+    let end = match (&place, reader.stream.write_all(&parcel.unsent).await) {
+        (_, Err(_)) => End::Gone,
+        (None, Ok(())) => End::Refused(ErrorCode::Busy, format!("{READERS_MAX} reads are running already")),
+        (Some(_), Ok(())) => reader.read(wanted.tail).await,
+    };
+    let answered = reader.finish(end).await;
+    let Reader { stream, received, .. } = reader;
+    if let (true, Ok(stream)) = (answered, stream.into_std()) {
+        context.path.send(Command::Adopt(Parcel { stream, received, unsent: Vec::new() }));
+    }
+}
+
+struct Reader<'a> {
+    context: &'a Context,
+    /// The log's term when the read began.
+    term: u64,
+    stream: UnixStream,
+    received: Vec<u8>,
+    request: u64,
+    /// The record to send next.
+    next: Lsn,
+    left: u64,
+    /// Records gathered for the next frame.
+    records: Vec<u8>,
+    first: Lsn,
+    count: u32,
+    frame: Vec<u8>,
+    ahead: VecDeque<(SegmentId, JoinHandle<Result<Bytes, String>>)>,
+    /// How far the open segment has been read, so that a tail does not read it from the start each time.
+    read_so_far: Option<(SegmentId, Closure)>,
+}
+
+impl Reader<'_> {
+    async fn read(&mut self, tail: bool) -> End {
+        match self.read_until_end(tail).await {
+            Ok(()) => End::Done,
+            Err(end) => end,
+        }
+    }
+
+    async fn read_until_end(&mut self, tail: bool) -> Result<(), End> {
+        let mut caught_up = false;
+        loop {
+            let acked = Lsn(self.context.shared.acked.load(Ordering::Acquire));
+            if self.left == 0 || (self.next > acked && !tail) {
+                return self.flush().await;
+            }
+            if self.next > acked {
+                self.flush().await?;
+                if !caught_up {
+                    caught_up = true;
+                    self.send(&Response::End { next: self.next.0, tailing: true }).await?;
+                }
+                self.wait_for_news(acked).await?;
+                continue;
+            }
+            self.check_term()?;
+            match self.context.log.locate(self.next) {
+                Some(Location::Open(identity, memory)) => self.send_from(memory.published(), &identity, acked).await?,
+                Some(Location::Closed(identity, closure)) => {
+                    let bytes = self.fetch(identity, closure).await?;
+                    self.send_from(&bytes, &identity, acked).await?;
+                }
+                None => {
+                    self.check_term()?;
+                    let first = self.context.shared.first.load(Ordering::Acquire);
+                    if self.next.0 < first {
+                        let message = format!("LSN {} has been trimmed: the log begins at {first}", self.next);
+                        return Err(End::Refused(ErrorCode::Trimmed, message));
+                    }
+                    // Between two openings: the next look finds it.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+        }
+    }
+
+    fn check_term(&self) -> Result<(), End> {
+        if self.context.log.term() == self.term {
+            return Ok(());
+        }
+        Err(End::Refused(ErrorCode::NotPrimary, "this sidecar is no longer primary".to_owned()))
+    }
+
+    /// Gathers and sends the records of one segment, from the next wanted one to the last acknowledged one.
+    async fn send_from(&mut self, bytes: &[u8], identity: &SegmentIdentity, acked: Lsn) -> Result<(), End> {
+        let mut scanner = match self.read_so_far.take_if(|(segment, _)| *segment == identity.segment) {
+            Some((_, closure)) => Scanner::resume(bytes, identity, closure),
+            None => Scanner::new(bytes, identity).map_err(|stop| unreadable(identity, stop))?,
+        };
+        let before = self.next;
+        'segment: while let Ok(append) = scanner.next_append() {
+            for record in append.records() {
+                if record.lsn > acked || self.left == 0 {
+                    break 'segment;
+                }
+                if record.lsn < self.next {
+                    continue;
+                }
+                if self.records.len() + record.payload.len() > RECORDS_FRAME_TARGET {
+                    self.flush().await?;
+                }
+                if self.count == 0 {
+                    self.first = record.lsn;
+                }
+                put_batch_record(&mut self.records, record.payload);
+                self.count += 1;
+                self.left -= 1;
+                self.next = record.lsn.next();
+            }
+            self.read_so_far = Some((identity.segment, scanner.closure()));
+        }
+        if self.next == before {
+            // The segment does not hold what it should; its neighbours in the list may have changed meanwhile.
+            self.check_term()?;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// A closed segment's bytes; the ones after it are on their way from other members meanwhile.
+    async fn fetch(&mut self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, End> {
+        let mut wanted = vec![(identity, closure)];
+        wanted.extend(self.context.log.following(identity.segment, AHEAD));
+        self.ahead.retain(|(segment, _)| wanted.iter().any(|(identity, _)| identity.segment == *segment));
+        for (identity, closure) in wanted {
+            if self.ahead.iter().any(|(segment, _)| *segment == identity.segment) {
+                continue;
+            }
+            let Some(sources) = self.context.log.sources() else { break };
+            let fetch = tokio::spawn(async move { sources.fetch(identity, closure).await });
+            self.ahead.push_back((identity.segment, fetch));
+        }
+        let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);
+        let Some((_, fetch)) = self.ahead.pop_front() else {
+            self.check_term()?;
+            return Err(unavailable(format!("segment {}: no member to read from", identity.segment)));
+        };
+        let fetched = fetch.await.map_err(|error| unavailable(error.to_string()))?;
+        match fetched {
+            Ok(bytes) => Ok(bytes),
+            Err(why) => {
+                self.check_term()?;
+                Err(unavailable(why))
+            }
+        }
+    }
+
+    /// Sends the gathered records, and looks whether the client has said anything.
+    async fn flush(&mut self) -> Result<(), End> {
+        if self.count > 0 {
+            let mut frame = std::mem::take(&mut self.frame);
+            frame.clear();
+            let batch = Batch::new(self.count, &self.records).expect("gathered as a batch");
+            Response::Records { first: self.first.0, records: batch }.encode(self.request, &mut frame);
+            self.stream.write_all(&frame).await?;
+            self.frame = frame;
+            self.records.clear();
+            self.count = 0;
+        }
+        self.listen().await
+    }
+
+    async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
+        self.frame.clear();
+        response.encode(self.request, &mut self.frame);
+        Ok(self.stream.write_all(&self.frame).await?)
+    }
+
+    /// Takes what the client has sent meanwhile: a stop, or something that has to wait.
+    async fn listen(&mut self) -> Result<(), End> {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.stream.try_read(&mut bytes) {
+                Ok(0) => return Err(End::Gone),
+                Ok(count) => self.received.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+            if self.received.len() > REQUEST_MAX {
+                break;
+            }
+        }
+        loop {
+            let (request, size, stop) = match decode_request(&self.received, REQUEST_MAX) {
+                Ok(None) => return Ok(()),
+                Ok(Some(decoded)) => (decoded.request, decoded.size, decoded.frame == Request::Stop),
+                Err(error) => return Err(End::Refused(ErrorCode::BadFrame, error.to_string())),
+            };
+            self.received.drain(..size);
+            if stop {
+                return Err(End::Stopped(request));
+            }
+            let message = "a read runs on this connection: stop it first, or use another connection";
+            let refusal = Response::Error { code: ErrorCode::Reading, fatal: false, retry_after_ms: 0, message };
+            self.frame.clear();
+            refusal.encode(request, &mut self.frame);
+            self.stream.write_all(&self.frame).await?;
+        }
+    }
+
+    /// Waits until there is a record to send, the client says something, or it is time to look up.
+    async fn wait_for_news(&mut self, acked: Lsn) -> Result<(), End> {
+        self.context.shared.tailing.fetch_add(1, Ordering::AcqRel);
+        let news = self.context.shared.news.notified();
+        let arrived = self.context.shared.acked.load(Ordering::Acquire) > acked.0;
+        if !arrived {
+            tokio::select! {
+                () = news => {}
+                _ = self.stream.readable() => {}
+                () = tokio::time::sleep(TAIL_LOOKS_UP) => {}
+            }
+        }
+        self.context.shared.tailing.fetch_sub(1, Ordering::AcqRel);
+        self.check_term()?;
+        self.listen().await
+    }
+
+    /// Says how the read ended. False if the connection is not to go on.
+    async fn finish(&mut self, end: End) -> bool {
+        self.ahead.iter().for_each(|(_, fetch)| fetch.abort());
+        let next = self.next.0 - u64::from(self.count);
+        let sent = match end {
+            End::Gone => return false,
+            End::Done => self.send(&Response::End { next, tailing: false }).await,
+            End::Stopped(request) => {
+                self.request = request;
+                self.send(&Response::End { next, tailing: false }).await
+            }
+            End::Refused(code, message) => {
+                let fatal = code == ErrorCode::BadFrame;
+                let sent = self.send(&Response::Error { code, fatal, retry_after_ms: 0, message: &message }).await;
+                sent.and(if fatal { Err(End::Gone) } else { Ok(()) })
+            }
+        };
+        sent.is_ok()
+    }
+}
+
+fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {
+    let message = format!("segment {} cannot be read at {}: {}", identity.segment, stop.at.0, stop.why);
+    End::Refused(ErrorCode::Unavailable, message)
+}

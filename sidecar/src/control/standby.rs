@@ -1,0 +1,65 @@
+//! A standby: listens to the primary's heartbeats and returns when it is time to become a candidate.
+//!
+//! Called by [`control::run`](super::run). A dead process is noticed at once (its connections close), a dead or cut-off
+//! host after the heartbeat silence.
+
+use std::time::Duration;
+
+use tailwind_protocol::config::Configuration;
+use tailwind_protocol::socket::Role;
+
+use super::{Context, random_below};
+use crate::path::Command;
+use crate::rpc::BackupClient;
+use crate::tls::Role as PeerRole;
+
+/// Standbys that notice at the same moment spread over this time, so that one of them usually wins at once.
+const SPREAD_MS: u64 = 8;
+/// Pause before the config store is asked again after it failed.
+const STORE_RETRY: Duration = Duration::from_millis(200);
+
+/// Returns when this sidecar should try to become primary.
+pub async fn wait_for_turn(context: &Context) {
+    let mut config = read(context).await;
+    loop {
+        let Some(known) = config else { return };
+        let mine = known.primary == context.me;
+        if mine {
+            return;
+        }
+        if known.primary.id == context.me.id {
+            tracing::warn!(
+                name = %known.primary.id, control = %known.primary.control,
+                "the primary has this sidecar's name: if it is another sidecar, give each a name of its own"
+            );
+        }
+        context.path.send(Command::Wait {
+            role: Role::Standby,
+            epoch: known.epoch.0,
+            primary: known.primary.id.to_string(),
+        });
+        let client = BackupClient::new(known.primary.control.clone(), context.tls.as_ref(), PeerRole::Sidecar);
+        config = tokio::select! {
+            changed = context.store.changed(Some(known.stamp())) => Some(changed),
+            why = client.watch_heartbeats(context.rules.heartbeat_silence) => {
+                tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
+                tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
+                let now = read(context).await;
+                if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
+                    return;
+                }
+                now
+            }
+        };
+    }
+}
+
+async fn read(context: &Context) -> Option<Configuration> {
+    loop {
+        match context.store.read().await {
+            Ok(config) => return config,
+            Err(error) => tracing::warn!(%error, "read the configuration"),
+        }
+        tokio::time::sleep(STORE_RETRY).await;
+    }
+}

@@ -1,0 +1,96 @@
+//! What a sidecar tells of itself: the JSON of `/status` and of the socket's status request, and the Prometheus text.
+//!
+//! Asked by the HTTP endpoint and by [`control`](super).
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use super::Context;
+use crate::path::{Command, Description};
+
+/// How long the append path may take to describe itself before it counts as hung.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Serialize)]
+struct Status<'a> {
+    group: &'a str,
+    sidecar: &'a str,
+    fabric: String,
+    durability: String,
+    segment_size: u32,
+    backups_wanted: u8,
+    min_in_sync: u8,
+    closed_segments: usize,
+    memory_bytes: usize,
+    #[serde(flatten)]
+    path: Option<Description>,
+}
+
+/// Asks the append path; `None` if it hangs.
+pub async fn describe(context: &Context) -> Option<Description> {
+    let (reply, answer) = oneshot::channel();
+    context.path.send(Command::Describe(reply));
+    tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+}
+
+/// The status as one JSON object.
+pub async fn json(context: &Context) -> String {
+    let (closed_segments, memory_bytes) = context.log.sizes();
+    let status = Status {
+        group: context.group.as_str(),
+        sidecar: context.me.id.as_str(),
+        fabric: context.sender.kind().to_string(),
+        durability: context.rules.durability.to_string(),
+        segment_size: context.rules.segment_size.bytes(),
+        backups_wanted: context.rules.backups,
+        min_in_sync: context.rules.min_in_sync,
+        closed_segments,
+        memory_bytes,
+        path: describe(context).await,
+    };
+    serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+/// Prometheus text format, version 0.0.4.
+pub async fn metrics(context: &Context) -> String {
+    let path = describe(context).await;
+    let (closed_segments, memory_bytes) = context.log.sizes();
+    let shared = &context.shared;
+    let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+    let is = |role: &str| u64::from(path.as_ref().is_some_and(|path| path.role == role));
+    let members = |standing: &str| {
+        path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.standing == standing).count() as u64)
+    };
+    let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
+    let numbers: [(&str, &str, &str, u64); 15] = [
+        ("primary", "gauge", "1 when this sidecar is primary.", is("primary")),
+        ("standby", "gauge", "1 when this sidecar is a standby.", is("standby")),
+        ("epoch", "gauge", "Epoch as far as this sidecar knows.", of_path(|path| path.epoch)),
+        ("members_version", "gauge", "Version of the member set.", of_path(|path| path.version)),
+        ("members_in_set", "gauge", "Members that acks need.", members("in set")),
+        ("members_catching_up", "gauge", "Newcomers being re-replicated.", members("catching up")),
+        ("appends_total", "counter", "Appends taken: records or batches.", count(&shared.appends)),
+        ("records_total", "counter", "Records taken.", count(&shared.records)),
+        ("log_bytes_total", "counter", "Bytes of log written, headers included.", count(&shared.bytes)),
+        ("acked_lsn", "gauge", "LSN of the last acknowledged record.", count(&shared.acked)),
+        ("first_lsn", "gauge", "First record that can be read.", count(&shared.first)),
+        ("refused_total", "counter", "Requests and connections refused.", count(&shared.refused)),
+        ("clients", "gauge", "Clients connected.", count(&shared.clients)),
+        ("closed_segments", "gauge", "Closed segments of the log.", closed_segments as u64),
+        ("memory_bytes", "gauge", "Memory of open segments.", memory_bytes as u64),
+    ];
+    let labels = format!("{{group=\"{}\",sidecar=\"{}\"}}", context.group, context.me.id);
+    let mut text = String::new();
+    for (name, kind, help, value) in numbers {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "# HELP tailwind_{name} {help}\n# TYPE tailwind_{name} {kind}\ntailwind_{name}{labels} {value}\n"
+        );
+    }
+    text
+}

@@ -1,0 +1,16 @@
+//! The sidecar and the backup daemon: everything around the protocol core that touches the world.
+//!
+//! `run` is a primary or a standby: [`run`] wires it, [`path`] is the append path on its own thread, [`control`] moves
+//! between the roles, [`store`] is where elections are decided. `backup` is the daemon that lends memory: [`backup`].
+//! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard.
+
+pub mod backup;
+pub mod control;
+pub mod http;
+pub mod logging;
+pub mod options;
+pub mod path;
+pub mod rpc;
+pub mod run;
+pub mod store;
+pub mod tls;

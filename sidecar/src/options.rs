@@ -1,0 +1,186 @@
+//! Options of `tailwind-sidecar run`, and what options of several commands share.
+//!
+//! Every option has a flag, an environment variable and a sentence on how to choose it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use tailwind_protocol::config::Durability;
+use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
+use tailwind_protocol::layout::SegmentSize;
+
+use crate::tls::TlsOptions;
+
+/// Which fabric moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FabricOption {
+    /// Memory of the same host, written directly: one machine, for development and tests
+    Shm,
+    /// TCP, on any network: backups spend CPU on copying
+    Tcp,
+}
+
+/// A backup that a sidecar may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackupAddress {
+    /// Its name.
+    pub name: MemberId,
+    /// `host:port` of its control RPC.
+    pub control: String,
+}
+
+impl FromStr for BackupAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BackupAddress, String> {
+        let (name, control) = text.split_once('=').ok_or("must be NAME=HOST:PORT")?;
+        let (host, port) = control.rsplit_once(':').ok_or("must be NAME=HOST:PORT")?;
+        let port: u16 = port.parse().map_err(|_| format!("port `{port}`: must be 1 to 65535"))?;
+        if host.is_empty() || port == 0 {
+            return Err("must be NAME=HOST:PORT".to_owned());
+        }
+        let name = name.parse().map_err(|error: tailwind_protocol::ids::BadName| error.to_string())?;
+        Ok(BackupAddress { name, control: control.to_owned() })
+    }
+}
+
+/// Be a sidecar: primary, or a standby that takes over when the primary dies.
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
+    /// The group that this sidecar belongs to; the same for its standbys and backups
+    #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
+    pub group: GroupName,
+    /// This sidecar's name, unique in the group; in Kubernetes the pod's name
+    #[arg(long, env = "TAILWIND_NAME", default_value = "sidecar-0")]
+    pub name: SidecarId,
+    /// The socket that apps append to; at most 107 bytes, in a folder that only the app can reach
+    /// [default: /run/tailwind/GROUP.sock]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Where standbys listen to heartbeats and people ask for the status; beyond loopback it needs TLS
+    #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT")]
+    pub listen: SocketAddr,
+    /// How other sidecars reach this one, if not by --listen: with port 0 or 0.0.0.0 in --listen, the address as others see it
+    #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Write the control address to this file once it listens: for scripts that use port 0
+    #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH")]
+    pub port_file: Option<PathBuf>,
+    /// Serve /healthz, /readyz and /metrics without TLS here: for kubelets and Prometheus; they tell no records
+    #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// The config store's file, on a file system that all sidecars of the group share
+    /// [default: /var/lib/tailwind/GROUP/config.json]
+    #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A backup that may be used; give one for each, spares included
+    #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',', required = true)]
+    pub backup: Vec<BackupAddress>,
+    /// Copies wanted: with r copies the log survives r - 1 deaths at once. Three is the usual choice
+    #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3)]
+    pub backups: u8,
+    /// Copies needed to go on: fewer keep appends going longer, more keep each record safer. [default: half of --backups,
+    /// rounded up]
+    #[arg(long, env = "TAILWIND_MIN_IN_SYNC")]
+    pub min_in_sync: Option<u8>,
+    /// What an ack promises: memory of every member; battery, the same with hold-up power attested; flushed, also disk
+    #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory", value_parser = parse_durability)]
+    pub durability: Durability,
+    /// Unit of opening and closing, a power of two from 64KiB to 64MiB: larger ones cost memory (6 of them here), smaller
+    /// ones more control calls. At most the backups' own
+    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
+    pub segment_size: SegmentSize,
+    /// How bytes reach the backups; the same for every process of the group
+    #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
+    pub fabric: FabricOption,
+    /// Users that may connect to the socket; none listed: root and the sidecar's own user
+    #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
+    pub allow_uid: Vec<u32>,
+    /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
+    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
+    pub heartbeat_interval_ms: u64,
+    /// A peer silent for so long is dead: shorter finds dead hosts faster, longer forgives pauses of busy machines
+    #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
+    pub heartbeat_silence_ms: u64,
+    /// How long a promotion waits for slower members once enough are fenced; those that miss it are re-replicated
+    #[arg(long, env = "TAILWIND_FENCE_PATIENCE_MS", default_value_t = 150)]
+    pub fence_patience_ms: u64,
+    /// How long one backup without free buffers may hold up the group before it is replaced
+    #[arg(long, env = "TAILWIND_OPEN_PATIENCE_MS", default_value_t = 2000)]
+    pub open_patience_ms: u64,
+    /// How long a control call may take; longer than a backup's fsync
+    #[arg(long, env = "TAILWIND_RPC_TIMEOUT_MS", default_value_t = 2000)]
+    pub rpc_timeout_ms: u64,
+    /// How long the append path looks for work before it sleeps: more microseconds cost CPU and save wake-ups
+    #[arg(long, env = "TAILWIND_SPIN_US", default_value_t = 50)]
+    pub spin_us: u64,
+    /// Guards the control RPC between pods.
+    #[command(flatten)]
+    pub tls: TlsOptions,
+}
+
+fn parse_durability(text: &str) -> Result<Durability, String> {
+    match text {
+        "memory" => Ok(Durability::Memory),
+        "battery" => Ok(Durability::Battery),
+        "flushed" => Ok(Durability::Flushed),
+        _ => Err("must be memory, battery or flushed".to_owned()),
+    }
+}
+
+/// `8MiB`, `64 KiB`, `1GiB` or plain bytes.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = text[digits.len()..].trim();
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" | "Ki" => 10,
+        "MiB" | "Mi" => 20,
+        "GiB" | "Gi" => 30,
+        _ => return Err(format!("unit `{unit}`: use KiB, MiB or GiB")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a size such as 8MiB"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}
+
+/// A segment size, see [`SegmentSize`].
+pub fn parse_segment_size(text: &str) -> Result<SegmentSize, String> {
+    SegmentSize::new(parse_size(text)?).map_err(|error| error.to_string())
+}
+
+/// Writes an address so that a reader sees all of it or nothing.
+pub fn write_port_file(path: &Path, address: SocketAddr) -> anyhow::Result<()> {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, format!("{address}\n")).with_context(|| format!("write {}", fresh.display()))?;
+    std::fs::rename(&fresh, path).with_context(|| format!("rename to {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(parse_size("8MiB"), Ok(8 << 20));
+        assert_eq!(parse_size("64 KiB"), Ok(64 << 10));
+        assert_eq!(parse_size("1Gi"), Ok(1 << 30));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for bad in ["", "MiB", "8MB", "8.5MiB", "-1", "99999999999999GiB"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        let error = parse_segment_size("3MiB").unwrap_err();
+        assert_eq!(error, "segment size 3 MiB: must be a power of two between 64 KiB and 64 MiB");
+    }
+
+    #[test]
+    fn backups_are_given_as_name_and_address() {
+        let backup: BackupAddress = "b0=127.0.0.1:7420".parse().unwrap();
+        assert_eq!((backup.name.as_str(), backup.control.as_str()), ("b0", "127.0.0.1:7420"));
+        for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1"] {
+            assert!(bad.parse::<BackupAddress>().is_err(), "{bad}");
+        }
+    }
+}

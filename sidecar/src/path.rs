@@ -1,0 +1,608 @@
+//! The append path: one thread that owns the clients, the log's open end and the data channels.
+//!
+//! Started by [`run`](crate::run); talks to [`control`](crate::control) by [`Command`]s (in) and [`Event`]s (out). One
+//! [`Path::turn`] looks at everything once without blocking; [`Path::run`] spins for a bounded time while there is work
+//! and sleeps on `epoll(7)` otherwise. Per record it makes no system call but the sockets' reads and writes, takes no
+//! lock and allocates nothing.
+//!
+//! Files, in the order in which a record meets them: [`connection`] (bytes of one client), `requests` (what they mean),
+//! [`replicator`] (placing and posting), and back here for the acks.
+
+pub mod connection;
+pub mod replicator;
+mod requests;
+mod sleep;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
+use tailwind_protocol::config::{MEMBERS_MAX, Time};
+use tailwind_protocol::ids::{Position, SegmentId};
+use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
+use tailwind_protocol::primary::{Input, Output, Positions, Post, Primary, Seat, Standing};
+use tailwind_protocol::socket::{ErrorCode, Response, Role};
+use tokio::sync::{mpsc, oneshot};
+
+use connection::{Connection, Parcel, Received};
+use replicator::Replicator;
+use sleep::Sleeper;
+pub use sleep::Waker;
+
+/// Clients at once. Each may keep a frame and its acks in memory.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Appends that wait for their ack, over all connections: 64 Ki × 48 bytes = 3 MiB, set aside at the start.
+const PENDING_MAX: usize = 64 << 10;
+/// A connection that has not said hello by then is closed, so that strangers cannot use the places up.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// How often the protocol core hears of time passing.
+const TICK: Duration = Duration::from_millis(5);
+/// How often idle connections are looked at while a few busy ones keep the loop turning.
+const LOOK_AROUND_TURNS: u32 = 32;
+
+/// How the path is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Users that may connect; empty: this process's own user and root.
+    pub allowed_uids: Vec<u32>,
+    /// Size of segments, which bounds records and batches.
+    pub segment_size: SegmentSize,
+    /// How long to look for work before going to sleep.
+    pub spin: Duration,
+}
+
+/// What control tells the path.
+pub enum Command {
+    /// This sidecar is not primary now.
+    Wait {
+        /// Standby or recovering.
+        role: Role,
+        /// The epoch as far as known.
+        epoch: u64,
+        /// Who is primary, if known.
+        primary: String,
+    },
+    /// This sidecar is primary from now on; everything up to `last` is acknowledged.
+    Lead(Box<Primary>, u64),
+    /// Feed the machine.
+    Input(Input),
+    /// Local memory for a segment.
+    Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
+    /// A member's data channel.
+    Connected(Seat, Box<dyn Channel>),
+    /// A member's buffer for a segment.
+    Opened(Seat, SegmentId, RemoteBuffer),
+    /// A connection comes back from the reader.
+    Adopt(Parcel),
+    /// Queue these bytes for a client that asked for the status.
+    Answer(ClientId, u64, String),
+    /// Describe yourself.
+    Describe(oneshot::Sender<Description>),
+    /// End: tell the clients and stop.
+    End,
+}
+
+/// What the path tells control.
+#[derive(Debug)]
+pub enum Event {
+    /// The machine wants this done.
+    Output(Output),
+    /// A client wants to read: the connection is the reader's now.
+    Read {
+        /// The connection.
+        parcel: Parcel,
+        /// The request's number.
+        request: u64,
+        /// First record wanted.
+        from: u64,
+        /// Most records wanted; 0 for no limit.
+        limit: u64,
+        /// Go on after the end.
+        tail: bool,
+    },
+    /// A client asked for the status.
+    Status(ClientId, u64),
+}
+
+/// Names a connection; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(u64);
+
+/// Numbers that others read while the path runs.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// LSN of the last acknowledged record.
+    pub acked: AtomicU64,
+    /// First record that can be read.
+    pub first: AtomicU64,
+    /// Grows with every turn: a path that hangs is noticed by it.
+    pub turns: AtomicU64,
+    /// Records appended by clients.
+    pub records: AtomicU64,
+    /// Appends (records or batches) taken.
+    pub appends: AtomicU64,
+    /// Payload bytes taken.
+    pub bytes: AtomicU64,
+    /// Clients connected now.
+    pub clients: AtomicU64,
+    /// Frames refused.
+    pub refused: AtomicU64,
+    /// Readers that wait for new records, and their wake-up.
+    pub tailing: AtomicU64,
+    /// Woken once per turn in which records were acknowledged, if anybody waits.
+    pub news: tokio::sync::Notify,
+}
+
+/// A primary's view of itself, for the status.
+#[derive(Clone, Debug, Serialize)]
+pub struct Description {
+    /// `primary`, `standby` or `recovering`.
+    pub role: String,
+    /// The epoch; 0 if unknown.
+    pub epoch: u64,
+    /// Who is primary; empty if unknown.
+    pub primary: String,
+    /// Version of the member set.
+    pub version: u64,
+    /// Last acknowledged record.
+    pub acked: u64,
+    /// First record that can be read.
+    pub first: u64,
+    /// The ladder of positions, each `segment:offset`.
+    pub positions: Option<Ladder>,
+    /// Members and newcomers.
+    pub members: Vec<MemberDescription>,
+    /// Clients connected.
+    pub clients: usize,
+    /// Appends that wait for their ack.
+    pub pending: usize,
+}
+
+/// The ladder of positions as text.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ladder {
+    flushed: String,
+    acked: String,
+    completed: String,
+    posted: String,
+    appended: String,
+}
+
+impl From<Positions> for Ladder {
+    fn from(p: Positions) -> Ladder {
+        let [flushed, acked, completed, posted, appended] =
+            [p.flushed, p.acked, p.completed, p.posted, p.appended].map(|position| position.to_string());
+        Ladder { flushed, acked, completed, posted, appended }
+    }
+}
+
+/// One member in the status.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberDescription {
+    /// Its name.
+    pub name: String,
+    /// Its control endpoint.
+    pub control: String,
+    /// `in set`, `catching up` or `lost`.
+    pub standing: &'static str,
+    /// Completed up to here.
+    pub completed: String,
+}
+
+/// Who this sidecar is for its clients.
+enum Part {
+    Waiting { role: Role },
+    Leading(Box<Replicator>),
+}
+
+/// An append that waits for its ack.
+struct Pending {
+    end: Position,
+    lsn: u64,
+    client: ClientId,
+    place: u32,
+    request: u64,
+}
+
+struct PendingBarrier {
+    after: Post,
+    client: ClientId,
+    request: u64,
+}
+
+struct Client {
+    id: ClientId,
+    connection: Connection,
+    /// Looked at in every turn: it had something to say lately, or its frames wait for room.
+    busy: bool,
+}
+
+/// The append path.
+pub struct Path {
+    options: Options,
+    part: Part,
+    epoch: u64,
+    primary_name: String,
+    me: String,
+    clients: Vec<Option<Client>>,
+    next_client: u64,
+    pending: VecDeque<Pending>,
+    barriers: Vec<PendingBarrier>,
+    listener: UnixListener,
+    commands: Receiver<Command>,
+    events: mpsc::UnboundedSender<Event>,
+    shared: Arc<Shared>,
+    sleeper: Sleeper,
+    started: Instant,
+    ticked: Instant,
+    ended: bool,
+}
+
+impl Path {
+    /// Sets the path up. `listener` is the append socket, non-blocking; `me` is this sidecar's name.
+    pub fn new(
+        options: Options,
+        me: String,
+        listener: UnixListener,
+        commands: Receiver<Command>,
+        events: mpsc::UnboundedSender<Event>,
+        shared: Arc<Shared>,
+        waker: &Waker,
+    ) -> io::Result<Path> {
+        let sleeper = Sleeper::new(waker, &listener)?;
+        let now = Instant::now();
+        Ok(Path {
+            options,
+            part: Part::Waiting { role: Role::Standby },
+            epoch: 0,
+            primary_name: String::new(),
+            me,
+            clients: (0..CONNECTIONS_MAX).map(|_| None).collect(),
+            next_client: 1,
+            pending: VecDeque::with_capacity(PENDING_MAX),
+            barriers: Vec::with_capacity(CONNECTIONS_MAX),
+            listener,
+            commands,
+            events,
+            shared,
+            sleeper,
+            started: now,
+            ticked: now,
+            ended: false,
+        })
+    }
+
+    /// Turns until told to end, or until control is gone.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut idle_since = Instant::now();
+        let mut turns = 0_u32;
+        while !self.ended {
+            if self.turn()? {
+                idle_since = Instant::now();
+            }
+            turns = turns.wrapping_add(1);
+            if idle_since.elapsed() >= self.options.spin {
+                self.sleep(TICK)?;
+            } else if turns.is_multiple_of(LOOK_AROUND_TURNS) {
+                self.sleep(Duration::ZERO)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at everything once. Returns true if there was anything to do.
+    pub fn turn(&mut self) -> io::Result<bool> {
+        let now = self.now();
+        let mut progress = self.obey(now);
+        for place in 0..self.clients.len() {
+            progress |= self.serve(place);
+        }
+        if let Part::Leading(replicator) = &mut self.part {
+            replicator.post(now);
+            progress |= replicator.poll(now);
+            replicator.turn();
+            if self.ticked.elapsed() >= TICK {
+                self.ticked = Instant::now();
+                replicator.step(now, Input::Tick);
+            }
+        }
+        self.acknowledge();
+        self.pass_barriers(now);
+        self.report();
+        self.send();
+        self.shared.turns.fetch_add(1, Ordering::Relaxed);
+        Ok(progress)
+    }
+
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_millis() as u64)
+    }
+
+    /// Carries out what control says.
+    fn obey(&mut self, now: Time) -> bool {
+        let mut progress = false;
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.on_command(command, now),
+                Err(TryRecvError::Empty) => return progress,
+                Err(TryRecvError::Disconnected) => {
+                    self.ended = true;
+                    return progress;
+                }
+            }
+            progress = true;
+        }
+    }
+
+    fn on_command(&mut self, command: Command, now: Time) {
+        match command {
+            Command::Wait { role, epoch, primary } => self.wait(role, epoch, primary),
+            Command::Lead(primary, last) => self.lead(*primary, last),
+            Command::Adopt(parcel) => self.adopt(parcel, true),
+            Command::Answer(id, request, json) => self.on_answer(id, request, &json),
+            // The receiver may have given up waiting.
+            Command::Describe(reply) => drop(reply.send(self.describe())),
+            Command::End => self.end(),
+            Command::Input(input) => {
+                if let Part::Leading(replicator) = &mut self.part {
+                    replicator.step(now, input);
+                }
+            }
+            Command::Prepared(identity, fresh, shared) => {
+                if let Part::Leading(replicator) = &mut self.part {
+                    replicator.prepared(identity, fresh, shared);
+                }
+            }
+            Command::Connected(seat, channel) => {
+                if let Part::Leading(replicator) = &mut self.part {
+                    if let Some(fd) = channel.readiness() {
+                        self.sleeper.watch_channel(fd);
+                    }
+                    replicator.connected(seat, channel);
+                }
+            }
+            Command::Opened(seat, segment, remote) => {
+                if let Part::Leading(replicator) = &mut self.part {
+                    replicator.opened(seat, segment, remote, now);
+                }
+            }
+        }
+    }
+
+    /// This sidecar is not, or no longer, primary: whatever waits will not be acknowledged here any more.
+    fn wait(&mut self, role: Role, epoch: u64, primary: String) {
+        self.part = Part::Waiting { role };
+        self.epoch = epoch;
+        self.primary_name = primary;
+        self.disown("this sidecar lost its role before every backup had confirmed: the append may or may not be in the log; read from your last acknowledged LSN on to find out");
+        self.tell_role();
+    }
+
+    fn lead(&mut self, primary: Primary, last: u64) {
+        self.epoch = primary.config().epoch.0;
+        self.primary_name.clone_from(&self.me);
+        self.shared.first.store(primary.first_readable().0, Ordering::Release);
+        self.shared.acked.store(last, Ordering::Release);
+        self.part = Part::Leading(Box::new(Replicator::new(primary)));
+        self.tell_role();
+        self.welcome_held();
+    }
+
+    /// Tells every client whose appends or barriers wait that nobody will answer them.
+    fn disown(&mut self, why: &str) {
+        while let Some(pending) = self.pending.pop_front() {
+            if let Some(client) = self.client(pending.place as usize, pending.client) {
+                client.connection.outbox.inflight -= 1;
+                client.connection.outbox.broken = true;
+                client.connection.outbox.refuse(pending.request, ErrorCode::UnknownOutcome, false, 0, why);
+            }
+        }
+        for barrier in std::mem::take(&mut self.barriers) {
+            if let Some(client) = self.clients.iter_mut().flatten().find(|client| client.id == barrier.client) {
+                client.connection.outbox.barriers -= 1;
+                client.connection.outbox.refuse(barrier.request, ErrorCode::NotPrimary, false, 0, "no longer primary");
+            }
+        }
+    }
+
+    fn tell_role(&mut self) {
+        let (role, epoch, last) = (self.role(), self.epoch, self.shared.acked.load(Ordering::Relaxed));
+        for client in self.clients.iter_mut().flatten().filter(|client| client.connection.outbox.greeted) {
+            let primary = &self.primary_name;
+            client.connection.outbox.answer(0, &Response::Role { role, epoch, last, primary });
+        }
+    }
+
+    fn role(&self) -> Role {
+        match &self.part {
+            Part::Leading(_) => Role::Primary,
+            Part::Waiting { role } => *role,
+        }
+    }
+
+    fn end(&mut self) {
+        self.disown("this sidecar is ending: the append may or may not be in the log");
+        for client in self.clients.iter_mut().flatten() {
+            client.connection.outbox.refuse(0, ErrorCode::ShuttingDown, true, 0, "this sidecar is ending");
+        }
+        self.send();
+        self.ended = true;
+    }
+
+    /// Acknowledges, in order, everything that every needed member has.
+    fn acknowledge(&mut self) {
+        let Part::Leading(replicator) = &self.part else { return };
+        let acked = replicator.acked();
+        let mut last = 0;
+        while let Some(pending) = self.pending.pop_front_if(|pending| pending.end <= acked) {
+            last = pending.lsn;
+            let client = self.clients[pending.place as usize].as_mut().filter(|client| client.id == pending.client);
+            if let Some(client) = client {
+                client.connection.outbox.inflight -= 1;
+                client.connection.outbox.answer(pending.request, &Response::Ack { lsn: pending.lsn });
+            }
+        }
+        if last > 0 {
+            self.shared.acked.store(last, Ordering::Release);
+            if self.shared.tailing.load(Ordering::Relaxed) > 0 {
+                self.shared.news.notify_waiters();
+            }
+        }
+    }
+
+    fn pass_barriers(&mut self, now: Time) {
+        let Part::Leading(replicator) = &mut self.part else { return };
+        let Some(newest) = self.barriers.last() else { return };
+        replicator.probe(newest.after, now);
+        let last = self.shared.acked.load(Ordering::Relaxed);
+        let (epoch, clients) = (self.epoch, &mut self.clients);
+        self.barriers.retain(|barrier| {
+            if !replicator.primary().passed(barrier.after) {
+                return true;
+            }
+            if let Some(client) = clients.iter_mut().flatten().find(|client| client.id == barrier.client) {
+                client.connection.outbox.barriers -= 1;
+                client.connection.outbox.answer(barrier.request, &Response::BarrierPassed { epoch, last });
+            }
+            false
+        });
+    }
+
+    /// Passes on what the machine wants done.
+    fn report(&mut self) {
+        let Part::Leading(replicator) = &mut self.part else { return };
+        let mut over = false;
+        for output in replicator.outputs.drain(..) {
+            over |= matches!(output, Output::StepDown(_));
+            // Control is gone only when the process ends.
+            drop(self.events.send(Event::Output(output)));
+        }
+        if over {
+            let epoch = self.epoch;
+            self.wait(Role::Recovering, epoch, String::new());
+        }
+    }
+
+    fn send(&mut self) {
+        for place in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[place] else { continue };
+            let connection = &mut client.connection;
+            if !connection.outbox.wants_write() && !connection.outbox.closing {
+                continue;
+            }
+            let done = connection.send().is_err() || (connection.outbox.closing && !connection.outbox.wants_write());
+            if done {
+                self.close(place);
+            }
+        }
+    }
+
+    fn close(&mut self, place: usize) {
+        if let Some(client) = self.clients[place].take() {
+            self.sleeper.forget(client.connection.fd());
+            self.barriers.retain(|barrier| barrier.client != client.id);
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn client(&mut self, place: usize, id: ClientId) -> Option<&mut Client> {
+        self.clients[place].as_mut().filter(|client| client.id == id)
+    }
+
+    fn on_answer(&mut self, id: ClientId, request: u64, json: &str) {
+        if let Some(client) = self.clients.iter_mut().flatten().find(|client| client.id == id) {
+            client.connection.outbox.answer(request, &Response::StatusReport { json });
+        }
+    }
+
+    fn describe(&self) -> Description {
+        let replicator = match &self.part {
+            Part::Leading(replicator) => Some(replicator.primary()),
+            Part::Waiting { .. } => None,
+        };
+        let members =
+            replicator.into_iter().flat_map(|primary| primary.roster()).map(|(member, standing, lost, at)| {
+                let standing = match standing {
+                    _ if lost => "lost",
+                    Standing::InSet => "in set",
+                    Standing::Newcomer { .. } => "catching up",
+                };
+                let (name, control) = (member.id.to_string(), member.control.clone());
+                MemberDescription { name, control, standing, completed: at.to_string() }
+            });
+        Description {
+            role: self.role().to_string(),
+            epoch: self.epoch,
+            primary: self.primary_name.clone(),
+            version: replicator.map_or(0, |primary| primary.config().version.0),
+            acked: self.shared.acked.load(Ordering::Relaxed),
+            first: self.shared.first.load(Ordering::Relaxed),
+            positions: replicator.map(|primary| primary.positions().into()),
+            members: members.collect(),
+            clients: self.clients.iter().flatten().count(),
+            pending: self.pending.len(),
+        }
+    }
+
+    /// Waits for a socket, a channel, a command or the next tick.
+    fn sleep(&mut self, longest: Duration) -> io::Result<()> {
+        // Frames may wait in a connection's memory for room that time alone brings: then no sleep, but no spin either.
+        let ready = self.sleeper.sleep(longest)?;
+        for token in ready {
+            match token {
+                sleep::Token::Listener => self.accept(),
+                sleep::Token::Client(place) => {
+                    if let Some(client) = self.clients.get_mut(place).and_then(Option::as_mut) {
+                        client.busy = true;
+                    }
+                }
+                sleep::Token::Other => {}
+            }
+        }
+        self.greet_late_comers();
+        Ok(())
+    }
+
+    fn greet_late_comers(&mut self) {
+        for place in 0..self.clients.len() {
+            let late = self.clients[place].as_ref().is_some_and(|client| {
+                let connection = &client.connection;
+                !connection.outbox.greeted
+                    && connection.outbox.held.is_none()
+                    && connection.since.elapsed() > HELLO_PATIENCE
+            });
+            if late {
+                self.close(place);
+            }
+        }
+    }
+
+    fn serve(&mut self, place: usize) -> bool {
+        let Some(client) = self.clients[place].as_mut().filter(|client| client.busy) else { return false };
+        let received = client.connection.receive();
+        let closed = match received {
+            Ok(Received::Bytes) => false,
+            Ok(Received::Nothing) => {
+                client.busy = !client.connection.inbox.pending().is_empty();
+                false
+            }
+            Ok(Received::Closed) | Err(_) => true,
+        };
+        let before = client.connection.inbox.pending().len();
+        self.understand(place);
+        let after = self.clients[place].as_ref().map_or(0, |client| client.connection.inbox.pending().len());
+        if closed {
+            // What it sent before it went has been taken as far as there was room; nobody waits for the rest.
+            self.close(place);
+        }
+        before != after || closed
+    }
+}
+
+const _: () = assert!(MEMBERS_MAX <= u8::MAX as usize, "a seat's index is one byte");

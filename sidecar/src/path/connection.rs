@@ -1,0 +1,217 @@
+//! One client of the append socket: what it has sent, what it is owed, both bounded.
+//!
+//! Held by [`Path`](super::Path). Inbox and outbox are apart, so that a frame can be read in place while it is answered.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response};
+
+/// Unacknowledged appends of one connection. With 128-byte records it keeps 1 MiB in flight; more only adds latency.
+pub const INFLIGHT_MAX: u32 = 8192;
+
+/// Bytes of answers that may wait for a client: the acks of everything it may have in flight.
+const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
+
+/// Room beyond [`OUTBOX_SIZE`] for answers other than acks; the outbox grows only past that, by one answer.
+const OUTBOX_SLACK: usize = 64 << 10;
+
+/// Bytes asked of the socket in one read: enough for a thousand small appends per system call.
+const READ_SIZE: usize = 256 << 10;
+
+/// What is left of a connection when it changes hands between the append path and the reader.
+#[derive(Debug)]
+pub struct Parcel {
+    /// The socket, non-blocking.
+    pub stream: UnixStream,
+    /// Bytes received and not yet looked at.
+    pub received: Vec<u8>,
+    /// Bytes to be sent first.
+    pub unsent: Vec<u8>,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    pub(super) inbox: Inbox,
+    pub(super) outbox: Outbox,
+    /// When it connected; a hello must follow soon.
+    pub(super) since: Instant,
+}
+
+/// Bytes received and not yet consumed.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// Answers on their way, and answers owed.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+    /// A hello has been answered.
+    pub(super) greeted: bool,
+    /// The hello that waits for this sidecar to become primary.
+    pub(super) held: Option<u64>,
+    /// Appends taken and not yet acknowledged.
+    pub(super) inflight: u32,
+    /// Barriers that have not passed yet.
+    pub(super) barriers: u32,
+    /// An append was refused, or its fate is unknown, because of a change of role: taking a later one that was submitted
+    /// before the client knew would leave a gap. The client has to connect again.
+    pub(super) broken: bool,
+    /// To be closed once everything has been sent.
+    pub(super) closing: bool,
+}
+
+/// What a read from the socket brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    Bytes,
+    Nothing,
+    Closed,
+}
+
+impl Connection {
+    /// `frame_max`: largest frame body that will be accepted.
+    pub(super) fn new(parcel: Parcel, frame_max: usize) -> Connection {
+        let kept = parcel.received.len();
+        // Zeroed memory of this size comes untouched from the operating system: pages cost nothing until a large frame comes.
+        let mut bytes = vec![0; (frame_max + FRAME_HEADER_SIZE).max(kept) + READ_SIZE].into_boxed_slice();
+        bytes[..kept].copy_from_slice(&parcel.received);
+        let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(parcel.unsent.len()));
+        unsent.extend_from_slice(&parcel.unsent);
+        Connection {
+            stream: parcel.stream,
+            inbox: Inbox { bytes, start: 0, end: kept },
+            outbox: Outbox {
+                bytes: unsent,
+                sent: 0,
+                greeted: false,
+                held: None,
+                inflight: 0,
+                barriers: 0,
+                broken: false,
+                closing: false,
+            },
+            since: Instant::now(),
+        }
+    }
+
+    /// Takes the connection apart, to hand it to somebody else.
+    pub(super) fn into_parcel(self) -> Parcel {
+        Parcel {
+            received: self.inbox.pending().to_vec(),
+            unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
+            stream: self.stream,
+        }
+    }
+
+    /// One read, if there is room for it. A full inbox means that the frames in it wait: back-pressure.
+    pub(super) fn receive(&mut self) -> io::Result<Received> {
+        let room = self.inbox.room();
+        if room.is_empty() {
+            return Ok(Received::Nothing);
+        }
+        match self.stream.read(room) {
+            Ok(0) => Ok(Received::Closed),
+            Ok(count) => {
+                self.inbox.end += count;
+                Ok(Received::Bytes)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(Received::Nothing)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub(super) fn send(&mut self) -> io::Result<()> {
+        let outbox = &mut self.outbox;
+        while outbox.sent < outbox.bytes.len() {
+            match self.stream.write(&outbox.bytes[outbox.sent..]) {
+                Ok(count) => outbox.sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        outbox.bytes.clear();
+        outbox.sent = 0;
+        Ok(())
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Inbox {
+    pub(super) fn pending(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Marks the oldest `count` pending bytes as done.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        if self.bytes.len() - self.end < READ_SIZE && self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let until = self.bytes.len().min(self.end + READ_SIZE);
+        &mut self.bytes[self.end..until]
+    }
+}
+
+impl Outbox {
+    /// True while another append may be taken: its ack, like those already owed, must find room.
+    pub(super) fn may_append(&self) -> bool {
+        let owed = (self.inflight as usize + 1) * ACK_FRAME_SIZE;
+        self.inflight < INFLIGHT_MAX && self.waiting() + owed <= OUTBOX_SIZE
+    }
+
+    /// True while another answer may be queued.
+    pub(super) fn may_answer(&self) -> bool {
+        self.waiting() < OUTBOX_SIZE
+    }
+
+    /// True when nothing is owed: every append acknowledged, every barrier passed.
+    pub(super) fn is_settled(&self) -> bool {
+        self.inflight == 0 && self.barriers == 0
+    }
+
+    fn waiting(&self) -> usize {
+        self.bytes.len() - self.sent
+    }
+
+    /// True while bytes wait for the socket to take them.
+    pub(super) fn wants_write(&self) -> bool {
+        self.waiting() > 0
+    }
+
+    pub(super) fn answer(&mut self, request: u64, response: &Response<'_>) {
+        if self.sent > 0 && self.bytes.len() + ACK_FRAME_SIZE > self.bytes.capacity() {
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+        response.encode(request, &mut self.bytes);
+    }
+
+    pub(super) fn refuse(&mut self, request: u64, code: ErrorCode, fatal: bool, retry_after_ms: u32, message: &str) {
+        self.answer(request, &Response::Error { code, fatal, retry_after_ms, message });
+        self.closing |= fatal;
+    }
+}

@@ -1,0 +1,102 @@
+//! Sleeping on everything at once: clients, the listener, data channels, and a bell that control rings.
+//!
+//! Used by [`Path`](super::Path) when there is nothing to do.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+
+/// Wakes the path. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    /// A new bell.
+    pub fn new() -> io::Result<Waker> {
+        Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Rings it.
+    pub fn wake(&self) {
+        // A full counter means that it rings already.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// What became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    Listener,
+    Client(usize),
+    /// A channel or the bell: the next turn looks at them anyway.
+    Other,
+}
+
+const LISTENER: u64 = u64::MAX;
+const BELL: u64 = u64::MAX - 1;
+const CHANNEL: u64 = u64::MAX - 2;
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 32;
+
+pub(super) struct Sleeper {
+    epoll: OwnedFd,
+    bell: Waker,
+}
+
+impl Sleeper {
+    pub(super) fn new(bell: &Waker, listener: &UnixListener) -> io::Result<Sleeper> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &*bell.0, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        Ok(Sleeper { epoll, bell: bell.clone() })
+    }
+
+    pub(super) fn watch_client(&self, fd: BorrowedFd<'_>, place: usize) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(place as u64), flags)?)
+    }
+
+    /// A closed channel leaves the set by itself.
+    pub(super) fn watch_channel(&self, fd: BorrowedFd<'_>) {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if let Err(error) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(CHANNEL), flags) {
+            // The tick still polls it, only later.
+            tracing::warn!(%error, "watch a data channel");
+        }
+    }
+
+    pub(super) fn forget(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd.as_fd());
+    }
+
+    /// Sleeps until something is ready, or for `longest`.
+    pub(super) fn sleep(&mut self, longest: Duration) -> io::Result<Vec<Token>> {
+        let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
+        let mut space = [const { MaybeUninit::uninit() }; EVENTS];
+        let events = match epoll::wait(&self.epoll, &mut space[..], Some(&longest)) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let mut ready = Vec::new();
+        for event in events {
+            ready.push(match event.data.u64() {
+                LISTENER => Token::Listener,
+                BELL => {
+                    let _ = rustix::io::read(&*self.bell.0, &mut [0_u8; 8]);
+                    Token::Other
+                }
+                CHANNEL => Token::Other,
+                place => Token::Client(place as usize),
+            });
+        }
+        Ok(ready)
+    }
+}

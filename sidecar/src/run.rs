@@ -1,0 +1,259 @@
+//! `tailwind-sidecar run`: wires a sidecar together and watches over its parts.
+//!
+//! Called by `main`. Starts the append path on its own thread, the roles and the endpoints on tokio; the process ends if
+//! any of them does.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tailwind_fabric::Sender;
+use tailwind_fabric::shm::ShmSender;
+use tailwind_fabric::tcp::TcpSender;
+use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
+use tailwind_protocol::rpc::path::HEARTBEATS;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::control::log::LogView;
+use crate::control::{self, Context, PathHandle, Rules, status};
+use crate::http;
+use crate::options::{FabricOption, RunOptions};
+use crate::path::{Command, Options as PathOptions, Path, Shared, Waker};
+use crate::store::Store;
+use crate::store::file::FileStore;
+use crate::tls::Role as PeerRole;
+
+/// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Runs a sidecar until it is told to end.
+pub async fn run(options: RunOptions) -> anyhow::Result<()> {
+    let RunOptions {
+        group,
+        name,
+        socket,
+        listen,
+        advertise,
+        port_file,
+        metrics_listen,
+        config,
+        backup,
+        backups,
+        min_in_sync,
+        durability,
+        segment_size,
+        fabric,
+        allow_uid,
+        heartbeat_interval_ms,
+        heartbeat_silence_ms,
+        fence_patience_ms,
+        open_patience_ms,
+        rpc_timeout_ms,
+        spin_us,
+        tls,
+    } = options;
+    ensure!((1..=MEMBERS_MAX as u8).contains(&backups), "--backups {backups}: must be 1 to {MEMBERS_MAX}");
+    let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
+    ensure!((1..=backups).contains(&min_in_sync), "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
+    ensure!(
+        backup.len() >= usize::from(min_in_sync),
+        "{} backups are listed (--backup NAME=HOST:PORT), but --min-in-sync needs {min_in_sync}",
+        backup.len()
+    );
+    ensure!(
+        heartbeat_silence_ms > 2 * heartbeat_interval_ms,
+        "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
+    );
+    let mut names: Vec<_> = backup.iter().map(|backup| &backup.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    ensure!(
+        names.len() == backup.len(),
+        "two backups have the same name (--backup NAME=HOST:PORT): names are unique in a group"
+    );
+
+    let tls = tls.load(&group, PeerRole::Sidecar)?;
+    let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
+    let store = Store::File(FileStore::new(&config)?);
+    let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
+    let listener = listen_on_socket(&socket)?;
+
+    let endpoint = http::listen(listen, tls.as_ref()).await?;
+    let address = endpoint.local_addr().context("read the control address")?;
+    if let Some(port_file) = &port_file {
+        crate::options::write_port_file(port_file, address)?;
+    }
+    let sender: Arc<dyn Sender> = match fabric {
+        FabricOption::Shm => Arc::new(ShmSender),
+        FabricOption::Tcp => Arc::new(TcpSender),
+    };
+    let waker = Waker::new().context("make the append path's bell")?;
+    let (commands, inbox) = std::sync::mpsc::channel();
+    let (events, outbox) = mpsc::unbounded_channel();
+    let shared = Arc::new(Shared::default());
+    let path_options = PathOptions { allowed_uids: allow_uid, segment_size, spin: Duration::from_micros(spin_us) };
+    let path = Path::new(path_options, name.to_string(), listener, inbox, events, Arc::clone(&shared), &waker)
+        .context("set up the append path")?;
+    let context = Arc::new(Context {
+        me: PrimaryRef { id: name.clone(), control: advertise.unwrap_or_else(|| address.to_string()) },
+        store,
+        sender,
+        tls: tls.clone(),
+        backups: backup.into_iter().map(|backup| (backup.name, backup.control)).collect(),
+        rules: Rules {
+            backups,
+            min_in_sync,
+            durability,
+            segment_size,
+            heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
+            fence_patience: Duration::from_millis(fence_patience_ms),
+            open_patience: Duration::from_millis(open_patience_ms),
+            rpc_timeout: Duration::from_millis(rpc_timeout_ms),
+        },
+        path: PathHandle::new(commands, waker),
+        shared,
+        log: LogView::default(),
+        group: group.clone(),
+    });
+    tracing::info!(%group, sidecar = %name, control = %address, socket = %socket.display(), "sidecar started");
+
+    let (path_ended, mut path_end) = mpsc::channel::<std::io::Result<()>>(1);
+    std::thread::Builder::new().name("append-path".into()).spawn(move || {
+        // The receiver is gone only when the process ends anyway.
+        let _ = path_ended.blocking_send(path.run());
+    })?;
+    let interval = Duration::from_millis(heartbeat_interval_ms);
+    let admitted = tls.as_ref().map(|tls| tls.acceptor(PeerRole::Sidecar));
+    let guarded = http::serve(endpoint, router(&context, interval), admitted, std::future::pending());
+    let open = serve_metrics(metrics_listen, Arc::clone(&context));
+    let roles = control::run(Arc::clone(&context), outbox);
+    let result = tokio::select! {
+        result = roles => result,
+        () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
+        result = open => result,
+        end = path_end.recv() => match end {
+            Some(Err(error)) => Err(error).context("run the append path"),
+            _ => Err(anyhow::anyhow!("the append path has ended")),
+        },
+        () = told_to_end() => {
+            tracing::info!(%group, sidecar = %name, "ending");
+            context.path.send(Command::End);
+            // Clients hear of it before the process goes.
+            let _ = tokio::time::timeout(Duration::from_secs(1), path_end.recv()).await;
+            Ok(())
+        }
+    };
+    // Another sidecar may have taken the path over only if it found nobody listening, so it is still ours.
+    let _ = std::fs::remove_file(&socket);
+    result
+}
+
+async fn told_to_end() {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+}
+
+/// Binds the append socket, mode 0660. A socket file that nobody listens on is left over from a dead process.
+fn listen_on_socket(path: &FilePath) -> anyhow::Result<UnixListener> {
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        bail!(
+            "socket path {} has {length} bytes: the limit is {SOCKET_PATH_MAX}; choose a shorter --socket",
+            path.display()
+        );
+    }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("create folder {}", folder.display()))?;
+    }
+    if UnixStream::connect(path).is_ok() {
+        bail!("socket {} is in use by another process: stop it, or choose another --socket", path.display());
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
+            bail!("{} exists and is not a socket: remove it, or choose another --socket", path.display());
+        }
+        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the dead socket {}", path.display()))?,
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("bind socket {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        .with_context(|| format!("set the mode of socket {}", path.display()))?;
+    listener.set_nonblocking(true).context("make the socket non-blocking")?;
+    Ok(listener)
+}
+
+async fn serve_metrics(address: Option<std::net::SocketAddr>, context: Arc<Context>) -> anyhow::Result<()> {
+    let Some(address) = address else { return std::future::pending().await };
+    let listener = http::listen_openly(address).await?;
+    http::serve(listener, probes(&context), None, std::future::pending()).await;
+    bail!("the metrics endpoint has ended")
+}
+
+fn router(context: &Arc<Context>, interval: Duration) -> Router {
+    let heartbeats = get(move |State(context): State<Arc<Context>>| async move { heartbeats(context, interval) });
+    Router::new()
+        .route(HEARTBEATS, heartbeats)
+        .route("/status", get(status_page))
+        .with_state(Arc::clone(context))
+        .merge(probes(context))
+}
+
+fn probes(context: &Arc<Context>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .with_state(Arc::clone(context))
+}
+
+/// A newline every interval, for as long as the append path turns: a primary that hangs falls silent.
+fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
+    let beats = futures_util::stream::unfold((context, u64::MAX), move |(context, seen)| async move {
+        loop {
+            tokio::time::sleep(interval).await;
+            let turns = context.shared.turns.load(std::sync::atomic::Ordering::Relaxed);
+            if turns != seen {
+                return Some((Ok::<_, std::convert::Infallible>(bytes::Bytes::from_static(b"\n")), (context, turns)));
+            }
+        }
+    });
+    axum::body::Body::from_stream(beats)
+}
+
+async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    match status::describe(&context).await {
+        Some(_) => (StatusCode::OK, "ok\n"),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n"),
+    }
+}
+
+/// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary.
+async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    match status::describe(&context).await {
+        Some(path) if path.role == "primary" || path.role == "standby" => (StatusCode::OK, format!("{}\n", path.role)),
+        Some(path) => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", path.role)),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n".to_owned()),
+    }
+}
+
+async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], status::metrics(&context).await)
+}
+
+async fn status_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], status::json(&context).await)
+}

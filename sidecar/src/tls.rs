@@ -1,0 +1,215 @@
+//! Mutual TLS of the control RPC: who may speak is decided by the name in a certificate, not by where it connects from.
+//!
+//! Loaded once by `run` and `backup`; [`http`](crate::http) accepts with it, [`rpc`](crate::rpc) connects with it. The
+//! CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
+
+pub mod identity;
+mod verifier;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tailwind_protocol::ids::GroupName;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+pub use identity::{Identity, IdentityError, Role};
+use verifier::Verifier;
+
+/// Where the TLS material lies. All three, or none: then control endpoints listen on loopback only.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TlsOptions {
+    /// CA certificates of this group, PEM. Needed wherever the network is not this host's own loopback
+    #[arg(long, env = "TAILWIND_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    pub tls_ca: Option<PathBuf>,
+    /// This process's certificate chain, PEM, with the URI tailwind://GROUP/sidecar/NAME or tailwind://GROUP/backup/NAME
+    #[arg(long, env = "TAILWIND_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM; keep it readable by this process alone
+    #[arg(long, env = "TAILWIND_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// Why TLS material cannot be used, for the person who provided it.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("read {flag} {path}: {source}")]
+    Read {
+        /// The option that named the file.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A file holds something else.
+    #[error("{flag} {path}: {why}")]
+    Content {
+        /// The option that named the file.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Only a part of the three was given.
+    #[error("--tls-ca, --tls-cert and --tls-key go together: give all three, or none")]
+    Incomplete,
+}
+
+/// A process's TLS material, checked. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    material: Arc<Material>,
+}
+
+#[derive(Debug)]
+struct Material {
+    identity: Identity,
+    /// By the role that the other side must have.
+    servers: [Arc<ServerConfig>; 2],
+    clients: [Arc<ClientConfig>; 2],
+}
+
+impl TlsOptions {
+    /// Loads the files, if any are named.
+    pub fn load(&self, group: &GroupName, role: Role) -> Result<Option<Tls>, TlsError> {
+        let TlsOptions { tls_ca, tls_cert, tls_key } = self;
+        match (tls_ca, tls_cert, tls_key) {
+            (None, None, None) => Ok(None),
+            (Some(ca), Some(cert), Some(key)) => Tls::load(ca, cert, key, group, role).map(Some),
+            _ => Err(TlsError::Incomplete),
+        }
+    }
+}
+
+impl Tls {
+    /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
+    /// this group and role. Finding that out now is better than at the first failover.
+    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: Role) -> Result<Tls, TlsError> {
+        let roots = Arc::new(read_roots(ca)?);
+        let chain = read_certificates("--tls-cert", cert)?;
+        let key_file = key;
+        let key = read_key(key_file)?;
+
+        let of_cert = |why: String| TlsError::Content { flag: "--tls-cert", path: cert.to_owned(), why };
+        let of_key = |why: String| TlsError::Content { flag: "--tls-key", path: key_file.to_owned(), why };
+        let verifier = |role| Verifier::new(&roots, group, role).map_err(|error| of_cert(error.to_string()));
+        let ours = verifier(role)?;
+        let identity = ours.check_own(&chain).map_err(of_cert)?;
+
+        let provider = verifier::provider();
+        let versions = [&rustls::version::TLS13];
+        let server = |peer: Role| {
+            let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+            let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
+            let builder = builder.with_client_cert_verifier(Arc::new(verifier(peer)?));
+            let mut config = builder
+                .with_single_cert(chain.clone(), key.clone_key())
+                .map_err(|error| of_key(unusable_key(&error, cert)))?;
+            // No resumption: every connection shows its certificate, so an expired one cannot live on in a ticket.
+            config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+            Ok::<_, TlsError>(Arc::new(config))
+        };
+        let client = |peer: Role| {
+            let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+            let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
+            let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier(peer)?));
+            let mut config = builder
+                .with_client_auth_cert(chain.clone(), key.clone_key())
+                .map_err(|error| of_key(unusable_key(&error, cert)))?;
+            config.resumption = rustls::client::Resumption::disabled();
+            config.enable_sni = false;
+            Ok::<_, TlsError>(Arc::new(config))
+        };
+        let servers = [server(Role::Sidecar)?, server(Role::Backup)?];
+        let clients = [client(Role::Sidecar)?, client(Role::Backup)?];
+        Ok(Tls { material: Arc::new(Material { identity, servers, clients }) })
+    }
+
+    /// Who this process is.
+    pub fn identity(&self) -> &Identity {
+        &self.material.identity
+    }
+
+    /// Accepts peers of this group that have the role `admitted`.
+    pub fn acceptor(&self, admitted: Role) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.material.servers[admitted as usize]))
+    }
+
+    /// Connects to peers of this group that have the role `expected`.
+    pub fn connector(&self, expected: Role) -> TlsConnector {
+        TlsConnector::from(Arc::clone(&self.material.clients[expected as usize]))
+    }
+}
+
+fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { flag, path: path.to_owned(), source })
+}
+
+fn read_certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let content = |why: String| TlsError::Content { flag, path: path.to_owned(), why };
+    let bytes = read(flag, path)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    match certificates {
+        Ok(found) if found.is_empty() => Err(content("no PEM certificate in it (BEGIN CERTIFICATE)".to_owned())),
+        Ok(found) => Ok(found),
+        Err(error) => Err(content(format!("not PEM: {error}"))),
+    }
+}
+
+fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in read_certificates("--tls-ca", path)? {
+        let refused = |error: rustls::Error| TlsError::Content {
+            flag: "--tls-ca",
+            path: path.to_owned(),
+            why: format!("not a CA certificate: {error}"),
+        };
+        roots.add(certificate).map_err(refused)?;
+    }
+    Ok(roots)
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let bytes = read("--tls-key", path)?;
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| TlsError::Content {
+        flag: "--tls-key",
+        path: path.to_owned(),
+        why: format!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"),
+    })
+}
+
+fn unusable_key(error: &rustls::Error, cert: &Path) -> String {
+    match error {
+        rustls::Error::InconsistentKeys(_) => format!("does not belong to the certificate in {}", cert.display()),
+        other => other.to_string(),
+    }
+}
+
+/// What went wrong in a handshake, for people: names what is wrong with the certificate instead of an alert's number.
+pub fn readable(error: &io::Error) -> String {
+    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
+        return error.to_string();
+    };
+    match tls {
+        rustls::Error::InvalidCertificate(problem) => {
+            format!("certificate of the other side: {}", verifier::readable(problem))
+        }
+        rustls::Error::AlertReceived(alert) => format!(
+            "the other side refused this side's certificate or handshake ({alert:?}): check group, role, CA and expiry"
+        ),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/support/authority.rs"]
+pub(crate) mod authority;
+#[cfg(test)]
+mod tests;

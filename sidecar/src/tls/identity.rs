@@ -1,0 +1,131 @@
+//! Who a certificate belongs to: `tailwind://<group>/sidecar/<name>` or `tailwind://<group>/backup/<name>`.
+//!
+//! A URI among the certificate's subject alternative names, as SPIFFE does it; host names and addresses play no part,
+//! because pods change theirs. Read by [`tls`](super) on both sides of every connection.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rustls::pki_types::CertificateDer;
+use tailwind_protocol::ids::{GroupName, SidecarId};
+
+const SCHEME: &str = "tailwind://";
+
+/// What a process does in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Primary or standby: it may ask backups and listen to a primary.
+    Sidecar,
+    /// It lends memory.
+    Backup,
+}
+
+/// The owner of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its group.
+    pub group: GroupName,
+    /// Its role.
+    pub role: Role,
+    /// Its name in the group.
+    pub name: String,
+}
+
+/// Why a certificate is not the one that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// Not a certificate.
+    #[error("unreadable: {0}")]
+    Unreadable(String),
+    /// It names nobody of ours.
+    #[error("names no tailwind identity; its subject alternative names need a URI like {wanted}NAME")]
+    Nobody {
+        /// The wanted prefix.
+        wanted: String,
+    },
+    /// It names somebody else.
+    #[error("belongs to {found}, but group {group} and role {role} are needed here")]
+    SomebodyElse {
+        /// Who it names.
+        found: String,
+        /// The group needed.
+        group: GroupName,
+        /// The role needed.
+        role: Role,
+    },
+}
+
+impl Identity {
+    /// The identity of this group and role in the certificate. Its chain is checked elsewhere.
+    pub fn admit(certificate: &CertificateDer<'_>, group: &GroupName, role: Role) -> Result<Identity, IdentityError> {
+        let parsed = webpki::EndEntityCert::try_from(certificate)
+            .map_err(|error| IdentityError::Unreadable(error.to_string()))?;
+        let ours: Vec<&str> = parsed.valid_uri_names().filter(|uri| uri.starts_with(SCHEME)).collect();
+        let mut identities = ours.iter().filter_map(|uri| uri.parse::<Identity>().ok());
+        if let Some(identity) = identities.find(|identity| identity.group == *group && identity.role == role) {
+            return Ok(identity);
+        }
+        match ours.as_slice() {
+            [] => Err(IdentityError::Nobody { wanted: format!("{SCHEME}{group}/{role}/") }),
+            found => Err(IdentityError::SomebodyElse { found: found.join(" and "), group: group.clone(), role }),
+        }
+    }
+}
+
+impl FromStr for Identity {
+    type Err = ();
+
+    fn from_str(uri: &str) -> Result<Self, ()> {
+        let mut parts = uri.strip_prefix(SCHEME).ok_or(())?.split('/');
+        let (Some(group), Some(role), Some(name), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(());
+        };
+        let role = match role {
+            "sidecar" => Role::Sidecar,
+            "backup" => Role::Backup,
+            _ => return Err(()),
+        };
+        // Names of sidecars and backups follow one rule; this checks it.
+        let name = name.parse::<SidecarId>().map_err(|_| ())?;
+        Ok(Identity { group: group.parse().map_err(|_| ())?, role, name: name.into() })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}/{}", self.group, self.role, self.name)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Sidecar => "sidecar",
+            Role::Backup => "backup",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_its_uri() {
+        for uri in ["tailwind://db/sidecar/app-0", "tailwind://db.east/backup/b1"] {
+            assert_eq!(uri.parse::<Identity>().unwrap().to_string(), uri);
+        }
+        for bad in [
+            "spiffe://db/backup/b0",
+            "tailwind://db/backup",
+            "tailwind://db/backup/",
+            "tailwind://db/backup/b0/",
+            "tailwind://DB/backup/b0",
+            "tailwind:///backup/b0",
+            "tailwind://db/operator/b0",
+        ] {
+            assert!(bad.parse::<Identity>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+use super::authority::{Authority, Files};
+use super::*;
+
+const BACKUP: &str = "tailwind://db/backup/b0";
+const SIDECAR: &str = "tailwind://db/sidecar/app-0";
+
+fn load(files: &Files, group: &str, role: Role) -> Result<Tls, TlsError> {
+    Tls::load(&files.ca, &files.cert, &files.key, &group.parse().unwrap(), role)
+}
+
+fn refused(files: &Files) -> String {
+    load(files, "db", Role::Backup).unwrap_err().to_string()
+}
+
+/// Connects, sends a byte each way, and returns what either side had to say against it.
+async fn meet(connector: TlsConnector, acceptor: TlsAcceptor) -> (Result<(), String>, Result<(), String>) {
+    let (near, far) = duplex(1 << 16);
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let client = async {
+        let mut stream = connector.connect(name, near).await?;
+        stream.write_all(b"?").await?;
+        stream.read_u8().await.map(drop)
+    };
+    let server = async {
+        let mut stream = acceptor.accept(far).await?;
+        stream.read_u8().await?;
+        stream.write_all(b"!").await?;
+        stream.flush().await
+    };
+    let (client, server) = tokio::join!(client, server);
+    (client.map_err(|error| readable(&error)), server.map_err(|error| readable(&error)))
+}
+
+#[tokio::test]
+async fn a_sidecar_and_a_backup_of_one_group_meet() {
+    let authority = Authority::new();
+    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
+    let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    assert_eq!(backup.identity().to_string(), BACKUP);
+    assert_eq!(meet(sidecar.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await, (Ok(()), Ok(())));
+}
+
+#[tokio::test]
+async fn a_standby_listens_to_a_primary() {
+    let authority = Authority::new();
+    let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", Role::Sidecar).unwrap();
+    let primary = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    assert_eq!(meet(standby.connector(Role::Sidecar), primary.acceptor(Role::Sidecar)).await, (Ok(()), Ok(())));
+}
+
+#[tokio::test]
+async fn a_client_of_the_wrong_group_or_role_stays_out() {
+    let authority = Authority::new();
+    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
+    let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", Role::Sidecar).unwrap();
+    let (client, server) = meet(stranger.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await;
+    assert!(client.unwrap_err().contains("certificate of the other side"), "the client looks first");
+    assert!(server.is_err());
+
+    let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", Role::Backup).unwrap();
+    let (client, server) = meet(other_backup.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await;
+    let why = server.unwrap_err();
+    assert!(why.contains("tailwind://db/backup/b1") && why.contains("role sidecar"), "{why}");
+    assert!(client.is_err(), "not a byte comes back");
+}
+
+#[tokio::test]
+async fn a_server_of_the_wrong_role_is_left() {
+    let authority = Authority::new();
+    let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", Role::Sidecar).unwrap();
+    let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let (client, server) = meet(sidecar.connector(Role::Backup), impostor.acceptor(Role::Sidecar)).await;
+    let why = client.unwrap_err();
+    assert!(why.contains("tailwind://db/sidecar/evil") && why.contains("role backup"), "{why}");
+    assert!(server.is_err());
+}
+
+#[tokio::test]
+async fn a_client_of_another_ca_stays_out() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let backup = load(&ours.issue(BACKUP), "db", Role::Backup).unwrap();
+    let stranger = load(&theirs.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    // It does not even care who it talks to.
+    let (_, server) = meet(careless(&stranger, true), backup.acceptor(Role::Sidecar)).await;
+    let why = server.unwrap_err();
+    assert!(why.contains("not issued by the CA"), "{why}");
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_stays_out() {
+    let authority = Authority::new();
+    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
+    let (client, server) = meet(careless(&backup, false), backup.acceptor(Role::Sidecar)).await;
+    assert!(server.is_err() && client.is_err());
+}
+
+/// A client that accepts every server, with or without the certificate of `tls`.
+fn careless(tls: &Tls, with_certificate: bool) -> TlsConnector {
+    let trusting = Arc::new(Trusting(verifier::provider()));
+    let mut config = ClientConfig::clone(&tls.material.clients[Role::Backup as usize]);
+    config.dangerous().set_certificate_verifier(trusting.clone());
+    if with_certificate {
+        return TlsConnector::from(Arc::new(config));
+    }
+    let builder = ClientConfig::builder_with_provider(verifier::provider());
+    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+    let config = builder.dangerous().with_custom_certificate_verifier(trusting).with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
+}
+
+#[derive(Debug)]
+struct Trusting(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[test]
+fn wrong_material_is_explained() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let good = authority.issue(BACKUP);
+
+    let why = refused(&Files { cert: authority.path().join("missing.pem"), ..good.clone() });
+    assert!(why.starts_with("read --tls-cert ") && why.contains("missing.pem"), "{why}");
+    let garbage = authority.path().join("garbage");
+    std::fs::write(&garbage, "hello").unwrap();
+    let why = refused(&Files { ca: garbage.clone(), ..good.clone() });
+    assert!(why.contains("--tls-ca") && why.contains("no PEM certificate"), "{why}");
+    let why = refused(&Files { key: garbage, ..good.clone() });
+    assert!(why.contains("--tls-key") && why.contains("no PEM private key"), "{why}");
+    let why = refused(&Files { key: authority.issue(BACKUP).key, ..good.clone() });
+    assert!(why.contains("does not belong to the certificate in"), "{why}");
+    let why = refused(&Files { ca: other.ca(), ..good });
+    assert!(why.contains("not issued by the CA"), "{why}");
+
+    let why = refused(&authority.issue_expired(BACKUP));
+    assert!(why.contains("expired"), "{why}");
+    let why = refused(&authority.issue("tailwind://other/backup/b0"));
+    assert!(why.contains("belongs to tailwind://other/backup/b0, but group db"), "{why}");
+    let why = refused(&authority.issue(SIDECAR));
+    assert!(why.contains("role backup"), "{why}");
+    let why = refused(&authority.issue("spiffe://db/backup/b0"));
+    assert!(why.contains("tailwind://db/backup/NAME"), "{why}");
+}
+
+#[test]
+fn all_three_files_or_none() {
+    let group = "db".parse().unwrap();
+    assert!(TlsOptions::default().load(&group, Role::Backup).unwrap().is_none());
+    let options = TlsOptions { tls_ca: Some("ca.pem".into()), ..TlsOptions::default() };
+    assert!(matches!(options.load(&group, Role::Backup), Err(TlsError::Incomplete)));
+}

@@ -1,0 +1,546 @@
+//! The backup daemon as a process: what a primary can do with it, what outlives which death, what strangers cannot do.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "support/authority.rs"]
+mod authority;
+#[path = "support/daemon.rs"]
+mod daemon;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use authority::{Authority, Files};
+use daemon::Daemon;
+use rustix::process::Signal;
+use tailwind_fabric::shm::ShmSender;
+use tailwind_fabric::tcp::TcpSender;
+use tailwind_fabric::{
+    Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
+};
+use tailwind_protocol::config::Durability;
+use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
+    FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+};
+use tailwind_protocol::scan;
+use tailwind_protocol::segment::SegmentWriter;
+use tailwind_sidecar::rpc::{BackupClient, CallError};
+use tailwind_sidecar::tls::{Role, Tls};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const LOG: LogId = LogId(0xdb);
+
+/// A primary as far as one backup sees it.
+struct Primary {
+    client: BackupClient,
+    epoch: Epoch,
+    sender: Box<dyn Sender>,
+}
+
+/// A segment on its way.
+struct Open {
+    writer: SegmentWriter,
+    local: AppendBuffer,
+    shared: SharedBuffer,
+    remote: RemoteBuffer,
+    channel: Box<dyn Channel>,
+    sent: u32,
+}
+
+impl Primary {
+    fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
+        let client = BackupClient::new(daemon.control(), None, Role::Backup);
+        let sender: Box<dyn Sender> = match fabric {
+            FabricKind::Shm => Box::new(ShmSender),
+            FabricKind::Tcp => Box::new(TcpSender),
+        };
+        Primary { client, epoch: Epoch(epoch), sender }
+    }
+
+    fn caller(&self) -> Caller {
+        Caller { group: "db".parse().unwrap(), log: LOG, epoch: self.epoch }
+    }
+
+    fn identity(&self, segment: u64) -> SegmentIdentity {
+        let generation = Generation(segment * 1000 + self.epoch.0);
+        SegmentIdentity { log: LOG, segment: SegmentId(segment), epoch: self.epoch, generation, size: SegmentSize::MIN }
+    }
+
+    async fn fence(&self) -> Inventory {
+        self.client.call(path::FENCE, &FenceRequest { caller: self.caller() }, TIMEOUT).await.unwrap()
+    }
+
+    async fn inventory(&self) -> Inventory {
+        self.client.call(path::INVENTORY, &Empty {}, TIMEOUT).await.unwrap()
+    }
+
+    async fn connect(&self) -> Result<Box<dyn Channel>, CallError> {
+        let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
+        let ConnectReply { answer } =
+            self.client.call::<_, ConnectReply<Answer>>(path::CONNECT, &request, TIMEOUT).await?;
+        Ok(self.sender.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
+    }
+
+    async fn lend(&self, segment: u64, durability: Durability) -> Result<Grant, CallError> {
+        let identity = self.identity(segment);
+        let request = OpenRequest { caller: self.caller(), identity, purpose: Purpose::Append, durability };
+        let OpenReply { grant } = self.client.call(path::OPEN, &request, TIMEOUT).await?;
+        Ok(grant)
+    }
+
+    async fn open(&self, segment: u64, first: u64, durability: Durability) -> Open {
+        let channel = self.connect().await.unwrap();
+        let grant = self.lend(segment, durability).await.unwrap();
+        let remote = self.sender.attach(&grant).unwrap();
+        let (mut local, shared) = self.sender.allocate(SegmentSize::MIN.bytes()).unwrap();
+        let (writer, written) = SegmentWriter::open(self.identity(segment), Lsn(first), local.tail_mut());
+        local.publish(written);
+        Open { writer, local, shared, remote, channel, sent: 0 }
+    }
+
+    async fn close(&self, open: &Open) {
+        let request =
+            CloseRequest { caller: self.caller(), identity: *open.writer.identity(), closure: open.writer.closure() };
+        let Empty {} = self.client.call(path::CLOSE, &request, TIMEOUT).await.unwrap();
+    }
+
+    async fn write_closed(&self, segment: u64, first: u64) -> (SegmentIdentity, Closure) {
+        let mut open = self.open(segment, first, Durability::Memory).await;
+        open.append(10);
+        self.close(&open).await;
+        (*open.writer.identity(), open.writer.closure())
+    }
+
+    async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<bytes::Bytes, CallError> {
+        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure };
+        self.client.fetch(&request, TIMEOUT).await
+    }
+
+    async fn flush(&self, open: &Open) {
+        let request =
+            FlushRequest { caller: self.caller(), identity: *open.writer.identity(), end: open.writer.closure().end };
+        let Empty {} = self.client.call(path::FLUSH, &request, TIMEOUT).await.unwrap();
+    }
+}
+
+impl Open {
+    /// Appends records and waits until the backup has them.
+    fn append(&mut self, records: usize) {
+        for record in 0..records {
+            let payload = format!("record {record}");
+            let written = self.writer.append(self.local.tail_mut(), [payload.as_bytes()].into_iter());
+            self.local.publish(written);
+        }
+        self.post().unwrap();
+    }
+
+    fn post(&mut self) -> Result<(), ChannelError> {
+        let end = self.shared.len();
+        self.channel.post(&self.remote, &self.shared, self.sent..end)?;
+        self.sent = end;
+        let deadline = Instant::now() + TIMEOUT;
+        while self.channel.poll()? == 0 {
+            assert!(Instant::now() < deadline, "the write completes");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn closed_file(daemon: &Daemon, segment: u64) -> std::path::PathBuf {
+    daemon.flush_dir().join(format!("segment-{segment:016}.closed"))
+}
+
+fn open_file(daemon: &Daemon, segment: u64) -> std::path::PathBuf {
+    daemon.flush_dir().join(format!("segment-{segment:016}.open"))
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> Refusal {
+    match result {
+        Err(CallError::Refused(refusal)) => refusal,
+        other => panic!("a refusal was expected, not {other:?}"),
+    }
+}
+
+/// A segment's whole life, then every kind of death and what is left after it.
+async fn life(fabric: FabricKind) {
+    let name = fabric.to_string();
+    let mut daemon = Daemon::started(&["--fabric", &name]);
+    let primary = Primary::new(&daemon, fabric, 1);
+    let born = primary.fence().await;
+    assert_eq!((born.promised, born.log, born.copies.len()), (Epoch(1), Some(LOG), 0));
+
+    // Fence, connect, open, write, close, flush, fetch.
+    let first = primary.write_closed(1, 1).await;
+    let second = primary.write_closed(2, 11).await;
+    until("closed segments reach the disk", async || {
+        closed_file(&daemon, 1).exists() && closed_file(&daemon, 2).exists()
+    })
+    .await;
+    for (identity, closure) in [first, second] {
+        let bytes = primary.fetch(identity, closure).await.unwrap();
+        assert!(scan::verify(&bytes, &identity, &closure));
+    }
+
+    // Trim deletes whole closed segments, in memory and on disk, but for the last.
+    let trim = TrimRequest { caller: primary.caller(), below: Lsn(11) };
+    let Empty {} = primary.client.call(path::TRIM, &trim, TIMEOUT).await.unwrap();
+    until("trimmed segments leave the disk", async || !closed_file(&daemon, 1).exists()).await;
+    assert!(matches!(refusal(primary.fetch(first.0, first.1).await), Refusal::NoSuchCopy { .. }));
+    assert!(closed_file(&daemon, 2).exists());
+
+    // The process dies in the middle of a segment: the memory has it all.
+    let mut open = primary.open(3, 21, Durability::Memory).await;
+    open.append(7);
+    let tail = open.writer.closure();
+    daemon.kill();
+    daemon.start();
+    assert!(matches!(open.post(), Err(ChannelError::Revoked | ChannelError::Disconnected)), "its life is over");
+    let primary = Primary::new(&daemon, fabric, 2);
+    let found = primary.inventory().await;
+    assert_eq!((found.boot, found.promised, found.trimmed), (born.boot, Epoch(1), Lsn(11)));
+    let report: Vec<_> = found.copies.iter().map(|copy| (copy.identity.segment.0, copy.state, copy.closure)).collect();
+    assert_eq!(report, [(2, CopyState::Closed, second.1), (3, CopyState::Open, tail)]);
+
+    // An orderly end brings the open segment to disk; then the memory is not needed.
+    assert_eq!(primary.fence().await.copies, found.copies);
+    daemon.terminate(Signal::TERM);
+    assert!(open_file(&daemon, 3).exists());
+    daemon.lose_memory();
+    daemon.start();
+    let primary = Primary::new(&daemon, fabric, 3);
+    let found_again = primary.inventory().await;
+    assert_eq!((found_again.boot, found_again.promised), (born.boot, Epoch(2)));
+    assert_eq!(found_again.copies, found.copies);
+
+    // What was fenced stays fenced, over every restart.
+    let stale = Primary::new(&daemon, fabric, 1);
+    assert_eq!(refusal(stale.lend(9, Durability::Memory).await), Refusal::Fenced { promised: Epoch(2) });
+    assert_eq!(refusal(stale.connect().await), Refusal::Fenced { promised: Epoch(2) });
+
+    // A primary closes the tail and goes on. Now the memory holds what the disk does not.
+    primary.fence().await;
+    let identity = found.copies[1].identity;
+    let close = CloseRequest { caller: primary.caller(), identity, closure: tail };
+    let Empty {} = primary.client.call(path::CLOSE, &close, TIMEOUT).await.unwrap();
+    until("the tail is closed on disk", async || closed_file(&daemon, 3).exists() && !open_file(&daemon, 3).exists())
+        .await;
+    primary.open(4, 28, Durability::Memory).await.append(3);
+    daemon.kill();
+    daemon.lose_memory();
+    daemon.start();
+    let primary = Primary::new(&daemon, fabric, 4);
+    let reborn = primary.inventory().await;
+    assert_ne!(reborn.boot, born.boot, "it has lost what it held");
+    assert_eq!(reborn.promised, Epoch(3), "but not what it promised");
+    let segments: Vec<_> = reborn.copies.iter().map(|copy| (copy.identity.segment.0, copy.state)).collect();
+    assert_eq!(segments, [(2, CopyState::Closed), (3, CopyState::Closed)]);
+}
+
+#[tokio::test]
+async fn life_over_shm() {
+    life(FabricKind::Shm).await;
+}
+
+#[tokio::test]
+async fn life_over_tcp() {
+    life(FabricKind::Tcp).await;
+}
+
+#[tokio::test]
+async fn under_durability_flushed_the_disk_alone_keeps_the_identity() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Flushed).await;
+    open.append(5);
+    primary.flush(&open).await;
+    let flushed = open.writer.closure();
+    open.append(5);
+    primary.flush(&open).await;
+    let flushed_again = open.writer.closure();
+    assert!(flushed_again.end > flushed.end);
+    // Written, and not asked to be flushed: nobody has acknowledged these.
+    open.append(5);
+
+    // A restart over the memory must keep the file: the power may still fail.
+    daemon.kill();
+    daemon.start();
+    let survived = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
+    assert_eq!((survived.boot, survived.copies[0].closure), (born.boot, open.writer.closure()));
+    daemon.kill();
+    daemon.lose_memory();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
+    assert_eq!(found.boot, born.boot);
+    let copy = found.copies[0];
+    assert_eq!((copy.state, copy.closure), (CopyState::Open, flushed_again), "everything that was flushed");
+}
+
+#[tokio::test]
+async fn dropped_segments_do_not_come_back() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Flushed).await;
+    open.append(5);
+    primary.flush(&open).await;
+    let primary = Primary::new(&daemon, FabricKind::Shm, 2);
+    let Inventory { copies, .. } = primary.fence().await;
+    assert_eq!(copies.len(), 1);
+    let request = DropRequest { caller: primary.caller(), copies };
+    let Empty {} = primary.client.call(path::DROP, &request, TIMEOUT).await.unwrap();
+    assert_eq!(primary.inventory().await.copies, []);
+    daemon.terminate(Signal::TERM);
+    daemon.lose_memory();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 2).inventory().await;
+    assert_eq!(found.copies, []);
+}
+
+#[tokio::test]
+async fn power_failure_is_a_shutdown() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Battery).await;
+    open.append(5);
+    daemon.terminate(Signal::POWER);
+    assert!(open.post().is_err(), "nobody writes after the last flush");
+    daemon.lose_memory();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
+    assert_eq!(found.boot, born.boot);
+    assert_eq!(found.copies[0].closure.last, Lsn(5));
+}
+
+#[tokio::test]
+async fn no_more_is_lent_than_could_be_flushed() {
+    // One second of two buffers.
+    let daemon = Daemon::started(&["--flush-bandwidth", "128KiB", "--hold-up", "1"]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    primary.lend(1, Durability::Memory).await.unwrap();
+    primary.lend(2, Durability::Memory).await.unwrap();
+    match refusal(primary.lend(3, Durability::Memory).await) {
+        Refusal::RetryLater { after_ms, why } => {
+            assert!(after_ms > 0 && why.contains("flush bandwidth × hold-up time"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    primary.lend(2, Durability::Memory).await.expect("the same lending again");
+}
+
+#[tokio::test]
+async fn a_corrupt_file_is_no_source() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    let (identity, closure) = primary.write_closed(1, 1).await;
+    until("the segment leaves the memory", async || metric(&daemon, "tailwind_backup_segments_on_disk") == 1).await;
+    let path = closed_file(&daemon, 1);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[200] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
+    assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
+    assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 1);
+}
+
+#[tokio::test]
+async fn strangers_change_nothing() {
+    let daemon = Daemon::started(&["--fabric", "tcp"]);
+    let primary = Primary::new(&daemon, FabricKind::Tcp, 1);
+    primary.fence().await;
+    primary.write_closed(1, 1).await;
+    let request = ConnectRequest { caller: primary.caller(), offer: Offer::Tcp };
+    let ConnectReply { answer } = primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
+    let Answer::Tcp { address, .. } = answer else { panic!("tcp was asked for") };
+    let before = (primary.inventory().await, fs::read(daemon.flush_dir().join("promise")).unwrap());
+
+    // The data port, with a secret that nobody was given.
+    let mut wrong = serde_json::to_value(&answer).unwrap();
+    wrong["secret"] = "0".repeat(32).into();
+    let wrong: Answer = serde_json::from_value(wrong).unwrap();
+    let stranger = TcpSender.connect(&wrong, address.ip());
+    if let Ok(mut channel) = stranger {
+        let (mut local, shared) = TcpSender.allocate(4096).unwrap();
+        local.publish(4096);
+        let remote = TcpSender.attach(&Grant::Tcp { key: 1, length: 4096 }).unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        let _ = channel.post(&remote, &shared, 0..4096);
+        while channel.poll() == Ok(0) {
+            assert!(Instant::now() < deadline, "a stranger is sent away");
+            std::thread::yield_now();
+        }
+        assert!(channel.poll().is_err());
+    }
+    assert_eq!(talk(address, b"GET / HTTP/1.1\r\n\r\n"), b"", "not a byte in answer");
+
+    // The control port, with another log and nonsense.
+    let thief = Caller { log: LogId(1), epoch: Epoch(9), ..primary.caller() };
+    let stolen: Result<Inventory, _> = primary.client.call(path::FENCE, &FenceRequest { caller: thief }, TIMEOUT).await;
+    assert!(matches!(refusal(stolen), Refusal::WrongLog { .. }));
+    let nonsense: Result<Empty, _> = primary.client.call(path::CLOSE, &"nonsense", TIMEOUT).await;
+    assert!(matches!(refusal(nonsense), Refusal::BadRequest { .. }));
+    let huge: Result<Empty, _> = primary.client.call(path::CLOSE, &"x".repeat(2 << 20), TIMEOUT).await;
+    assert!(huge.is_err());
+
+    let after = (primary.inventory().await, fs::read(daemon.flush_dir().join("promise")).unwrap());
+    assert_eq!(before, after);
+}
+
+/// What comes back for these bytes until the other side hangs up.
+fn talk(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+fn get(daemon: &Daemon, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    String::from_utf8(talk(daemon.control().parse().unwrap(), request.as_bytes())).unwrap()
+}
+
+fn metric(daemon: &Daemon, name: &str) -> u64 {
+    let page = get(daemon, "/metrics");
+    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).expect(name);
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn only_certificates_of_the_group_get_in() {
+    let authority = Authority::new();
+    let Files { ca, cert, key } = authority.issue("tailwind://db/backup/b0");
+    let paths = [&ca, &cert, &key].map(|path| path.to_str().unwrap().to_owned());
+    let tls = ["--tls-ca", &paths[0], "--tls-cert", &paths[1], "--tls-key", &paths[2]];
+    let daemon = Daemon::started(&tls);
+    let load = |authority: &Authority, uri: &str, group: &str, role| {
+        let Files { ca, cert, key } = authority.issue(uri);
+        Tls::load(&ca, &cert, &key, &group.parse().unwrap(), role).unwrap()
+    };
+    let ours = load(&authority, "tailwind://db/sidecar/app-0", "db", Role::Sidecar);
+    let mut primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.client = BackupClient::new(daemon.control(), Some(&ours), Role::Backup);
+    primary.fence().await;
+    primary.write_closed(1, 1).await;
+    let before = primary.inventory().await;
+
+    let other = Authority::new();
+    let strangers = [
+        ("another group", load(&authority, "tailwind://evil/sidecar/app-0", "evil", Role::Sidecar)),
+        ("another role", load(&authority, "tailwind://db/backup/b1", "db", Role::Backup)),
+        ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", Role::Sidecar)),
+    ];
+    let fence = FenceRequest { caller: Caller { epoch: Epoch(9), ..primary.caller() } };
+    for (name, tls) in &strangers {
+        let stranger = BackupClient::new(daemon.control(), Some(tls), Role::Backup);
+        let result: Result<Inventory, _> = stranger.call(path::FENCE, &fence, TIMEOUT).await;
+        assert!(matches!(result, Err(CallError::Unreachable(_))), "{name}: {result:?}");
+    }
+    let plain: Result<Inventory, _> =
+        BackupClient::new(daemon.control(), None, Role::Backup).call(path::FENCE, &fence, TIMEOUT).await;
+    assert!(matches!(plain, Err(CallError::Unreachable(_))), "{plain:?}");
+    let answer = talk(daemon.control().parse().unwrap(), b"GET /status HTTP/1.1\r\n\r\n");
+    assert!(!answer.windows(4).any(|bytes| bytes == b"HTTP"), "{answer:?}");
+    assert_eq!(primary.inventory().await, before);
+}
+
+#[tokio::test]
+async fn probes_metrics_and_heartbeats() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 3);
+    primary.fence().await;
+    for path in ["/healthz", "/readyz"] {
+        assert!(get(&daemon, path).starts_with("HTTP/1.1 200"), "{path}");
+    }
+    assert_eq!(metric(&daemon, "tailwind_backup_promised_epoch"), 3);
+    assert_eq!(metric(&daemon, "tailwind_backup_fences_total"), 1);
+    let status = get(&daemon, "/status");
+    assert!(status.contains("\"role\": \"backup\"") && status.contains("\"unflushed_bytes\": 0"), "{status}");
+    assert!(get(&daemon, "/nothing").starts_with("HTTP/1.1 404"));
+
+    let watching = tokio::spawn({
+        let client = primary.client.clone();
+        async move { client.watch_heartbeats(Duration::from_secs(5)).await }
+    });
+    let beaten = tokio::time::timeout(Duration::from_millis(100), async {
+        while !watching.is_finished() {
+            tokio::task::yield_now().await
+        }
+    });
+    assert!(beaten.await.is_err(), "it lives, so nobody stops watching");
+    drop(daemon);
+    let why = tokio::time::timeout(TIMEOUT, watching).await.unwrap().unwrap();
+    assert!(why.contains("connection"), "{why}");
+}
+
+#[tokio::test]
+async fn a_hanging_process_falls_silent() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    daemon.signal(Signal::STOP);
+    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await;
+    assert!(why.contains("silent"), "{why}");
+    daemon.signal(Signal::CONT);
+    primary.inventory().await;
+}
+
+#[test]
+fn what_cannot_work_is_explained_at_the_start() {
+    let mut daemon = Daemon::started(&[]);
+    let other = tempfile::tempdir().unwrap();
+    let (pool, flush) = (other.path().join("pool"), other.path().join("flush"));
+    let says = |pool: &std::path::Path, flush: &std::path::Path, arguments: &[&str], words: &[&str]| {
+        let said = daemon.refuses(pool, flush, arguments);
+        for word in words {
+            assert!(said.contains(word), "{word:?} is not in:\n{said}");
+        }
+    };
+    says(&daemon.pool(), &flush, &[], &["is in use by another backup daemon", "--pool"]);
+    let _ = fs::remove_dir_all(&flush);
+    says(&pool, &daemon.flush_dir(), &[], &["is in use by another backup daemon", "--flush-dir"]);
+    let control = daemon.control();
+    says(&pool, &flush, &["--listen", &control], &["the port is in use"]);
+    says(&pool, &flush, &["--listen", "0.0.0.0:0"], &["without TLS", "--tls-ca"]);
+    says(&pool, &flush, &["--fabric", "tcp", "--data-listen", "0.0.0.0:0"], &["without TLS"]);
+    let _ = fs::remove_dir_all(&flush);
+    let _ = fs::remove_dir_all(&pool);
+    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["nothing could ever be lent"]);
+    says(&pool, std::path::Path::new("/proc/nowhere"), &[], &["flush folder /proc/nowhere"]);
+    says(&other.path().join("a/b"), &flush, &[], &["pool folder", "--pool"]);
+
+    daemon.terminate(Signal::INT);
+    let says = |arguments: &[&str], words: &[&str]| {
+        let said = daemon.refuses(&daemon.pool(), &daemon.flush_dir(), arguments);
+        for word in words {
+            assert!(said.contains(word), "{word:?} is not in:\n{said}");
+        }
+    };
+    let promise = daemon.flush_dir().join("promise");
+    let sound = fs::read(&promise).unwrap();
+    fs::write(&promise, "?").unwrap();
+    says(&[], &["promise file", "is damaged"]);
+    fs::remove_file(&promise).unwrap();
+    says(&[], &["holds no promise"]);
+    fs::write(&promise, &sound).unwrap();
+    daemon.start();
+}
