@@ -1,5 +1,5 @@
 # Shared by ./check and ./quickstart: messages, packages, the Rust toolchain. Sourced from the top of the repository.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # its variables are for those who source it
 
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"

@@ -1,6 +1,6 @@
 //! Serves a router over TCP, guarded by TLS: bounded connections, bounded bodies, and nobody may be slow for long.
 //!
-//! `run` and `backup` call [`listen`] and [`serve`]; axum routes, hyper speaks HTTP/1.1, [`tls`](crate::tls) decides who
+//! `run` and `backup` call [`listen`] and [`serve`]; axum routes, hyper speaks HTTP/1.1, [`tls`] decides who
 //! gets in. A peer without the right certificate gets a closed connection and nothing else.
 
 use std::convert::Infallible;

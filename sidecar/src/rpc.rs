@@ -1,6 +1,6 @@
 //! Asks a backup over the control RPC, and listens to the heartbeats of a backup or a primary.
 //!
-//! Called by `control`; speaks HTTP/1.1 with kept-alive connections, plain or by [`tls`](crate::tls). The messages are
+//! Called by `control`; speaks HTTP/1.1 with kept-alive connections, plain or by [`tls`]. The messages are
 //! [`tailwind_protocol::rpc`]. A request whose bytes may have been sent is never sent again by itself: its caller knows
 //! what may be repeated.
 

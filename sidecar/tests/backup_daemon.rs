@@ -544,3 +544,49 @@ fn what_cannot_work_is_explained_at_the_start() {
     fs::write(&promise, &sound).unwrap();
     daemon.start();
 }
+
+/// Bytes that were acknowledged as flushed are on disk: several requests at once are served, none is lost.
+#[tokio::test]
+async fn flushes_at_once_are_all_answered() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    let mut open = primary.open(1, 1, Durability::Flushed).await;
+    for _ in 0..5 {
+        open.append(20);
+        futures_util::future::join_all((0..16).map(|_| primary.flush(&open))).await;
+        let on_disk = fs::read(open_file(&daemon, 1)).unwrap();
+        assert!(scan::verify(&on_disk, open.writer.identity(), &open.writer.closure()));
+    }
+    // Closed meanwhile: the whole file answers for it.
+    primary.close(&open).await;
+    primary.flush(&open).await;
+    until("the open file gives way to the closed one", async || {
+        closed_file(&daemon, 1).exists() && !open_file(&daemon, 1).exists()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_full_disk_holds_up_lending_and_loses_nothing() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    // A folder in the way of the file that is written first: the disk refuses, for root too.
+    let obstacle = daemon.flush_dir().join("segment-0000000000000001.closed.tmp");
+    fs::create_dir(&obstacle).unwrap();
+    let (identity, closure) = primary.write_closed(1, 1).await;
+    until("the flush is tried again", async || metric(&daemon, "tailwind_backup_flush_failures_total") >= 2).await;
+    let bytes = primary.fetch(identity, closure).await.unwrap();
+    assert!(scan::verify(&bytes, &identity, &closure), "served from memory meanwhile");
+    for segment in 2..=4 {
+        primary.lend(segment, Durability::Memory).await.unwrap();
+    }
+    assert!(matches!(refusal(primary.lend(5, Durability::Memory).await), Refusal::RetryLater { .. }));
+    fs::remove_dir(&obstacle).unwrap();
+    until("the flush succeeds in the end", async || closed_file(&daemon, 1).exists()).await;
+    daemon.kill();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
+    assert_eq!((found.boot, found.copies[0].closure), (born.boot, closure));
+}

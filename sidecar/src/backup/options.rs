@@ -1,10 +1,11 @@
-//! The command line of `tailwind-sidecar backup`. Every option has a flag, an environment variable and a default that works.
+//! Options of `tailwind-sidecar backup`: each has a flag, an environment variable and, but for two names, a default.
 //!
 //! Parsed by `main`, taken apart by [`run`](super::run).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::value_parser;
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 
@@ -17,7 +18,7 @@ pub struct BackupOptions {
     /// The group to serve. A backup belongs to one group, and its folders with it
     #[arg(long, env = "TAILWIND_GROUP")]
     pub group: GroupName,
-    /// This backup's name, unlike every other backup's of the group; keep it over restarts, because the folders are bound to it
+    /// This backup's name, unique in the group; keep it over restarts, because the folders are bound to it
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: MemberId,
 
@@ -48,11 +49,12 @@ pub struct BackupOptions {
     /// /dev/shm/tailwind-GROUP-NAME when not given
     #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
     pub pool: Option<PathBuf>,
-    /// How many buffers to lend. A group needs two at least (one filling, one ready), and more while segments wait for the disk
-    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=BUFFERS_MAX))]
+    /// How many buffers to lend: two at least (one filling, one ready), and more for segments that wait for the disk
+    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..=BUFFERS_MAX))]
     pub buffers: u32,
     /// Bytes of a buffer, such as 8MiB or 64KiB: a power of two, at least the group's segment size
-    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size, value_name = "SIZE")]
+    #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE")]
+    #[arg(value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
 
     /// Folder for closed segments and for what this backup has promised. Put it on a disk that outlives the host's reboot;
@@ -64,11 +66,13 @@ pub struct BackupOptions {
     pub flush_bandwidth: Option<u64>,
     /// Seconds that this host goes on for when its power fails (or that it is given to stop): as much as can be flushed in
     /// that time may be lent
-    #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_name = "SECONDS")]
+    #[arg(value_parser = value_parser!(u64).range(1..=86_400))]
     pub hold_up: u64,
 
     /// Milliseconds between two heartbeats. Less finds a dead host sooner and costs more packets
-    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=10_000), value_name = "MS")]
+    #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25, value_name = "MS")]
+    #[arg(value_parser = value_parser!(u64).range(1..=10_000))]
     pub heartbeat_interval_ms: u64,
 }
 

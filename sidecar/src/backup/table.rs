@@ -4,8 +4,8 @@
 //! was allocated when the table was made. The table's lock keeps a second daemon away from the pool.
 //!
 //! # Bytes
-//! Units of 512 bytes: one header, then one row for each slot. A unit never straddles a page, so a killed process leaves
-//! it written or not.
+//! A header of 1024 bytes, then a row of 512 bytes for each slot. None straddles a page, so that a killed process leaves
+//! each of them written or not. All look alike:
 //! ```text
 //! CRC-32 of what follows (4)  format version (2)  length of the JSON (2)  JSON  zeros
 //! ```

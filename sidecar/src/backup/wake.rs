@@ -154,7 +154,8 @@ fn resume(
         // that are still in use stay: under durability `flushed` they are what an ack stands on.
         disk.delete_open(identity.segment).context("delete the file of an open segment")?;
     }
-    info!(boot = %standing.boot, epoch = %standing.promise.epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
+    let (boot, epoch) = (standing.boot, standing.promise.epoch);
+    info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
     Ok(woken(disk, pool, table, promise_file, standing, rows, listing))
 }
 
@@ -296,4 +297,97 @@ fn new_boot_id() -> anyhow::Result<BootId> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("draw a boot identity: {error}"))?;
     Ok(BootId(u128::from_le_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::Epoch;
+
+    use super::*;
+
+    fn home(dir: &tempfile::TempDir) -> Home {
+        Home {
+            group: "db".parse().unwrap(),
+            member: "b0".parse().unwrap(),
+            pool: dir.path().join("pool"),
+            flush_dir: dir.path().join("flush"),
+            buffers: 2,
+            segment_size: SegmentSize::MIN,
+            kernel: "this boot".to_owned(),
+        }
+    }
+
+    /// Wakes, says who it is, and changes what it has promised.
+    fn live(home: &Home, change: impl FnOnce(&mut Standing)) -> BootId {
+        let mut woken = wake(home).unwrap();
+        let boot = woken.standing.boot;
+        change(&mut woken.standing);
+        woken.promise_file.write(&woken.standing).unwrap();
+        boot
+    }
+
+    fn nothing(_: &mut Standing) {}
+
+    #[test]
+    fn memory_that_survives_keeps_the_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let born = live(&home(&dir), |standing| standing.promise.epoch = Epoch(5));
+        assert_eq!(live(&home(&dir), nothing), born);
+        assert_eq!(wake(&home(&dir)).unwrap().standing.promise.epoch, Epoch(5));
+    }
+
+    #[test]
+    fn memory_from_before_a_reboot_is_no_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let born = live(&home(&dir), |standing| standing.promise.epoch = Epoch(5));
+        fs::write(dir.path().join("pool/slot-0000.buf"), "of any size").unwrap();
+        let rebooted = Home { kernel: "another boot".to_owned(), ..home(&dir) };
+        let woken = wake(&rebooted).unwrap();
+        assert_ne!(woken.standing.boot, born);
+        assert_eq!(woken.standing.promise.epoch, Epoch(5));
+    }
+
+    /// For each: whether the shutdown was complete, the durability, and whether the identity outlives the memory.
+    #[test]
+    fn the_identity_outlives_the_memory_only_if_the_disk_has_it_all() {
+        for (complete, durability, keeps) in [
+            (false, Durability::Memory, false),
+            (false, Durability::Battery, false),
+            (false, Durability::Flushed, true),
+            (true, Durability::Memory, true),
+            (true, Durability::Battery, true),
+            (true, Durability::Flushed, true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let born = live(&home(&dir), |standing| {
+                standing.complete = complete;
+                standing.promise.durability = durability;
+            });
+            fs::remove_dir_all(dir.path().join("pool")).unwrap();
+            assert_eq!(live(&home(&dir), nothing) == born, keeps, "complete {complete}, {durability}");
+        }
+    }
+
+    #[test]
+    fn folders_of_somebody_else_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        live(&home(&dir), nothing);
+        let error = wake(&Home { member: "b1".parse().unwrap(), ..home(&dir) }).unwrap_err().to_string();
+        assert!(error.contains("belongs to backup b0 of group db"), "{error}");
+        let elsewhere = Home { flush_dir: dir.path().join("elsewhere"), ..home(&dir) };
+        let error = wake(&elsewhere).unwrap_err().to_string();
+        assert!(error.contains("holds no promise"), "{error}");
+        assert!(!elsewhere.flush_dir.join("promise").exists(), "nothing was reset");
+    }
+
+    #[test]
+    fn segments_without_a_promise_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        live(&home(&dir), nothing);
+        fs::remove_dir_all(dir.path().join("pool")).unwrap();
+        fs::remove_file(dir.path().join("flush/promise")).unwrap();
+        fs::write(dir.path().join("flush/segment-0000000000000001.closed"), "").unwrap();
+        let error = wake(&home(&dir)).unwrap_err().to_string();
+        assert!(error.contains("holds segments but no promise file"), "{error}");
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
 use tailwind_protocol::ids::Position;
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::recovery::Reference;
@@ -226,6 +227,8 @@ impl Worker {
             Err(failure) => return self.fail("connect", failure),
         }
         let mut beside = JoinSet::new();
+        let (openings, to_open) = mpsc::unbounded_channel();
+        beside.spawn(self.clone().open_in_order(to_open));
         while let Some(order) = orders.recv().await {
             while beside.try_join_next().is_some() {}
             match order {
@@ -244,18 +247,8 @@ impl Worker {
                         worker.report("flush", result, Input::Flushed(worker.seat, position));
                     });
                 }
-                // "Retry later" may take long: later closes, which free the buffers it waits for, must not wait behind it.
-                Output::Open(_, identity) => {
-                    let worker = self.clone();
-                    beside.spawn(async move {
-                        match worker.link.open(identity, Purpose::Append).await {
-                            Ok(remote) => {
-                                worker.path().send(Command::Opened(worker.seat, identity.segment, remote));
-                            }
-                            Err(failure) => worker.fail("open", failure),
-                        }
-                    });
-                }
+                // The opener ends only with the seat, or after it has reported the seat lost.
+                Output::Open(_, identity) => drop(openings.send(identity)),
                 Output::Close(_, identity, closure) => {
                     let result = self.link.close(identity, closure).await;
                     self.report("close", result, Input::Closed(self.seat, identity.segment));
@@ -276,10 +269,21 @@ impl Worker {
         }
     }
 
+    /// One opening after the other: the machine takes a later one as proof of all before. Beside the other orders,
+    /// because "retry later" may take long, and the closes that free the buffers it waits for must not wait behind it.
+    async fn open_in_order(self, mut wanted: mpsc::UnboundedReceiver<SegmentIdentity>) {
+        while let Some(identity) = wanted.recv().await {
+            match self.link.open(identity, Purpose::Append).await {
+                Ok(remote) => self.path().send(Command::Opened(self.seat, identity.segment, remote)),
+                Err(failure) => return self.fail("open", failure),
+            }
+        }
+    }
+
     async fn install(
         &self,
-        identity: tailwind_protocol::layout::SegmentIdentity,
-        closure: tailwind_protocol::layout::Closure,
+        identity: SegmentIdentity,
+        closure: Closure,
     ) -> Result<(), Failure> {
         let _turn = self.installs.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
         let sources =

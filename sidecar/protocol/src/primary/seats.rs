@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use crate::config::MemberRef;
 use crate::ids::{Position, SegmentId};
 
-use super::{INFLIGHT_MAX, Output, Primary};
+use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
 /// A member's place on the append path. A seat that is taken again has another tenancy, so that late answers meant for
 /// the one who sat there before are told apart.
@@ -45,8 +45,10 @@ pub(super) struct Member {
     pub(super) lost: bool,
     /// First segment that it is asked to lend in this epoch.
     pub(super) first_opened: SegmentId,
-    /// Last segment that it has lent; 0 before the first.
+    /// It has lent every segment from `first_opened` up to here; the one before `first_opened` before the first.
     pub(super) opened: SegmentId,
+    /// Segments that it has lent ahead of one still asked for.
+    pub(super) opened_early: Vec<SegmentId>,
     pub(super) posted: Position,
     pub(super) completed: Position,
     pub(super) flushed: Position,
@@ -95,7 +97,8 @@ impl Primary {
             standing,
             lost: false,
             first_opened: start.segment,
-            opened: SegmentId(0),
+            opened: before,
+            opened_early: Vec::with_capacity(SEGMENTS_MAX),
             posted: start,
             completed: start,
             flushed: start,

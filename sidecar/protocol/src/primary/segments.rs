@@ -174,10 +174,15 @@ impl Primary {
         !self.over && self.segments.active().is_some() && self.required().all(|member| member.opened >= active)
     }
 
+    /// Buffers may be lent out of order: `opened` says up to where a member has lent them all.
     pub(super) fn on_opened(&mut self, seat: Seat, segment: SegmentId) {
         let known = self.segments.get(segment).is_some();
-        if let Some(member) = self.member_mut(seat).filter(|_| known) {
-            member.opened = member.opened.max(segment);
+        let Some(member) = self.member_mut(seat).filter(|_| known) else { return };
+        if segment > member.opened && !member.opened_early.contains(&segment) {
+            member.opened_early.push(segment);
+        }
+        while let Some(at) = member.opened_early.iter().position(|early| *early == member.opened.next()) {
+            member.opened = member.opened_early.swap_remove(at);
         }
     }
 

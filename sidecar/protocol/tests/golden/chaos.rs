@@ -85,6 +85,9 @@ fn play(seed: u64, story: &mut String) -> usize {
     }
     let end = catch_unwind(AssertUnwindSafe(|| calm_down(&mut world)));
     story.push_str(&format!("-- calm\n{}", world.story()));
+    if end.is_err() {
+        story.push_str(&format!("{:#?}", world.candidates()));
+    }
     end.unwrap_or_else(|broken| std::panic::resume_unwind(broken));
     world.records_owed()
 }
@@ -98,7 +101,7 @@ fn calm_down(world: &mut World) {
         let host = world.host_mut(name);
         (host.fuse, host.stingy, host.disk.full) = (None, false, false);
         if !host.is_up() {
-            host.start();
+            world.start_host(name, false);
         }
     }
     let sidecars: Vec<SidecarId> = world.sidecars.keys().cloned().collect();
@@ -200,13 +203,10 @@ fn stop_or_go(world: &mut World, sidecar: &SidecarId) {
 
 fn crash_or_restart(world: &mut World, die: &mut Die, member: &MemberId) {
     let last = world.is_last_intact(member);
-    let host = world.host_mut(member);
-    if !host.is_up() {
-        if die.one_in(4) && !last {
-            host.lose_memory();
-        }
-        return host.start();
+    if !world.host(member).is_up() {
+        return world.start_host(member, die.one_in(4) && !last);
     }
+    let host = world.host_mut(member);
     if die.one_in(2) { host.fuse = Some(die.roll(8) as u32) } else { host.kill() }
 }
 

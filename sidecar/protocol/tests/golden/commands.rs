@@ -247,14 +247,10 @@ fn restart(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
             world.sidecar_mut(&name.parse()?).become_role(Role::Standby);
             continue;
         }
-        let host = world.host_mut(&name.parse()?);
-        let before = host.boot;
-        host.kill();
-        if lost {
-            host.lose_memory();
-        }
-        host.start();
-        let identity = if host.boot == before { "the same identity" } else { "a new identity" };
+        let id: MemberId = name.parse()?;
+        let before = world.host(&id).boot;
+        world.start_host(&id, lost);
+        let identity = if world.host(&id).boot == before { "the same identity" } else { "a new identity" };
         let told = format!("{name} is back with {identity}");
         world.tell(told);
     }

@@ -407,6 +407,17 @@ impl World {
         }
     }
 
+    /// A backup's process starts anew, with its memory or without.
+    pub(crate) fn start_host(&mut self, name: &MemberId, memory_lost: bool) {
+        self.host_mut(name).kill();
+        self.forget_the_dead();
+        let host = self.host_mut(name);
+        if memory_lost {
+            host.lose_memory();
+        }
+        host.start();
+    }
+
     /// A sidecar's process dies; what it had posted may still arrive.
     pub(crate) fn crash_sidecar(&mut self, name: &SidecarId) {
         let sidecar = self.sidecar_mut(name);
@@ -482,5 +493,10 @@ impl World {
         if matches!(self.sidecar(name).role, Role::Down) {
             self.sidecar_mut(name).become_role(Role::Standby);
         }
+    }
+
+    /// Candidates as they are now, to look into.
+    pub(crate) fn candidates(&self) -> Vec<&Role> {
+        self.sidecars.values().map(|sidecar| &sidecar.role).filter(|role| matches!(role, Role::Candidate(_))).collect()
     }
 }

@@ -34,7 +34,8 @@ impl World {
         let mut put =
             |part: std::ops::Range<usize>| host.land(slot, key, write.from.0 as usize + part.start, &write.bytes[part]);
         let length = write.bytes.len();
-        let reachable = !self.cuts.contains(&(from.clone(), to.clone()));
+        let channel = (from.clone(), write.life, write.seat);
+        let reachable = !self.cuts.contains(&(from.clone(), to.clone())) && !self.network.broken.contains(&channel);
         let landed = reachable
             && (write.landed
                 || match tear {
@@ -45,14 +46,13 @@ impl World {
                         lines.iter().map(|line| ends(*line)).all(|(start, end)| put(start..end))
                     }
                 });
+        if !landed {
+            self.network.broken.insert(channel);
+        }
         match tear {
             Tear::Whole => {
                 let queue = self.network.writes.get_mut(&(from.clone(), to.clone())).expect("just seen");
                 queue.remove(at);
-                // A queue pair that failed carries nothing any more.
-                if !landed {
-                    queue.retain(|other| (other.life, other.seat) != (write.life, write.seat));
-                }
                 self.tell_write(from, to, &write, landed);
                 self.hand_over(from, write.life, Reply::Written(write.seat, landed));
             }

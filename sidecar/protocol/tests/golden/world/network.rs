@@ -1,6 +1,6 @@
 //! What is on its way: control messages, calls to the config store, and writes in the fabric.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
 use tailwind_protocol::config::{Configuration, MemberRef, Swap, SwapOutcome, Time};
@@ -113,6 +113,8 @@ pub(crate) struct Network {
     pub(crate) messages: VecDeque<Message>,
     pub(crate) calls: VecDeque<Call>,
     pub(crate) writes: BTreeMap<(SidecarId, MemberId), VecDeque<Write>>,
+    /// Channels that refused a write: a queue pair that failed carries nothing any more.
+    pub(crate) broken: BTreeSet<(SidecarId, u32, Seat)>,
     /// Requests that a backup has taken and not answered yet.
     pub(crate) asked: BTreeMap<(MemberId, RequestId), Message>,
     /// Everything that was ever sent, for repetitions.

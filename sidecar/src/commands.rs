@@ -1,0 +1,71 @@
+//! The command line for people: append to a group's log, read it, ask about it, and look into its files.
+//!
+//! Called by `main`; calls the blocking client of [`tailwind_client`], no runtime. [`target`] finds the sidecar to talk to,
+//! [`framing`] is how records look in files and pipes; then one module for each command. Results go to standard output,
+//! everything else to standard error.
+
+pub mod append;
+pub mod ask;
+pub mod framing;
+pub mod read;
+pub mod scan;
+pub mod status;
+pub mod target;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+/// What people do with a log.
+#[derive(Subcommand)]
+pub enum PeopleCommand {
+    /// Append records from a file or from standard input
+    Append(append::AppendOptions),
+    /// Write the log's acknowledged records to standard output
+    Read(read::ReadOptions),
+    /// Write records to standard output as they are acknowledged
+    Tail(read::TailOptions),
+    /// Let go of records that are no longer needed
+    Trim(ask::TrimOptions),
+    /// Prove that the sidecar is primary at this moment
+    Barrier(ask::BarrierOptions),
+    /// Tell how a sidecar and its group are
+    Status(status::StatusOptions),
+    /// Tell what a backup's buffer or segment file holds, without any process of the group
+    Scan(scan::ScanOptions),
+}
+
+impl PeopleCommand {
+    /// Runs the command; says on standard error what went wrong.
+    pub fn run(&self) -> ExitCode {
+        let (name, result) = match self {
+            PeopleCommand::Append(options) => ("append", append::run(options)),
+            PeopleCommand::Read(options) => ("read", read::read(options)),
+            PeopleCommand::Tail(options) => ("tail", read::tail(options)),
+            PeopleCommand::Trim(options) => ("trim", ask::trim(options)),
+            PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options)),
+            PeopleCommand::Status(options) => ("status", status::run(options)),
+            PeopleCommand::Scan(options) => ("scan", scan::run(options)),
+        };
+        match result {
+            Ok(()) => ExitCode::SUCCESS,
+            // Whoever read our output has had enough, as `head` does: no failure, and nothing to say.
+            Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+            Err(error) => {
+                tell(format_args!("{name}: {error:#}"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// One line on standard error. Where even that cannot be written, nobody is there to be told.
+fn tell(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let kind = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
+    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
+}

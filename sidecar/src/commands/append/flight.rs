@@ -1,0 +1,286 @@
+//! The ledger of `append`: what waits to be sent, what is in flight, and what has been acknowledged. No I/O.
+//!
+//! Bundles go through it in the order of the input and never pass each other: waiting → sent → acknowledged. A lost
+//! connection moves what was sent back to waiting, except for what the log turned out to hold.
+
+use std::collections::VecDeque;
+
+use tailwind_client::Lsn;
+
+/// Most records waiting and in flight. Eight times what a sidecar takes from one connection before it wants acks.
+const RECORDS_MAX: usize = 64 << 10;
+/// Most bytes of payload waiting and in flight, give or take one bundle.
+const BYTES_MAX: usize = 8 << 20;
+
+/// What is appended in one go: a record, or the records of a batch. Keeps its memory when it is used again.
+#[derive(Default)]
+pub(super) struct Bundle {
+    records: Vec<Vec<u8>>,
+    used: usize,
+    payload_size: usize,
+    /// Number in the input of its last record.
+    through: u64,
+}
+
+impl Bundle {
+    /// Adds the record that is number `place` of the input.
+    pub(super) fn push(&mut self, record: &[u8], place: u64) {
+        if self.used == self.records.len() {
+            self.records.push(Vec::new());
+        }
+        let slot = &mut self.records[self.used];
+        slot.clear();
+        slot.extend_from_slice(record);
+        self.used += 1;
+        self.payload_size += record.len();
+        self.through = place;
+    }
+
+    pub(super) fn records(&self) -> &[Vec<u8>] {
+        &self.records[..self.used]
+    }
+
+    pub(super) fn through(&self) -> u64 {
+        self.through
+    }
+
+    fn clear(&mut self) {
+        (self.used, self.payload_size, self.through) = (0, 0, 0);
+    }
+}
+
+/// What has been acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Acked {
+    pub(super) records: u64,
+    pub(super) payload_size: u64,
+    /// LSN of the first and of the last record.
+    pub(super) lsns: Option<(Lsn, Lsn)>,
+    /// Number in the input of the last record.
+    pub(super) through: u64,
+}
+
+/// Why the log does not go on with what was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Foreign {
+    /// Another record stands there.
+    #[error("LSN {0} holds a record that this command has not sent")]
+    Record(Lsn),
+    /// The log ends within a batch, which must be whole or absent.
+    #[error("the log ends at LSN {0} within a batch")]
+    HalfBatch(Lsn),
+}
+
+/// The ledger. `T` names an append on its connection.
+pub(super) struct Flight<T> {
+    waiting: VecDeque<Bundle>,
+    sent: VecDeque<(T, Bundle)>,
+    spare: Vec<Bundle>,
+    records: usize,
+    payload_size: usize,
+    acked: Acked,
+}
+
+impl<T: PartialEq> Flight<T> {
+    pub(super) fn new() -> Flight<T> {
+        Flight {
+            waiting: VecDeque::new(),
+            sent: VecDeque::new(),
+            spare: Vec::new(),
+            records: 0,
+            payload_size: 0,
+            acked: Acked::default(),
+        }
+    }
+
+    /// True when acks must come before more input is taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.records >= RECORDS_MAX || self.payload_size >= BYTES_MAX
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
+    pub(super) fn acked(&self) -> &Acked {
+        &self.acked
+    }
+
+    /// Records that were sent and not answered, and the number in the input of the last of them.
+    pub(super) fn unanswered(&self) -> Option<(usize, u64)> {
+        let (_, last) = self.sent.back()?;
+        Some((self.sent.iter().map(|(_, bundle)| bundle.used).sum(), last.through))
+    }
+
+    /// A bundle to fill.
+    pub(super) fn blank(&mut self) -> Bundle {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes a filled bundle in.
+    pub(super) fn push(&mut self, bundle: Bundle) {
+        self.records += bundle.used;
+        self.payload_size += bundle.payload_size;
+        self.waiting.push_back(bundle);
+    }
+
+    /// What is to be sent next.
+    pub(super) fn next_to_send(&self) -> Option<&Bundle> {
+        self.waiting.front()
+    }
+
+    /// What was to be sent next has been, as `ticket`.
+    pub(super) fn mark_sent(&mut self, ticket: T) {
+        let bundle = self.waiting.pop_front().expect("something was to be sent");
+        self.sent.push_back((ticket, bundle));
+    }
+
+    /// The append `ticket` is acknowledged, its last record as `last`. `None`: not the oldest one in flight, so that an
+    /// earlier one has failed and this one proves nothing that a person could use.
+    pub(super) fn acknowledge(&mut self, ticket: &T, last: Lsn) -> Option<(Lsn, Lsn)> {
+        let (_, bundle) = self.sent.pop_front_if(|(sent, _)| sent == ticket)?;
+        Some(self.on_acked(bundle, last))
+    }
+
+    /// Compares what the log holds behind the last acknowledged record with what was sent, in order. Call for each record.
+    pub(super) fn compare(&self, found: &mut Found, lsn: Lsn, payload: &[u8]) -> Result<(), Foreign> {
+        let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Foreign::Record(lsn))?;
+        if bundle.records()[found.records] != payload {
+            return Err(Foreign::Record(lsn));
+        }
+        found.last = lsn;
+        found.records += 1;
+        if found.records == bundle.used {
+            (found.bundles, found.records) = (found.bundles + 1, 0);
+        }
+        Ok(())
+    }
+
+    /// After a lost connection: what was found in the log counts as acknowledged, the rest is to be sent again.
+    pub(super) fn resolve(&mut self, found: &Found) -> Result<Option<(Lsn, Lsn)>, Foreign> {
+        if found.records > 0 {
+            return Err(Foreign::HalfBatch(found.last));
+        }
+        let total: usize = self.sent.iter().take(found.bundles).map(|(_, bundle)| bundle.used).sum();
+        let before = Lsn(found.last.0 - total as u64);
+        let mut last = before;
+        for _ in 0..found.bundles {
+            let (_, bundle) = self.sent.pop_front().expect("found among what was sent");
+            last = last.plus(bundle.used as u64);
+            self.on_acked(bundle, last);
+        }
+        while let Some((_, bundle)) = self.sent.pop_back() {
+            self.waiting.push_front(bundle);
+        }
+        Ok((total > 0).then_some((before.next(), last)))
+    }
+
+    fn on_acked(&mut self, mut bundle: Bundle, last: Lsn) -> (Lsn, Lsn) {
+        let first = Lsn(last.next().0.saturating_sub(bundle.used as u64));
+        self.records -= bundle.used;
+        self.payload_size -= bundle.payload_size;
+        let acked = &mut self.acked;
+        acked.records += bundle.used as u64;
+        acked.payload_size += bundle.payload_size as u64;
+        acked.lsns = Some((acked.lsns.map_or(first, |(first, _)| first), last));
+        acked.through = bundle.through;
+        bundle.clear();
+        self.spare.push(bundle);
+        (first, last)
+    }
+}
+
+/// How far the log agrees with what was sent.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Whole bundles.
+    bundles: usize,
+    /// Records of the next bundle.
+    records: usize,
+    last: Lsn,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bundles of these sizes, sent as tickets 0, 1, ...; record n of the input is the text of n.
+    fn flight(sizes: &[usize]) -> Flight<usize> {
+        let mut flight = Flight::new();
+        let mut place = 0;
+        for (ticket, size) in sizes.iter().enumerate() {
+            let mut bundle = flight.blank();
+            for _ in 0..*size {
+                place += 1;
+                bundle.push(place.to_string().as_bytes(), place);
+            }
+            flight.push(bundle);
+            flight.mark_sent(ticket);
+        }
+        flight
+    }
+
+    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<Found, Foreign> {
+        let mut found = Found::default();
+        for (lsn, record) in (from..).zip(log) {
+            flight.compare(&mut found, Lsn(lsn), record.as_bytes())?;
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn acks_are_taken_in_order_only() {
+        let mut flight = flight(&[1, 3, 1]);
+        assert_eq!(flight.acknowledge(&0, Lsn(10)), Some((Lsn(10), Lsn(10))));
+        assert_eq!(flight.acknowledge(&2, Lsn(14)), None, "an earlier one has failed");
+        assert_eq!(flight.acknowledge(&1, Lsn(13)), Some((Lsn(11), Lsn(13))));
+        let acked = Acked { records: 4, payload_size: 4, lsns: Some((Lsn(10), Lsn(13))), through: 4 };
+        assert_eq!((flight.acked(), flight.unanswered()), (&acked, Some((1, 5))));
+    }
+
+    #[test]
+    fn after_a_failover_what_the_log_holds_is_acknowledged_and_the_rest_sent_again() {
+        for held in 0..=4_usize {
+            let mut flight = flight(&[1, 1, 1, 1]);
+            let found = look(&flight, 7, &["1", "2", "3", "4"][..held]).unwrap();
+            let span = flight.resolve(&found).unwrap();
+            assert_eq!(span, (held > 0).then_some((Lsn(7), Lsn(6 + held as u64))));
+            assert_eq!((flight.acked().records, flight.acked().through), (held as u64, held as u64));
+            assert_eq!(flight.unanswered(), None);
+            let next = flight.next_to_send().map(Bundle::through);
+            assert_eq!(next, (held < 4).then_some(held as u64 + 1));
+            assert_eq!(flight.is_empty(), held == 4);
+        }
+    }
+
+    #[test]
+    fn a_batch_is_in_the_log_whole_or_not_at_all() {
+        let mut flight = flight(&[2, 3]);
+        let found = look(&flight, 1, &["1", "2", "3"]).unwrap();
+        assert_eq!(flight.resolve(&found), Err(Foreign::HalfBatch(Lsn(3))));
+        let found = look(&flight, 1, &["1", "2"]).unwrap();
+        assert_eq!(flight.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
+        assert_eq!(flight.next_to_send().map(Bundle::through), Some(5));
+    }
+
+    #[test]
+    fn records_of_somebody_else_are_noticed() {
+        let flight = flight(&[1, 1]);
+        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Foreign::Record(Lsn(2)));
+        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Foreign::Record(Lsn(3)));
+    }
+
+    #[test]
+    fn the_ledger_is_bounded_and_its_memory_used_again() {
+        let mut flight = Flight::new();
+        while !flight.is_full() {
+            let mut bundle = flight.blank();
+            bundle.push(b"", flight.records as u64 + 1);
+            flight.push(bundle);
+            flight.mark_sent(flight.records as u64);
+        }
+        assert_eq!(flight.records, RECORDS_MAX);
+        (1..=RECORDS_MAX as u64).for_each(|n| assert!(flight.acknowledge(&n, Lsn(n)).is_some()));
+        assert!(flight.is_empty() && flight.spare.len() == RECORDS_MAX && flight.blank().records().is_empty());
+    }
+}

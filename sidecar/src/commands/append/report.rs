@@ -1,0 +1,155 @@
+//! What `append` tells: a bar while it runs on a terminal, a line when it is done, and after a failure all that a person
+//! needs to go on.
+
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write as _};
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use tailwind_client::Lsn;
+
+use super::flight::{Acked, Flight};
+
+/// How often the bar moves.
+const MOVE_EVERY: Duration = Duration::from_millis(100);
+
+/// The bar. Draws on standard error, and only if that is a terminal.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    started: Instant,
+    moved: Instant,
+}
+
+impl Progress {
+    /// `input_size` is known for files. A bar would tear up what goes to the same terminal: then there is `none`.
+    pub(super) fn new(input_size: Option<u64>, none: bool) -> Progress {
+        let (bar, look) = match input_size {
+            _ if none => (ProgressBar::hidden(), "{msg}"),
+            Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes}, {eta} to go; {msg}"),
+            None => (ProgressBar::new_spinner(), "{spinner} {bytes}; {msg}"),
+        };
+        // The looks are constants, so that nothing can be wrong with them at run time.
+        bar.set_style(ProgressStyle::with_template(look).unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        let now = Instant::now();
+        Progress { bar, started: now, moved: now }
+    }
+
+    /// Moves the bar, if it is time to: `taken` bytes of the input have been read.
+    pub(super) fn show(&mut self, taken: u64, acked: &Acked) {
+        if self.bar.is_hidden() || self.moved.elapsed() < MOVE_EVERY {
+            return;
+        }
+        self.moved = Instant::now();
+        self.bar.set_position(taken);
+        self.bar.set_message(format!("{} records acknowledged", HumanCount(acked.records)));
+    }
+
+    /// Says why nothing moves.
+    pub(super) fn pause(&mut self, why: &str) {
+        self.bar.set_message(why.to_owned());
+        self.bar.tick();
+    }
+
+    /// Takes the bar away and says how long it all took.
+    pub(super) fn finish(&self) -> Duration {
+        self.bar.finish_and_clear();
+        self.started.elapsed()
+    }
+}
+
+/// Prints LSNs to standard output, one a line, for whoever still reads them.
+pub(super) struct LsnPrinter(Option<BufWriter<StdoutLock<'static>>>);
+
+impl LsnPrinter {
+    pub(super) fn new(wanted: bool) -> LsnPrinter {
+        LsnPrinter(wanted.then(|| BufWriter::new(io::stdout().lock())))
+    }
+
+    /// True when it would write over the bar.
+    pub(super) fn shares_the_terminal(&self) -> bool {
+        self.0.is_some() && io::stdout().is_terminal()
+    }
+
+    pub(super) fn print(&mut self, (first, last): (Lsn, Lsn)) {
+        self.with(|out| (first.0..=last.0).try_for_each(|lsn| writeln!(out, "{lsn}")));
+    }
+
+    pub(super) fn flush(&mut self) {
+        self.with(BufWriter::flush);
+    }
+
+    /// A pipe closed at the other end stops the printing and nothing else: records matter more than their numbers.
+    fn with(&mut self, print: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> io::Result<()>) {
+        if self.0.as_mut().is_some_and(|out| print(out).is_err()) {
+            self.0 = None;
+        }
+    }
+}
+
+/// The last line of a run that went well.
+pub(super) fn summary(acked: &Acked, took: Duration) -> String {
+    let Some((first, last)) = acked.lsns else { return "0 records: the input has none".to_owned() };
+    let seconds = took.as_secs_f64().max(1e-9);
+    let rate = HumanCount((acked.records as f64 / seconds) as u64);
+    let bandwidth = HumanBytes((acked.payload_size as f64 / seconds) as u64);
+    let took = if took < Duration::from_secs(60) { format!("{seconds:.2} s") } else { HumanDuration(took).to_string() };
+    let (records, size) = (HumanCount(acked.records), HumanBytes(acked.payload_size));
+    format!("{records} records, {size}, LSN {first} to {last}, in {took}: {rate} records/s, {bandwidth}/s")
+}
+
+/// Where a run that failed has got to, and how to go on.
+pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u64) -> String {
+    let acked = flight.acked();
+    let mut text = match acked.lsns {
+        Some((first, last)) => {
+            let (records, through) = (HumanCount(acked.records), acked.through);
+            format!("acknowledged: {records} records, LSN {first} to {last}, up to {noun} {through} of the input")
+        }
+        None => "acknowledged: nothing".to_owned(),
+    };
+    let through = acked.through.max(skipped);
+    // Writing to a string cannot fail.
+    let _ = match (flight.unanswered(), acked.lsns) {
+        (None, _) => write!(text, "\nnothing is in flight; go on with --skip {through}"),
+        (Some((records, last)), lsns) => {
+            let _ = write!(text, "\nin flight: {records} records, up to {noun} {last}; each may or may not be in the log");
+            let from = lsns.map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
+            write!(text, "\nread from {from} to see how many are, then go on with --skip {through} plus that number")
+        }
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_says_what_was_done_and_how_fast() {
+        let acked = Acked { records: 1_000_000, payload_size: 128 << 20, lsns: Some((Lsn(1), Lsn(1_000_000))), through: 1_000_000 };
+        assert_eq!(
+            summary(&acked, Duration::from_secs(2)),
+            "1,000,000 records, 128.00 MiB, LSN 1 to 1000000, in 2.00 s: 500,000 records/s, 64.00 MiB/s"
+        );
+        assert_eq!(summary(&Acked::default(), Duration::from_secs(2)), "0 records: the input has none");
+    }
+
+    #[test]
+    fn after_a_failure_a_person_knows_what_is_certain_and_how_to_go_on() {
+        let mut flight = Flight::new();
+        assert_eq!(aftermath(&flight, "line", 5), "acknowledged: nothing\nnothing is in flight; go on with --skip 5");
+        for place in 6..=8 {
+            let mut bundle = flight.blank();
+            bundle.push(b"record", place);
+            flight.push(bundle);
+            flight.mark_sent(place);
+        }
+        flight.acknowledge(&6, Lsn(41));
+        assert_eq!(
+            aftermath(&flight, "line", 5),
+            "acknowledged: 1 records, LSN 41 to 41, up to line 6 of the input\n\
+             in flight: 2 records, up to line 8; each may or may not be in the log\n\
+             read from 42 to see how many are, then go on with --skip 6 plus that number"
+        );
+    }
+}

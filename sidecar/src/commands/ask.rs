@@ -1,0 +1,45 @@
+//! `trim` and `barrier`: one question to the primary, one answer.
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use clap::Args;
+use tailwind_client::Lsn;
+
+use super::target::Target;
+
+/// Let go of records that are no longer needed.
+#[derive(Args, Clone, Debug)]
+pub struct TrimOptions {
+    /// First record that must stay: the one after what a snapshot covers. Whole segments go, so that more may stay
+    #[arg(long, value_name = "LSN", value_parser = clap::value_parser!(u64).range(1..))]
+    below: u64,
+    /// Which sidecar.
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Prove that the sidecar is primary at this moment.
+#[derive(Args, Clone, Debug)]
+pub struct BarrierOptions {
+    /// Which sidecar.
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Trims and says where the log begins now.
+pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
+    let mut client = options.target.connect()?;
+    let below = Lsn(options.below);
+    let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
+    let kept = if first < below { format!("; records below {below} stay while their segment has others") } else { String::new() };
+    writeln!(io::stdout().lock(), "the log begins at LSN {first}{kept}").context("write to standard output")
+}
+
+/// Passes a barrier and says what it proves.
+pub fn barrier(options: &BarrierOptions) -> anyhow::Result<()> {
+    let mut client = options.target.connect()?;
+    let passed = client.barrier().context("pass a barrier")?;
+    writeln!(io::stdout().lock(), "primary in epoch {}, last acknowledged LSN {}", passed.epoch, passed.last)
+        .context("write to standard output")
+}

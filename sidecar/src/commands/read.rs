@@ -1,0 +1,208 @@
+//! `read` and `tail`: acknowledged records to standard output.
+//!
+//! What was once read never disappears in a later failover. Both end quietly when nobody reads their output any more.
+
+use std::fmt;
+use std::io::{self, BufWriter, StdoutLock};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tailwind_client::{Error, Event, Lsn, Welcome};
+
+use super::framing::{OutputFraming, RecordWriter};
+use super::target::Target;
+
+/// Bytes gathered before they are written, unless there is nothing to gather for.
+const OUTPUT_SIZE: usize = 64 << 10;
+/// How often a tail without news looks whether anybody still reads it.
+const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+
+/// Where to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At the first record that can still be read.
+    First,
+    /// At this record.
+    Lsn(Lsn),
+    /// After the last acknowledged record.
+    End,
+}
+
+impl Start {
+    fn lsn(self, welcome: &Welcome) -> Lsn {
+        match self {
+            Start::First => welcome.first.max(Lsn(1)),
+            Start::Lsn(lsn) => lsn,
+            Start::End => welcome.last.next(),
+        }
+    }
+}
+
+impl FromStr for Start {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Start, String> {
+        match (text, text.parse()) {
+            ("first", _) => Ok(Start::First),
+            ("end", _) => Ok(Start::End),
+            (_, Ok(lsn @ 1..)) => Ok(Start::Lsn(Lsn(lsn))),
+            _ => Err("must be an LSN (1 or more), first or end".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Start::First => f.write_str("first"),
+            Start::Lsn(lsn) => lsn.fmt(f),
+            Start::End => f.write_str("end"),
+        }
+    }
+}
+
+/// How records look.
+#[derive(Args, Clone, Debug)]
+pub struct Looks {
+    /// How to tell records apart: lines suits text, length anything, hex the eye
+    #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = OutputFraming::Lines)]
+    framing: OutputFraming,
+    /// Write each record's LSN and a tab before it: to know where to go on. Not with --framing length
+    #[arg(long)]
+    print_lsn: bool,
+}
+
+impl Looks {
+    fn writer(&self) -> anyhow::Result<RecordWriter<BufWriter<StdoutLock<'static>>>> {
+        ensure!(
+            !self.print_lsn || self.framing != OutputFraming::Length,
+            "--print-lsn goes with --framing lines or hex: between lengths there is no room for it"
+        );
+        let out = BufWriter::with_capacity(OUTPUT_SIZE, io::stdout().lock());
+        Ok(RecordWriter::new(out, self.framing, self.print_lsn))
+    }
+}
+
+/// Write the log's acknowledged records to standard output.
+#[derive(Args, Clone, Debug)]
+pub struct ReadOptions {
+    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end`
+    #[arg(long, default_value_t = Start::First, value_name = "LSN")]
+    from: Start,
+    /// Most records wanted; 0 for all that there are now
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    limit: u64,
+    /// How records look.
+    #[command(flatten)]
+    looks: Looks,
+    /// Which sidecar.
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Write records to standard output as they are acknowledged.
+#[derive(Args, Clone, Debug)]
+pub struct TailOptions {
+    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
+    #[arg(long, default_value_t = Start::End, value_name = "LSN")]
+    from: Start,
+    /// How records look.
+    #[command(flatten)]
+    looks: Looks,
+    /// Which sidecar.
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Reads what there is now.
+pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
+    let mut out = options.looks.writer()?;
+    let mut client = options.target.connect()?;
+    let from = options.from.lsn(client.welcome());
+    let mut next = from;
+    let mut copy = || -> anyhow::Result<()> {
+        let mut records = client.read(from, options.limit)?;
+        while let Some((lsn, payload)) = records.next_record()? {
+            out.write(lsn, payload).context("write to standard output")?;
+            next = lsn.next();
+        }
+        Ok(())
+    };
+    let copied = copy();
+    // What came before a failure is as true as ever.
+    out.flush().context("write to standard output")?;
+    copied.with_context(|| go_on(from, next))
+}
+
+/// Reads until somebody stops it.
+pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
+    let mut out = options.looks.writer()?;
+    let mut client = options.target.connect()?;
+    let from = options.from.lsn(client.welcome());
+    client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
+    let mut tail = client.tail(from)?;
+    loop {
+        let failed = match tail.next_event() {
+            Ok(Some(Event::Record(lsn, payload))) => {
+                out.write(lsn, payload).context("write to standard output")?;
+                continue;
+            }
+            // Nothing more for now: whoever reads along must not wait for the buffer to fill.
+            Ok(Some(Event::CaughtUp { .. })) => {
+                out.flush().context("write to standard output")?;
+                continue;
+            }
+            Err(Error::TimedOut { .. }) => {
+                out.flush().context("write to standard output")?;
+                if is_abandoned() {
+                    return Ok(());
+                }
+                continue;
+            }
+            Ok(None) => anyhow::anyhow!("the sidecar has ended the tail"),
+            Err(error) => error.into(),
+        };
+        out.flush().context("write to standard output")?;
+        return Err(failed.context(go_on(from, tail.next_lsn())));
+    }
+}
+
+/// True when standard output is a pipe whose reader has gone.
+fn is_abandoned() -> bool {
+    let out = io::stdout();
+    let mut fds = [PollFd::new(&out, PollFlags::empty())];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+        && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+/// What a person needs to know after a failure.
+fn go_on(from: Lsn, next: Lsn) -> String {
+    match next.0 - from.0 {
+        0 => format!("nothing was read from LSN {from} on"),
+        count => format!("{count} records were written, up to LSN {}; go on with --from {next}", next.prev()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_begins_at_a_number_or_at_either_end() {
+        assert_eq!("first".parse(), Ok(Start::First));
+        assert_eq!("end".parse(), Ok(Start::End));
+        assert_eq!("17".parse(), Ok(Start::Lsn(Lsn(17))));
+        for bad in ["0", "-1", "", "last", "1.5"] {
+            assert!(bad.parse::<Start>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn after_a_failure_a_person_learns_where_to_go_on() {
+        assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
+        assert_eq!(go_on(Lsn(5), Lsn(8)), "3 records were written, up to LSN 7; go on with --from 8");
+    }
+}

@@ -1,0 +1,195 @@
+//! `status`: what a sidecar tells of itself, as a table for people or as its JSON.
+//!
+//! The JSON comes from [`control::status`](crate::control::status). Fields that another version does not tell are left
+//! out of the table, so that old and new understand each other.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::{HumanBytes, HumanCount};
+use serde::Deserialize;
+use tailwind_protocol::layout::readable_size;
+
+use super::target::Target;
+use super::tell;
+
+/// Tell how a sidecar and its group are.
+#[derive(Args, Clone, Debug)]
+pub struct StatusOptions {
+    /// The sidecar's own JSON, one line for each: for scripts
+    #[arg(long)]
+    json: bool,
+    /// Which sidecars: each socket's is asked, primary or not.
+    #[command(flatten)]
+    target: Target,
+}
+
+/// The sidecar's JSON, as far as it is known here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Report {
+    group: String,
+    sidecar: String,
+    fabric: String,
+    durability: String,
+    segment_size: u64,
+    backups_wanted: u8,
+    min_in_sync: u8,
+    closed_segments: u64,
+    memory_bytes: u64,
+    role: Option<String>,
+    epoch: u64,
+    primary: String,
+    version: u64,
+    acked: u64,
+    first: u64,
+    positions: Option<Positions>,
+    members: Vec<Member>,
+    clients: u64,
+    /// Appends that wait for their ack, whoever sent them.
+    pub(super) pending: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Positions {
+    flushed: String,
+    acked: String,
+    completed: String,
+    posted: String,
+    appended: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Member {
+    name: String,
+    control: String,
+    standing: String,
+    completed: String,
+}
+
+impl Report {
+    /// Reads the sidecar's JSON.
+    pub(super) fn parse(json: &str) -> anyhow::Result<Report> {
+        serde_json::from_str(json).context("read the sidecar's status (is it of another version? --json shows it as it is)")
+    }
+}
+
+/// Asks and prints.
+pub fn run(options: &StatusOptions) -> anyhow::Result<()> {
+    let sockets = options.target.sockets();
+    let mut failed = 0;
+    for (place, socket) in sockets.iter().enumerate() {
+        match report(options, socket) {
+            Ok(text) => {
+                let gap = if place > 0 && !options.json { "\n" } else { "" };
+                write!(io::stdout().lock(), "{gap}{text}").context("write to standard output")?;
+            }
+            Err(error) if sockets.len() == 1 => return Err(error),
+            Err(error) => {
+                failed += 1;
+                tell(format_args!("status: {}: {error:#}", socket.display()));
+            }
+        }
+    }
+    if failed > 0 {
+        bail!("{failed} of {} sidecars did not answer", sockets.len());
+    }
+    Ok(())
+}
+
+fn report(options: &StatusOptions, socket: &Path) -> anyhow::Result<String> {
+    let mut client = options.target.connect_to(socket)?;
+    let json = client.status().context("ask for the status")?;
+    if options.json {
+        return Ok(json + "\n");
+    }
+    Ok(Report::parse(&json)?.to_string())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "group      {}", self.group)?;
+        let Some(role) = &self.role else {
+            return writeln!(f, "sidecar    {}; its append path does not answer: it hangs or is overloaded", self.sidecar);
+        };
+        write!(f, "sidecar    {}: {role}, epoch {}", self.sidecar, self.epoch)?;
+        match self.primary.as_str() {
+            "" => writeln!(f, "; who is primary is not known")?,
+            primary if primary == self.sidecar => writeln!(f)?,
+            primary => writeln!(f, "; primary is {primary}")?,
+        }
+        let (backups, needed) = (self.backups_wanted, self.min_in_sync);
+        writeln!(f, "backups    {backups} wanted, {needed} needed to go on; member set version {}", self.version)?;
+        writeln!(f, "promise    {} durability over {}", self.durability, self.fabric)?;
+        if self.acked == 0 {
+            writeln!(f, "log        no record is known to be acknowledged")?;
+        } else {
+            writeln!(f, "log        LSN {} to {} can be read", self.first, self.acked)?;
+        }
+        let (closed, size) = (HumanCount(self.closed_segments), readable_size(self.segment_size));
+        writeln!(f, "segments   {closed} closed, of {size}; {} of memory here", HumanBytes(self.memory_bytes))?;
+        writeln!(f, "clients    {}; appends in flight: {}", self.clients, HumanCount(self.pending))?;
+        if let Some(at) = &self.positions {
+            let (flushed, acked, completed) = (&at.flushed, &at.acked, &at.completed);
+            write!(f, "positions  flushed {flushed} ≤ acked {acked} ≤ completed {completed} ")?;
+            writeln!(f, "≤ posted {} ≤ appended {}", at.posted, at.appended)?;
+        }
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let width = |cell: fn(&Member) -> &str, title: &str| {
+            self.members.iter().map(|member| cell(member).len()).chain([title.len()]).max().unwrap_or_default()
+        };
+        let name = width(|member| &member.name, "MEMBER");
+        let standing = width(|member| &member.standing, "STANDING");
+        let completed = width(|member| &member.completed, "COMPLETED");
+        writeln!(f, "\n{:name$}  {:standing$}  {:completed$}  CONTROL", "MEMBER", "STANDING", "COMPLETED")?;
+        for member in &self.members {
+            let Member { name: who, standing: how, completed: far, control } = member;
+            writeln!(f, "{who:name$}  {how:standing$}  {far:completed$}  {control}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_primary_shows_its_log_and_its_members() {
+        let json = r#"{"group":"db","sidecar":"db-0","fabric":"shm","durability":"memory","segment_size":8388608,
+            "backups_wanted":3,"min_in_sync":2,"closed_segments":1234,"memory_bytes":50331648,"role":"primary","epoch":3,
+            "primary":"db-0","version":7,"acked":42,"first":1,"positions":{"flushed":"1:0","acked":"2:8",
+            "completed":"2:8","posted":"2:16","appended":"2:16"},"members":[{"name":"b0","control":"10.0.0.1:7420",
+            "standing":"in set","completed":"2:8"},{"name":"backup-1","control":"10.0.0.2:7420","standing":"catching up",
+            "completed":"1:0"}],"clients":2,"pending":1,"from a later version":true}"#;
+        let expected = "\
+group      db
+sidecar    db-0: primary, epoch 3
+backups    3 wanted, 2 needed to go on; member set version 7
+promise    memory durability over shm
+log        LSN 1 to 42 can be read
+segments   1,234 closed, of 8 MiB; 48.00 MiB of memory here
+clients    2; appends in flight: 1
+positions  flushed 1:0 ≤ acked 2:8 ≤ completed 2:8 ≤ posted 2:16 ≤ appended 2:16
+
+MEMBER    STANDING     COMPLETED  CONTROL
+b0        in set       2:8        10.0.0.1:7420
+backup-1  catching up  1:0        10.0.0.2:7420
+";
+        assert_eq!(Report::parse(json).unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn a_hung_path_and_a_strange_answer_are_said_plainly() {
+        let hung = Report::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
+        assert!(hung.contains("its append path does not answer"), "{hung}");
+        assert!(Report::parse("<html>").unwrap_err().to_string().contains("--json"));
+    }
+}

@@ -1,0 +1,147 @@
+//! Which sidecar a command talks to: the options that all of them share, and connecting.
+//!
+//! Called by every command but `scan`.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use tailwind_client::blocking::Client;
+use tailwind_client::{Epoch, Error, Options, Role};
+use tailwind_protocol::ids::GroupName;
+
+/// How long one socket among several is held before the next one is looked at.
+const HOLD_EACH: Duration = Duration::from_millis(100);
+/// Pause between two looks where nobody listens.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// The sidecar to talk to.
+#[derive(Args, Clone, Debug)]
+pub struct Target {
+    /// The group whose log it is; says where the socket is, unless --socket does
+    #[arg(long, env = "TAILWIND_GROUP", default_value = "default", value_name = "NAME")]
+    group: GroupName,
+    /// The sidecar's socket. Where several sidecars of the group can be reached, give all their sockets: the primary's is
+    /// used [default: /run/tailwind/GROUP.sock]
+    #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',')]
+    socket: Vec<PathBuf>,
+    /// Wait until the sidecar runs and is primary, for as long as it takes: for scripts that may come before it
+    #[arg(long, env = "TAILWIND_WAIT", value_parser = FalseyValueParser::new())]
+    wait: bool,
+    /// Longest wait for an answer; longer than a failover of the group takes
+    #[arg(long, env = "TAILWIND_TIMEOUT_MS", default_value_t = 10_000, value_name = "MS")]
+    timeout_ms: u64,
+}
+
+impl Target {
+    /// The sockets, at least one.
+    pub(super) fn sockets(&self) -> Vec<PathBuf> {
+        match self.socket.as_slice() {
+            [] => vec![PathBuf::from(format!("/run/tailwind/{}.sock", self.group))],
+            given => given.to_vec(),
+        }
+    }
+
+    /// Longest wait for an answer.
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+
+    /// Connects to the sidecar behind one socket, whatever its role.
+    pub(super) fn connect_to(&self, socket: &Path) -> anyhow::Result<Client> {
+        connect(socket, false, Some(self.timeout())).map_err(|error| explain(socket, error))
+    }
+
+    /// Connects to the primary. With a single socket and without `--wait` to whoever is there: what it is asked, it
+    /// refuses by itself.
+    pub(super) fn connect(&self) -> anyhow::Result<Client> {
+        if self.wait {
+            return self.wait_for_primary();
+        }
+        let sockets = self.sockets();
+        if let [socket] = sockets.as_slice() {
+            return self.connect_to(socket);
+        }
+        let mut others = String::new();
+        for socket in &sockets {
+            match self.connect_to(socket) {
+                Ok(client) if client.standing().role == Role::Primary => return Ok(client),
+                Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
+                Err(error) => others += &format!("\n  {}: {error:#}", socket.display()),
+            }
+        }
+        bail!("none of the sidecars is primary; --wait waits until one is:{others}")
+    }
+
+    /// Connects to the primary once there is one.
+    pub(super) fn wait_for_primary(&self) -> anyhow::Result<Client> {
+        let sockets = self.sockets();
+        // A single sidecar is held for as long as it lives; among several, another one may be promoted first.
+        let hold_each = (sockets.len() > 1).then_some(HOLD_EACH);
+        loop {
+            let mut has_held = false;
+            for socket in &sockets {
+                match connect(socket, true, hold_each) {
+                    Ok(mut client) => {
+                        client.set_timeout(Some(self.timeout())).context("set the socket's time-out")?;
+                        return Ok(client);
+                    }
+                    Err(Error::TimedOut { .. }) => has_held = true,
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return Err(explain(socket, error)),
+                }
+            }
+            if !has_held {
+                sleep(LOOK_AGAIN_AFTER);
+            }
+        }
+    }
+
+    /// A primary of a later epoch than `epoch`, if there is one now: proof that the one of `epoch` is over, even if it does
+    /// not answer any more.
+    pub(super) fn successor(&self, epoch: Epoch) -> Option<Client> {
+        self.sockets().iter().find_map(|socket| {
+            let mut client = connect(socket, false, Some(HOLD_EACH)).ok()?;
+            let standing = client.standing();
+            let follows = standing.role == Role::Primary && standing.epoch > epoch;
+            (follows && client.set_timeout(Some(self.timeout())).is_ok()).then_some(client)
+        })
+    }
+}
+
+/// True when the same attempt may succeed later, with this sidecar or another one, without anybody mending anything.
+pub(super) fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::Connect { source, .. } => matches!(
+            source.kind(),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::WouldBlock
+        ),
+        Error::NotPrimary { .. } | Error::UnknownOutcome { .. } | Error::Disconnected { .. } => true,
+        Error::Retry { .. } | Error::TimedOut { .. } => true,
+        _ => false,
+    }
+}
+
+fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Client, Error> {
+    Client::connect_with(socket, &Options { hold, timeout, ..Options::default() })
+}
+
+/// Says what to do about a socket that does not open.
+fn explain(socket: &Path, error: Error) -> anyhow::Error {
+    let advice = match &error {
+        Error::Connect { source, .. } => match source.kind() {
+            ErrorKind::NotFound => "no such socket: start the sidecar, or name its socket with --socket or its group with --group",
+            ErrorKind::ConnectionRefused => "nobody listens there: the sidecar has ended; --wait waits for it to come back",
+            ErrorKind::PermissionDenied => "this user may not open the socket: be its owner or in its group",
+            _ => "is this the append socket of a sidecar?",
+        },
+        Error::TimedOut { .. } => "the sidecar took the connection and says nothing: is it stopped, or overloaded?",
+        Error::Protocol { .. } => "is this the append socket of a sidecar?",
+        _ => return anyhow::Error::new(error).context(format!("connect to {}", socket.display())),
+    };
+    anyhow::Error::new(error).context(advice)
+}
