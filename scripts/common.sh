@@ -57,7 +57,7 @@ need_build_tools() {
 
 # Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
 need_rust() {
-    local pinned
+    local pinned said
     pinned=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
     PATH="$PATH:$HOME/.cargo/bin"
     if ! command -v cargo >/dev/null && is_debian_root >/dev/null; then
@@ -69,8 +69,8 @@ need_rust() {
     fi
     if command -v rustup >/dev/null && ! rustup run "$pinned" cargo clippy --version >/dev/null 2>&1; then
         say "installing Rust $pinned"
-        rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy >/dev/null 2>&1 \
-            || stop "rustup could not install Rust $pinned: is the network up?"
+        said=$(rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy 2>&1) \
+            || stop "$said"$'\n'"rustup could not install Rust $pinned: is the network up?"
     fi
     case "$(cargo --version 2>/dev/null)" in
         "cargo $pinned "*) ;;

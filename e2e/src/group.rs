@@ -1,21 +1,23 @@
 //! A group on this machine: sidecars and backups as child processes, each with its folders, ports and log.
 //!
 //! Everything lies below one working folder and one folder in memory; both go when the group is dropped, as do the processes.
+//! What can be seen from outside is in [`View`].
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use tailwind_client::Options as ClientOptions;
-use tailwind_client::blocking::Client;
 
-/// How long a condition may take to come true on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub use crate::view::{PATIENCE, View};
+
 /// How often a condition is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -36,10 +38,12 @@ pub struct Setup {
     pub segment_size: String,
     /// Buffers of each backup.
     pub buffers: usize,
-    /// More options for every sidecar.
-    pub sidecar_args: Vec<String>,
-    /// More options for every backup.
-    pub backup_args: Vec<String>,
+    /// More options of every sidecar, or other values of those it has.
+    pub sidecar_options: Vec<(&'static str, String)>,
+    /// More options of every backup, or other values.
+    pub backup_options: Vec<(&'static str, String)>,
+    /// Folder with `ca.pem` and, for each process, `NAME.pem` and `NAME.key`: the control RPC by mutual TLS.
+    pub certificates: Option<PathBuf>,
     /// Prefix of the folders in memory; a RAM file system.
     pub memory: PathBuf,
 }
@@ -55,23 +59,31 @@ impl Setup {
             sidecars: 2,
             segment_size: "64KiB".to_owned(),
             buffers: 24,
-            sidecar_args: Vec::new(),
-            backup_args: Vec::new(),
+            sidecar_options: Vec::new(),
+            backup_options: Vec::new(),
+            certificates: None,
             memory: PathBuf::from("/dev/shm"),
         }
     }
 }
 
 /// A process of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// By its number.
+    Sidecar(usize),
+    /// By its number.
+    Backup(usize),
+}
+
 #[derive(Debug)]
 struct Process {
     name: String,
+    port: u16,
     child: Option<Child>,
-    /// CPU time of lives that have ended.
-    starts: u32,
 }
 
-/// A running group.
+/// A running group. It can be looked at like its [`View`].
 #[derive(Debug)]
 pub struct Group {
     setup: Setup,
@@ -79,13 +91,25 @@ pub struct Group {
     memory: tempfile::TempDir,
     backups: Vec<Process>,
     sidecars: Vec<Process>,
-    ports: Vec<u16>,
+    view: View,
+}
+
+impl Deref for Group {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.view
+    }
 }
 
 /// Finds the program that belongs to this build, building it if need be.
 pub fn program() -> Result<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = std::env::var_os("TAILWIND_SIDECAR_PROGRAM") {
         return Ok(path.into());
+    }
+    if let Some(path) = BUILT.get() {
+        return Ok(path.clone());
     }
     let me = std::env::current_exe().context("find this program")?;
     let folder = me.ancestors().skip(1).find(|f| !f.ends_with("deps") && !f.ends_with("examples"));
@@ -99,22 +123,14 @@ pub fn program() -> Result<PathBuf> {
     build.env("CARGO_TARGET_DIR", folder.parent().context("find the target folder")?);
     let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("build tailwind-sidecar")?;
     ensure!(status.success(), "tailwind-sidecar does not build");
-    Ok(folder.join("tailwind-sidecar"))
+    Ok(BUILT.get_or_init(|| folder.join("tailwind-sidecar")).clone())
 }
 
 impl Group {
     /// Starts the backups, then the sidecars one after the other; returns when the first is primary.
     pub fn start(setup: Setup) -> Result<Group> {
         let mut group = Group::prepare(setup)?;
-        for index in 0..group.setup.backups {
-            group.start_backup(index)?;
-        }
-        for index in 0..group.setup.sidecars {
-            group.start_sidecar(index)?;
-            if index == 0 {
-                group.wait("the first sidecar to become primary", |group| group.role(0) == "primary")?;
-            }
-        }
+        group.start_all()?;
         Ok(group)
     }
 
@@ -123,88 +139,160 @@ impl Group {
         let folder = tempfile::Builder::new().prefix("tailwind-").tempdir().context("make a working folder")?;
         let memory = tempfile::Builder::new().prefix("tailwind-").tempdir_in(&setup.memory);
         let memory = memory.with_context(|| format!("make a folder in {}", setup.memory.display()))?;
-        let ports = free_ports(setup.backups + setup.sidecars)?;
         let named = |kind: &str, count| {
-            (0..count).map(|n| Process { name: format!("{kind}{n}"), child: None, starts: 0 }).collect::<Vec<_>>()
+            let process = |n| Ok(Process { name: format!("{kind}{n}"), port: free_port()?, child: None });
+            (0..count).map(process).collect::<Result<Vec<_>>>()
         };
-        let (backups, sidecars) = (named("backup", setup.backups), named("sidecar", setup.sidecars));
-        fs::create_dir_all(folder.path().join("logs")).context("make the folder of logs")?;
-        Ok(Group { setup, folder, memory, backups, sidecars, ports })
+        let (backups, sidecars) = (named("backup", setup.backups)?, named("sidecar", setup.sidecars)?);
+        let logs = folder.path().join("logs");
+        fs::create_dir_all(&logs).context("make the folder of logs")?;
+        let sockets = (0..setup.sidecars).map(|n| folder.path().join(format!("append-{n}.sock"))).collect();
+        let names = sidecars.iter().chain(&backups).map(|process| process.name.clone());
+        let view = View::new(sockets, names.map(|name| (name.clone(), logs.join(format!("{name}.log")))).collect());
+        Ok(Group { setup, folder, memory, backups, sidecars, view })
+    }
+
+    /// Starts what does not run: the backups, then the sidecars one after the other; returns when there is a primary.
+    pub fn start_all(&mut self) -> Result<()> {
+        for index in (0..self.backups.len()).filter(|index| self.backups[*index].child.is_none()).collect::<Vec<_>>() {
+            self.start_backup(index)?;
+        }
+        for index in (0..self.sidecars.len()).filter(|index| self.sidecars[*index].child.is_none()).collect::<Vec<_>>() {
+            self.start_sidecar(index)?;
+            if index == 0 {
+                self.wait_for_primary()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts (or starts again) one process.
+    pub fn start_one(&mut self, who: Who) -> Result<()> {
+        match who {
+            Who::Sidecar(index) => self.start_sidecar(index),
+            Who::Backup(index) => self.start_backup(index),
+        }
     }
 
     /// Starts (or starts again) one backup.
     pub fn start_backup(&mut self, index: usize) -> Result<()> {
-        let name = self.backups[index].name.clone();
-        let mut command = Command::new(&self.setup.program);
-        command.args(["backup", "--group", "demo", "--name", &name, "--fabric", &self.setup.fabric]);
-        command.arg("--listen").arg(format!("127.0.0.1:{}", self.ports[index]));
-        command.arg("--pool").arg(self.pool(index));
-        command.arg("--flush-dir").arg(self.flush_folder(index));
-        command.args(["--segment-size", &self.setup.segment_size, "--buffers", &self.setup.buffers.to_string()]);
-        command.args(["--flush-bandwidth", "1GiB"]).args(&self.setup.backup_args);
-        let child = self.spawn(&name, command)?;
-        self.backups[index].child = Some(child);
-        self.backups[index].starts += 1;
+        let command = self.backup_command(index);
+        self.backups[index].child = Some(self.spawn(&self.backups[index].name, command)?);
         Ok(())
     }
 
     /// Starts (or starts again) one sidecar.
     pub fn start_sidecar(&mut self, index: usize) -> Result<()> {
-        let name = self.sidecars[index].name.clone();
-        let command = self.sidecar_command(index, &name);
-        let child = self.spawn(&name, command)?;
-        self.sidecars[index].child = Some(child);
-        self.sidecars[index].starts += 1;
+        let command = self.sidecar_command(index);
+        self.sidecars[index].child = Some(self.spawn(&self.sidecars[index].name, command)?);
         Ok(())
     }
 
-    /// The command line of a sidecar, for tests that want to change it.
-    pub fn sidecar_command(&self, index: usize, name: &str) -> Command {
+    /// The command line of a backup.
+    pub fn backup_command(&self, index: usize) -> Command {
+        let Process { name, port, .. } = &self.backups[index];
+        let mut command = Command::new(&self.setup.program);
+        command.args(["backup", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
+        command.arg("--listen").arg(format!("127.0.0.1:{port}"));
+        command.arg("--pool").arg(self.pool(index));
+        command.arg("--flush-dir").arg(self.flush_folder(index));
+        command.args(["--segment-size", &self.setup.segment_size, "--buffers", &self.setup.buffers.to_string()]);
+        command.args(["--flush-bandwidth", "1GiB"]);
+        self.guard(&mut command, name);
+        with_options(&command, self.setup.backup_options.iter().map(|(flag, value)| (*flag, value.as_str())))
+    }
+
+    /// The command line of a sidecar.
+    pub fn sidecar_command(&self, index: usize) -> Command {
+        let Process { name, port, .. } = &self.sidecars[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["run", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        command.arg("--listen").arg(format!("127.0.0.1:{}", self.ports[self.setup.backups + index]));
+        command.arg("--listen").arg(format!("127.0.0.1:{port}"));
         command.arg("--socket").arg(self.socket(index));
         command.arg("--config").arg(self.config());
         command.args(["--backups", &self.setup.copies.to_string(), "--segment-size", &self.setup.segment_size]);
-        for (backup, port) in self.backups.iter().zip(&self.ports) {
-            command.arg("--backup").arg(format!("{}=127.0.0.1:{port}", backup.name));
+        for Process { name, port, .. } in &self.backups {
+            command.arg("--backup").arg(format!("{name}=127.0.0.1:{port}"));
         }
-        command.args(&self.setup.sidecar_args);
-        command
+        self.guard(&mut command, name);
+        with_options(&command, self.setup.sidecar_options.iter().map(|(flag, value)| (*flag, value.as_str())))
+    }
+
+    fn guard(&self, command: &mut Command, name: &str) {
+        if let Some(folder) = &self.setup.certificates {
+            command.arg("--tls-ca").arg(folder.join("ca.pem"));
+            command.arg("--tls-cert").arg(folder.join(format!("{name}.pem")));
+            command.arg("--tls-key").arg(folder.join(format!("{name}.key")));
+        }
     }
 
     fn spawn(&self, name: &str, mut command: Command) -> Result<Child> {
-        let log = self.log(name);
-        let file =
-            File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
+        let log = self.log_file(name);
+        let file = File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         command.spawn().with_context(|| format!("start {name} ({})", self.setup.program.display()))
     }
 
-    /// Sends a signal to a backup.
-    pub fn signal_backup(&self, index: usize, signal: Signal) -> Result<()> {
-        send(&self.backups[index], signal)
+    fn process(&self, who: Who) -> &Process {
+        match who {
+            Who::Sidecar(index) => &self.sidecars[index],
+            Who::Backup(index) => &self.backups[index],
+        }
     }
 
-    /// Sends a signal to a sidecar.
-    pub fn signal_sidecar(&self, index: usize, signal: Signal) -> Result<()> {
-        send(&self.sidecars[index], signal)
+    fn process_mut(&mut self, who: Who) -> &mut Process {
+        match who {
+            Who::Sidecar(index) => &mut self.sidecars[index],
+            Who::Backup(index) => &mut self.backups[index],
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, who: Who, signal: Signal) -> Result<()> {
+        let process = self.process(who);
+        let child = process.child.as_ref().with_context(|| format!("{} does not run", process.name))?;
+        Ok(kill_process(Pid::from_child(child), signal)?)
+    }
+
+    /// Kills a process and waits until it is gone.
+    pub fn kill(&mut self, who: Who) -> Result<()> {
+        kill(self.process_mut(who))
     }
 
     /// Kills a backup and waits until it is gone.
     pub fn kill_backup(&mut self, index: usize) -> Result<()> {
-        kill(&mut self.backups[index])
+        self.kill(Who::Backup(index))
     }
 
     /// Kills a sidecar and waits until it is gone.
     pub fn kill_sidecar(&mut self, index: usize) -> Result<()> {
-        kill(&mut self.sidecars[index])
+        self.kill(Who::Sidecar(index))
     }
 
-    /// Waits until a backup has ended by itself; its exit code.
-    pub fn wait_for_end_of_backup(&mut self, index: usize) -> Result<Option<i32>> {
+    /// Kills everything that runs, as a power cut would: nobody sees the others go before it goes itself.
+    pub fn kill_all(&mut self) -> Result<()> {
+        for process in self.sidecars.iter_mut().chain(&mut self.backups) {
+            if let Some(child) = &process.child {
+                kill_process(Pid::from_child(child), Signal::KILL)?;
+            }
+        }
+        self.sidecars.iter_mut().chain(&mut self.backups).try_for_each(kill)
+    }
+
+    /// True while the process has not been killed.
+    pub fn runs(&self, who: Who) -> bool {
+        self.process(who).child.is_some()
+    }
+
+    /// Process id of a running process.
+    pub fn pid(&self, who: Who) -> Option<u32> {
+        self.process(who).child.as_ref().map(Child::id)
+    }
+
+    /// Waits until a process has ended by itself; its exit code.
+    pub fn wait_for_end(&mut self, who: Who) -> Result<Option<i32>> {
         let deadline = Instant::now() + PATIENCE;
-        let process = &mut self.backups[index];
+        let process = self.process_mut(who);
         let child = process.child.as_mut().with_context(|| format!("{} does not run", process.name))?;
         while Instant::now() < deadline {
             if let Some(status) = child.try_wait()? {
@@ -213,12 +301,18 @@ impl Group {
             }
             std::thread::sleep(LOOK);
         }
-        bail!("{} does not end", process.name)
+        let name = process.name.clone();
+        bail!("{name} does not end\n{}", self.logs(25))
     }
 
-    /// The append socket of a sidecar.
-    pub fn socket(&self, index: usize) -> PathBuf {
-        self.folder.path().join(format!("append-{index}.sock"))
+    /// What can be seen from outside.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// The working folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// The config store's file.
@@ -236,14 +330,9 @@ impl Group {
         self.folder.path().join(format!("{}-disk", self.backups[index].name))
     }
 
-    /// A process's log.
-    pub fn log(&self, name: &str) -> PathBuf {
-        self.folder.path().join("logs").join(format!("{name}.log"))
-    }
-
-    /// The control port of a backup.
-    pub fn backup_port(&self, index: usize) -> u16 {
-        self.ports[index]
+    /// The control port of a process.
+    pub fn port(&self, who: Who) -> u16 {
+        self.process(who).port
     }
 
     /// Number of sidecars.
@@ -261,45 +350,13 @@ impl Group {
         &self.setup
     }
 
-    /// A client of a sidecar; with `hold` it waits until that one is primary.
-    pub fn client(&self, index: usize, hold: bool) -> Result<Client> {
-        let options = ClientOptions { hold, timeout: Some(PATIENCE), ..ClientOptions::default() };
-        Ok(Client::connect_with(self.socket(index), &options)?)
-    }
-
-    /// A sidecar's status; `Null` if it does not answer.
-    pub fn status(&self, index: usize) -> Value {
-        let options = ClientOptions { timeout: Some(Duration::from_secs(2)), ..ClientOptions::default() };
-        let status = Client::connect_with(self.socket(index), &options).and_then(|mut client| client.status());
-        status.ok().and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
-    }
-
-    /// A sidecar's role; empty if it does not answer.
-    pub fn role(&self, index: usize) -> String {
-        self.status(index)["role"].as_str().unwrap_or_default().to_owned()
-    }
-
-    /// The sidecar that is primary and answers.
-    pub fn primary(&self) -> Option<usize> {
-        (0..self.sidecars.len()).find(|index| self.sidecars[*index].child.is_some() && self.role(*index) == "primary")
-    }
-
-    /// Names of the members that acks need, as the primary sees them.
-    pub fn members(&self) -> Vec<String> {
-        let Some(primary) = self.primary() else { return Vec::new() };
-        let status = self.status(primary);
-        let members = status["members"].as_array().cloned().unwrap_or_default();
-        let in_set = members.iter().filter(|member| member["standing"] == "in set");
-        in_set.filter_map(|member| Some(member["name"].as_str()?.to_owned())).collect()
-    }
-
     /// Index of a backup by its name.
     pub fn backup_named(&self, name: &str) -> Option<usize> {
         self.backups.iter().position(|backup| backup.name == name)
     }
 
     /// Waits for a condition; on failure the error holds the end of every log.
-    pub fn wait(&mut self, what: &str, condition: impl Fn(&Group) -> bool) -> Result<Duration> {
+    pub fn wait(&self, what: &str, condition: impl Fn(&Group) -> bool) -> Result<Duration> {
         let started = Instant::now();
         while started.elapsed() < PATIENCE {
             if condition(self) {
@@ -310,16 +367,25 @@ impl Group {
         bail!("waited {PATIENCE:?} for {what}\n{}", self.logs(25))
     }
 
-    /// The last lines of every log.
-    pub fn logs(&self, lines: usize) -> String {
-        let mut text = String::new();
-        for process in self.sidecars.iter().chain(&self.backups) {
-            let log = fs::read_to_string(self.log(&process.name)).unwrap_or_default();
-            let all: Vec<&str> = log.lines().collect();
-            let tail = &all[all.len().saturating_sub(lines)..];
-            text.push_str(&format!("--- {} ({} lines)\n{}\n", process.name, all.len(), tail.join("\n")));
-        }
-        text
+    /// Waits until there is something to find; on failure the error holds the end of every log.
+    pub fn wait_for<T>(&self, what: &str, find: impl Fn(&Group) -> Option<T>) -> Result<T> {
+        let found = std::cell::OnceCell::new();
+        self.wait(what, |group| find(group).is_some_and(|value| found.set(value).is_ok()))?;
+        found.into_inner().context("found")
+    }
+
+    /// Waits for a primary; its number.
+    pub fn wait_for_primary(&self) -> Result<usize> {
+        self.wait_for("a primary", |group| group.primary())
+    }
+
+    /// Waits until as many members as wanted are in the set; their numbers.
+    pub fn wait_for_full_set(&self) -> Result<Vec<usize>> {
+        self.wait_for("a full set", |group| {
+            let members = group.members();
+            let known = members.iter().filter_map(|name| group.backup_named(name)).collect();
+            (members.len() == group.setup.copies).then_some(known)
+        })
     }
 
     /// CPU time, user and system, of all running backups.
@@ -334,19 +400,15 @@ impl Drop for Group {
             // A frozen process dies of SIGKILL all the same.
             let _ = kill(process);
         }
-        if std::thread::panicking() || std::env::var_os("TAILWIND_KEEP_LOGS").is_some() {
-            let kept = std::env::temp_dir().join("tailwind-logs").join(std::process::id().to_string());
-            let _ = fs::create_dir_all(&kept);
-            for process in self.sidecars.iter().chain(&self.backups) {
-                let _ = fs::copy(self.log(&process.name), kept.join(&process.name));
-            }
-        }
+        let Some(kept) = std::env::var_os("TAILWIND_KEEP_LOGS").filter(|_| std::thread::panicking()) else { return };
+        let kept = PathBuf::from(kept).join(self.folder.path().file_name().unwrap_or_default());
+        let copied = fs::create_dir_all(&kept).and_then(|()| {
+            let processes = self.sidecars.iter().chain(&self.backups);
+            processes.map(|p| fs::copy(self.log_file(&p.name), kept.join(&p.name)).map(|_| ())).collect()
+        });
+        // Nobody to tell: the test fails anyway.
+        let _: std::io::Result<()> = copied;
     }
-}
-
-fn send(process: &Process, signal: Signal) -> Result<()> {
-    let child = process.child.as_ref().with_context(|| format!("{} does not run", process.name))?;
-    Ok(kill_process(Pid::from_child(child), signal)?)
 }
 
 fn kill(process: &mut Process) -> Result<()> {
@@ -355,6 +417,52 @@ fn kill(process: &mut Process) -> Result<()> {
         child.wait()?;
     }
     Ok(())
+}
+
+/// The same command with more options, or with other values of those it has.
+pub fn with_options<'a>(command: &Command, options: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
+    let mut args: Vec<OsString> = command.get_args().map(OsStr::to_owned).collect();
+    for (flag, value) in options {
+        match args.iter().position(|arg| arg == flag) {
+            Some(at) => args[at + 1] = value.into(),
+            None => args.extend([flag.into(), value.into()]),
+        }
+    }
+    let mut changed = Command::new(command.get_program());
+    changed.args(args);
+    changed
+}
+
+/// How a command that ends by itself has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub errors: String,
+}
+
+/// Runs a command to its end. Kills it if it has none within [`PATIENCE`].
+pub fn run_to_end(command: &mut Command) -> Result<Ended> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.with_context(|| format!("start {command:?}"))?;
+    let pid = Pid::from_child(&child);
+    let (told, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let late = ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        // Still unreaped, since the other side has not told: the number is still its own.
+        late && kill_process(pid, Signal::KILL).is_ok()
+    });
+    let output = child.wait_with_output();
+    drop(told);
+    let killed = watchdog.join().unwrap_or_default();
+    let output = output.with_context(|| format!("wait for {command:?}"))?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let ended = Ended { code: output.status.code(), out: text(output.stdout), errors: text(output.stderr) };
+    ensure!(!killed, "{command:?} does not end: {ended:?}");
+    Ok(ended)
 }
 
 /// User and system time of a process, from proc(5).
@@ -366,9 +474,26 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_nanos(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()))
 }
 
-/// Ports that nobody listens on at the moment.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let listeners: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().context("find free ports")?;
-    listeners.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
+/// Resident memory of a process in bytes, without what it shares with others (the buffers of `shm`), from proc(5).
+pub fn resident_memory(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("statm")).ok()?;
+    let mut pages = statm.split_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    Some((resident - shared) * rustix::param::page_size() as u64)
+}
+
+/// A port that nobody listens on at the moment, below those that the kernel gives to outgoing connections: one of these
+/// could take the port of a process that is being restarted.
+pub fn free_port() -> Result<u16> {
+    const FIRST: u16 = 10_000;
+    const COUNT: u16 = 20_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = (std::process::id() % 312) as u16 * 64;
+    for _ in 0..COUNT {
+        let port = FIRST + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port from {FIRST} on")
 }

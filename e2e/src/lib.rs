@@ -1,7 +1,12 @@
 //! Scenarios with real processes: starts groups on this machine, kills parts of them, and checks what apps saw.
 //!
-//! [`group`] starts and stops processes, [`workload`] appends numbered records through failovers and reads them back.
-//! Used by the `quickstart` program and by the tests in `tests/`.
+//! [`group`] starts and stops processes, [`view`] looks at them, [`workload`] appends numbered records through failovers
+//! and reads them back, [`http`] asks, [`scene`] gives each test its turn and its seed, [`steps`] are what many tests do. Used by the `quickstart` program and by the tests
+//! in `tests/`; `docs/testing.md` says what is tested where.
 
 pub mod group;
+pub mod http;
+pub mod scene;
+pub mod steps;
+pub mod view;
 pub mod workload;

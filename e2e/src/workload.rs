@@ -4,13 +4,16 @@
 //! its unacknowledged records are there, demands that they are the very next ones it had submitted, and goes on after them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Lsn};
 
-use crate::group::{Group, PATIENCE};
+use crate::view::{PATIENCE, View};
 
 /// The records that the app appends, by their number from 1.
 pub trait Input {
@@ -38,6 +41,24 @@ impl Input for Numbered {
             record.clear();
         }
         record
+    }
+}
+
+/// What a log holds when one app after the other has gone on with it: each from some record on.
+#[derive(Clone, Debug, Default)]
+pub struct Chapters(Vec<(u64, Numbered)>);
+
+impl Chapters {
+    /// From record `first` on the log holds these records.
+    pub fn begin(&mut self, first: u64, input: Numbered) {
+        self.0.push((first, input));
+    }
+}
+
+impl Input for Chapters {
+    fn record(&self, number: u64) -> Vec<u8> {
+        let chapter = self.0.iter().rev().find(|(first, _)| *first <= number);
+        chapter.map(|(_, input)| input.record(number)).unwrap_or_default()
     }
 }
 
@@ -81,6 +102,8 @@ pub struct Seen {
 pub struct App<'a, I: Input> {
     input: &'a I,
     client: Option<Client>,
+    /// The sidecar that `client` is connected to.
+    sidecar: usize,
     window: u64,
     in_flight: VecDeque<(u64, Instant)>,
     /// What the app has seen so far.
@@ -88,26 +111,30 @@ pub struct App<'a, I: Input> {
     lost_at: Option<Instant>,
 }
 
+/// How long the app waits for a word from its sidecar before it looks whether another one is primary.
+const SILENCE: Duration = Duration::from_millis(300);
+/// Records submitted between two looks at the answers.
+const GULP: usize = 512;
+
 impl<'a, I: Input> App<'a, I> {
     /// An app with at most `window` records in flight.
     pub fn new(input: &'a I, window: u64) -> App<'a, I> {
         let in_flight = VecDeque::with_capacity(window as usize);
-        App { input, client: None, window, in_flight, seen: Seen::default(), lost_at: None }
+        App { input, client: None, sidecar: 0, window, in_flight, seen: Seen::default(), lost_at: None }
     }
 
     /// Appends until record `until` is acknowledged, through any number of failovers. `on_progress` is called now and
     /// then with the number of the last acknowledged record.
-    pub fn append_until(&mut self, group: &Group, until: u64, mut on_progress: impl FnMut(u64)) -> Result<()> {
-        let deadline = || Instant::now() + PATIENCE;
-        let mut give_up = deadline();
+    pub fn append_until(&mut self, view: &View, until: u64, mut on_progress: impl FnMut(u64)) -> Result<()> {
+        let mut give_up = Instant::now() + PATIENCE;
         while self.seen.acked < until {
             let before = self.seen.acked;
-            if let Err(error) = self.advance(group, until) {
+            if let Err(error) = self.advance(view, until) {
                 self.lose(&error);
-                ensure!(Instant::now() < give_up, "no progress beyond record {before}: {error:#}\n{}", group.logs(30));
+                ensure!(Instant::now() < give_up, "no progress beyond record {before}: {error:#}\n{}", view.logs(30));
             }
             if self.seen.acked > before {
-                give_up = deadline();
+                give_up = Instant::now() + PATIENCE;
                 on_progress(self.seen.acked);
             }
         }
@@ -115,13 +142,13 @@ impl<'a, I: Input> App<'a, I> {
     }
 
     /// Submits records up to `until` at most and takes acks; returns after some progress or with what went wrong.
-    fn advance(&mut self, group: &Group, until: u64) -> Result<()> {
+    fn advance(&mut self, view: &View, until: u64) -> Result<()> {
         if self.client.is_none() {
-            self.connect(group)?;
+            self.connect(view)?;
         }
         let client = self.client.as_mut().context("connected")?;
         let mut taken = 0;
-        while self.seen.submitted < until && (self.in_flight.len() as u64) < self.window && taken < 512 {
+        while self.seen.submitted < until && (self.in_flight.len() as u64) < self.window && taken < GULP {
             let record = self.input.record(self.seen.submitted + 1);
             client.submit(&record)?;
             self.seen.submitted += 1;
@@ -129,10 +156,15 @@ impl<'a, I: Input> App<'a, I> {
             self.in_flight.push_back((self.seen.submitted, Instant::now()));
         }
         client.pump()?;
+        let full = self.in_flight.len() as u64 >= self.window || self.seen.submitted == until;
         let mut ack = match client.try_next_ack() {
-            Some(ack) => Some(ack),
-            None if self.in_flight.len() as u64 >= self.window || self.seen.submitted == until => client.next_ack()?,
-            None => None,
+            None if full => match client.next_ack() {
+                // The sidecar may hang. The connection is given up only for another primary: what is in this one's pipe
+                // may still land in the log of the sidecar at its other end.
+                Err(Error::TimedOut { .. }) if view.primary().is_none_or(|primary| primary == self.sidecar) => None,
+                answer => answer?,
+            },
+            ack => ack,
         };
         while let Some(answer) = ack {
             let lsn = answer.outcome?;
@@ -148,21 +180,35 @@ impl<'a, I: Input> App<'a, I> {
         Ok(())
     }
 
+    /// An outage is part of life. A wrong LSN, a log that ends too early or a protocol violated is a broken promise, and
+    /// must not be papered over.
     fn lose(&mut self, error: &anyhow::Error) {
-        // A wrong LSN or a wrong record is no outage but a broken promise, and must not be papered over.
-        let broken = error.downcast_ref::<Error>().is_none();
-        assert!(!broken || error.to_string().starts_with("no primary"), "{error:#}");
+        let outage = match error.downcast_ref::<Error>() {
+            Some(error) => matches!(
+                error,
+                Error::Connect { .. }
+                    | Error::NotPrimary { .. }
+                    | Error::UnknownOutcome { .. }
+                    | Error::Retry { .. }
+                    | Error::TimedOut { .. }
+                    | Error::Disconnected { .. }
+            ),
+            None => error.to_string() == NO_PRIMARY,
+        };
+        assert!(outage, "{error:#}");
         self.client = None;
         self.lost_at.get_or_insert_with(Instant::now);
     }
 
     /// Finds the primary, learns the fate of what was in flight, and goes on after it.
-    fn connect(&mut self, group: &Group) -> Result<()> {
-        let Some(primary) = group.primary() else {
+    fn connect(&mut self, view: &View) -> Result<()> {
+        let Some(primary) = view.primary() else {
             std::thread::sleep(Duration::from_millis(2));
-            bail!("no primary yet");
+            bail!(NO_PRIMARY);
         };
-        let mut client = group.client(primary, false)?;
+        let mut client = view.client_with(primary, false, SILENCE)?;
+        // Without it the answer could be a zombie's, and what is absent there may be in the log.
+        client.barrier()?;
         let mut next = self.seen.acked + 1;
         let mut found = 0;
         let mut records = client.read(Lsn(next), 0)?;
@@ -177,17 +223,86 @@ impl<'a, I: Input> App<'a, I> {
         self.seen.acked = next - 1;
         self.seen.submitted = next - 1;
         self.in_flight.clear();
-        self.client = Some(client);
+        (self.client, self.sidecar) = (Some(client), primary);
+        Ok(())
+    }
+}
+
+const NO_PRIMARY: &str = "no primary yet";
+
+/// An app in a thread of its own, which appends up to a mark that is moved on while others kill things.
+pub struct Background {
+    acked: Arc<AtomicU64>,
+    mark: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Result<Seen>>>,
+}
+
+impl Background {
+    /// Starts it; it has nothing to do yet.
+    pub fn start(view: View, input: impl Input + Send + 'static, window: u64) -> Background {
+        let (acked, mark) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (reached, aim) = (Arc::clone(&acked), Arc::clone(&mark));
+        let body = move || {
+            let mut app = App::new(&input, window);
+            loop {
+                match aim.load(Ordering::Acquire) {
+                    END => return Ok(app.seen),
+                    mark if app.seen.acked < mark => {
+                        app.append_until(&view, mark, |acked| reached.store(acked, Ordering::Release))?;
+                    }
+                    _ => std::thread::park(),
+                }
+            }
+        };
+        Background { acked, mark, thread: Some(std::thread::spawn(body)) }
+    }
+
+    /// Moves the mark on by so many records; the new mark.
+    pub fn go_on(&self, records: u64) -> u64 {
+        let mark = self.mark.fetch_add(records, Ordering::AcqRel) + records;
+        self.wake();
+        mark
+    }
+
+    /// Waits until record `number` is acknowledged. Fails when the app does.
+    pub fn wait_for(&mut self, number: u64) -> Result<()> {
+        while self.acked() < number {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                self.join()?;
+                bail!("the app has ended before record {number}");
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
         Ok(())
     }
 
-    /// Lets go of the connection.
-    pub fn disconnect(&mut self) {
-        self.client = None;
-        self.in_flight.clear();
-        self.seen.submitted = self.seen.acked;
+    /// The last record known to be acknowledged.
+    pub fn acked(&self) -> u64 {
+        self.acked.load(Ordering::Acquire)
+    }
+
+    /// Waits for the mark and ends the app; what it has seen.
+    pub fn finish(mut self) -> Result<Seen> {
+        self.wait_for(self.mark.load(Ordering::Acquire))?;
+        self.mark.store(END, Ordering::Release);
+        self.wake();
+        self.join()
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    fn join(&mut self) -> Result<Seen> {
+        let thread = self.thread.take().context("the app has ended already")?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
+
+/// The mark that ends a [`Background`].
+const END: u64 = u64::MAX;
 
 /// What reading the log back has shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -200,13 +315,49 @@ pub struct Comparison {
     pub duplicated: u64,
 }
 
+impl Comparison {
+    /// Every record is there once, in order, as it was submitted.
+    pub fn is_clean(&self) -> bool {
+        self.lost == 0 && self.duplicated == 0
+    }
+}
+
+/// Compares a log, record by record, with what was submitted.
+#[derive(Debug)]
+pub struct Checker<'a, I: Input> {
+    input: &'a I,
+    /// LSN that must come next.
+    expected: u64,
+    result: Comparison,
+}
+
+impl<'a, I: Input> Checker<'a, I> {
+    /// The log is read from record `first` on.
+    pub fn new(input: &'a I, first: u64) -> Checker<'a, I> {
+        Checker { input, expected: first, result: Comparison::default() }
+    }
+
+    /// Takes the next record of the log.
+    pub fn take(&mut self, lsn: u64, payload: &[u8]) {
+        self.result.read += 1;
+        if lsn < self.expected {
+            self.result.duplicated += 1;
+            return;
+        }
+        self.result.lost += lsn - self.expected + u64::from(payload != self.input.record(lsn));
+        self.expected = lsn + 1;
+    }
+
+    /// The log has ended; records up to `acked` must have been in it, and no others.
+    pub fn finish(mut self, acked: u64) -> Comparison {
+        self.result.lost += (acked + 1).saturating_sub(self.expected);
+        self.result.duplicated += self.expected.saturating_sub(acked + 1);
+        self.result
+    }
+}
+
 /// Reads the whole log and compares it with the input: `acked` records must be there, each once, in order.
-pub fn compare<I: Input>(
-    client: &mut Client,
-    input: &I,
-    acked: u64,
-    on_progress: impl FnMut(u64),
-) -> Result<Comparison> {
+pub fn compare<I: Input>(client: &mut Client, input: &I, acked: u64, on_progress: impl FnMut(u64)) -> Result<Comparison> {
     compare_from(client, input, 1, acked, on_progress)
 }
 
@@ -218,29 +369,61 @@ pub fn compare_from<I: Input>(
     acked: u64,
     mut on_progress: impl FnMut(u64),
 ) -> Result<Comparison> {
-    let mut result = Comparison::default();
-    let mut expected = first;
+    let mut checker = Checker::new(input, first);
     let mut records = client.read(Lsn(first), 0)?;
     while let Some((lsn, payload)) = records.next_record()? {
-        result.read += 1;
-        if lsn != Lsn(expected) {
-            result.duplicated += u64::from(lsn.0 < expected);
-        }
-        if payload != input.record(lsn.0) {
-            result.lost += 1;
-        }
-        expected = lsn.0 + 1;
-        if result.read.is_multiple_of(4096) {
-            on_progress(result.read);
+        checker.take(lsn.0, payload);
+        if checker.result.read.is_multiple_of(4096) {
+            on_progress(checker.result.read);
         }
     }
-    result.lost += (acked + 1).saturating_sub(expected);
-    result.duplicated += expected.saturating_sub(acked + 1);
-    Ok(result)
+    Ok(checker.finish(acked))
 }
 
 /// The value below which `share` of the sorted values lie.
 pub fn percentile(sorted: &[u64], share: f64) -> u64 {
     let at = ((sorted.len() as f64 - 1.0) * share).round();
     sorted.get(at as usize).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INPUT: Numbered = Numbered { seed: 7, length_max: 40 };
+
+    fn check(log: &[(u64, Vec<u8>)], acked: u64) -> Comparison {
+        let mut checker = Checker::new(&INPUT, 1);
+        log.iter().for_each(|(lsn, payload)| checker.take(*lsn, payload));
+        checker.finish(acked)
+    }
+
+    fn log() -> Vec<(u64, Vec<u8>)> {
+        (1..=100).map(|number| (number, INPUT.record(number))).collect()
+    }
+
+    #[test]
+    fn a_log_that_is_what_was_acknowledged_is_clean() {
+        assert_eq!(check(&log(), 100), Comparison { read: 100, lost: 0, duplicated: 0 });
+    }
+
+    #[test]
+    fn the_checker_notices_every_kind_of_damage() {
+        let damaged = |damage: &dyn Fn(&mut Vec<(u64, Vec<u8>)>)| {
+            let mut log = log();
+            damage(&mut log);
+            check(&log, 100)
+        };
+        assert_eq!(damaged(&|log| drop(log.remove(50))).lost, 1, "a gap");
+        assert_eq!(damaged(&|log| log.truncate(97)).lost, 3, "acknowledged records missing at the end");
+        assert_eq!(damaged(&|log| log.push((101, INPUT.record(101)))).duplicated, 1, "a record that nobody submitted");
+        assert_eq!(damaged(&|log| log.insert(51, log[50].clone())).duplicated, 1, "a record twice");
+        assert!(!damaged(&|log| log.swap(50, 51)).is_clean(), "two records in the wrong order");
+        assert_eq!(damaged(&|log| log[50].1.push(0)).lost, 1, "a record that is longer");
+        let renumbered = damaged(&|log| {
+            log.remove(50);
+            log[50..].iter_mut().for_each(|(lsn, _)| *lsn -= 1);
+        });
+        assert!(renumbered.lost > 40, "records that have moved up into a gap");
+    }
 }

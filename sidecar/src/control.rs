@@ -15,7 +15,7 @@ pub mod status;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tailwind_fabric::Sender;
 use tailwind_protocol::config::{Durability, PrimaryRef};
@@ -29,6 +29,13 @@ use crate::store::Store;
 use crate::tls::Tls;
 
 use log::LogView;
+
+/// A term that ends sooner is followed by a pause, longer after each such term.
+const TERM_SHORT: Duration = Duration::from_secs(1);
+/// The first such pause: members that were restarted a moment ago are back by then.
+const TERM_PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest: a person who has mended the cause should not wait for long.
+const TERM_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What the roles need to know.
 pub struct Context {
@@ -100,13 +107,21 @@ impl PathHandle {
 pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) -> anyhow::Result<()> {
     let (outputs, mut to_carry_out) = mpsc::unbounded_channel();
     tokio::spawn(sort_events(Arc::clone(&context), events, outputs));
+    let mut pause = Duration::ZERO;
     loop {
         standby::wait_for_turn(&context).await;
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
         match promote::promote(&context).await {
             promote::Outcome::Won(config, reference) => {
+                let began = Instant::now();
                 let why = lead::lead(&context, config, &reference, &mut to_carry_out).await?;
                 tracing::warn!(group = %context.group, %why, "stepped down");
+                // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.
+                pause = match began.elapsed() {
+                    short if short < TERM_SHORT => (pause * 2).clamp(TERM_PAUSE_MIN, TERM_PAUSE_MAX),
+                    _ => Duration::ZERO,
+                };
+                tokio::time::sleep(pause).await;
             }
             promote::Outcome::Lost(epoch) => {
                 tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");

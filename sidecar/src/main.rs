@@ -27,10 +27,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
-    let result = log.start().and_then(|()| match command {
-        Command::Run(options) => runtime().and_then(|runtime| runtime.block_on(run::run(*options))),
-        Command::Backup(options) => runtime().and_then(|runtime| runtime.block_on(backup::run(*options))),
-    });
+    let result = match command {
+        Command::Run(options) => start(&log).and_then(|runtime| runtime.block_on(run::run(*options))),
+        Command::Backup(options) => start(&log).and_then(|runtime| runtime.block_on(backup::run(*options))),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -40,6 +40,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+fn start(log: &LogOptions) -> anyhow::Result<tokio::runtime::Runtime> {
+    log.start()?;
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }

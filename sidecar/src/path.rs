@@ -43,6 +43,9 @@ const PENDING_MAX: usize = 64 << 10;
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// How often the protocol core hears of time passing.
 const TICK: Duration = Duration::from_millis(5);
+/// A connection is read from directly for so many turns after it fell silent; then `epoll` has to tell. An app that waits
+/// for each ack comes back within a few turns.
+const SILENT_TURNS: u32 = 64;
 /// How often idle connections are looked at while a few busy ones keep the loop turning.
 const LOOK_AROUND_TURNS: u32 = 32;
 
@@ -221,6 +224,8 @@ struct Client {
     connection: Connection,
     /// Looked at in every turn: it had something to say lately, or its frames wait for room.
     busy: bool,
+    /// Turns in which it had nothing to say.
+    silent_turns: u32,
 }
 
 /// The append path.
@@ -239,6 +244,8 @@ pub struct Path {
     events: mpsc::UnboundedSender<Event>,
     shared: Arc<Shared>,
     sleeper: Sleeper,
+    /// Room for what a sleep brings.
+    ready: Vec<sleep::Token>,
     started: Instant,
     ticked: Instant,
     ended: bool,
@@ -272,6 +279,7 @@ impl Path {
             events,
             shared,
             sleeper,
+            ready: Vec::with_capacity(sleep::EVENTS),
             started: now,
             ticked: now,
             ended: false,
@@ -550,26 +558,27 @@ impl Path {
         }
     }
 
-    /// Waits for a socket, a channel, a command or the next tick.
-    fn sleep(&mut self, longest: Duration) -> io::Result<()> {
-        // Frames may wait in a connection's memory for room that time alone brings: then no sleep, but no spin either.
-        let ready = self.sleeper.sleep(longest)?;
-        for token in ready {
+    /// Waits for a socket, a channel, a command or the next tick; lets new clients in.
+    pub fn sleep(&mut self, longest: Duration) -> io::Result<()> {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.sleeper.sleep(longest, &mut ready)?;
+        for token in ready.drain(..) {
             match token {
                 sleep::Token::Listener => self.accept(),
                 sleep::Token::Client(place) => {
                     if let Some(client) = self.clients.get_mut(place).and_then(Option::as_mut) {
-                        client.busy = true;
+                        (client.busy, client.silent_turns) = (true, 0);
                     }
                 }
                 sleep::Token::Other => {}
             }
         }
-        self.greet_late_comers();
+        self.ready = ready;
+        self.dismiss_the_silent();
         Ok(())
     }
 
-    fn greet_late_comers(&mut self) {
+    fn dismiss_the_silent(&mut self) {
         for place in 0..self.clients.len() {
             let late = self.clients[place].as_ref().is_some_and(|client| {
                 let connection = &client.connection;
@@ -587,9 +596,13 @@ impl Path {
         let Some(client) = self.clients[place].as_mut().filter(|client| client.busy) else { return false };
         let received = client.connection.receive();
         let closed = match received {
-            Ok(Received::Bytes) => false,
+            Ok(Received::Bytes) => {
+                client.silent_turns = 0;
+                false
+            }
             Ok(Received::Nothing) => {
-                client.busy = !client.connection.inbox.pending().is_empty();
+                client.silent_turns += 1;
+                client.busy = client.silent_turns < SILENT_TURNS || !client.connection.inbox.pending().is_empty();
                 false
             }
             Ok(Received::Closed) | Err(_) => true,

@@ -136,7 +136,7 @@ fn main() -> Result<()> {
 
     one_by_one.sort_unstable();
     latencies.sort_unstable();
-    let row = |what: &str, value: String| println!("  {what:<34}{value}");
+    let row = |what: &str, value: String| println!("  {what:<36}{value}");
     println!("\nreport ({fabric}, {copies} copies, {} in {} rounds)", file.display(), rounds);
     row("records acknowledged", format!("{acked} ({found} of them learnt from the log after a failover)"));
     row("records lost", result.lost.to_string());

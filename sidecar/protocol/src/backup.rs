@@ -142,8 +142,8 @@ pub enum Output {
     Scan(Slot, SegmentIdentity),
     /// Check the slot's bytes against the closure; answer with [`Input::Verified`] before the next output.
     Verify(Slot, SegmentIdentity, Closure),
-    /// Write the closed segment to disk in the background; answer with [`Input::Flushed`]. Flushes and deletions are
-    /// carried out one after the other, in the order of these outputs.
+    /// Write the closed segment to disk in the background, in place of any older file of that segment, open or closed;
+    /// answer with [`Input::Flushed`]. Flushes and deletions are carried out one after the other, in this order.
     StartFlush(Slot, SegmentIdentity, Closure),
     /// Bring an open segment's bytes to disk up to the offset, in the background; answer with [`Input::OpenFlushed`].
     /// What is on disk already stays there: a late request may ask for less than an earlier one.
@@ -575,7 +575,8 @@ impl Backup {
         }
     }
 
-    /// The slot holds a whole segment from now on. An image takes the place of an older copy, which goes.
+    /// The slot holds a whole segment from now on. An image takes the place of an older copy, which goes from memory; its
+    /// file stays until the flush replaces it, because until then it may be all that a restart would find.
     fn seal(&mut self, slot: Slot, request: &CloseRequest, out: &mut Vec<Output>) {
         let segment = request.identity.segment;
         let is_image = self.installs.get(&segment).is_some_and(|image| image.slot() == Some(slot));
@@ -591,7 +592,7 @@ impl Backup {
         out.push(Output::SaveSlot(slot, Some(row)));
         let old = self.copies.insert(segment, Copy::closed_in(slot, &row, request.closure));
         if let Some(old) = old.filter(|_| is_image) {
-            self.free_copy(&old, out);
+            self.free_memory(&old, out);
         }
         out.push(Output::StartFlush(slot, request.identity, request.closure));
     }
@@ -705,7 +706,8 @@ impl Backup {
     fn forget(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
         for segment in segments {
             if let Some(copy) = self.copies.remove(segment) {
-                self.free_copy(&copy, out);
+                self.free_memory(&copy, out);
+                out.push(Output::DeleteFile(*segment));
             }
         }
     }
@@ -745,15 +747,12 @@ impl Backup {
         out.push(Output::Finish { complete: !refused });
     }
 
-    fn free_copy(&mut self, copy: &Copy, out: &mut Vec<Output>) {
-        let segment = copy.identity.segment;
-        if let Some(slot) = copy.slot() {
-            let gone = || Refusal::NoSuchCopy { segment, why: "replaced or dropped before it was on disk".to_owned() };
-            let waiting = self.unflushed.remove(&slot);
-            out.extend(waiting.map(|id| Output::Reply(id, Reply::Refused(gone()))));
-            out.extend(Self::freed(slot));
-        }
-        out.push(Output::DeleteFile(segment));
+    fn free_memory(&mut self, copy: &Copy, out: &mut Vec<Output>) {
+        let Some(slot) = copy.slot() else { return };
+        let why = "replaced or dropped before it was on disk".to_owned();
+        let gone = Refusal::NoSuchCopy { segment: copy.identity.segment, why };
+        out.extend(self.unflushed.remove(&slot).map(|id| Output::Reply(id, Reply::Refused(gone))));
+        out.extend(Self::freed(slot));
     }
 
     fn freed(slot: Slot) -> [Output; 2] {

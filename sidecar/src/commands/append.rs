@@ -2,7 +2,7 @@
 //!
 //! One loop takes input apart ([`framing`](super::framing)), keeps the pipe full ([`flight`]) and takes acks; it sleeps
 //! only where both the input and the sidecar are silent. With `--reconnect` a lost primary is an episode: see
-//! `Appender::recover`, which follows "After a failover" in `docs/append-socket.md`.
+//! `Appender::catch_up`, which follows "After a failover" in `docs/append-socket.md`.
 
 mod flight;
 mod report;
@@ -12,19 +12,20 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tailwind_client::blocking::Client;
+use rustix::io::retry_on_intr;
 use tailwind_client::{Ack, Error, Lsn, Ticket};
-use tailwind_protocol::segment::append_size;
+use tailwind_protocol::layout::readable_size;
 
 use super::framing::{InputFraming, Splitter};
 use super::status::Report;
-use super::target::{Target, is_passing};
+use super::target::{Primary, Target, is_passing};
 use super::tell;
 use flight::{Bundle, Flight, Found};
 use report::{LsnPrinter, Progress, aftermath, summary};
@@ -36,6 +37,8 @@ const PUMP_EVERY: Duration = Duration::from_millis(10);
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
 /// How often a sidecar is asked whether it is done with what an earlier connection left.
 const SETTLED_EVERY: Duration = Duration::from_millis(5);
+/// What is wrong when the log holds records of somebody else.
+const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cannot tell records of two apart";
 
 /// Append records from a file or from standard input.
 #[derive(Args, Clone, Debug)]
@@ -68,34 +71,42 @@ pub struct AppendOptions {
 /// Appends everything.
 pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     let (input, input_size) = open(options.file.as_deref())?;
-    let client = if options.reconnect { options.target.wait_for_primary()? } else { options.target.connect()? };
+    let primary = if options.reconnect { options.target.wait_for_primary()? } else { options.target.connect()? };
+    let limits = primary.client.welcome().limits;
+    let batch = options.batch.map_or(1, NonZeroUsize::get);
+    ensure!(
+        batch <= limits.batch_records_max as usize,
+        "--batch {batch}: the sidecar takes at most {} records together",
+        limits.batch_records_max
+    );
     let lsns = LsnPrinter::new(options.print_lsn);
-    let limits = client.welcome().limits;
     let mut appender = Appender {
         options,
-        client,
+        primary,
         input,
         splitter: Splitter::new(options.framing, limits.record_size_max as usize),
+        place: 0,
+        taken: 0,
+        batch,
+        batch_size_max: limits.batch_size_max as usize,
         bundle: Bundle::default(),
         flight: Flight::new(),
         log_end: None,
         heard: Instant::now(),
-        taken: 0,
         progress: Progress::new(input_size, lsns.shares_the_terminal()),
         lsns,
     };
     let result = appender.run();
-    if result.is_err() {
-        appender.drain();
-    }
+    let failure = result.err().map(|error| appender.give_up(&error));
     appender.lsns.flush();
     let took = appender.progress.finish();
-    let Err(error) = result else {
-        tell(summary(appender.flight.acked(), took));
-        return Ok(());
-    };
-    let stopped = format!("{error:#}");
-    Err(anyhow!("{stopped}\n{}", aftermath(&appender.flight, options.framing.noun(), options.skip)))
+    match failure {
+        Some(failure) => Err(failure),
+        None => {
+            tell(summary(appender.flight.acked(), took));
+            Ok(())
+        }
+    }
 }
 
 /// The input, and its size if that is known.
@@ -110,7 +121,7 @@ fn open(path: Option<&Path>) -> anyhow::Result<(File, Option<u64>)> {
     Ok((file, metadata.is_file().then_some(metadata.len())))
 }
 
-/// What the input has given.
+/// What the input has to give.
 enum Gathered {
     Bundle,
     NeedsInput,
@@ -119,26 +130,31 @@ enum Gathered {
 
 struct Appender<'a> {
     options: &'a AppendOptions,
-    client: Client,
+    primary: Primary,
     input: File,
     splitter: Splitter,
+    /// Records taken from the input, those left out included, and the bytes of their payloads.
+    place: u64,
+    taken: u64,
+    /// Records to a bundle, and the most bytes of log that a bundle may take.
+    batch: usize,
+    batch_size_max: usize,
     /// Being filled.
     bundle: Bundle,
     flight: Flight<Ticket>,
-    /// With `--reconnect`: the last record of the log that is known to be ours, or to have been there before.
+    /// With `--reconnect`, where the log ends as far as is known: our last acknowledged record, or what was there before.
     log_end: Option<Lsn>,
-    /// When the sidecar last gave a sign of life.
+    /// When the sidecar last gave a sign of life, or was last asked for one.
     heard: Instant,
-    /// Bytes of payload taken from the input.
-    taken: u64,
     progress: Progress,
     lsns: LsnPrinter,
 }
 
+/// The ordinary way.
 impl Appender<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
         if self.options.reconnect {
-            self.catch_up_until_it_holds()?;
+            self.settle()?;
         }
         loop {
             self.take_acks()?;
@@ -158,10 +174,9 @@ impl Appender<'_> {
         }
     }
 
-    /// Fills a bundle and hands it to the flight when it is full, or when it is the last one.
+    /// Fills a bundle and hands it to the flight when it is full, or the last one.
     fn gather(&mut self) -> anyhow::Result<Gathered> {
-        let wanted = self.options.batch.map_or(1, NonZeroUsize::get);
-        while self.bundle.records().len() < wanted {
+        while self.bundle.records().len() < self.batch {
             let Some(record) = self.splitter.next_record()? else {
                 match (self.splitter.has_ended(), self.bundle.records()) {
                     (false, _) => return Ok(Gathered::NeedsInput),
@@ -169,14 +184,202 @@ impl Appender<'_> {
                     (true, _) => break,
                 }
             };
-            let record_size = record.len();
-            self.taken += record_size as u64;
-            // Its place is one too low while the splitter lends the record: it counts it already.
-            self.bundle_push(record_size);
+            self.place += 1;
+            self.taken += record.len() as u64;
+            if self.place <= self.options.skip {
+                continue;
+            }
+            self.bundle.push(record, self.place);
+            // A refusal by the sidecar would come too late: what follows is on its way by then.
+            ensure!(
+                self.bundle.log_size() <= self.batch_size_max,
+                "--batch {}: the batch around {} {} of the input takes more than {} of log; give a smaller number",
+                self.batch,
+                self.options.framing.noun(),
+                self.place,
+                readable_size(self.batch_size_max as u64)
+            );
         }
-        self.check_batch()?;
         let blank = self.flight.blank();
         self.flight.push(std::mem::replace(&mut self.bundle, blank));
         Ok(Gathered::Bundle)
+    }
+
+    fn submit(&mut self) -> anyhow::Result<()> {
+        if self.flight.unanswered().is_none() {
+            self.heard = Instant::now();
+        }
+        let client = &mut self.primary.client;
+        let submitted = match self.flight.next_to_send().map(Bundle::records) {
+            None => return Ok(()),
+            Some([record]) => client.submit(record),
+            Some(records) => client.submit_batch(records),
+        };
+        match submitted {
+            Ok(ticket) => {
+                self.flight.mark_sent(ticket);
+                Ok(())
+            }
+            Err(error) => self.on_trouble(error),
+        }
+    }
+
+    fn take_acks(&mut self) -> anyhow::Result<()> {
+        while let Some(ack) = self.primary.client.try_next_ack() {
+            self.on_answer(ack)?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_ack(&mut self) -> anyhow::Result<()> {
+        self.lsns.flush();
+        match self.primary.client.next_ack() {
+            Ok(Some(ack)) => self.on_answer(ack),
+            Ok(None) => bail!("the sidecar has answered everything, and yet some records have no ack"),
+            Err(error) => self.on_trouble(error),
+        }
+    }
+
+    /// Sleeps until there is input or the sidecar has something to say.
+    fn wait_for_input(&mut self) -> anyhow::Result<()> {
+        self.lsns.flush();
+        let client = &mut self.primary.client;
+        if let Err(error) = client.pump() {
+            return self.on_trouble(error);
+        }
+        let is_waiting = client.in_flight() > 0;
+        let timeout = if is_waiting { Timespec::try_from(PUMP_EVERY).ok() } else { None };
+        let mut fds = [PollFd::new(&self.input, PollFlags::IN), PollFd::new(&*client, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut fds, timeout.as_ref())).context("wait for input")?;
+        if !fds[0].revents().is_empty() {
+            self.splitter.fill(&mut self.input).context("read the input")?;
+        } else if is_waiting && self.heard.elapsed() >= self.patience() {
+            return self.on_trouble(Error::TimedOut { after: self.patience() });
+        }
+        Ok(())
+    }
+
+    fn on_answer(&mut self, Ack { ticket, outcome }: Ack) -> anyhow::Result<()> {
+        self.heard = Instant::now();
+        match outcome {
+            Ok(last) => self.on_acked(&ticket, last),
+            Err(error) => self.on_trouble(error),
+        }
+    }
+
+    fn on_acked(&mut self, ticket: &Ticket, last: Lsn) -> anyhow::Result<()> {
+        let Some(span) = self.flight.acknowledge(ticket, last) else { return Ok(()) };
+        self.lsns.print(span);
+        if let Some(end) = &mut self.log_end {
+            ensure!(end.next() == span.0, "LSN {} was acknowledged where {} was next: {NOT_ALONE}", span.0, end.next());
+            *end = span.1;
+        }
+        Ok(())
+    }
+
+    /// How long the primary may be silent while records are in flight.
+    fn patience(&self) -> Duration {
+        if self.options.reconnect { SUCCESSOR_EVERY } else { self.options.target.timeout() }
+    }
+}
+
+/// Trouble.
+impl Appender<'_> {
+    fn on_trouble(&mut self, error: Error) -> anyhow::Result<()> {
+        if !self.options.reconnect || !is_passing(&error) {
+            return Err(error.into());
+        }
+        if !matches!(error, Error::TimedOut { .. }) {
+            self.progress.say(&format!("append: {error}; waiting for a primary"));
+            self.drain()?;
+            self.primary = self.options.target.wait_for_primary()?;
+            return self.settle();
+        }
+        // Silence proves nothing, and what is in flight may still arrive: leave this primary only for a later one, of
+        // whose epoch every backup knows, so that nothing of this one can land any more.
+        match self.options.target.successor(&self.primary) {
+            Some(successor) => {
+                self.progress.say("append: the primary is silent and has a successor");
+                self.primary = successor;
+                self.settle()
+            }
+            None => {
+                self.heard = Instant::now();
+                self.progress.pause("the primary is silent");
+                Ok(())
+            }
+        }
+    }
+
+    /// Learns from the primary what became of the records in flight; from another one, as long as primaries are lost on
+    /// the way.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        while let Err(error) = self.catch_up() {
+            if !error.downcast_ref().is_some_and(is_passing) {
+                return Err(error);
+            }
+            self.primary = self.options.target.wait_for_primary()?;
+        }
+        self.heard = Instant::now();
+        let patience = self.patience();
+        self.primary.client.set_timeout(Some(patience)).context("set the socket's time-out")
+    }
+
+    /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
+    /// 1. The log holds a prefix of what is in flight behind `log_end`, as nobody else appends.
+    /// 2. No append of an earlier connection is on its way any more: that connection was ended by the sidecar or is broken
+    ///    (it takes no append after the first that it did not take), and nothing in this sidecar waits for its ack.
+    /// 3. The barrier proves that this sidecar was primary after that, so that its log is the log, and the read shows all
+    ///    of it: hence the whole prefix, which is acknowledged by being read.
+    fn catch_up(&mut self) -> anyhow::Result<()> {
+        let client = &mut self.primary.client;
+        let deadline = Instant::now() + self.options.target.timeout();
+        while Report::parse(&client.status()?)?.pending != Some(0) {
+            if Instant::now() >= deadline {
+                return Err(Error::TimedOut { after: self.options.target.timeout() }.into());
+            }
+            sleep(SETTLED_EVERY);
+        }
+        let passed = client.barrier()?;
+        let Some(end) = self.log_end else {
+            self.log_end = Some(passed.last);
+            return Ok(());
+        };
+        ensure!(passed.last >= end, "LSN {end} was acknowledged, but the log of {} ends at {}", self.primary, passed.last);
+        let mut found = Found::default();
+        let mut records = client.read(end.next(), 0)?;
+        while let Some((lsn, payload)) = records.next_record()? {
+            self.flight.compare(&mut found, lsn, payload).context(NOT_ALONE)?;
+        }
+        drop(records);
+        let in_flight = self.flight.unanswered().map_or(0, |(records, _)| records);
+        let span = self.flight.resolve(&found).context(NOT_ALONE)?;
+        let end = span.map_or(end, |(_, last)| last);
+        ensure!(end >= passed.last, "the log goes on to LSN {}, but reading it ended at {end}", passed.last);
+        self.log_end = Some(end);
+        let held = span.map_or(0, |(first, last)| last.next().0 - first.0);
+        self.progress.say(&format!("append: going on after LSN {end}; of {in_flight} records in flight the log holds {held}"));
+        span.into_iter().for_each(|span| self.lsns.print(span));
+        Ok(())
+    }
+
+    /// Takes the acks that still come on a connection that has failed.
+    fn drain(&mut self) -> anyhow::Result<()> {
+        while let Ok(Some(Ack { ticket, outcome })) = self.primary.client.next_ack() {
+            if let Ok(last) = outcome {
+                self.on_acked(&ticket, last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The error that a person sees: with all that is known of what was appended.
+    fn give_up(&mut self, error: &anyhow::Error) -> anyhow::Error {
+        let has_waited = matches!(error.downcast_ref(), Some(Error::TimedOut { .. }));
+        if !has_waited {
+            // A second error would add nothing: whatever is not acknowledged is reported so.
+            let _ = self.drain();
+        }
+        anyhow!("{error:#}\n{}", aftermath(&self.flight, self.options.framing.noun(), self.options.skip))
     }
 }

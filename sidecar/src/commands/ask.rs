@@ -29,7 +29,7 @@ pub struct BarrierOptions {
 
 /// Trims and says where the log begins now.
 pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
-    let mut client = options.target.connect()?;
+    let mut client = options.target.connect()?.client;
     let below = Lsn(options.below);
     let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
     let kept = if first < below { format!("; records below {below} stay while their segment has others") } else { String::new() };
@@ -38,7 +38,7 @@ pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
 
 /// Passes a barrier and says what it proves.
 pub fn barrier(options: &BarrierOptions) -> anyhow::Result<()> {
-    let mut client = options.target.connect()?;
+    let mut client = options.target.connect()?.client;
     let passed = client.barrier().context("pass a barrier")?;
     writeln!(io::stdout().lock(), "primary in epoch {}, last acknowledged LSN {}", passed.epoch, passed.last)
         .context("write to standard output")

@@ -74,6 +74,7 @@ pub struct Splitter {
     /// So many of the unread bytes are known not to be a newline.
     searched: usize,
     ended: bool,
+    /// Records handed out.
     taken: u64,
 }
 
@@ -81,11 +82,6 @@ impl Splitter {
     /// Nothing read yet.
     pub fn new(framing: InputFraming, record_size_max: usize) -> Splitter {
         Splitter { framing, record_size_max, bytes: Vec::new(), unread: 0..0, searched: 0, ended: false, taken: 0 }
-    }
-
-    /// Records handed out so far.
-    pub fn taken(&self) -> u64 {
-        self.taken
     }
 
     /// True when the input has ended: then [`next_record`](Splitter::next_record) gives what is left.

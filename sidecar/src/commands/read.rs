@@ -120,7 +120,7 @@ pub struct TailOptions {
 /// Reads what there is now.
 pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
-    let mut client = options.target.connect()?;
+    let mut client = options.target.connect()?.client;
     let from = options.from.lsn(client.welcome());
     let mut next = from;
     let mut copy = || -> anyhow::Result<()> {
@@ -140,7 +140,7 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
 /// Reads until somebody stops it.
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
-    let mut client = options.target.connect()?;
+    let mut client = options.target.connect()?.client;
     let from = options.from.lsn(client.welcome());
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
     let mut tail = client.tail(from)?;

@@ -50,7 +50,7 @@ pub(super) struct Report {
     members: Vec<Member>,
     clients: u64,
     /// Appends that wait for their ack, whoever sent them.
-    pub(super) pending: u64,
+    pub(super) pending: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -133,7 +133,7 @@ impl fmt::Display for Report {
         }
         let (closed, size) = (HumanCount(self.closed_segments), readable_size(self.segment_size));
         writeln!(f, "segments   {closed} closed, of {size}; {} of memory here", HumanBytes(self.memory_bytes))?;
-        writeln!(f, "clients    {}; appends in flight: {}", self.clients, HumanCount(self.pending))?;
+        writeln!(f, "clients    {}; appends in flight: {}", self.clients, HumanCount(self.pending.unwrap_or_default()))?;
         if let Some(at) = &self.positions {
             let (flushed, acked, completed) = (&at.flushed, &at.acked, &at.completed);
             write!(f, "positions  flushed {flushed} ≤ acked {acked} ≤ completed {completed} ")?;

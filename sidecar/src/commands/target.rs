@@ -2,6 +2,7 @@
 //!
 //! Called by every command but `scan`.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -11,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use tailwind_client::blocking::Client;
-use tailwind_client::{Epoch, Error, Options, Role};
+use tailwind_client::{Error, Options, Role, Welcome};
 use tailwind_protocol::ids::GroupName;
 
 /// How long one socket among several is held before the next one is looked at.
@@ -37,6 +38,18 @@ pub struct Target {
     timeout_ms: u64,
 }
 
+/// A connection to a sidecar, and where it was made.
+pub(super) struct Primary {
+    pub(super) client: Client,
+    socket: PathBuf,
+}
+
+impl fmt::Display for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.socket.display().fmt(f)
+    }
+}
+
 impl Target {
     /// The sockets, at least one.
     pub(super) fn sockets(&self) -> Vec<PathBuf> {
@@ -58,18 +71,17 @@ impl Target {
 
     /// Connects to the primary. With a single socket and without `--wait` to whoever is there: what it is asked, it
     /// refuses by itself.
-    pub(super) fn connect(&self) -> anyhow::Result<Client> {
+    pub(super) fn connect(&self) -> anyhow::Result<Primary> {
         if self.wait {
             return self.wait_for_primary();
         }
         let sockets = self.sockets();
-        if let [socket] = sockets.as_slice() {
-            return self.connect_to(socket);
-        }
+        let is_single = sockets.len() == 1;
         let mut others = String::new();
-        for socket in &sockets {
-            match self.connect_to(socket) {
-                Ok(client) if client.standing().role == Role::Primary => return Ok(client),
+        for socket in sockets {
+            match self.connect_to(&socket) {
+                Ok(client) if is_single || client.standing().role == Role::Primary => return Ok(Primary { client, socket }),
+                Err(error) if is_single => return Err(error),
                 Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
                 Err(error) => others += &format!("\n  {}: {error:#}", socket.display()),
             }
@@ -78,7 +90,7 @@ impl Target {
     }
 
     /// Connects to the primary once there is one.
-    pub(super) fn wait_for_primary(&self) -> anyhow::Result<Client> {
+    pub(super) fn wait_for_primary(&self) -> anyhow::Result<Primary> {
         let sockets = self.sockets();
         // A single sidecar is held for as long as it lives; among several, another one may be promoted first.
         let hold_each = (sockets.len() > 1).then_some(HOLD_EACH);
@@ -88,7 +100,7 @@ impl Target {
                 match connect(socket, true, hold_each) {
                     Ok(mut client) => {
                         client.set_timeout(Some(self.timeout())).context("set the socket's time-out")?;
-                        return Ok(client);
+                        return Ok(Primary { client, socket: socket.clone() });
                     }
                     Err(Error::TimedOut { .. }) => has_held = true,
                     Err(error) if is_passing(&error) => {}
@@ -101,14 +113,15 @@ impl Target {
         }
     }
 
-    /// A primary of a later epoch than `epoch`, if there is one now: proof that the one of `epoch` is over, even if it does
-    /// not answer any more.
-    pub(super) fn successor(&self, epoch: Epoch) -> Option<Client> {
-        self.sockets().iter().find_map(|socket| {
-            let mut client = connect(socket, false, Some(HOLD_EACH)).ok()?;
-            let standing = client.standing();
-            let follows = standing.role == Role::Primary && standing.epoch > epoch;
-            (follows && client.set_timeout(Some(self.timeout())).is_ok()).then_some(client)
+    /// A primary of a later epoch than `primary`'s behind another socket, if there is one now: proof that `primary` is
+    /// over, even if it does not answer any more.
+    pub(super) fn successor(&self, primary: &Primary) -> Option<Primary> {
+        let epoch = primary.client.welcome().epoch;
+        self.sockets().into_iter().filter(|socket| *socket != primary.socket).find_map(|socket| {
+            let mut client = connect(&socket, false, Some(HOLD_EACH)).ok()?;
+            let Welcome { role, epoch: found, .. } = *client.welcome();
+            let follows = role == Role::Primary && found > epoch;
+            (follows && client.set_timeout(Some(self.timeout())).is_ok()).then_some(Primary { client, socket })
         })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
-use tailwind_protocol::ids::Position;
+use tailwind_protocol::ids::{MemberId, Position};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
 use tailwind_protocol::promotion::Failure;
@@ -33,6 +33,8 @@ struct Term {
     context: Arc<Context>,
     config: Configuration,
     seats: HashMap<Seat, SeatTask>,
+    /// Members lost in this term, the latest last: as spares they come after all others.
+    lost: Vec<MemberId>,
     installs: Arc<Semaphore>,
     /// Swaps and searches; ended with the term.
     tasks: JoinSet<()>,
@@ -73,6 +75,7 @@ pub async fn lead(
         context: Arc::clone(context),
         config,
         seats: HashMap::new(),
+        lost: Vec::new(),
         installs: Arc::new(Semaphore::new(INSTALLS_MAX)),
         tasks: JoinSet::new(),
         swapped,
@@ -122,7 +125,10 @@ impl Term {
             }
             Output::Disconnect(seat) => {
                 if let Some(task) = self.seats.remove(&seat) {
-                    tracing::warn!(member = %task.link.member().id, "member lost");
+                    let id = &task.link.member().id;
+                    tracing::warn!(member = %id, "member lost");
+                    self.lost.retain(|known| known != id);
+                    self.lost.push(id.clone());
                 }
                 self.refresh_sources();
             }
@@ -140,9 +146,9 @@ impl Term {
                 });
             }
             Output::Recruit => {
-                let (context, config) = (Arc::clone(&self.context), self.config.clone());
+                let (context, config, lost) = (Arc::clone(&self.context), self.config.clone(), self.lost.clone());
                 self.tasks.spawn(async move {
-                    let input = recruit(&context, &config).await.unwrap_or(Input::NoSpare);
+                    let input = recruit(&context, &config, &lost).await.unwrap_or(Input::NoSpare);
                     context.path.send(Command::Input(input));
                 });
             }
@@ -318,9 +324,12 @@ impl Worker {
     }
 }
 
-/// Finds a backup outside the set that answers, and fences it under our epoch.
-async fn recruit(context: &Arc<Context>, config: &Configuration) -> Option<Input> {
-    for (member, _) in survey(context).await {
+/// Finds a backup outside the set that answers, and fences it under our epoch. One with a full disk answers well: if it
+/// were always asked first, nobody else would ever take its place.
+async fn recruit(context: &Arc<Context>, config: &Configuration, lost: &[MemberId]) -> Option<Input> {
+    let mut found = survey(context).await;
+    found.sort_by_key(|(member, _)| lost.iter().position(|id| *id == member.id));
+    for (member, _) in found {
         if config.member(&member.id).is_some() {
             continue;
         }

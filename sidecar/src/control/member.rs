@@ -28,6 +28,8 @@ use crate::tls::Role as PeerRole;
 const BULK_WRITE: u32 = 1 << 20;
 /// How long a bulk write may go without any completion.
 const BULK_PATIENCE: Duration = Duration::from_secs(5);
+/// Copies named in one drop request: about 300 bytes each, within the bound of a control request's body.
+const DROP_MAX: usize = 1000;
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -113,7 +115,10 @@ impl MemberLink {
 
     /// Has it forget these copies.
     pub async fn drop_copies(&self, copies: Vec<CopyReport>) -> Result<(), Failure> {
-        self.tell(path::DROP, &DropRequest { caller: self.caller(), copies }).await
+        for copies in copies.chunks(DROP_MAX) {
+            self.tell(path::DROP, &DropRequest { caller: self.caller(), copies: copies.to_vec() }).await?;
+        }
+        Ok(())
     }
 
     /// Records below are no longer needed.

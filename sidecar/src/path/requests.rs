@@ -80,7 +80,12 @@ impl Path {
         let id = ClientId(self.next_client);
         self.next_client += 1;
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
-        self.clients[place] = Some(Client { id, connection, busy: true });
+        if greeted && self.role() != Role::Primary {
+            // It was with the reader when the others were told.
+            let (role, epoch, last) = (self.role(), self.epoch, self.shared.acked.load(Ordering::Relaxed));
+            connection.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
+        }
+        self.clients[place] = Some(Client { id, connection, busy: true, silent_turns: 0 });
     }
 
     fn admit(&self, connection: &Connection) -> Result<(), String> {

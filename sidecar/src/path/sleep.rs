@@ -43,7 +43,7 @@ const BELL: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
 
 /// Events taken from the kernel at once.
-const EVENTS: usize = 32;
+pub(super) const EVENTS: usize = 32;
 
 pub(super) struct Sleeper {
     epoll: OwnedFd,
@@ -76,16 +76,16 @@ impl Sleeper {
         let _ = epoll::delete(&self.epoll, fd.as_fd());
     }
 
-    /// Sleeps until something is ready, or for `longest`.
-    pub(super) fn sleep(&mut self, longest: Duration) -> io::Result<Vec<Token>> {
+    /// Sleeps until something is ready, or for `longest`; puts what is ready into `ready`.
+    pub(super) fn sleep(&mut self, longest: Duration, ready: &mut Vec<Token>) -> io::Result<()> {
+        ready.clear();
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         let events = match epoll::wait(&self.epoll, &mut space[..], Some(&longest)) {
             Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let mut ready = Vec::new();
         for event in events {
             ready.push(match event.data.u64() {
                 LISTENER => Token::Listener,
@@ -97,6 +97,6 @@ impl Sleeper {
                 place => Token::Client(place as usize),
             });
         }
-        Ok(ready)
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Lsn, MemberId, SidecarId};
 
-use crate::world::{Mood, Options, Role, Tear, World};
+use crate::world::{Loss, Mood, Options, Role, Tear, World};
 
 const SEEDS: u64 = 2_000;
 const STEPS: u32 = 200;
@@ -101,7 +101,7 @@ fn calm_down(world: &mut World) {
         let host = world.host_mut(name);
         (host.fuse, host.stingy, host.disk.full) = (None, false, false);
         if !host.is_up() {
-            world.start_host(name, false);
+            world.start_host(name, Loss::Nothing);
         }
     }
     let sidecars: Vec<SidecarId> = world.sidecars.keys().cloned().collect();
@@ -204,7 +204,12 @@ fn stop_or_go(world: &mut World, sidecar: &SidecarId) {
 fn crash_or_restart(world: &mut World, die: &mut Die, member: &MemberId) {
     let last = world.is_last_intact(member);
     if !world.host(member).is_up() {
-        return world.start_host(member, die.one_in(4) && !last);
+        let lost = match die.roll(8) {
+            0 if !last => Loss::Memory,
+            1 if !last => Loss::All,
+            _ => Loss::Nothing,
+        };
+        return world.start_host(member, lost);
     }
     let host = world.host_mut(member);
     if die.one_in(2) { host.fuse = Some(die.roll(8) as u32) } else { host.kill() }

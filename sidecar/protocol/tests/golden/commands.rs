@@ -9,7 +9,7 @@ use goldenscript::ArgumentConsumer;
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Lsn, MemberId, SegmentId, SidecarId};
 
-use crate::world::{Mood, Options, Role, Tear, World, tale};
+use crate::world::{Loss, Mood, Options, Role, Tear, World, tale};
 
 /// Milliseconds between two ticks.
 const TICK_MS: u64 = 50;
@@ -40,7 +40,7 @@ impl goldenscript::Runner for Stage {
 
 fn start(args: &mut ArgumentConsumer<'_>) -> Result<World, Box<dyn Error>> {
     let default = Options::default();
-    let durability = match args.take_key("durability").as_deref() {
+    let durability = match args.take_key("durability") {
         None | Some("memory") => Durability::Memory,
         Some("flushed") => Durability::Flushed,
         Some(other) => return Err(format!("no durability {other}").into()),
@@ -61,6 +61,7 @@ fn play(world: &mut World, command: &str, args: &mut ArgumentConsumer<'_>) -> To
         "promote" => world.promote(&sidecar(args)?),
         "settle" => world.settle(),
         "wait" => wait(world, args)?,
+        "tick" => world.tick(TICK_MS),
         "append" => append(world, args)?,
         "batch" => batch(world, args)?,
         "deliver" => deliver(world, args)?,
@@ -212,8 +213,13 @@ fn repeat(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     Ok(())
 }
 
+/// `store down`: no answers; `mute`: it does what is asked, and the answer gets lost; `empty`: it is another store.
 fn store(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
-    world.store.mood = match args.next_pos().ok_or("well, down or mute")? {
+    world.store.mood = match args.next_pos().ok_or("well, down, mute or empty")? {
+        "empty" => {
+            world.empty_store();
+            Mood::Well
+        }
         "well" => Mood::Well,
         "down" => Mood::Down,
         "mute" => Mood::Mute,
@@ -222,12 +228,13 @@ fn store(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     Ok(())
 }
 
-/// `crash s1 m2 … [after=3]`: processes die, a backup perhaps only after so many more of its outputs.
+/// `crash s1 m2 … [after=3]`: processes die, and what a sidecar had posted with it; a backup perhaps only after so many more of its outputs.
 fn crash(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     let after: Option<u32> = number(args, "after")?;
     while let Some(name) = args.next_pos() {
         if name.starts_with('s') {
             world.crash_sidecar(&name.parse()?);
+            world.lose_writes(&name.parse()?);
             continue;
         }
         let host = world.host_mut(&name.parse()?);
@@ -239,9 +246,13 @@ fn crash(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     Ok(())
 }
 
-/// `restart m1 … [memory=lost]`.
+/// `restart m1 … [memory=lost | disk=lost]`: without its disk it has lost its memory too.
 fn restart(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
-    let lost = args.take_key("memory").is_some_and(|memory| memory == "lost");
+    let lost = match (args.take_key("memory"), args.take_key("disk")) {
+        (_, Some(_)) => Loss::All,
+        (Some(_), _) => Loss::Memory,
+        _ => Loss::Nothing,
+    };
     while let Some(name) = args.next_pos() {
         if name.starts_with('s') {
             world.sidecar_mut(&name.parse()?).become_role(Role::Standby);

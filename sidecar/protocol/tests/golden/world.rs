@@ -74,6 +74,14 @@ impl Options {
     }
 }
 
+/// What a backup has lost when it starts again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Nothing,
+    Memory,
+    All,
+}
+
 /// Pause before a call to the store that had no answer is made again.
 const STORE_PAUSE_MS: u64 = 100;
 
@@ -92,8 +100,6 @@ pub(crate) struct World {
     checker: Checker,
     /// Pairs that cannot reach each other.
     pub(crate) cuts: BTreeSet<(SidecarId, MemberId)>,
-    /// Requests that were told to come again later.
-    retries: Vec<(SidecarId, Seat)>,
     story: Vec<String>,
 }
 
@@ -110,7 +116,6 @@ impl World {
             network: Network::default(),
             checker: Checker::default(),
             cuts: BTreeSet::new(),
-            retries: Vec::new(),
             story: Vec::new(),
         }
     }
@@ -235,7 +240,7 @@ impl World {
         for (id, answer) in answers {
             let message = self.network.asked.remove(&(by.clone(), id)).expect("a request is answered once");
             if let (Then::Nothing, Answer::Refused(refusal)) = (&message.then, &answer) {
-                self.tell(format!("{by} refuses a {}: {refusal}", request_name(&message.request)));
+                self.tell(format!("{by} refuses the late {}: {refusal}", request_name(&message.request)));
             }
             self.hand_back(Reply::Backup(Box::new(message), Ok(answer)));
         }
@@ -379,11 +384,9 @@ impl World {
     /// Time passes for everyone who is awake.
     pub(crate) fn tick(&mut self, ms: u64) {
         self.now = self.now.plus(ms);
-        for (name, seat) in std::mem::take(&mut self.retries) {
-            let channel = self.sidecar_mut(&name).lead_mut().and_then(|lead| lead.channels.get_mut(&seat));
-            if let Some(channel) = channel {
-                channel.busy = false;
-            }
+        self.notice_losses();
+        for lead in self.sidecars.values_mut().filter_map(Sidecar::lead_mut) {
+            lead.channels.values_mut().for_each(|channel| channel.no_buffer = false);
         }
         let hosts: Vec<MemberId> = self.hosts.keys().cloned().collect();
         for name in hosts {
@@ -407,13 +410,15 @@ impl World {
         }
     }
 
-    /// A backup's process starts anew, with its memory or without.
-    pub(crate) fn start_host(&mut self, name: &MemberId, memory_lost: bool) {
+    /// A backup's process starts anew, with what is left of its memory and its disk.
+    pub(crate) fn start_host(&mut self, name: &MemberId, lost: Loss) {
         self.host_mut(name).kill();
         self.forget_the_dead();
         let host = self.host_mut(name);
-        if memory_lost {
-            host.lose_memory();
+        match lost {
+            Loss::Nothing => {}
+            Loss::Memory => host.lose_memory(),
+            Loss::All => host.lose_all(),
         }
         host.start();
     }
@@ -426,6 +431,17 @@ impl World {
         sidecar.inbox.clear();
         self.network.messages.retain(|message| message.from != *name);
         self.network.calls.retain(|call| call.from != *name);
+    }
+
+    /// The config store is replaced by an empty one.
+    pub(crate) fn empty_store(&mut self) {
+        self.store = Store::default();
+        self.checker.forget_store();
+    }
+
+    /// What a sidecar had posted never arrives.
+    pub(crate) fn lose_writes(&mut self, from: &SidecarId) {
+        self.network.writes.retain(|(sender, _), _| sender != from);
     }
 
     /// What must be true after every move.

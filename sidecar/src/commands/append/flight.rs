@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use tailwind_client::Lsn;
+use tailwind_protocol::layout::{CHECKSUM_SIZE, record_size};
 
 /// Most records waiting and in flight. Eight times what a sidecar takes from one connection before it wants acks.
 const RECORDS_MAX: usize = 64 << 10;
@@ -18,6 +19,8 @@ pub(super) struct Bundle {
     records: Vec<Vec<u8>>,
     used: usize,
     payload_size: usize,
+    /// Bytes of log that the records take.
+    log_size: usize,
     /// Number in the input of its last record.
     through: u64,
 }
@@ -33,6 +36,7 @@ impl Bundle {
         slot.extend_from_slice(record);
         self.used += 1;
         self.payload_size += record.len();
+        self.log_size += record_size(record.len());
         self.through = place;
     }
 
@@ -40,12 +44,13 @@ impl Bundle {
         &self.records[..self.used]
     }
 
-    pub(super) fn through(&self) -> u64 {
-        self.through
+    /// Bytes of log that it takes, its checksum entry included.
+    pub(super) fn log_size(&self) -> usize {
+        self.log_size + CHECKSUM_SIZE
     }
 
     fn clear(&mut self) {
-        (self.used, self.payload_size, self.through) = (0, 0, 0);
+        (self.used, self.payload_size, self.log_size, self.through) = (0, 0, 0, 0);
     }
 }
 
@@ -247,7 +252,7 @@ mod tests {
             assert_eq!(span, (held > 0).then_some((Lsn(7), Lsn(6 + held as u64))));
             assert_eq!((flight.acked().records, flight.acked().through), (held as u64, held as u64));
             assert_eq!(flight.unanswered(), None);
-            let next = flight.next_to_send().map(Bundle::through);
+            let next = flight.next_to_send().map(|bundle| bundle.through);
             assert_eq!(next, (held < 4).then_some(held as u64 + 1));
             assert_eq!(flight.is_empty(), held == 4);
         }
@@ -260,7 +265,7 @@ mod tests {
         assert_eq!(flight.resolve(&found), Err(Foreign::HalfBatch(Lsn(3))));
         let found = look(&flight, 1, &["1", "2"]).unwrap();
         assert_eq!(flight.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
-        assert_eq!(flight.next_to_send().map(Bundle::through), Some(5));
+        assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(5));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use tailwind_client::Lsn;
 
+use super::super::tell;
 use super::flight::{Acked, Flight};
 
 /// How often the bar moves.
@@ -48,6 +49,11 @@ impl Progress {
     pub(super) fn pause(&mut self, why: &str) {
         self.bar.set_message(why.to_owned());
         self.bar.tick();
+    }
+
+    /// Tells something that is to be kept.
+    pub(super) fn say(&self, line: &str) {
+        if self.bar.is_hidden() { tell(line) } else { self.bar.println(line) }
     }
 
     /// Takes the bar away and says how long it all took.

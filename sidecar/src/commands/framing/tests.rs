@@ -24,7 +24,7 @@ fn split(framing: InputFraming, max: usize, bytes: &[u8], step: usize) -> (Vec<V
         match splitter.next_record() {
             Ok(Some(record)) => records.push(record.to_vec()),
             Ok(None) if splitter.has_ended() => {
-                assert_eq!(splitter.taken(), records.len() as u64);
+                assert_eq!(splitter.taken, records.len() as u64);
                 return (records, Ok(()));
             }
             Ok(None) => splitter.fill(&mut input).unwrap(),

@@ -89,7 +89,7 @@ impl World {
         let Then::Fence(epoch) = message.then else { return };
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
-                self.tell(format!("{} fences {}: {}", message.from, message.to, tale::inventory(&inventory)));
+                self.tell_fence(&message, tale::inventory(&inventory));
                 Ok(inventory)
             }
             other => Err(failure(other)),
@@ -114,6 +114,14 @@ impl World {
             other => Err(failure(other)),
         };
         self.promotion_input(&message.from, Input::Repaired(epoch, task, result));
+    }
+
+    /// A member that is fenced again and again with the same answer is worth a word once.
+    fn tell_fence(&mut self, message: &Message, inventory: String) {
+        let heard = &mut self.sidecar_mut(&message.from).heard;
+        if heard.insert(message.to.clone(), inventory.clone()).as_ref() != Some(&inventory) {
+            self.tell(format!("{} fences {}: {inventory}", message.from, message.to));
+        }
     }
 
     fn say_waiting(&mut self, name: &SidecarId, why: &str) {

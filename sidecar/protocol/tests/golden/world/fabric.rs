@@ -58,10 +58,11 @@ impl World {
             }
             _ => {
                 write.landed = landed && *tear == Tear::Unseen;
-                let whole = if write.landed { "" } else { "a part of " };
+                let part = if write.landed { "" } else { "a part of " };
+                let unseen = if write.landed { "; the completion is on its way" } else { "" };
                 let from_to = format!("{}:{}..{}", write.segment, write.from, write.from.0 as usize + length);
-                let end = if landed { "lands, unseen" } else { "is refused" };
-                self.tell(format!("{whole}{from_to} {end} at {to}"));
+                let verb = if landed { "takes" } else { "refuses" };
+                self.tell(format!("{to} {verb} {part}{from_to} from {from}{unseen}"));
                 let queue = self.network.writes.get_mut(&(from.clone(), to.clone())).expect("just seen");
                 queue[at] = write;
             }
@@ -72,6 +73,9 @@ impl World {
     fn tell_write(&mut self, from: &SidecarId, to: &MemberId, write: &Write, landed: bool) {
         let end = write.from.0 as usize + write.bytes.len();
         let what = format!("{}:{}..{end}", write.segment, write.from);
+        if landed && write.landed {
+            return self.tell(format!("{from} learns that {to} has {what}"));
+        }
         let verb = if landed { "takes" } else { "refuses" };
         self.tell(format!("{to} {verb} {what} from {from}"));
     }

@@ -3,7 +3,7 @@
 //! Driven by [`World`](super::World); carries out the machine's outputs one after the other, as the daemon does, and can be
 //! killed between any two of them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tailwind_protocol::backup::{
     Backup, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
@@ -83,6 +83,8 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// Its bytes were tampered with: it may hold less than it owes.
     pub(crate) flipped: bool,
+    /// Segments whose flush has failed, so that it is told once.
+    complaints: BTreeSet<SegmentId>,
     /// What happened, for people.
     pub(crate) events: Vec<String>,
 }
@@ -107,6 +109,7 @@ impl Host {
             stingy: false,
             fuse: None,
             flipped: false,
+            complaints: BTreeSet::new(),
             events: Vec::new(),
         };
         host.boot = host.new_boot();
@@ -148,6 +151,12 @@ impl Host {
         if !kept {
             self.boot = self.new_boot();
         }
+    }
+
+    /// The volume is gone too.
+    pub(crate) fn lose_all(&mut self) {
+        self.disk = Disk::default();
+        self.lose_memory();
     }
 
     /// A new process finds what memory and disk hold.
@@ -230,9 +239,10 @@ impl Host {
             Output::EndLending(slot) => drop(self.lendings.remove(&slot)),
             Output::Scan(slot, identity) => {
                 let report = scan(&self.memory[slot.0 as usize], &identity);
-                let (segment, closure) = (identity.segment, report.closure);
-                self.tell(format!("scans segment {segment}: {}", tale::found(&closure, &report.stop)));
-                self.step(Input::Scanned(slot, closure), answers);
+                if let Some(stopped) = tale::stopped(&report.stop) {
+                    self.tell(format!("scans segment {} and {stopped}", identity.segment));
+                }
+                self.step(Input::Scanned(slot, report.closure), answers);
             }
             Output::Verify(slot, identity, closure) => {
                 let sound = verify(&self.memory[slot.0 as usize], &identity, &closure);
@@ -372,7 +382,9 @@ impl Host {
             return FlushResult::Corrupt;
         }
         if self.disk.full {
-            self.tell(format!("cannot flush segment {segment}: the disk is full"));
+            if self.complaints.insert(segment) {
+                self.tell(format!("cannot flush segment {segment}: the disk is full"));
+            }
             return FlushResult::Failed;
         }
         let mut file = bytes[..closure.end.0 as usize].to_vec();

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use tailwind_protocol::backup::Request;
+use tailwind_protocol::backup::{self, Request};
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SidecarId};
+use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{
-    CloseRequest, DropRequest, FenceRequest, FlushRequest, OpenRequest, Purpose, TrimRequest,
+    CloseRequest, DropRequest, FenceRequest, FlushRequest, OpenRequest, Purpose, Refusal, TrimRequest,
 };
 use tailwind_protocol::scan::Scanner;
 use tailwind_protocol::segment::{SegmentWriter, append_size};
@@ -23,7 +24,10 @@ impl World {
     pub(crate) fn begin_epoch(&mut self, name: &SidecarId, config: Configuration, reference: Reference) {
         let (set, epoch) = (tale::names(config.members.iter().map(|member| &member.id)), config.epoch);
         self.tell(format!("{name} is primary of epoch {epoch}, set {set}; recovers {}", tale::reference(&reference)));
-        let log = self.read_reference(&config, &reference);
+        let Some(log) = self.read_reference(&config, &reference) else {
+            self.tell(format!("{name} cannot read all of it: tries again"));
+            return self.promote(name);
+        };
         self.checker.recovered(&config, &log);
         let mut out = Vec::new();
         let rules = self.options.primary_rules();
@@ -42,8 +46,9 @@ impl World {
         self.carry_primary(name, out);
     }
 
-    /// Reads the recovered log from every member, past the machines: each must hold all of it (S3).
-    fn read_reference(&self, config: &Configuration, reference: &Reference) -> Vec<(Epoch, Lsn, Vec<u8>)> {
+    /// Reads the recovered log, and looks at every member, past the machines: each must hold all of it (S3).
+    /// `None`: nobody can give a segment; whoever held it has found it corrupt now.
+    fn read_reference(&mut self, config: &Configuration, reference: &Reference) -> Option<Vec<(Epoch, Lsn, Vec<u8>)>> {
         let mut log = Vec::new();
         for segment in &reference.segments {
             for member in &config.members {
@@ -58,14 +63,20 @@ impl World {
                     lsn = lsn.next();
                 }
             }
-            let mut images = config.members.iter().filter_map(|m| self.hosts[&m.id].image(segment));
-            let Some(image) = images.next() else { panic!("nobody holds {:?}", segment.identity) };
+            let members = config.members.iter().map(|member| &member.id);
+            let image = members.clone().find_map(|id| self.hosts[id].image(segment));
+            let Some(image) = image else {
+                for id in members {
+                    self.host_mut(id).drive(backup::Input::FoundCorrupt(segment.identity));
+                }
+                return None;
+            };
             let mut scanner = Scanner::new(&image, &segment.identity).expect("a valid segment");
             while let Ok(append) = scanner.next_append() {
                 log.extend(append.records().map(|r| (segment.identity.epoch, r.lsn, r.payload.to_vec())));
             }
         }
-        log
+        Some(log)
     }
 
     pub(crate) fn primary_input(&mut self, name: &SidecarId, input: Input) {
@@ -103,7 +114,8 @@ impl World {
         match output {
             Output::Connect(seat, ref member) => {
                 let (member, todo) = (member.clone(), VecDeque::from([output]));
-                let channel = Channel { member, life: None, todo, busy: false, lendings: BTreeMap::new() };
+                let lendings = BTreeMap::new();
+                let channel = Channel { member, life: None, todo, busy: None, no_buffer: false, lendings };
                 lead.channels.insert(seat, channel);
             }
             Output::Prepare(identity) => {
@@ -178,8 +190,10 @@ impl World {
         let caller = self.caller(log, lead.epoch);
         let mut messages = Vec::new();
         let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
-        for (seat, channel) in lead.channels.iter_mut().filter(|(_, channel)| !channel.busy) {
-            let Some(next) = channel.todo.front() else { continue };
+        for (seat, channel) in lead.channels.iter_mut().filter(|(_, channel)| channel.busy.is_none()) {
+            let waits = |output: &Output| channel.no_buffer && matches!(output, Output::Open(..));
+            let Some(at) = channel.todo.iter().position(|output| !waits(output)) else { continue };
+            let next = &channel.todo[at];
             let caller = caller.clone();
             let request = match next {
                 Output::Connect(..) => Request::Connect(caller),
@@ -197,7 +211,7 @@ impl World {
                 Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below: *below }),
                 other => unreachable!("{other:?} is not asked of a member"),
             };
-            channel.busy = true;
+            channel.busy = Some(at);
             messages.push((channel.member.id.clone(), request, Then::Channel(*seat)));
         }
         for (to, request, then) in messages {
@@ -211,15 +225,14 @@ impl World {
         let (life, boot, up) = (member.life, member.boot, member.is_up());
         let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
         let Some(channel) = lead.channels.get_mut(&seat) else { return };
-        channel.busy = false;
-        let input = match (channel.todo.front(), &answer) {
+        let Some(at) = channel.busy.take() else { return };
+        let input = match (channel.todo.get(at), &answer) {
             (_, Err(Silence::Lost)) => return,
             (_, Err(Silence::Gone)) => return self.lose_seat(name, seat, "no connection"),
             (_, Ok(Answer::Refused(Refusal::Fenced { promised }))) => Some(Input::Superseded(*promised)),
             (_, Ok(Answer::Refused(Refusal::RetryLater { .. }))) => {
-                channel.busy = true;
-                self.retries.push((name.clone(), seat));
-                return;
+                channel.no_buffer = true;
+                return self.pump(name);
             }
             (_, Ok(Answer::Refused(refusal))) => return self.lose_seat(name, seat, &refusal.to_string()),
             // With another process or another memory behind the name, this is not the member that was meant.
@@ -240,7 +253,7 @@ impl World {
             }
             _ => None,
         };
-        channel.todo.pop_front();
+        channel.todo.remove(at);
         match input {
             Some(input) => self.primary_input(name, input),
             None => self.pump(name),
@@ -351,9 +364,6 @@ impl World {
         }
     }
 }
-
-use tailwind_protocol::layout::SegmentIdentity;
-use tailwind_protocol::rpc::Refusal;
 
 impl Lead {
     fn open_writer(&mut self, identity: SegmentIdentity, first: Lsn) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::config::{MemberRef, PrimaryRef};
-use tailwind_protocol::ids::{Epoch, Lsn, Position, SegmentId, SidecarId};
+use tailwind_protocol::ids::{Epoch, Lsn, MemberId, Position, SegmentId, SidecarId};
 use tailwind_protocol::primary::{Output, Primary, Seat};
 use tailwind_protocol::promotion::Promotion;
 use tailwind_protocol::segment::SegmentWriter;
@@ -34,6 +34,8 @@ pub(crate) struct Sidecar {
     pub(crate) inbox: VecDeque<Reply>,
     /// What the last `Waiting` said, so that it is told once.
     pub(crate) waiting: String,
+    /// What each backup answered to its last fence.
+    pub(crate) heard: BTreeMap<MemberId, String>,
     /// The config store has just failed to answer.
     pub(crate) unanswered: bool,
 }
@@ -47,6 +49,7 @@ impl Sidecar {
             paused: false,
             inbox: VecDeque::new(),
             waiting: String::new(),
+            heard: BTreeMap::new(),
             unanswered: false,
         }
     }
@@ -59,6 +62,7 @@ impl Sidecar {
         self.role = role;
         self.life += 1;
         self.waiting.clear();
+        self.heard.clear();
     }
 
     pub(crate) fn lead(&self) -> Option<&Lead> {
@@ -99,7 +103,9 @@ pub(crate) struct Channel {
     pub(crate) life: Option<u32>,
     /// What is asked of the member, carried out in order.
     pub(crate) todo: VecDeque<Output>,
-    /// The front of `todo` has been sent.
-    pub(crate) busy: bool,
+    /// This one of `todo` has been sent.
+    pub(crate) busy: Option<usize>,
+    /// The member has no buffer to lend now: until the next tick closes overtake opens.
+    pub(crate) no_buffer: bool,
     pub(crate) lendings: BTreeMap<SegmentId, (Slot, Key)>,
 }

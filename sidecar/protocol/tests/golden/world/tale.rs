@@ -20,11 +20,11 @@ pub(crate) fn range(first: Lsn, last: Lsn) -> String {
     }
 }
 
-/// What a scan found, and why it stopped if that is worth a word.
-pub(crate) fn found(closure: &Closure, stop: &Stop) -> String {
+/// Where and why a scan stopped, if that is worth a word.
+pub(crate) fn stopped(stop: &Stop) -> Option<String> {
     match stop.why {
-        StopReason::Unwritten | StopReason::Full => records(closure),
-        why => format!("{}, then at {}: {why}", records(closure), stop.at),
+        StopReason::Unwritten | StopReason::Full => None,
+        why => Some(format!("stops at byte {}: {why}", stop.at)),
     }
 }
 
@@ -35,16 +35,17 @@ fn copy(copy: &CopyReport) -> String {
         CopyState::Corrupt => "corrupt",
     };
     let (segment, epoch) = (copy.identity.segment, copy.identity.epoch);
-    format!("segment {segment} of epoch {epoch} {state} with {}", records(&copy.closure))
+    format!("segment {segment} of epoch {epoch}, {state}, {}", records(&copy.closure))
 }
 
 /// What a backup holds.
 pub(crate) fn inventory(inventory: &Inventory) -> String {
-    let copies: Vec<String> = inventory.copies.iter().map(copy).collect();
+    // Buffers that were lent ahead and never got a record are left out.
+    let copies: Vec<String> = inventory.copies.iter().filter(|copy| copy.closure.records() > 0).map(copy).collect();
     let trimmed =
         if inventory.trimmed > Lsn(1) { format!(", trimmed below {}", inventory.trimmed) } else { String::new() };
-    let holds = if copies.is_empty() { "nothing".to_owned() } else { copies.join("; ") };
-    format!("{} has promised epoch {}{trimmed}; holds {holds}", inventory.member, inventory.promised)
+    let holds = if copies.is_empty() { "no record".to_owned() } else { copies.join("; ") };
+    format!("{}, promised to epoch {}{trimmed}, lists {holds}", inventory.member, inventory.promised)
 }
 
 /// The recovered log.

@@ -1,0 +1,119 @@
+//! What every test with real processes begins with: its turn, its seed, and how to replay it if it fails.
+//!
+//! Used by the tests in `tests/`.
+
+use std::io::Write;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+
+use crate::group::{Group, Setup, program};
+use crate::workload::Random;
+
+/// Tests at once: a group has some eight busy processes, and with more groups than cores every deadline would have to be
+/// longer.
+const TURNS: usize = 2;
+
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A test that has got its turn. Prints how to replay it if it fails.
+#[derive(Debug)]
+pub struct Scene {
+    seed: u64,
+    /// Randomness made from the seed.
+    pub random: Random,
+}
+
+impl Scene {
+    /// Waits for its turn. The seed is `TAILWIND_SEED`, or drawn from the clock.
+    pub fn begin() -> Scene {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        while *running >= TURNS {
+            running = ENDED.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+        *running += 1;
+        let seed = number_from("TAILWIND_SEED").unwrap_or_else(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            since.as_nanos() as u64 % 1_000_000_000
+        });
+        Scene { seed, random: Random(seed) }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Rounds of a random test: `TAILWIND_ROUNDS`, or else `usual`.
+    pub fn rounds(&self, usual: u64) -> u64 {
+        number_from("TAILWIND_ROUNDS").unwrap_or(usual)
+    }
+
+    /// The usual setup over a fabric.
+    pub fn setup(&self, fabric: &str) -> Result<Setup> {
+        Ok(Setup::new(program()?, fabric))
+    }
+
+    /// A group with the usual setup, every member in the set.
+    pub fn group(&self, fabric: &str) -> Result<Group> {
+        self.start(self.setup(fabric)?)
+    }
+
+    /// A group, every member in the set.
+    pub fn start(&self, setup: Setup) -> Result<Group> {
+        let group = Group::start(setup)?;
+        group.wait_for_full_set()?;
+        Ok(group)
+    }
+}
+
+impl Drop for Scene {
+    #[allow(clippy::print_stderr, reason = "tests report to people")]
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+        if std::thread::panicking() {
+            let test = std::thread::current().name().unwrap_or_default().to_owned();
+            eprintln!("replay: TAILWIND_SEED={} cargo test -p tailwind-e2e {test}", self.seed);
+        }
+    }
+}
+
+/// True when this user may do what only root may. Otherwise says so where `./check` finds it.
+pub fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        cannot_run(test, "needs root");
+    }
+    root
+}
+
+/// Says that a test cannot run here. Past the test harness, which would swallow it: see `CONTRIBUTING.md`.
+pub fn cannot_run(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "cannot run: {test}: {why}");
+}
+
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Makes two tests of each function that takes the name of a fabric: `shm::name` and `tcp::name`.
+#[macro_export]
+macro_rules! on_both_fabrics {
+    ($($name:ident),* $(,)?) => {
+        mod shm {
+            $(#[test]
+            fn $name() {
+                super::$name("shm");
+            })*
+        }
+        mod tcp {
+            $(#[test]
+            fn $name() {
+                super::$name("tcp");
+            })*
+        }
+    };
+}

@@ -1,0 +1,48 @@
+//! Steps that many tests take: append and wait, read everything back, look through the logs.
+
+use anyhow::{Result, ensure};
+use tailwind_client::Lsn;
+use tailwind_client::blocking::Client;
+
+use crate::group::Group;
+use crate::workload::{Comparison, Input, compare};
+
+/// Words of the warnings that processes write when others die, and rightly.
+pub const OUTAGE: [&str; 6] =
+    ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
+
+/// A client of whoever is primary.
+pub fn primary(group: &Group) -> Result<Client> {
+    group.client(group.wait_for_primary()?, true)
+}
+
+/// Submits the records after `last`; the number of the last one. They are on their way, acks are not waited for.
+pub fn submit(client: &mut Client, input: &impl Input, last: u64, count: u64) -> Result<u64> {
+    for number in last + 1..=last + count {
+        client.submit(&input.record(number))?;
+    }
+    client.pump()?;
+    Ok(last + count)
+}
+
+/// Appends the records after `last` and waits until all are acknowledged; the number of the last one.
+pub fn append(client: &mut Client, input: &impl Input, last: u64, count: u64) -> Result<u64> {
+    let end = submit(client, input, last, count)?;
+    let acked = client.flush()?;
+    ensure!(acked == Some(Lsn(end)), "{acked:?} is acknowledged instead of {end}");
+    Ok(end)
+}
+
+/// The log holds the input's records up to `acked`: each once, in order, no others.
+pub fn check_whole(group: &Group, input: &impl Input, acked: u64) -> Result<()> {
+    let result = compare(&mut primary(group)?, input, acked, |_| {})?;
+    ensure!(result == Comparison { read: acked, lost: 0, duplicated: 0 }, "records 1 to {acked}: {result:?}");
+    Ok(())
+}
+
+/// No process has logged an error, and no warning but those expected.
+pub fn check_logs(group: &Group, expected: &[&str]) -> Result<()> {
+    let unexpected = group.unexpected(expected);
+    ensure!(unexpected.is_empty(), "unexpected lines in the logs:\n{}", unexpected.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! Disks that are full, damaged or all that is left: what was acknowledged survives as the durability mode promises.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use tailwind_e2e::group::{Group, Setup, Who};
+use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::scene::{Scene, is_root};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::workload::{Background, Numbered, compare};
+
+on_both_fabrics!(
+    flushed_records_outlive_all_memory,
+    a_clean_stop_outlives_all_memory,
+    a_full_disk_stops_one_backup_and_not_the_group,
+    damaged_and_foreign_files_are_left_alone,
+    a_flipped_bit_on_disk_is_never_read,
+);
+
+fn input(scene: &Scene) -> Numbered {
+    Numbered { seed: scene.seed(), length_max: 200 }
+}
+
+fn lose_memory(group: &Group) {
+    for index in 0..group.backups() {
+        fs::remove_dir_all(group.pool(index)).unwrap();
+    }
+}
+
+fn flushed_records_outlive_all_memory(fabric: &str) {
+    let mut scene = Scene::begin();
+    let input = input(&scene);
+    let mut setup = scene.setup(fabric).unwrap();
+    setup.sidecar_options = vec![("--durability", "flushed".into())];
+    let mut group = scene.start(setup).unwrap();
+    let mut app = Background::start(group.view().clone(), input, 64);
+    for _ in 0..scene.rounds(3) {
+        let before = app.acked();
+        let mark = app.go_on(1000);
+        app.wait_for(before + scene.random.below(1000)).unwrap();
+        group.kill_all().unwrap();
+        lose_memory(&group);
+        group.start_all().unwrap();
+        app.wait_for(mark).unwrap();
+        check_whole(&group, &input, mark).unwrap();
+    }
+    app.finish().unwrap();
+    // The spare, which has promised nothing yet.
+    check_logs(&group, &[&OUTAGE[..], &["memory is lost: starting with a new identity"]].concat()).unwrap();
+}
+
+fn a_clean_stop_outlives_all_memory(fabric: &str) {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let mut setup = scene.setup(fabric).unwrap();
+    setup.sidecar_options = vec![("--durability", "battery".into())];
+    let mut group = scene.start(setup).unwrap();
+    let mut end = 0;
+    for (signal, count) in [(Signal::TERM, 1000), (Signal::POWER, 1), (Signal::POWER, 700)] {
+        end = append(&mut primary(&group).unwrap(), &input, end, count).unwrap();
+        for index in 0..group.sidecars() {
+            group.signal(Who::Sidecar(index), Signal::TERM).unwrap();
+            assert_eq!(group.wait_for_end(Who::Sidecar(index)).unwrap(), Some(0));
+        }
+        for index in 0..group.backups() {
+            group.signal(Who::Backup(index), signal).unwrap();
+        }
+        for index in 0..group.backups() {
+            assert_eq!(group.wait_for_end(Who::Backup(index)).unwrap(), Some(0));
+        }
+        lose_memory(&group);
+        group.start_all().unwrap();
+        check_whole(&group, &input, end).unwrap();
+    }
+    group.wait_for_full_set().unwrap();
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+/// A small file system in memory, in place of a disk.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: &Path, bytes: u64) -> SmallDisk {
+        fs::create_dir_all(path).unwrap();
+        let options = format!("size={bytes},mode=0700");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tailwind"]).arg(path).status();
+        assert!(mounted.unwrap().success(), "mount a tmpfs on {}", path.display());
+        SmallDisk(path.to_owned())
+    }
+
+    /// Leaves no room at all.
+    fn fill(&self) {
+        let filler = fs::File::create(self.0.join("filler")).unwrap();
+        let full = (0..).find_map(|block: u64| {
+            std::os::unix::fs::FileExt::write_all_at(&filler, &[1; 4096], block * 4096).err()
+        });
+        assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn relieve(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: the daemon still holds files of it and is killed a moment later.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+fn a_full_disk_stops_one_backup_and_not_the_group(fabric: &str) {
+    if !is_root("disk: a_full_disk_stops_one_backup_and_not_the_group") {
+        return;
+    }
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let setup = Setup { buffers: 8, ..scene.setup(fabric).unwrap() };
+    let mut group = Group::prepare(setup).unwrap();
+    let disk = SmallDisk::mount(&group.flush_folder(0), 4 << 20);
+    group.start_all().unwrap();
+    let members = group.wait_for_full_set().unwrap();
+    assert!(members.contains(&0), "{members:?}");
+    disk.fill();
+    // More than the buffers hold: the backup with the full disk can lend no more, and the spare takes its seat.
+    let app = Background::start(group.view().clone(), input, 64);
+    app.go_on(8 * 1000);
+    let end = app.finish().unwrap().acked;
+    group.wait("the full one to be replaced", |group| {
+        let members = group.members();
+        members.len() == 3 && !members.contains(&"backup0".to_owned())
+    }).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    disk.relieve();
+    group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &[&OUTAGE[..], &["flush failed: trying again until it succeeds"]].concat()).unwrap();
+}
+
+/// Waits until so many closed segments are on every member's disk; the file of the first one at each.
+fn flushed(group: &Group, count: usize) -> Vec<PathBuf> {
+    let files = |index: usize| {
+        let entries = fs::read_dir(group.flush_folder(index)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|e| e == "closed")).collect();
+        files.sort();
+        files
+    };
+    let members = group.wait_for_full_set().unwrap();
+    group.wait("closed segments on every disk", |_| members.iter().all(|index| files(*index).len() >= count)).unwrap();
+    members.iter().map(|index| files(*index)[0].clone()).collect()
+}
+
+fn damaged_and_foreign_files_are_left_alone(fabric: &str) {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let mut group = scene.group(fabric).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let sound = flushed(&group, 3)[0].clone();
+    let folder = sound.parent().unwrap().to_owned();
+    let index = (0..group.backups()).find(|index| group.flush_folder(*index) == folder).unwrap();
+    let strange = [
+        ("segment-0000000000000901.closed", b"nothing of ours".to_vec()),
+        ("segment-0000000000000902.closed", Vec::new()),
+        ("segment-0000000000000903.open", vec![0xFF; 70_000]),
+        ("segment-0000000000000904.closed", fs::read(&sound).unwrap()),
+        ("segment-abc.closed", b"not a number".to_vec()),
+        ("notes.txt", b"somebody's notes".to_vec()),
+    ];
+    for restart_with in [Signal::KILL, Signal::TERM] {
+        for (name, bytes) in &strange {
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        group.signal(Who::Backup(index), restart_with).unwrap();
+        group.wait_for_end(Who::Backup(index)).unwrap();
+        group.start_backup(index).unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+        group.wait_for_full_set().unwrap();
+        for (name, bytes) in &strange {
+            assert_eq!(fs::read(folder.join(name)).unwrap(), *bytes, "{name} has been touched");
+        }
+    }
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &[&OUTAGE[..], &["strange segment file", "has no sound footer"]].concat()).unwrap();
+}
+
+fn a_flipped_bit_on_disk_is_never_read(fabric: &str) {
+    let mut scene = Scene::begin();
+    let input = input(&scene);
+    let group = scene.group(fabric).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let mut files = flushed(&group, 3);
+    let last = files.pop().unwrap();
+    for file in files {
+        flip_a_bit(&file, &mut scene);
+        // Readers begin with another member each time: often enough to meet the damage.
+        for _ in 0..4 {
+            check_whole(&group, &input, end).unwrap();
+        }
+    }
+    let good = fs::read(&last).unwrap();
+    flip_a_bit(&last, &mut scene);
+    let read = compare(&mut primary(&group).unwrap(), &input, end, |_| {});
+    let error = read.expect_err("no sound copy is left").to_string();
+    assert!(error.contains("cannot be fetched"), "{error}");
+    fs::write(&last, good).unwrap();
+    // Members that have said "corrupt" stay by it until they are filled again; the others go on.
+    let members = group.wait_for_full_set().unwrap();
+    assert_eq!(members.len(), 3);
+    append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
+    let unexpected = group.unexpected(&["corrupt copy"]);
+    let unexpected: Vec<_> = unexpected.iter().filter(|line| !line.contains("closed segment is corrupt")).collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+fn flip_a_bit(file: &Path, scene: &mut Scene) {
+    let mut bytes = fs::read(file).unwrap();
+    // Not in the footer, which is read at the start only.
+    let at = scene.random.below(bytes.len() as u64 - 64) as usize;
+    bytes[at] ^= 1 << scene.random.below(8);
+    fs::write(file, bytes).unwrap();
+}

@@ -1,0 +1,345 @@
+//! A backup's decisions where a script would be clumsy: who is admitted, what a restart finds, bounds.
+
+use tailwind_protocol::backup::{
+    Backup, Counts, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
+};
+use tailwind_protocol::config::Durability;
+use tailwind_protocol::ids::{BootId, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenRequest, Purpose,
+    Refusal, TrimRequest,
+};
+
+const SLOT_SIZE: u32 = 64 << 10;
+
+/// A backup whose scans, verifications and lendings are answered at once.
+struct Desk {
+    backup: Backup,
+    requests: u64,
+    scanned: Closure,
+    sound: bool,
+    out: Vec<Output>,
+}
+
+impl Desk {
+    fn start(found: Found, slots: u32) -> Desk {
+        let unflushed_bytes_max = u64::from(slots) * u64::from(SLOT_SIZE);
+        let limits = Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max };
+        let (backup, out) = Backup::start(group("g"), "m1".parse().expect("a name"), BootId(1), limits, found);
+        let mut desk = Desk { backup, requests: 0, scanned: Closure::default(), sound: true, out: Vec::new() };
+        desk.carry(out);
+        desk
+    }
+
+    fn fresh() -> Desk {
+        Desk::start(Found { promise: Promise::default(), rows: vec![], files: vec![] }, 4)
+    }
+
+    fn step(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.backup.step(input, &mut out);
+        self.carry(out);
+    }
+
+    fn carry(&mut self, out: Vec<Output>) {
+        for output in out {
+            self.out.push(output.clone());
+            match output {
+                Output::Scan(slot, _) => self.step(Input::Scanned(slot, self.scanned)),
+                Output::Verify(slot, ..) => self.step(Input::Verified(slot, self.sound)),
+                Output::Lend(id, slot, _) => self.step(Input::Lent(id, slot, Ok(()))),
+                _ => {}
+            }
+        }
+    }
+
+    /// The reply to this request, if it came at once.
+    fn ask(&mut self, request: Request) -> Option<Reply> {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        self.out.clear();
+        self.step(Input::Request(id, request));
+        self.reply_to(id)
+    }
+
+    fn reply_to(&self, wanted: RequestId) -> Option<Reply> {
+        let replies = self.out.iter().filter_map(|output| match output {
+            Output::Reply(id, reply) if *id == wanted => Some(reply.clone()),
+            _ => None,
+        });
+        let replies: Vec<Reply> = replies.collect();
+        assert!(replies.len() <= 1, "a request is answered once: {replies:?}");
+        replies.into_iter().next()
+    }
+
+    fn fence(&mut self, epoch: u64) {
+        let reply = self.ask(Request::Fence(FenceRequest { caller: caller(epoch) }));
+        assert!(matches!(reply, Some(Reply::Inventory(_))), "{reply:?}");
+    }
+}
+
+fn group(name: &str) -> GroupName {
+    name.parse().expect("a name")
+}
+
+fn caller(epoch: u64) -> Caller {
+    Caller { group: group("g"), log: LogId(1), epoch: Epoch(epoch) }
+}
+
+fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
+    SegmentIdentity {
+        log: LogId(1),
+        segment: SegmentId(segment),
+        epoch: Epoch(epoch),
+        generation: Generation(segment << 8 | epoch),
+        size: SegmentSize::MIN,
+    }
+}
+
+fn closure(last: u64) -> Closure {
+    Closure { first: Lsn(1), last: Lsn(last), end: Offset(72 + 48 * last as u32), chain: Chain(last as u32) }
+}
+
+fn open(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> Request {
+    Request::Open(OpenRequest { caller, identity, purpose, durability: Durability::Memory })
+}
+
+fn close(caller: Caller, identity: SegmentIdentity, last: u64) -> Request {
+    Request::Close(CloseRequest { caller, identity, closure: closure(last) })
+}
+
+/// Every request that changes something, by this caller.
+fn requests(caller: &Caller) -> Vec<Request> {
+    let caller = || caller.clone();
+    vec![
+        Request::Connect(caller()),
+        open(caller(), SegmentIdentity { log: caller().log, ..identity(2, 1) }, Purpose::Append),
+        open(caller(), SegmentIdentity { log: caller().log, ..identity(3, 1) }, Purpose::Install),
+        close(caller(), identity(1, 5), 1),
+        Request::Flush(FlushRequest { caller: caller(), identity: identity(1, 5), end: Offset(72) }),
+        Request::Trim(TrimRequest { caller: caller(), below: Lsn(1) }),
+        Request::Drop(DropRequest { caller: caller(), copies: vec![] }),
+    ]
+}
+
+/// A backup that has promised epoch 5 and lent segment 1 to it.
+fn promised() -> Desk {
+    let mut desk = Desk::fresh();
+    desk.fence(5);
+    assert!(matches!(desk.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    desk
+}
+
+#[test]
+fn only_the_promised_epoch_of_the_right_log_is_admitted() {
+    let (older, equal, newer) = (caller(4), caller(5), caller(6));
+    let other_log = Caller { log: LogId(2), ..caller(5) };
+    let other_group = Caller { group: group("h"), ..caller(5) };
+    for (who, caller) in [("older", older), ("newer", newer), ("log", other_log), ("group", other_group)] {
+        for request in requests(&caller) {
+            let mut desk = promised();
+            let before = desk.backup.counts();
+            let reply = desk.ask(request.clone());
+            let right = match (who, &reply) {
+                ("older", Some(Reply::Refused(Refusal::Fenced { promised }))) => *promised == Epoch(5),
+                ("newer", Some(Reply::Refused(Refusal::NotFenced { promised }))) => *promised == Epoch(5),
+                ("log" | "group", Some(Reply::Refused(Refusal::WrongLog { .. }))) => true,
+                _ => false,
+            };
+            assert!(right, "{who}: {request:?} got {reply:?}");
+            assert_eq!(desk.out.len(), 1, "{who}: {request:?} did {:?}", desk.out);
+            assert_eq!(desk.backup.counts(), before);
+        }
+    }
+    for request in requests(&equal) {
+        let reply = promised().ask(request.clone());
+        assert!(!matches!(reply, Some(Reply::Refused(_))), "{request:?} got {reply:?}");
+    }
+}
+
+#[test]
+fn a_fence_raises_the_promise_and_never_lowers_it() {
+    let mut desk = promised();
+    let older = desk.ask(Request::Fence(FenceRequest { caller: caller(4) }));
+    assert_eq!(older, Some(Reply::Refused(Refusal::Fenced { promised: Epoch(5) })));
+    for wrong in [Caller { log: LogId(2), ..caller(9) }, Caller { group: group("h"), ..caller(9) }] {
+        let reply = desk.ask(Request::Fence(FenceRequest { caller: wrong }));
+        assert!(matches!(reply, Some(Reply::Refused(Refusal::WrongLog { .. }))), "{reply:?}");
+    }
+    assert_eq!(desk.backup.promise().epoch, Epoch(5));
+    // Asked again under the same epoch, nothing is revoked: the caller's own buffers go on.
+    desk.fence(5);
+    assert_eq!(desk.out.len(), 1);
+    assert_eq!(desk.backup.counts().lent, 1);
+}
+
+#[test]
+fn a_fence_persists_revokes_scans_and_only_then_replies() {
+    let mut desk = promised();
+    desk.fence(6);
+    let kinds: Vec<&str> = desk
+        .out
+        .iter()
+        .map(|output| match output {
+            Output::Persist(promise) => {
+                assert_eq!(promise.epoch, Epoch(6));
+                "persist"
+            }
+            Output::RevokeBelow(Epoch(6)) => "revoke",
+            Output::Scan(..) => "scan",
+            Output::Reply(..) => "reply",
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(kinds, ["persist", "revoke", "scan", "reply"]);
+}
+
+#[test]
+fn a_segment_of_an_epoch_to_come_is_not_lent() {
+    let reply = promised().ask(open(caller(5), identity(2, 6), Purpose::Append));
+    assert!(matches!(reply, Some(Reply::Refused(Refusal::BadRequest { .. }))), "{reply:?}");
+}
+
+#[test]
+fn a_segment_larger_than_the_buffers_is_refused() {
+    let large = SegmentIdentity { size: SegmentSize::DEFAULT, ..identity(2, 5) };
+    let reply = promised().ask(open(caller(5), large, Purpose::Append));
+    assert!(matches!(reply, Some(Reply::Refused(Refusal::BadRequest { .. }))), "{reply:?}");
+}
+
+#[test]
+fn a_fetch_gives_a_closed_segment_and_nothing_else() {
+    let mut desk = promised();
+    let fetch = |identity, last| Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last) });
+    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));
+    assert!(matches!(desk.ask(fetch(identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    assert!(matches!(desk.ask(fetch(identity(1, 4), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    desk.step(Input::FoundCorrupt(identity(1, 5)));
+    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::Corrupt { .. }))));
+}
+
+#[test]
+fn closing_again_says_what_is_true_now() {
+    let mut desk = promised();
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    // On disk, and found corrupt there: no longer whole, whatever it was told before.
+    desk.step(Input::FoundCorrupt(identity(1, 5)));
+    assert_eq!(
+        desk.ask(close(caller(5), identity(1, 5), 3)),
+        Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) }))
+    );
+}
+
+#[test]
+fn bytes_that_changed_after_the_scan_are_scanned_again() {
+    let mut desk = promised();
+    desk.scanned = closure(7);
+    desk.fence(6);
+    (desk.sound, desk.scanned) = (false, closure(4));
+    let reply = desk.ask(close(caller(6), identity(1, 5), 7));
+    assert_eq!(reply, Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) })));
+    // The next candidate sees what is left, copies the segment from another member, and does not try this close again.
+    let copy = desk.backup.inventory().copies[0];
+    assert_eq!((copy.state, copy.closure), (CopyState::Open, closure(4)));
+}
+
+#[test]
+fn an_image_that_is_bad_leaves_the_older_copy_alone() {
+    let mut desk = promised();
+    desk.scanned = closure(4);
+    desk.fence(6);
+    assert!(matches!(desk.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
+    desk.sound = false;
+    let reply = desk.ask(close(caller(6), identity(1, 5), 7));
+    assert_eq!(reply, Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) })));
+    assert!(desk.out.contains(&Output::Release(Slot(1))) && !desk.out.contains(&Output::Release(Slot(0))));
+    assert_eq!(desk.backup.inventory().copies[0].closure, closure(4));
+}
+
+#[test]
+fn of_two_buffers_for_one_segment_the_one_that_got_further_counts() {
+    let row = |purpose, lender, closed| SlotRow { identity: identity(1, 5), purpose, lender: Epoch(lender), closed };
+    let old = (Slot(3), row(Purpose::Append, 5, None));
+    let image = (Slot(1), row(Purpose::Append, 6, Some(closure(7))));
+    let unfinished = (Slot(2), row(Purpose::Install, 6, None));
+    for rows in [vec![image, unfinished, old], vec![old, image, unfinished]] {
+        let promise = Promise { log: Some(LogId(1)), epoch: Epoch(6), ..Promise::default() };
+        let desk = Desk::start(Found { promise, rows, files: vec![] }, 4);
+        let copies = desk.backup.inventory().copies;
+        assert_eq!((copies.len(), copies[0].state, copies[0].closure), (1, CopyState::Closed, closure(7)));
+        assert_eq!(desk.backup.unflushed_bytes(), u64::from(SLOT_SIZE), "the other buffers are free");
+        let flushes = desk.out.iter().filter(|output| matches!(output, Output::StartFlush(..))).count();
+        assert_eq!(flushes, 1, "two flushes of one segment would race for its file");
+    }
+}
+
+#[test]
+fn an_image_under_durability_flushed_counts_when_it_is_on_disk() {
+    let mut desk = Desk::fresh();
+    desk.fence(5);
+    let flushed = |purpose| {
+        let caller = caller(5);
+        Request::Open(OpenRequest { caller, identity: identity(1, 4), purpose, durability: Durability::Flushed })
+    };
+    assert!(matches!(desk.ask(flushed(Purpose::Install)), Some(Reply::Opened(Slot(0)))));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 4), 3)), None);
+    let first = RequestId(desk.requests);
+    assert_eq!(desk.backup.inventory().copies[0].state, CopyState::Open, "in memory alone it is not closed yet");
+    // Asked again, one waits: a full disk must not pile up callers.
+    assert_eq!(desk.ask(close(caller(5), identity(1, 4), 3)), None);
+    assert!(matches!(desk.reply_to(first), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    let second = RequestId(desk.requests);
+    desk.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Failed));
+    assert_eq!(desk.reply_to(second), None);
+    desk.step(Input::Tick);
+    desk.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Done));
+    assert_eq!(desk.reply_to(second), Some(Reply::Done));
+    assert_eq!(desk.backup.inventory().copies[0].state, CopyState::Closed);
+}
+
+#[test]
+fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
+    let mut desk = promised();
+    desk.fence(6);
+    assert!(matches!(desk.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(_))));
+    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    assert!(desk.out.contains(&Output::Release(Slot(0))));
+    assert!(!desk.out.contains(&Output::DeleteFile(SegmentId(1))), "it may be all that a restart finds");
+}
+
+#[test]
+fn no_more_is_lent_than_there_is_or_could_be_flushed() {
+    let mut desk = Desk::fresh();
+    desk.fence(5);
+    for segment in 1..=4 {
+        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    }
+    let fifth = || open(caller(5), identity(5, 5), Purpose::Append);
+    assert!(matches!(desk.ask(fifth()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(desk.ask(fifth()), Some(Reply::Refused(Refusal::RetryLater { .. }))), "closed is not flushed");
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert_eq!(desk.ask(fifth()), Some(Reply::Opened(Slot(0))));
+}
+
+#[test]
+fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
+    let mut desk = promised();
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    desk.out.clear();
+    desk.step(Input::Shutdown);
+    assert!(!desk.out.iter().any(|output| matches!(output, Output::Finish { .. })));
+    let reply = desk.ask(Request::Fence(FenceRequest { caller: caller(6) }));
+    assert!(matches!(reply, Some(Reply::Refused(Refusal::Failed { .. }))), "{reply:?}");
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(desk.out.contains(&Output::Finish { complete: true }));
+    assert_eq!(desk.backup.promise().epoch, Epoch(5), "revoking everybody is not a promise");
+    assert_eq!(desk.backup.counts(), Counts { closed: 1, on_disk: 1, ..Counts::default() });
+}

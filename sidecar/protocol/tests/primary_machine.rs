@@ -1,0 +1,377 @@
+//! The primary's ack rule against a deliberately dumb model, and its bounds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::Inventory;
+
+fn member(number: usize) -> MemberRef {
+    MemberRef {
+        id: format!("m{number}").parse().expect("a name"),
+        boot: BootId(number as u128),
+        control: String::new(),
+    }
+}
+
+fn config(members: usize) -> Configuration {
+    Configuration {
+        log: LogId(1),
+        epoch: Epoch(1),
+        version: Version(1),
+        primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
+        members: (1..=members).map(member).collect(),
+    }
+}
+
+fn rules(backups: u8) -> Rules {
+    Rules {
+        backups,
+        min_in_sync: 1,
+        durability: Durability::Memory,
+        segment_size: SegmentSize::MIN,
+        open_patience_ms: 1000,
+        recruit_interval_ms: 0,
+    }
+}
+
+fn holds_nothing(member: &MemberRef) -> Inventory {
+    Inventory {
+        member: member.id.clone(),
+        boot: member.boot,
+        log: Some(LogId(1)),
+        promised: Epoch(1),
+        trimmed: Lsn(0),
+        copies: vec![],
+    }
+}
+
+/// A primary whose members lend and close at once, unless told otherwise.
+struct Desk {
+    primary: Primary,
+    now: Time,
+    seats: BTreeMap<MemberId, Seat>,
+    swap: Option<Swap>,
+    recruits: bool,
+    over: bool,
+    segments: Vec<SegmentIdentity>,
+    /// Members that do not answer a close.
+    mute: BTreeSet<MemberId>,
+    lost: Vec<MemberId>,
+}
+
+impl Desk {
+    fn start(members: usize, backups: u8) -> Desk {
+        let mut out = Vec::new();
+        let now = Time(0);
+        let primary = Primary::new(config(members), rules(backups), &Reference::default(), 1, now, &mut out);
+        let (seats, segments, mute, lost) = Default::default();
+        let mut desk = Desk { primary, now, seats, swap: None, recruits: false, over: false, segments, mute, lost };
+        desk.carry(out);
+        desk
+    }
+
+    fn step(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.primary.step(self.now, input, &mut out);
+        self.carry(out);
+    }
+
+    fn turn(&mut self) {
+        let mut out = Vec::new();
+        self.primary.turn(&mut out);
+        self.carry(out);
+    }
+
+    fn carry(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Connect(seat, member) => drop(self.seats.insert(member.id, seat)),
+                Output::Prepare(identity) => self.segments.push(identity),
+                Output::Open(seat, identity) => self.step(Input::Opened(seat, identity.segment)),
+                Output::Close(seat, identity, _) if !self.is_mute(seat) => {
+                    self.step(Input::Closed(seat, identity.segment));
+                }
+                Output::Disconnect(seat) => {
+                    self.lost.extend(self.seats.iter().find(|(_, s)| **s == seat).map(|(id, _)| id.clone()));
+                    self.seats.retain(|_, known| *known != seat);
+                }
+                Output::Swap(swap) => self.swap = Some(swap),
+                Output::Recruit => self.recruits = true,
+                Output::StepDown(_) => self.over = true,
+                _ => {}
+            }
+        }
+    }
+
+    fn is_mute(&self, seat: Seat) -> bool {
+        self.seats.iter().any(|(id, known)| *known == seat && self.mute.contains(id))
+    }
+
+    fn append(&mut self, end: u32) {
+        self.primary.appended(Offset(end));
+        self.turn();
+    }
+
+    fn post(&mut self, id: &MemberId) -> Option<Position> {
+        let index = usize::from(self.seats.get(id)?.index);
+        let (segment, _, to) = self.primary.next_post(index, u32::MAX)?;
+        Some(Position::new(segment, to))
+    }
+
+    fn complete(&mut self, id: &MemberId, count: u32) {
+        let index = usize::from(self.seats[id].index);
+        self.primary.completed(index, count);
+        self.turn();
+    }
+}
+
+/// What an ack means, written down without any thought for speed: everyone in the set, and while a swap is out everyone
+/// in the proposed set too, has completed it.
+#[derive(Debug, Default)]
+struct Model {
+    completed: BTreeMap<MemberId, Position>,
+    in_flight: BTreeMap<MemberId, Vec<Position>>,
+    set: Vec<MemberId>,
+    proposed: Option<Vec<MemberId>>,
+    acked: Position,
+}
+
+impl Model {
+    fn advance(&mut self) {
+        let needed = self.set.iter().chain(self.proposed.iter().flatten());
+        let least = needed.map(|id| self.completed.get(id).copied().unwrap_or_default()).min();
+        self.acked = self.acked.max(least.unwrap_or_default());
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Append,
+    Post(usize),
+    Complete(usize, u32),
+    Lose(usize),
+    Recruit,
+    Settle(Settling),
+    Tick,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Settling {
+    Applied,
+    Unknown,
+    DoneBefore,
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let settling = prop_oneof![
+        3 => Just(Settling::Applied),
+        2 => Just(Settling::Unknown),
+        1 => Just(Settling::DoneBefore)
+    ];
+    let one = prop_oneof![
+        6 => Just(Move::Append),
+        8 => (1..7usize).prop_map(Move::Post),
+        8 => (1..7usize, 1..3u32).prop_map(|(member, count)| Move::Complete(member, count)),
+        1 => (1..7usize).prop_map(Move::Lose),
+        2 => Just(Move::Recruit),
+        2 => settling.prop_map(Move::Settle),
+        1 => Just(Move::Tick),
+    ];
+    prop::collection::vec(one, 1..200)
+}
+
+proptest! {
+    #[test]
+    fn acks_are_what_the_dumb_model_says(members in 1..4usize, moves in moves()) {
+        let mut desk = Desk::start(members, 4);
+        let mut model = Model { set: (1..=members).map(|n| member(n).id).collect(), ..Model::default() };
+        for id in &model.set {
+            model.completed.insert(id.clone(), Position::new(SegmentId(1), Offset(0)));
+        }
+        let (mut end, mut next) = (0, members + 1);
+        for one in moves {
+            if desk.over {
+                break;
+            }
+            match one {
+                Move::Append if end < 60_000 => {
+                    end += 72;
+                    desk.append(end);
+                }
+                Move::Post(number) => {
+                    let id = member(number).id;
+                    if let Some(to) = desk.post(&id) {
+                        model.in_flight.entry(id).or_default().push(to);
+                    }
+                }
+                Move::Complete(number, count) => {
+                    let id = member(number).id;
+                    let in_flight = model.in_flight.entry(id.clone()).or_default();
+                    if count as usize <= in_flight.len() && desk.seats.contains_key(&id) {
+                        let done: Vec<Position> = in_flight.drain(..count as usize).collect();
+                        model.completed.insert(id.clone(), done[done.len() - 1]);
+                        desk.complete(&id, count);
+                    }
+                }
+                Move::Lose(number) => {
+                    let id = member(number).id;
+                    if let Some(seat) = desk.seats.get(&id).copied() {
+                        model.in_flight.remove(&id);
+                        desk.step(Input::Lost(seat));
+                    }
+                }
+                Move::Recruit if desk.recruits => {
+                    desk.recruits = false;
+                    let spare = member(next);
+                    next += 1;
+                    model.completed.insert(spare.id.clone(), Position::new(SegmentId(1), Offset(0)));
+                    let inventory = holds_nothing(&spare);
+                    desk.step(Input::Recruited(spare, inventory));
+                }
+                Move::Settle(settling) => {
+                    let Some(swap) = desk.swap.take() else { continue };
+                    let applied = SwapOutcome::Applied;
+                    let outcome = match settling {
+                        Settling::Applied => applied,
+                        Settling::Unknown => SwapOutcome::Unknown,
+                        Settling::DoneBefore => SwapOutcome::Conflict(Some(swap.proposed.clone())),
+                    };
+                    if !matches!(settling, Settling::Unknown) {
+                        model.proposed = None;
+                        model.set = swap.proposed.members.iter().map(|member| member.id.clone()).collect();
+                    }
+                    model.advance();
+                    desk.step(Input::Swapped(outcome));
+                }
+                Move::Tick => {
+                    desk.now = desk.now.plus(10);
+                    desk.step(Input::Tick);
+                }
+                _ => {}
+            }
+            model.advance();
+            prop_assert_eq!(desk.primary.acked(), model.acked);
+            prop_assert!(desk.primary.positions().hold());
+            if let Some(swap) = &desk.swap {
+                let proposed: Vec<MemberId> = swap.proposed.members.iter().map(|member| member.id.clone()).collect();
+                for id in proposed.iter().filter(|id| !model.set.contains(id) && model.proposed.is_none()) {
+                    prop_assert!(model.completed[id] >= model.acked, "{} is proposed before it has caught up (S8)", id);
+                }
+                prop_assert_eq!(swap.expected, Some(Stamp { epoch: Epoch(1), version: desk.primary.config().version }));
+                model.proposed = Some(proposed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_swap_outcome_is_judged_by_what_is_there() {
+    let proposed = config(2);
+    let other = config(3);
+    let newer = Configuration { epoch: Epoch(2), ..config(2) };
+    let table = [
+        (SwapOutcome::Applied, SwapOutcome::Applied),
+        (SwapOutcome::Unknown, SwapOutcome::Unknown),
+        (SwapOutcome::Conflict(Some(proposed.clone())), SwapOutcome::Applied),
+        (SwapOutcome::Conflict(Some(other.clone())), SwapOutcome::Conflict(Some(other))),
+        (SwapOutcome::Conflict(Some(newer.clone())), SwapOutcome::Conflict(Some(newer))),
+        (SwapOutcome::Conflict(None), SwapOutcome::Conflict(None)),
+    ];
+    for (outcome, settled) in table {
+        assert_eq!(outcome.clone().settle(&proposed), settled, "{outcome:?}");
+    }
+}
+
+#[test]
+fn posts_in_flight_are_bounded() {
+    let mut desk = Desk::start(1, 1);
+    let id = member(1).id;
+    for post in 1..=INFLIGHT_MAX as u32 {
+        desk.append(72 * post);
+        assert!(desk.post(&id).is_some());
+    }
+    desk.append(72 * (INFLIGHT_MAX as u32 + 2));
+    assert_eq!(desk.post(&id), None);
+    desk.complete(&id, 1);
+    let rest = Offset(72 * (INFLIGHT_MAX as u32 + 2));
+    assert_eq!(desk.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries all since");
+}
+
+/// Fills the active segment and rolls; false when there is no next one.
+fn fill(desk: &mut Desk, segment: u64) -> bool {
+    let end = 60_000;
+    desk.append(end);
+    let (first, last) = (Lsn(segment * 10 - 9), Lsn(segment * 10));
+    let mut out = Vec::new();
+    let closure = Closure { first, last, end: Offset(end), chain: Chain(0) };
+    let rolled = desk.primary.roll(closure, &mut out).is_some();
+    desk.carry(out);
+    for id in desk.seats.keys().cloned().collect::<Vec<_>>() {
+        while desk.post(&id).is_some() {
+            desk.complete(&id, 1);
+        }
+    }
+    rolled
+}
+
+#[test]
+fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
+    let mut desk = Desk::start(2, 2);
+    desk.mute.insert(member(2).id);
+    for segment in 1..SEGMENTS_MAX as u64 {
+        assert!(fill(&mut desk, segment), "segment {segment}");
+    }
+    assert!(!fill(&mut desk, SEGMENTS_MAX as u64), "the open end is full: back-pressure");
+    assert_eq!(desk.segments.len(), SEGMENTS_MAX);
+    desk.step(Input::Tick);
+    desk.now = desk.now.plus(1000);
+    desk.step(Input::Tick);
+    assert_eq!(desk.lost, [member(2).id], "it, and nobody else, holds everything up");
+    assert!(desk.swap.is_some());
+}
+
+#[test]
+fn what_nobody_closed_is_not_forgotten() {
+    let mut desk = Desk::start(2, 2);
+    desk.append(60_000);
+    let mut out = Vec::new();
+    let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
+    assert!(desk.primary.roll(closure, &mut out).is_some());
+    desk.carry(out);
+    // m1 goes; while its swap has no answer m2 goes too. Segment 1 is nowhere but here.
+    for number in [1, 2] {
+        let seat = desk.seats[&member(number).id];
+        let mut out = Vec::new();
+        desk.primary.step(desk.now, Input::Lost(seat), &mut out);
+        assert!(!out.iter().any(|output| matches!(output, Output::Forget(..))), "{out:?}");
+        desk.carry(out);
+    }
+    assert!(desk.primary.closed().is_empty());
+}
+
+#[test]
+fn a_barrier_needs_a_post_after_it_from_everyone() {
+    let mut desk = Desk::start(2, 2);
+    let ids = [member(1).id, member(2).id];
+    desk.append(72);
+    for id in &ids {
+        assert!(desk.post(id).is_some());
+    }
+    let barrier = desk.primary.barrier();
+    for id in &ids {
+        desk.complete(id, 1);
+    }
+    assert!(!desk.primary.passed(barrier), "these were posted before it");
+    for (id, passed) in ids.iter().zip([false, true]) {
+        let index = usize::from(desk.seats[id].index);
+        assert_eq!(desk.primary.probe(index, barrier), Some(SegmentId(1)));
+        assert_eq!(desk.primary.probe(index, barrier), None, "one is enough");
+        desk.complete(id, 1);
+        assert_eq!(desk.primary.passed(barrier), passed);
+    }
+}

@@ -1,0 +1,218 @@
+//! The recovered log, put together from hand-made inventories: what is chosen, what is repaired, what is refused.
+
+use tailwind_protocol::ids::{BootId, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
+
+use CopyState::{Closed, Corrupt, Open};
+
+fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
+    SegmentIdentity {
+        log: LogId(1),
+        segment: SegmentId(segment),
+        epoch: Epoch(epoch),
+        generation: Generation(segment << 8 | epoch),
+        size: SegmentSize::MIN,
+    }
+}
+
+/// The closure that every copy of these records has, whoever holds it.
+fn closure(first: u64, last: u64) -> Closure {
+    let records = last + 1 - first;
+    let (first, last) = (Lsn(first), Lsn(last));
+    Closure { first, last, end: Offset(72 + 48 * records as u32), chain: Chain(last.0 as u32) }
+}
+
+fn copy(segment: u64, epoch: u64, state: CopyState, first: u64, last: u64) -> CopyReport {
+    CopyReport { identity: identity(segment, epoch), state, closure: closure(first, last) }
+}
+
+/// A buffer whose segment header is there (`first` known) and no record.
+fn empty(segment: u64, epoch: u64, first: u64) -> CopyReport {
+    copy(segment, epoch, Open, first, first - 1)
+}
+
+fn member(name: &str) -> MemberId {
+    name.parse().expect("a name")
+}
+
+fn holds(name: &str, copies: &[CopyReport]) -> Inventory {
+    Inventory {
+        member: member(name),
+        boot: BootId(1),
+        log: Some(LogId(1)),
+        promised: Epoch(9),
+        trimmed: Lsn(0),
+        copies: copies.to_vec(),
+    }
+}
+
+/// Each segment as (segment, epoch, first, last, holders).
+fn segments(reference: &Reference) -> Vec<(u64, u64, u64, u64, String)> {
+    let names = |holders: &[MemberId]| holders.iter().map(MemberId::as_str).collect::<Vec<_>>().join(" ");
+    let line = |s: &tailwind_protocol::recovery::ClosedSegment| {
+        let (id, c) = (s.identity, s.closure);
+        (id.segment.0, id.epoch.0, c.first.0, c.last.0, names(&s.holders))
+    };
+    reference.segments.iter().map(line).collect()
+}
+
+fn assembled(inventories: &[Inventory]) -> Vec<(u64, u64, u64, u64, String)> {
+    segments(&Reference::assemble(inventories).expect("a whole log"))
+}
+
+fn missing(inventories: &[Inventory]) -> (u64, u64) {
+    let Err(Damage::Missing { segment, last }) = Reference::assemble(inventories) else { panic!("a whole log") };
+    (segment.0, last.0)
+}
+
+#[test]
+fn a_new_log_is_empty() {
+    let reference = Reference::assemble(&[holds("m1", &[]), holds("m2", &[empty(1, 1, 1)])]).expect("an empty log");
+    assert_eq!((reference.last(), reference.last_segment()), (Lsn(0), SegmentId(0)));
+}
+
+#[test]
+fn the_furthest_valid_end_is_the_end() {
+    let short = holds("m1", &[copy(1, 1, Open, 1, 3)]);
+    let long = holds("m2", &[copy(1, 1, Open, 1, 5)]);
+    assert_eq!(assembled(&[short, long]), [(1, 1, 1, 5, "m2".to_owned())]);
+}
+
+#[test]
+fn holders_are_those_with_the_very_same_copy() {
+    let sources = [
+        holds("m1", &[copy(1, 1, Closed, 1, 5)]),
+        holds("m2", &[copy(1, 1, Open, 1, 5)]),
+        holds("m3", &[copy(1, 1, Open, 1, 6)]),
+        holds("m4", &[copy(1, 1, Corrupt, 1, 5), copy(2, 2, Open, 6, 6)]),
+    ];
+    assert_eq!(assembled(&sources)[0], (1, 1, 1, 5, "m1 m2".to_owned()));
+}
+
+#[test]
+fn a_later_epoch_beats_a_longer_tail() {
+    // m1 was outrun: its segment 2 of epoch 1 goes far, but epoch 2 began after a log that ended at 5.
+    let longer = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 90)]);
+    let later = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 6)]);
+    assert_eq!(assembled(&[longer, later]), [(1, 1, 1, 5, "m1 m2".to_owned()), (2, 2, 6, 6, "m2".to_owned())]);
+}
+
+#[test]
+fn a_later_epoch_that_wrote_nothing_says_nothing() {
+    let old = holds("m1", &[copy(1, 1, Open, 1, 5)]);
+    let new = holds("m2", &[copy(1, 1, Open, 1, 4), empty(2, 2, 5)]);
+    assert_eq!(assembled(&[old, new]), [(1, 1, 1, 5, "m1".to_owned())]);
+}
+
+#[test]
+fn buffers_opened_ahead_are_no_part_of_the_log() {
+    let inventory = holds("m1", &[copy(1, 1, Closed, 1, 5), empty(2, 1, 6), empty(3, 1, 6)]);
+    assert_eq!(assembled(std::slice::from_ref(&inventory)).len(), 1);
+}
+
+#[test]
+fn a_segment_is_taken_from_whoever_has_it_whole() {
+    let sources = [
+        holds("m1", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 9)]),
+        holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7)]),
+    ];
+    assert_eq!(assembled(&sources), [(1, 1, 1, 5, "m2".to_owned()), (2, 1, 6, 9, "m1".to_owned())]);
+}
+
+#[test]
+fn a_gap_is_a_loss_and_not_an_end() {
+    let gap = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Open, 10, 12)]);
+    assert_eq!(missing(std::slice::from_ref(&gap)), (2, 9));
+    // A copy that ends elsewhere does not fill it.
+    let torn = holds("m2", &[copy(2, 1, Open, 6, 8)]);
+    assert_eq!(missing(&[gap.clone(), torn]), (2, 9));
+    let whole = holds("m2", &[copy(2, 1, Closed, 6, 9)]);
+    assert_eq!(assembled(&[gap, whole]).len(), 3);
+}
+
+#[test]
+fn a_corrupt_last_segment_is_not_cut_off() {
+    let corrupt = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 9)]);
+    assert_eq!(missing(std::slice::from_ref(&corrupt)), (2, 9));
+    let behind = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7)]);
+    assert_eq!(missing(&[corrupt.clone(), behind]), (2, 9));
+    let sound = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 9)]);
+    assert_eq!(assembled(&[corrupt, sound])[1], (2, 1, 6, 9, "m2".to_owned()));
+}
+
+#[test]
+fn a_trimmed_beginning_is_no_loss() {
+    let alone = holds("m1", &[copy(2, 1, Closed, 6, 9), copy(3, 1, Open, 10, 10)]);
+    assert_eq!(missing(std::slice::from_ref(&alone)), (1, 5));
+    let told = Inventory { trimmed: Lsn(6), ..alone };
+    assert_eq!(assembled(std::slice::from_ref(&told)).len(), 2);
+}
+
+#[test]
+fn what_was_trimmed_anywhere_is_not_looked_for() {
+    let trimmed = Inventory { trimmed: Lsn(6), ..holds("m1", &[copy(2, 1, Closed, 6, 9)]) };
+    let deaf = holds("m2", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Closed, 6, 9)]);
+    assert_eq!(assembled(&[trimmed, deaf]), [(2, 1, 6, 9, "m1 m2".to_owned())]);
+}
+
+#[test]
+fn a_trimmed_log_without_any_segment_is_lost() {
+    let bare = Inventory { trimmed: Lsn(6), ..holds("m1", &[]) };
+    assert_eq!(missing(std::slice::from_ref(&bare)), (0, 5));
+}
+
+/// Segments to close, to install, to drop.
+type Plan = (Vec<u64>, Vec<u64>, Vec<u64>);
+
+fn plan(reference: &Reference, inventory: &Inventory) -> Plan {
+    let plan = RepairPlan::new(reference.segments.iter().map(|s| (&s.identity, &s.closure)), inventory);
+    let numbers = |list: &[(SegmentIdentity, Closure)]| list.iter().map(|(id, _)| id.segment.0).collect();
+    let dropped = plan.drop.iter().map(|copy| copy.identity.segment.0).collect();
+    (numbers(&plan.close), numbers(&plan.install), dropped)
+}
+
+#[test]
+fn plans_close_what_reaches_the_end_and_copy_the_rest() {
+    let whole = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 9), empty(3, 2, 10)]);
+    let reference = Reference::assemble([&whole]).expect("a whole log");
+    let table: [(&str, Inventory, Plan); 8] = [
+        ("itself", whole.clone(), (vec![2], vec![], vec![3])),
+        ("nothing", holds("m", &[]), (vec![], vec![1, 2], vec![])),
+        ("all of it", holds("m", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Closed, 6, 9)]), (vec![], vec![], vec![])),
+        ("a shorter tail", holds("m", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 7)]), (vec![], vec![2], vec![])),
+        ("a longer one", holds("m", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 11)]), (vec![2], vec![], vec![])),
+        ("a corrupt one", holds("m", &[copy(1, 1, Corrupt, 1, 5), copy(2, 2, Open, 6, 9)]), (vec![2], vec![1], vec![])),
+        (
+            "another opening of segment 2, and 3",
+            holds("m", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 12), copy(3, 1, Open, 13, 20)]),
+            (vec![], vec![2], vec![3]),
+        ),
+        (
+            "segment 1 closed elsewhere by a promotion that broke off",
+            holds("m", &[copy(1, 1, Closed, 1, 4), copy(2, 2, Open, 6, 9)]),
+            (vec![2], vec![1], vec![]),
+        ),
+    ];
+    for (what, inventory, expected) in table {
+        assert_eq!(plan(&reference, &inventory), expected, "{what}");
+    }
+}
+
+#[test]
+fn older_closed_segments_are_left_to_the_trim() {
+    let trimmed = Inventory { trimmed: Lsn(6), ..holds("m1", &[copy(2, 1, Closed, 6, 9)]) };
+    let reference = Reference::assemble([&trimmed]).expect("a whole log");
+    let deaf = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 9)]);
+    assert_eq!(plan(&reference, &deaf), (vec![], vec![], vec![]));
+    // But not if it reaches into what is still needed: then it is of another life of the log.
+    let stray = holds("m2", &[copy(1, 1, Closed, 1, 7), copy(2, 1, Closed, 6, 9)]);
+    assert_eq!(plan(&reference, &stray), (vec![], vec![], vec![1]));
+}
+
+#[test]
+fn an_empty_log_drops_everything() {
+    let reference = Reference::default();
+    assert_eq!(plan(&reference, &holds("m1", &[empty(1, 1, 1), empty(2, 1, 1)])), (vec![], vec![], vec![1, 2]));
+}

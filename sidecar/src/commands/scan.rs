@@ -1,0 +1,156 @@
+//! `scan`: what a file of the log holds, told from its bytes alone.
+//!
+//! [`examine`] finds out, without I/O; this file reads and prints. Needs no process of the group, and harms none: a buffer
+//! that is being written is read as it is at the moment.
+
+pub mod examine;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use indicatif::{HumanBytes, HumanCount};
+use tailwind_protocol::layout::{FOOTER_SIZE, Footer, SegmentSize, readable_size};
+
+use super::framing::{OutputFraming, RecordWriter};
+use super::tell;
+use examine::{Content, Report, Sound, examine};
+
+/// Largest file read: the largest segment, with its footer, or with its flag page rounded up to a huge page of 2 MiB.
+const FILE_SIZE_MAX: u64 = (64 << 20) + (2 << 20);
+const _: () = assert!(FOOTER_SIZE < 2 << 20);
+/// Bytes of a payload shown in the list of records.
+const SHOWN_SIZE: usize = 32;
+
+/// Tell what a backup's buffer or segment file holds, without any process of the group.
+#[derive(Args, Clone, Debug)]
+pub struct ScanOptions {
+    /// Buffers of a pool (slot-NNNN.buf) or files of a flush folder (segment-N.closed, segment-N.open)
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// List the records as well: LSN, offset, length, CRC-32 and first bytes
+    #[arg(long)]
+    records: bool,
+    /// Write the records' payloads to standard output, and the report to standard error: length suits append, which takes
+    /// them back
+    #[arg(long, value_enum, value_name = "FRAMING", conflicts_with = "records")]
+    payloads: Option<OutputFraming>,
+}
+
+/// Scans each file. An error, once all have been scanned, if one of them could not be, or is corrupt.
+pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
+    let mut bad = 0;
+    for (place, path) in options.files.iter().enumerate() {
+        let gap = if place > 0 { "\n" } else { "" };
+        match scan(options, path, gap) {
+            Ok(true) => {}
+            Ok(false) => bad += 1,
+            // Nobody reads on: not a matter of this file.
+            Err(error) if super::is_closed_pipe(&error) => return Err(error),
+            Err(error) => {
+                bad += 1;
+                tell(format_args!("scan: {}: {error:#}", path.display()));
+            }
+        }
+    }
+    if bad > 0 {
+        bail!("{bad} of {} files could not be scanned or are corrupt", options.files.len());
+    }
+    Ok(())
+}
+
+/// Scans one file. False: it is corrupt.
+fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
+    let bytes = read(path)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let content = examine(&name, &bytes)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let write_failed = "write to standard output";
+    match options.payloads {
+        None => writeln!(out, "{gap}{}: {content}", path.display()).context(write_failed)?,
+        Some(_) => tell(format_args!("{gap}{}: {content}", path.display())),
+    }
+    let Content::Segment(report) = &content else { return Ok(true) };
+    if let Some(framing) = options.payloads {
+        let mut writer = RecordWriter::new(&mut out, framing, false);
+        report.records().try_for_each(|record| writer.write(record.lsn, record.payload)).context(write_failed)?;
+    }
+    if options.records && report.count() > 0 {
+        list(&mut out, report).context(write_failed)?;
+    }
+    out.flush().context(write_failed)?;
+    Ok(!matches!(report.sound(), Sound::Corrupt(_)))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let metadata = path.metadata().context("find the file")?;
+    ensure!(metadata.is_file(), "not a file: give slot-NNNN.buf, segment-N.closed or segment-N.open");
+    let size = metadata.len();
+    ensure!(size <= FILE_SIZE_MAX, "{} is more than any buffer or segment file has: not one of them", readable_size(size));
+    let mut bytes = Vec::with_capacity(size as usize);
+    File::open(path).context("open the file")?.take(FILE_SIZE_MAX).read_to_end(&mut bytes).context("read the file")?;
+    Ok(bytes)
+}
+
+fn list(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {
+    writeln!(out, "\n{:>12}  {:>9}  {:>8}  CRC       PAYLOAD", "LSN", "OFFSET", "LENGTH")?;
+    for record in report.records() {
+        let (lsn, offset, length, crc) = (record.lsn.0, record.offset.0, record.payload.len(), record.crc);
+        let shown = record.payload[..length.min(SHOWN_SIZE)].escape_ascii();
+        let more = if length > SHOWN_SIZE { "…" } else { "" };
+        writeln!(out, "{lsn:>12}  {offset:>9}  {length:>8}  {crc:08x}  {shown}{more}")?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Content<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Content::Unwritten => f.write_str("a buffer without a byte in it: not lent, or nothing has arrived yet"),
+            Content::Segment(report) => report.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (identity, closure) = (&self.identity, &self.closure);
+        writeln!(f, "{}", self.kind)?;
+        writeln!(f, "  log       {}", identity.log)?;
+        let (segment, epoch, generation) = (identity.segment, identity.epoch, identity.generation.0);
+        writeln!(f, "  segment   {segment}, epoch {epoch}, generation {generation:016x}, {}", identity.size)?;
+        match self.count() {
+            0 => writeln!(f, "  records   none; the first is to be LSN {}", self.first)?,
+            count => {
+                let (appends, size) = (HumanCount(self.appends), HumanBytes(self.payload_size));
+                let (first, last) = (closure.first, closure.last);
+                writeln!(f, "  records   {} in {appends} appends, LSN {first} to {last}", HumanCount(count))?;
+                writeln!(f, "  payload   {size} ({} bytes)", HumanCount(self.payload_size))?;
+            }
+        }
+        let (end, size, chain) = (closure.end, self.log.len(), closure.chain.0);
+        writeln!(f, "  valid     {end} of {size} bytes, chain {chain:08x}")?;
+        writeln!(f, "  stopped   at offset {}: {}", self.stop.at, self.why_stopped())?;
+        match &self.tail {
+            None => writeln!(f, "  tail      nothing behind the valid bytes")?,
+            Some(tail) => {
+                let bytes = HumanCount(tail.bytes);
+                let (first, last) = (tail.first, tail.last);
+                writeln!(f, "  tail      {bytes} non-zero bytes that the scan does not accept, from offset {first} to {last}")?;
+            }
+        }
+        match self.footer {
+            None => writeln!(f, "  footer    none")?,
+            Some(footer) if footer.closure == *closure => writeln!(f, "  footer    {}; agrees with the scan", self.footer_kind())?,
+            Some(Footer { closure: claimed, .. }) => {
+                let (first, last, end, chain) = (claimed.first, claimed.last, claimed.end, claimed.chain.0);
+                write!(f, "  footer    {}; disagrees with the scan: ", self.footer_kind())?;
+                writeln!(f, "it claims LSN {first} to {last}, {end} bytes, chain {chain:08x}")?;
+            }
+        }
+        write!(f, "  verdict   {}", self.sound())
+    }
+}

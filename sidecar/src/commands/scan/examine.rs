@@ -1,0 +1,286 @@
+//! What a buffer or segment file holds: header, footer, scan, and whether they agree. No I/O.
+//!
+//! Called by [`scan`](super). What is valid is for [`tailwind_protocol::scan`] to say; this adds what a person wants to
+//! know about the rest of the file.
+
+use std::fmt;
+
+use tailwind_protocol::ids::{Lsn, Offset};
+use tailwind_protocol::layout::{
+    Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, Sealed, SegmentIdentity, SegmentSize, record_size,
+};
+use tailwind_protocol::scan::{Scanner, Stop, StopReason};
+
+/// Bytes behind a buffer's segment: the flag page of its lending.
+const FLAG_PAGE_SIZE: usize = 4096;
+/// Bytes of the magic that are the same in every version; the one after them is the version.
+const MAGIC_SIZE: usize = SEGMENT_MAGIC.len() - 1;
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `segment-N.closed`.
+    Closed,
+    /// `segment-N.open`.
+    Open,
+    /// `slot-NNNN.buf`.
+    Buffer,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Closed => "file of a closed segment",
+            Kind::Open => "file of an open segment",
+            Kind::Buffer => "buffer",
+        })
+    }
+}
+
+/// Why a file is none of ours, or cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Foreign {
+    /// Nothing there.
+    #[error("the file is empty: neither a buffer nor a segment file")]
+    Empty,
+    /// Something else.
+    #[error("neither a buffer nor a segment file: it begins with \"{0}\", not with \"{magic}\"", magic = SEGMENT_MAGIC.escape_ascii())]
+    Magic(String),
+    /// Of another version.
+    #[error("a segment of format version {found}: this program knows version {known}", known = char::from(SEGMENT_MAGIC[MAGIC_SIZE]))]
+    Version {
+        /// Its version.
+        found: char,
+    },
+    /// Ours, but which segment it is cannot be told.
+    #[error("the segment header is damaged (format, log, segment, epoch or size make no sense): nothing in this copy can be trusted")]
+    Header,
+    /// Zero where the header should be, and not a buffer that is zero all over.
+    #[error("no segment header, but {0} non-zero bytes behind the place for it: the header never arrived, or has been erased")]
+    NoHeader(u64),
+}
+
+/// What a file of ours holds.
+#[derive(Clone, Debug)]
+pub enum Content<'a> {
+    /// A buffer of zeros.
+    Unwritten,
+    /// A segment.
+    Segment(Box<Report<'a>>),
+}
+
+/// All about a segment.
+#[derive(Clone, Debug)]
+pub struct Report<'a> {
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// Which segment it is.
+    pub identity: SegmentIdentity,
+    /// LSN of its first record, there or still to come.
+    pub first: Lsn,
+    /// Where the scan looked: the file without flag page and footer.
+    pub log: &'a [u8],
+    /// Where the valid log ends.
+    pub closure: Closure,
+    /// Where and why the scan stopped.
+    pub stop: Stop,
+    /// Appends accepted.
+    pub appends: u64,
+    /// Bytes of the accepted records' payloads.
+    pub payload_size: u64,
+    /// What lies behind the valid log.
+    pub tail: Option<Tail>,
+    /// What the file says of itself.
+    pub footer: Option<Footer>,
+}
+
+/// Non-zero bytes that the scan did not accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// How many.
+    pub bytes: u64,
+    /// Where the first one is.
+    pub first: usize,
+    /// Where the last one is.
+    pub last: usize,
+}
+
+/// What to think of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sound {
+    /// A closed segment, every byte of it vouched for.
+    Closed,
+    /// An open segment, valid up to here.
+    Open,
+    /// Not what it was when it was written.
+    Corrupt(&'static str),
+}
+
+impl fmt::Display for Sound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Sound::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
+            Sound::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
+            Sound::Corrupt(why) => write!(f, "CORRUPT: {why}; use another member's copy"),
+        }
+    }
+}
+
+/// One accepted record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Its number.
+    pub lsn: Lsn,
+    /// Where its header is.
+    pub offset: Offset,
+    /// CRC-32 of its payload.
+    pub crc: u32,
+    /// Its bytes.
+    pub payload: &'a [u8],
+}
+
+/// Looks at the bytes of the file called `name`; the name tells the kind, and without it the bytes do.
+pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> {
+    let Some((identity, first)) = read_header(bytes)? else { return Ok(Content::Unwritten) };
+    let footer = bytes.split_last_chunk::<FOOTER_SIZE>().and_then(|(_, footer)| Footer::from_bytes(footer));
+    let kind = match (name.rsplit_once('.'), footer) {
+        (Some((_, "closed")), _) => Kind::Closed,
+        (Some((_, "open")), _) => Kind::Open,
+        (Some((_, "buf")), _) => Kind::Buffer,
+        (_, Some(Footer { sealed: Sealed::Closed, .. })) => Kind::Closed,
+        (_, Some(Footer { sealed: Sealed::Open, .. })) => Kind::Open,
+        (_, None) => Kind::Buffer,
+    };
+    let footer = footer.filter(|_| kind != Kind::Buffer);
+    let log = &bytes[..bytes.len() - if footer.is_some() { FOOTER_SIZE } else { 0 }];
+    let log = &log[..log.len().min(identity.size.bytes() as usize)];
+
+    let mut report = Report {
+        kind,
+        identity,
+        first,
+        log,
+        closure: Closure::default(),
+        stop: Stop { at: Offset(0), why: StopReason::SegmentHeader },
+        appends: 0,
+        payload_size: 0,
+        tail: None,
+        footer,
+    };
+    match Scanner::new(log, &identity) {
+        Err(stop) => report.stop = stop,
+        Ok(mut scanner) => {
+            report.stop = loop {
+                match scanner.next_append() {
+                    Err(stop) => break stop,
+                    Ok(append) => {
+                        report.appends += 1;
+                        report.payload_size += append.records().map(|record| record.payload.len() as u64).sum::<u64>();
+                    }
+                }
+            };
+            report.closure = scanner.closure();
+        }
+    }
+    report.tail = non_zero(log, report.closure.end.0 as usize);
+    Ok(Content::Segment(Box::new(report)))
+}
+
+/// The identity in the header; `None` for a buffer of zeros.
+fn read_header(bytes: &[u8]) -> Result<Option<(SegmentIdentity, Lsn)>, Foreign> {
+    let beginning = &bytes[..bytes.len().min(SEGMENT_HEADER_SIZE)];
+    if bytes.is_empty() {
+        return Err(Foreign::Empty);
+    }
+    if beginning.iter().all(|byte| *byte == 0) {
+        // The flag page has bytes of its own.
+        let end = bytes.len().saturating_sub(FLAG_PAGE_SIZE).max(beginning.len());
+        return match non_zero(&bytes[..end], 0) {
+            Some(tail) => Err(Foreign::NoHeader(tail.bytes)),
+            None if end >= SegmentSize::MIN.bytes() as usize => Ok(None),
+            None => Err(Foreign::Magic("\\x00".to_owned())),
+        };
+    }
+    match beginning.first_chunk() {
+        Some(header) if header.starts_with(&SEGMENT_MAGIC[..MAGIC_SIZE]) => match SegmentIdentity::from_header(header) {
+            Some(found) => Ok(Some(found)),
+            None if header[MAGIC_SIZE] != SEGMENT_MAGIC[MAGIC_SIZE] => {
+                Err(Foreign::Version { found: char::from(header[MAGIC_SIZE]) })
+            }
+            None => Err(Foreign::Header),
+        },
+        _ => Err(Foreign::Magic(beginning[..beginning.len().min(SEGMENT_MAGIC.len())].escape_ascii().to_string())),
+    }
+}
+
+fn non_zero(bytes: &[u8], from: usize) -> Option<Tail> {
+    let places = || bytes.iter().enumerate().skip(from).filter(|(_, byte)| **byte != 0).map(|(place, _)| place);
+    let first = places().next()?;
+    Some(Tail { bytes: places().count() as u64, first, last: places().last()? })
+}
+
+impl<'a> Report<'a> {
+    /// Records accepted.
+    pub fn count(&self) -> u64 {
+        self.closure.records()
+    }
+
+    /// The accepted records.
+    pub fn records(&self) -> impl Iterator<Item = Record<'a>> {
+        let mut scanner = Scanner::new(self.log, &self.identity).ok();
+        let appends = std::iter::from_fn(move || {
+            let scanner = scanner.as_mut()?;
+            let start = scanner.closure().end;
+            Some((start, scanner.next_append().ok()?))
+        });
+        appends.flat_map(|(start, append)| {
+            let mut at = start.0;
+            append.records().map(move |record| {
+                let (lsn, payload, offset) = (record.lsn, record.payload, Offset(at));
+                at += record_size(payload.len()) as u32;
+                Record { lsn, offset, crc: crc32fast::hash(payload), payload }
+            })
+        })
+    }
+
+    /// Why the scan stopped, in the words of this file.
+    pub fn why_stopped(&self) -> String {
+        let is_cut = self.log.len() < self.identity.size.bytes() as usize;
+        match self.stop.why {
+            StopReason::Full if is_cut => "the end of the segment's bytes in this file".to_owned(),
+            StopReason::Bounds if is_cut => "the entry reaches beyond the bytes in this file".to_owned(),
+            why => why.to_string(),
+        }
+    }
+
+    /// How the footer says that the segment came to its end.
+    pub fn footer_kind(&self) -> &'static str {
+        match self.footer.map(|footer| footer.sealed) {
+            Some(Sealed::Closed) => "closed",
+            Some(Sealed::Open) => "open",
+            None => "none",
+        }
+    }
+
+    /// What to think of it.
+    pub fn sound(&self) -> Sound {
+        match (self.kind, self.footer) {
+            (Kind::Closed, None) => Sound::Corrupt("a closed segment's file without a footer is not whole"),
+            (Kind::Closed, Some(Footer { sealed: Sealed::Open, .. })) => {
+                Sound::Corrupt("the name says closed, the footer says open")
+            }
+            (Kind::Open, Some(Footer { sealed: Sealed::Closed, .. })) => {
+                Sound::Corrupt("the name says open, the footer says closed")
+            }
+            (_, Some(footer)) if footer.closure != self.closure => Sound::Corrupt("footer and scan disagree"),
+            (_, Some(footer)) if footer.closure.end.0 as usize != self.log.len() => {
+                Sound::Corrupt("there are bytes between the end of the segment and the footer")
+            }
+            (Kind::Closed, Some(_)) => Sound::Closed,
+            (Kind::Open | Kind::Buffer, _) => Sound::Open,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
