@@ -355,6 +355,11 @@ impl Group {
         self.backups.iter().position(|backup| backup.name == name)
     }
 
+    /// The setup, to be changed for the processes that are started from now on.
+    pub fn setup_mut(&mut self) -> &mut Setup {
+        &mut self.setup
+    }
+
     /// Waits for a condition; on failure the error holds the end of every log.
     pub fn wait(&self, what: &str, condition: impl Fn(&Group) -> bool) -> Result<Duration> {
         let started = Instant::now();

@@ -409,14 +409,11 @@ fn segments_larger_than_the_backups_buffers() {
         let words = "segment size 128 KiB: the buffers of backup backup0 are 64 KiB; start it with larger ones";
         group.log("sidecar0").contains(words)
     }).unwrap();
-    // A person mends it while the sidecar goes on trying.
-    for index in 0..group.backups() {
-        group.kill_backup(index).unwrap();
-        let larger = with_options(&group.backup_command(index), [("--segment-size", "128KiB")]);
-        fs::remove_dir_all(group.pool(index)).unwrap();
-        fs::remove_dir_all(group.flush_folder(index)).unwrap();
-        group.start_backup_with(index, larger).unwrap();
-    }
+    // Nothing is broken by it: with the right size the group starts.
+    group.kill_sidecar(0).unwrap();
+    group.setup_mut().sidecar_options.clear();
+    group.start_sidecar(0).unwrap();
+    append(&mut primary(&group).unwrap(), &input(&scene), 0, 500).unwrap();
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use indicatif::HumanCount;
 
 /// What people do with a log.
 #[derive(Subcommand)]
@@ -58,6 +59,12 @@ impl PeopleCommand {
             }
         }
     }
+}
+
+/// `1 record`, `2,000 records`.
+fn counted(count: u64, noun: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{} {noun}{ending}", HumanCount(count))
 }
 
 /// One line on standard error. Where even that cannot be written, nobody is there to be told.

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tailwind_sidecar::commands::PeopleCommand;
 use tailwind_sidecar::logging::LogOptions;
 use tailwind_sidecar::options::RunOptions;
 use tailwind_sidecar::{backup, run};
@@ -23,11 +24,15 @@ enum Command {
     Run(Box<RunOptions>),
     /// Be a backup: lend memory to a group's primary
     Backup(Box<backup::BackupOptions>),
+    #[command(flatten)]
+    People(PeopleCommand),
 }
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
     let result = match command {
+        // For people, who are told what went wrong without a log.
+        Command::People(command) => return command.run(),
         Command::Run(options) => start(&log).and_then(|runtime| runtime.block_on(run::run(*options))),
         Command::Backup(options) => start(&log).and_then(|runtime| runtime.block_on(backup::run(*options))),
     };

@@ -41,6 +41,9 @@ pub const CONNECTIONS_MAX: usize = 64;
 const PENDING_MAX: usize = 64 << 10;
 /// A connection that has not said hello by then is closed, so that strangers cannot use the places up.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// What a client is told about each append that was in flight when this sidecar lost its role.
+const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
+                         the log; connect again and read from your last acknowledged LSN on to find out";
 /// How often the protocol core hears of time passing.
 const TICK: Duration = Duration::from_millis(5);
 /// A connection is read from directly for so many turns after it fell silent; then `epoll` has to tell. An app that waits
@@ -385,11 +388,19 @@ impl Path {
 
     /// This sidecar is not, or no longer, primary: whatever waits will not be acknowledged here any more.
     fn wait(&mut self, role: Role, epoch: u64, primary: String) {
-        self.part = Part::Waiting { role };
+        // Epochs only grow; 0 means that nothing new is known.
+        let epoch = self.epoch.max(epoch);
+        let news = (self.role(), self.epoch, &self.primary_name) != (role, epoch, &primary);
+        if let Part::Leading(_) = std::mem::replace(&mut self.part, Part::Waiting { role }) {
+            // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
+            self.clients.iter_mut().flatten().for_each(|client| client.connection.outbox.broken = true);
+        }
         self.epoch = epoch;
         self.primary_name = primary;
-        self.disown("this sidecar lost its role before every backup had confirmed: the append may or may not be in the log; read from your last acknowledged LSN on to find out");
-        self.tell_role();
+        self.disown(LOST_ROLE);
+        if news {
+            self.tell_role();
+        }
     }
 
     fn lead(&mut self, primary: Primary, last: u64) {
@@ -525,6 +536,7 @@ impl Path {
 
     fn on_answer(&mut self, id: ClientId, request: u64, json: &str) {
         if let Some(client) = self.clients.iter_mut().flatten().find(|client| client.id == id) {
+            client.connection.outbox.questions -= 1;
             client.connection.outbox.answer(request, &Response::StatusReport { json });
         }
     }

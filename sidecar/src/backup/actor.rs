@@ -214,7 +214,19 @@ impl Running {
                     Input::OpenFlushed(_, Err(_)) | Input::Flushed(_, _, FlushResult::Failed | FlushResult::Corrupt)
                 );
                 self.tallies.flush_failures += u64::from(failed);
-                self.step(input)
+                let corrupt = match &input {
+                    Input::Flushed(_, identity, FlushResult::Corrupt) => Some(*identity),
+                    _ => None,
+                };
+                let before = self.actor.machine.counts().corrupt;
+                self.step(input)?;
+                // One that was trimmed away while its flush waited is not.
+                if let Some(SegmentIdentity { segment, epoch, .. }) =
+                    corrupt.filter(|_| self.actor.machine.counts().corrupt > before)
+                {
+                    error!(%segment, %epoch, "closed segment is corrupt in memory: not flushed");
+                }
+                Ok(())
             }
             Message::Report(reply) => {
                 let machine = &self.actor.machine;

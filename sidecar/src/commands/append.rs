@@ -26,7 +26,7 @@ use tailwind_protocol::layout::readable_size;
 use super::framing::{InputFraming, Splitter};
 use super::status::Report;
 use super::target::{Primary, Target, is_passing};
-use super::tell;
+use super::{counted, tell};
 use flight::{Bundle, Flight, Found};
 use report::{LsnPrinter, Progress, aftermath, summary};
 
@@ -206,7 +206,7 @@ impl Appender<'_> {
     }
 
     fn submit(&mut self) -> anyhow::Result<()> {
-        if self.flight.unanswered().is_none() {
+        if self.primary.client.in_flight() == 0 {
             self.heard = Instant::now();
         }
         let client = &mut self.primary.client;
@@ -242,14 +242,19 @@ impl Appender<'_> {
 
     /// Sleeps until there is input or the sidecar has something to say.
     fn wait_for_input(&mut self) -> anyhow::Result<()> {
-        self.lsns.flush();
-        let client = &mut self.primary.client;
-        if let Err(error) = client.pump() {
+        if let Err(error) = self.primary.client.pump() {
             return self.on_trouble(error);
         }
+        // What the pump has brought is not announced by the socket any more: it must not wait for the next input.
+        self.take_acks()?;
+        self.lsns.flush();
+        if self.flight.next_to_send().is_some() {
+            return Ok(());
+        }
+        let client = &self.primary.client;
         let is_waiting = client.in_flight() > 0;
         let timeout = if is_waiting { Timespec::try_from(PUMP_EVERY).ok() } else { None };
-        let mut fds = [PollFd::new(&self.input, PollFlags::IN), PollFd::new(&*client, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.input, PollFlags::IN), PollFd::new(client, PollFlags::IN)];
         retry_on_intr(|| poll(&mut fds, timeout.as_ref())).context("wait for input")?;
         if !fds[0].revents().is_empty() {
             self.splitter.fill(&mut self.input).context("read the input")?;
@@ -263,7 +268,10 @@ impl Appender<'_> {
         self.heard = Instant::now();
         match outcome {
             Ok(last) => self.on_acked(&ticket, last),
-            Err(error) => self.on_trouble(error),
+            Err(error) => {
+                self.on_refused(&ticket, &error);
+                self.on_trouble(error)
+            }
         }
     }
 
@@ -275,6 +283,13 @@ impl Appender<'_> {
             *end = span.1;
         }
         Ok(())
+    }
+
+    /// Any other error than this leaves open whether the append is in the log.
+    fn on_refused(&mut self, ticket: &Ticket, error: &Error) {
+        if matches!(error, Error::NotPrimary { .. }) {
+            self.flight.refuse(ticket);
+        }
     }
 
     /// How long the primary may be silent while records are in flight.
@@ -345,20 +360,25 @@ impl Appender<'_> {
             self.log_end = Some(passed.last);
             return Ok(());
         };
-        ensure!(passed.last >= end, "LSN {end} was acknowledged, but the log of {} ends at {}", self.primary, passed.last);
+        ensure!(
+            passed.last >= end,
+            "LSN {end} was acknowledged, but the log of {} ends at {}",
+            self.primary,
+            passed.last
+        );
         let mut found = Found::default();
         let mut records = client.read(end.next(), 0)?;
         while let Some((lsn, payload)) = records.next_record()? {
             self.flight.compare(&mut found, lsn, payload).context(NOT_ALONE)?;
         }
         drop(records);
-        let in_flight = self.flight.unanswered().map_or(0, |(records, _)| records);
+        let in_flight = counted(self.flight.unanswered().map_or(0, |(records, _)| records as u64), "record");
         let span = self.flight.resolve(&found).context(NOT_ALONE)?;
         let end = span.map_or(end, |(_, last)| last);
         ensure!(end >= passed.last, "the log goes on to LSN {}, but reading it ended at {end}", passed.last);
         self.log_end = Some(end);
         let held = span.map_or(0, |(first, last)| last.next().0 - first.0);
-        self.progress.say(&format!("append: going on after LSN {end}; of {in_flight} records in flight the log holds {held}"));
+        self.progress.say(&format!("append: going on after LSN {end}; of {in_flight} in flight the log holds {held}"));
         span.into_iter().for_each(|span| self.lsns.print(span));
         Ok(())
     }
@@ -366,8 +386,9 @@ impl Appender<'_> {
     /// Takes the acks that still come on a connection that has failed.
     fn drain(&mut self) -> anyhow::Result<()> {
         while let Ok(Some(Ack { ticket, outcome })) = self.primary.client.next_ack() {
-            if let Ok(last) = outcome {
-                self.on_acked(&ticket, last)?;
+            match outcome {
+                Ok(last) => self.on_acked(&ticket, last)?,
+                Err(error) => self.on_refused(&ticket, &error),
             }
         }
         Ok(())

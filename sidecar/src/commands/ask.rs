@@ -32,7 +32,11 @@ pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
     let mut client = options.target.connect()?.client;
     let below = Lsn(options.below);
     let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
-    let kept = if first < below { format!("; records below {below} stay while their segment has others") } else { String::new() };
+    let kept = if first < below {
+        format!("; records below {below} stay while their segment has others")
+    } else {
+        String::new()
+    };
     writeln!(io::stdout().lock(), "the log begins at LSN {first}{kept}").context("write to standard output")
 }
 

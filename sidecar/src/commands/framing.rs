@@ -45,7 +45,9 @@ pub enum OutputFraming {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadInput {
     /// Above what the sidecar takes, or the framing is another.
-    #[error("{noun} {number} of the input is larger than a record may be ({max} bytes): split it, or give the right --framing")]
+    #[error(
+        "{noun} {number} of the input is larger than a record may be ({max} bytes): split it, or give the right --framing"
+    )]
     TooLarge {
         /// What a record is called.
         noun: &'static str,
@@ -55,7 +57,9 @@ pub enum BadInput {
         max: usize,
     },
     /// The last record is not whole.
-    #[error("the input ends within record {number}, {missing} bytes short: it was cut off, or give the right --framing")]
+    #[error(
+        "the input ends within record {number}, {missing} bytes short: it was cut off, or give the right --framing"
+    )]
     CutOff {
         /// Which one, from 1.
         number: u64,

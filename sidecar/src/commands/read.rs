@@ -12,6 +12,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tailwind_client::{Error, Event, Lsn, Welcome};
 
+use super::counted;
 use super::framing::{OutputFraming, RecordWriter};
 use super::target::Target;
 
@@ -182,7 +183,7 @@ fn is_abandoned() -> bool {
 fn go_on(from: Lsn, next: Lsn) -> String {
     match next.0 - from.0 {
         0 => format!("nothing was read from LSN {from} on"),
-        count => format!("{count} records were written, up to LSN {}; go on with --from {next}", next.prev()),
+        count => format!("written: {}, up to LSN {}; go on with --from {next}", counted(count, "record"), next.prev()),
     }
 }
 
@@ -203,6 +204,6 @@ mod tests {
     #[test]
     fn after_a_failure_a_person_learns_where_to_go_on() {
         assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
-        assert_eq!(go_on(Lsn(5), Lsn(8)), "3 records were written, up to LSN 7; go on with --from 8");
+        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; go on with --from 8");
     }
 }

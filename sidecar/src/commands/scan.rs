@@ -13,15 +13,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
-use tailwind_protocol::layout::{FOOTER_SIZE, Footer, SegmentSize, readable_size};
+use tailwind_protocol::layout::{Footer, readable_size};
 
 use super::framing::{OutputFraming, RecordWriter};
-use super::tell;
+use super::{counted, tell};
 use examine::{Content, Report, Sound, examine};
 
-/// Largest file read: the largest segment, with its footer, or with its flag page rounded up to a huge page of 2 MiB.
-const FILE_SIZE_MAX: u64 = (64 << 20) + (2 << 20);
-const _: () = assert!(FOOTER_SIZE < 2 << 20);
+/// Largest file read: the largest segment, 64 MiB, and behind it a footer, or a flag page that on hugetlbfs takes 2 MiB.
+const FILE_SIZE_MAX: u64 = (64 + 2) << 20;
 /// Bytes of a payload shown in the list of records.
 const SHOWN_SIZE: usize = 32;
 
@@ -89,7 +88,11 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let metadata = path.metadata().context("find the file")?;
     ensure!(metadata.is_file(), "not a file: give slot-NNNN.buf, segment-N.closed or segment-N.open");
     let size = metadata.len();
-    ensure!(size <= FILE_SIZE_MAX, "{} is more than any buffer or segment file has: not one of them", readable_size(size));
+    ensure!(
+        size <= FILE_SIZE_MAX,
+        "{} is more than any buffer or segment file has: not one of them",
+        readable_size(size)
+    );
     let mut bytes = Vec::with_capacity(size as usize);
     File::open(path).context("open the file")?.take(FILE_SIZE_MAX).read_to_end(&mut bytes).context("read the file")?;
     Ok(bytes)
@@ -125,10 +128,10 @@ impl fmt::Display for Report<'_> {
         match self.count() {
             0 => writeln!(f, "  records   none; the first is to be LSN {}", self.first)?,
             count => {
-                let (appends, size) = (HumanCount(self.appends), HumanBytes(self.payload_size));
+                let (appends, size) = (counted(self.appends, "append"), HumanBytes(self.payload_size));
                 let (first, last) = (closure.first, closure.last);
-                writeln!(f, "  records   {} in {appends} appends, LSN {first} to {last}", HumanCount(count))?;
-                writeln!(f, "  payload   {size} ({} bytes)", HumanCount(self.payload_size))?;
+                writeln!(f, "  records   {} in {appends}, LSN {first} to {last}", HumanCount(count))?;
+                writeln!(f, "  payload   {size} ({})", counted(self.payload_size, "byte"))?;
             }
         }
         let (end, size, chain) = (closure.end, self.log.len(), closure.chain.0);
@@ -137,14 +140,16 @@ impl fmt::Display for Report<'_> {
         match &self.tail {
             None => writeln!(f, "  tail      nothing behind the valid bytes")?,
             Some(tail) => {
-                let bytes = HumanCount(tail.bytes);
+                let bytes = counted(tail.bytes, "non-zero byte");
                 let (first, last) = (tail.first, tail.last);
-                writeln!(f, "  tail      {bytes} non-zero bytes that the scan does not accept, from offset {first} to {last}")?;
+                writeln!(f, "  tail      {bytes} that the scan does not accept, from offset {first} to {last}")?;
             }
         }
         match self.footer {
             None => writeln!(f, "  footer    none")?,
-            Some(footer) if footer.closure == *closure => writeln!(f, "  footer    {}; agrees with the scan", self.footer_kind())?,
+            Some(footer) if footer.closure == *closure => {
+                writeln!(f, "  footer    {}; agrees with the scan", self.footer_kind())?
+            }
             Some(Footer { closure: claimed, .. }) => {
                 let (first, last, end, chain) = (claimed.first, claimed.last, claimed.end, claimed.chain.0);
                 write!(f, "  footer    {}; disagrees with the scan: ", self.footer_kind())?;

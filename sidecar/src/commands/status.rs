@@ -75,7 +75,8 @@ struct Member {
 impl Report {
     /// Reads the sidecar's JSON.
     pub(super) fn parse(json: &str) -> anyhow::Result<Report> {
-        serde_json::from_str(json).context("read the sidecar's status (is it of another version? --json shows it as it is)")
+        serde_json::from_str(json)
+            .context("read the sidecar's status (is it of another version? --json shows it as it is)")
     }
 }
 
@@ -115,7 +116,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "group      {}", self.group)?;
         let Some(role) = &self.role else {
-            return writeln!(f, "sidecar    {}; its append path does not answer: it hangs or is overloaded", self.sidecar);
+            return writeln!(
+                f,
+                "sidecar    {}; its append path does not answer: it hangs or is overloaded",
+                self.sidecar
+            );
         };
         write!(f, "sidecar    {}: {role}, epoch {}", self.sidecar, self.epoch)?;
         match self.primary.as_str() {
@@ -133,7 +138,12 @@ impl fmt::Display for Report {
         }
         let (closed, size) = (HumanCount(self.closed_segments), readable_size(self.segment_size));
         writeln!(f, "segments   {closed} closed, of {size}; {} of memory here", HumanBytes(self.memory_bytes))?;
-        writeln!(f, "clients    {}; appends in flight: {}", self.clients, HumanCount(self.pending.unwrap_or_default()))?;
+        writeln!(
+            f,
+            "clients    {}; appends in flight: {}",
+            self.clients,
+            HumanCount(self.pending.unwrap_or_default())
+        )?;
         if let Some(at) = &self.positions {
             let (flushed, acked, completed) = (&at.flushed, &at.acked, &at.completed);
             write!(f, "positions  flushed {flushed} ≤ acked {acked} ≤ completed {completed} ")?;

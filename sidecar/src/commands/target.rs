@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use tailwind_client::blocking::Client;
@@ -80,7 +80,9 @@ impl Target {
         let mut others = String::new();
         for socket in sockets {
             match self.connect_to(&socket) {
-                Ok(client) if is_single || client.standing().role == Role::Primary => return Ok(Primary { client, socket }),
+                Ok(client) if is_single || client.standing().role == Role::Primary => {
+                    return Ok(Primary { client, socket });
+                }
                 Err(error) if is_single => return Err(error),
                 Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
                 Err(error) => others += &format!("\n  {}: {error:#}", socket.display()),
@@ -147,14 +149,14 @@ fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Clien
 fn explain(socket: &Path, error: Error) -> anyhow::Error {
     let advice = match &error {
         Error::Connect { source, .. } => match source.kind() {
-            ErrorKind::NotFound => "no such socket: start the sidecar, or name its socket with --socket or its group with --group",
-            ErrorKind::ConnectionRefused => "nobody listens there: the sidecar has ended; --wait waits for it to come back",
-            ErrorKind::PermissionDenied => "this user may not open the socket: be its owner or in its group",
+            ErrorKind::NotFound => "start the sidecar, or give its --socket or its --group; --wait waits for it",
+            ErrorKind::ConnectionRefused => "the sidecar has ended; --wait waits for it to come back",
+            ErrorKind::PermissionDenied => "be the socket's owner or in its group",
             _ => "is this the append socket of a sidecar?",
         },
-        Error::TimedOut { .. } => "the sidecar took the connection and says nothing: is it stopped, or overloaded?",
+        Error::TimedOut { .. } => "the sidecar takes connections and says nothing: is it stopped, or overloaded?",
         Error::Protocol { .. } => "is this the append socket of a sidecar?",
         _ => return anyhow::Error::new(error).context(format!("connect to {}", socket.display())),
     };
-    anyhow::Error::new(error).context(advice)
+    anyhow!("{error}; {advice}")
 }

@@ -61,7 +61,7 @@ pub enum Location {
 #[derive(Default)]
 pub struct LogView {
     inner: RwLock<Inner>,
-    /// Changes when another epoch begins or this one ends: what a reader knew is no longer so.
+    /// Grows when this sidecar begins or ends to lead: odd while it leads. What a reader knew holds for one term only.
     term: AtomicU64,
 }
 
@@ -73,7 +73,7 @@ struct Inner {
 }
 
 impl LogView {
-    /// A new epoch begins with these closed segments. Returns its term.
+    /// This sidecar begins to lead, with these closed segments.
     pub fn begin(&self, closed: VecDeque<(SegmentIdentity, Closure)>) {
         self.change(|inner| *inner = Inner { closed, open: VecDeque::new(), sources: None });
         self.term.fetch_add(1, Ordering::AcqRel);
@@ -85,9 +85,14 @@ impl LogView {
         self.change(|inner| *inner = Inner::default());
     }
 
-    /// Names the present epoch and role for a reader that wants to know whether they still hold.
+    /// Names the present term for a reader that wants to know whether it still lasts.
     pub fn term(&self) -> u64 {
         self.term.load(Ordering::Acquire)
+    }
+
+    /// True while `term` is a term of leading and has not ended.
+    pub fn lasts(&self, term: u64) -> bool {
+        term % 2 == 1 && self.term() == term
     }
 
     /// Closed segments are fetched from these members from now on.

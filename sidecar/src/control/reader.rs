@@ -107,9 +107,11 @@ pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
         (Some(_), Ok(())) => reader.read(wanted.tail).await,
     };
     let answered = reader.finish(end).await;
+    // A connection that was open when the role was lost appends no more, wherever it was.
+    let broken = parcel.broken || context.log.term() != reader.term;
     let Reader { stream, received, .. } = reader;
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        context.path.send(Command::Adopt(Parcel { stream, received, unsent: Vec::new() }));
+        context.path.send(Command::Adopt(Parcel { stream, received, unsent: Vec::new(), broken }));
     }
 }
 
@@ -179,7 +181,7 @@ impl Reader<'_> {
     }
 
     fn check_term(&self) -> Result<(), End> {
-        if self.context.log.term() == self.term {
+        if self.context.log.lasts(self.term) {
             return Ok(());
         }
         Err(End::Refused(ErrorCode::NotPrimary, "this sidecar is no longer primary".to_owned()))

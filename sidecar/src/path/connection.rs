@@ -18,6 +18,9 @@ const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
 /// Room beyond [`OUTBOX_SIZE`] for answers other than acks; the outbox grows only past that, by one answer.
 const OUTBOX_SLACK: usize = 64 << 10;
 
+/// Status requests of one connection that may wait for control.
+const QUESTIONS_MAX: u32 = 4;
+
 /// Bytes asked of the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
 
@@ -30,6 +33,8 @@ pub struct Parcel {
     pub received: Vec<u8>,
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
+    /// The connection takes no append any more.
+    pub broken: bool,
 }
 
 /// A client.
@@ -63,6 +68,8 @@ pub(super) struct Outbox {
     pub(super) inflight: u32,
     /// Barriers that have not passed yet.
     pub(super) barriers: u32,
+    /// Status requests that control has not answered yet.
+    pub(super) questions: u32,
     /// An append was refused, or its fate is unknown, because of a change of role: taking a later one that was submitted
     /// before the client knew would leave a gap. The client has to connect again.
     pub(super) broken: bool,
@@ -97,7 +104,8 @@ impl Connection {
                 held: None,
                 inflight: 0,
                 barriers: 0,
-                broken: false,
+                questions: 0,
+                broken: parcel.broken,
                 closing: false,
             },
             since: Instant::now(),
@@ -109,6 +117,7 @@ impl Connection {
         Parcel {
             received: self.inbox.pending().to_vec(),
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
+            broken: self.outbox.broken,
             stream: self.stream,
         }
     }
@@ -188,9 +197,14 @@ impl Outbox {
         self.waiting() < OUTBOX_SIZE
     }
 
-    /// True when nothing is owed: every append acknowledged, every barrier passed.
+    /// True when nothing is owed: every append acknowledged, every barrier passed, every question answered.
     pub(super) fn is_settled(&self) -> bool {
-        self.inflight == 0 && self.barriers == 0
+        (self.inflight, self.barriers, self.questions) == (0, 0, 0)
+    }
+
+    /// True while another question may go to control.
+    pub(super) fn may_ask(&self) -> bool {
+        self.questions < QUESTIONS_MAX
     }
 
     fn waiting(&self) -> usize {

@@ -43,7 +43,7 @@ impl Path {
                         tracing::warn!(%error, "make a client's socket non-blocking");
                         continue;
                     }
-                    let parcel = Parcel { stream, received: Vec::new(), unsent: Vec::new() };
+                    let parcel = Parcel { stream, received: Vec::new(), unsent: Vec::new(), broken: false };
                     self.adopt(parcel, false);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -153,7 +153,9 @@ impl Path {
             Request::Batch(batch) => self.on_batch(asker, request, batch),
             Request::Barrier => self.on_barrier(asker, request),
             Request::Trim { below } => self.on_trim(asker, request, Lsn(*below)),
+            Request::Status if !asker.outbox.may_ask() => Taken::Later,
             Request::Status => {
+                asker.outbox.questions += 1;
                 drop(self.events.send(Event::Status(asker.id, request)));
                 Taken::Yes
             }

@@ -12,7 +12,7 @@ use crate::world::{Loss, Mood, Options, Role, Tear, World};
 const SEEDS: u64 = 2_000;
 const STEPS: u32 = 200;
 /// Moves between two looks at every byte of every backup.
-const STEPS_PER_CHECK: u32 = 5;
+const STEPS_PER_CHECK: u32 = 8;
 
 /// SplitMix64.
 struct Die(u64);

@@ -1,7 +1,7 @@
 //! The ledger of `append`: what waits to be sent, what is in flight, and what has been acknowledged. No I/O.
 //!
-//! Bundles go through it in the order of the input and never pass each other: waiting → sent → acknowledged. A lost
-//! connection moves what was sent back to waiting, except for what the log turned out to hold.
+//! Bundles go through it in the order of the input and never pass each other: waiting → sent → acknowledged. A refusal moves
+//! what was sent back to waiting; so does a lost connection, except for what the log turns out to hold.
 
 use std::collections::VecDeque;
 
@@ -147,6 +147,13 @@ impl<T: PartialEq> Flight<T> {
         Some(self.on_acked(bundle, last))
     }
 
+    /// The append `ticket` was not taken, and so nothing that was sent after it: all of that is to be sent again.
+    pub(super) fn refuse(&mut self, ticket: &T) {
+        if let Some(place) = self.sent.iter().position(|(sent, _)| sent == ticket) {
+            self.send_again_from(place);
+        }
+    }
+
     /// Compares what the log holds behind the last acknowledged record with what was sent, in order. Call for each record.
     pub(super) fn compare(&self, found: &mut Found, lsn: Lsn, payload: &[u8]) -> Result<(), Foreign> {
         let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Foreign::Record(lsn))?;
@@ -174,10 +181,12 @@ impl<T: PartialEq> Flight<T> {
             last = last.plus(bundle.used as u64);
             self.on_acked(bundle, last);
         }
-        while let Some((_, bundle)) = self.sent.pop_back() {
-            self.waiting.push_front(bundle);
-        }
+        self.send_again_from(0);
         Ok((total > 0).then_some((before.next(), last)))
+    }
+
+    fn send_again_from(&mut self, place: usize) {
+        self.sent.drain(place..).rev().for_each(|(_, bundle)| self.waiting.push_front(bundle));
     }
 
     fn on_acked(&mut self, mut bundle: Bundle, last: Lsn) -> (Lsn, Lsn) {
@@ -241,6 +250,18 @@ mod tests {
         assert_eq!(flight.acknowledge(&1, Lsn(13)), Some((Lsn(11), Lsn(13))));
         let acked = Acked { records: 4, payload_size: 4, lsns: Some((Lsn(10), Lsn(13))), through: 4 };
         assert_eq!((flight.acked(), flight.unanswered()), (&acked, Some((1, 5))));
+    }
+
+    #[test]
+    fn a_refusal_may_overtake_acks_and_holds_for_all_that_follows() {
+        let mut flight = flight(&[1, 1, 1, 1]);
+        flight.refuse(&2);
+        flight.refuse(&3);
+        assert_eq!(flight.unanswered(), Some((2, 2)));
+        assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(3));
+        assert_eq!(flight.acknowledge(&0, Lsn(1)), Some((Lsn(1), Lsn(1))));
+        assert_eq!(flight.acknowledge(&1, Lsn(2)), Some((Lsn(2), Lsn(2))));
+        assert_eq!((flight.unanswered(), flight.is_empty()), (None, false));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use tailwind_client::Lsn;
 
-use super::super::tell;
+use super::super::{counted, tell};
 use super::flight::{Acked, Flight};
 
 /// How often the bar moves.
@@ -42,7 +42,7 @@ impl Progress {
         }
         self.moved = Instant::now();
         self.bar.set_position(taken);
-        self.bar.set_message(format!("{} records acknowledged", HumanCount(acked.records)));
+        self.bar.set_message(format!("{} acknowledged", counted(acked.records, "record")));
     }
 
     /// Says why nothing moves.
@@ -98,9 +98,13 @@ pub(super) fn summary(acked: &Acked, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-9);
     let rate = HumanCount((acked.records as f64 / seconds) as u64);
     let bandwidth = HumanBytes((acked.payload_size as f64 / seconds) as u64);
-    let took = if took < Duration::from_secs(60) { format!("{seconds:.2} s") } else { HumanDuration(took).to_string() };
-    let (records, size) = (HumanCount(acked.records), HumanBytes(acked.payload_size));
-    format!("{records} records, {size}, LSN {first} to {last}, in {took}: {rate} records/s, {bandwidth}/s")
+    let took = match took.as_secs() {
+        0 => format!("{:.1} ms", 1000.0 * seconds),
+        1..60 => format!("{seconds:.2} s"),
+        _ => HumanDuration(took).to_string(),
+    };
+    let (records, size) = (counted(acked.records, "record"), HumanBytes(acked.payload_size));
+    format!("{records}, {size}, LSN {first} to {last}, in {took}: {rate} records/s, {bandwidth}/s")
 }
 
 /// Where a run that failed has got to, and how to go on.
@@ -108,8 +112,8 @@ pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u
     let acked = flight.acked();
     let mut text = match acked.lsns {
         Some((first, last)) => {
-            let (records, through) = (HumanCount(acked.records), acked.through);
-            format!("acknowledged: {records} records, LSN {first} to {last}, up to {noun} {through} of the input")
+            let (records, through) = (counted(acked.records, "record"), acked.through);
+            format!("acknowledged: {records}, LSN {first} to {last}, up to {noun} {through} of the input")
         }
         None => "acknowledged: nothing".to_owned(),
     };
@@ -118,8 +122,10 @@ pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u
     let _ = match (flight.unanswered(), acked.lsns) {
         (None, _) => write!(text, "\nnothing is in flight; go on with --skip {through}"),
         (Some((records, last)), lsns) => {
-            let _ = write!(text, "\nin flight: {records} records, up to {noun} {last}; each may or may not be in the log");
-            let from = lsns.map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
+            let records = counted(records as u64, "record");
+            let _ = write!(text, "\nin flight: {records}, up to {noun} {last}; each may or may not be in the log");
+            let from = lsns
+                .map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
             write!(text, "\nread from {from} to see how many are, then go on with --skip {through} plus that number")
         }
     };
@@ -132,7 +138,12 @@ mod tests {
 
     #[test]
     fn a_summary_says_what_was_done_and_how_fast() {
-        let acked = Acked { records: 1_000_000, payload_size: 128 << 20, lsns: Some((Lsn(1), Lsn(1_000_000))), through: 1_000_000 };
+        let acked = Acked {
+            records: 1_000_000,
+            payload_size: 128 << 20,
+            lsns: Some((Lsn(1), Lsn(1_000_000))),
+            through: 1_000_000,
+        };
         assert_eq!(
             summary(&acked, Duration::from_secs(2)),
             "1,000,000 records, 128.00 MiB, LSN 1 to 1000000, in 2.00 s: 500,000 records/s, 64.00 MiB/s"
@@ -153,7 +164,7 @@ mod tests {
         flight.acknowledge(&6, Lsn(41));
         assert_eq!(
             aftermath(&flight, "line", 5),
-            "acknowledged: 1 records, LSN 41 to 41, up to line 6 of the input\n\
+            "acknowledged: 1 record, LSN 41 to 41, up to line 6 of the input\n\
              in flight: 2 records, up to line 8; each may or may not be in the log\n\
              read from 42 to see how many are, then go on with --skip 6 plus that number"
         );

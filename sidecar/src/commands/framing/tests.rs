@@ -21,12 +21,10 @@ fn split(framing: InputFraming, max: usize, bytes: &[u8], step: usize) -> (Vec<V
     let mut splitter = Splitter::new(framing, max);
     let mut records = Vec::new();
     loop {
+        let has_ended = splitter.has_ended();
         match splitter.next_record() {
             Ok(Some(record)) => records.push(record.to_vec()),
-            Ok(None) if splitter.has_ended() => {
-                assert_eq!(splitter.taken, records.len() as u64);
-                return (records, Ok(()));
-            }
+            Ok(None) if has_ended => return (records, Ok(())),
             Ok(None) => splitter.fill(&mut input).unwrap(),
             Err(error) => return (records, Err(error)),
         }
@@ -46,7 +44,10 @@ fn lines_are_records_without_their_newline() {
     for (input, expected) in stories {
         for step in 1..=input.len().max(1) {
             let (records, end) = split(InputFraming::Lines, 100, input, step);
-            assert_eq!((records.as_slice(), end), (expected.iter().map(|r| r.to_vec()).collect::<Vec<_>>().as_slice(), Ok(())));
+            assert_eq!(
+                (records.as_slice(), end),
+                (expected.iter().map(|r| r.to_vec()).collect::<Vec<_>>().as_slice(), Ok(()))
+            );
         }
     }
 }

@@ -44,19 +44,29 @@ pub enum Foreign {
     #[error("the file is empty: neither a buffer nor a segment file")]
     Empty,
     /// Something else.
-    #[error("neither a buffer nor a segment file: it begins with \"{0}\", not with \"{magic}\"", magic = SEGMENT_MAGIC.escape_ascii())]
+    #[error(
+        "neither a buffer nor a segment file: it begins with \"{0}\", not with \"{magic}\"",
+        magic = SEGMENT_MAGIC.escape_ascii()
+    )]
     Magic(String),
     /// Of another version.
-    #[error("a segment of format version {found}: this program knows version {known}", known = char::from(SEGMENT_MAGIC[MAGIC_SIZE]))]
+    #[error(
+        "a segment of format version {found}: this program knows version {known}",
+        known = char::from(SEGMENT_MAGIC[MAGIC_SIZE])
+    )]
     Version {
         /// Its version.
         found: char,
     },
     /// Ours, but which segment it is cannot be told.
-    #[error("the segment header is damaged (format, log, segment, epoch or size make no sense): nothing in this copy can be trusted")]
+    #[error(
+        "the segment header is damaged (log, segment, epoch or size make no sense): nothing in this copy can be trusted"
+    )]
     Header,
     /// Zero where the header should be, and not a buffer that is zero all over.
-    #[error("no segment header, but {0} non-zero bytes behind the place for it: the header never arrived, or has been erased")]
+    #[error(
+        "no segment header, but {0} non-zero bytes behind the place for it: the header never arrived, or has been erased"
+    )]
     NoHeader(u64),
 }
 
@@ -202,21 +212,24 @@ fn read_header(bytes: &[u8]) -> Result<Option<(SegmentIdentity, Lsn)>, Foreign> 
         };
     }
     match beginning.first_chunk() {
-        Some(header) if header.starts_with(&SEGMENT_MAGIC[..MAGIC_SIZE]) => match SegmentIdentity::from_header(header) {
-            Some(found) => Ok(Some(found)),
-            None if header[MAGIC_SIZE] != SEGMENT_MAGIC[MAGIC_SIZE] => {
-                Err(Foreign::Version { found: char::from(header[MAGIC_SIZE]) })
+        Some(header) if header.starts_with(&SEGMENT_MAGIC[..MAGIC_SIZE]) => {
+            match SegmentIdentity::from_header(header) {
+                Some(found) => Ok(Some(found)),
+                None if header[MAGIC_SIZE] != SEGMENT_MAGIC[MAGIC_SIZE] => {
+                    Err(Foreign::Version { found: char::from(header[MAGIC_SIZE]) })
+                }
+                None => Err(Foreign::Header),
             }
-            None => Err(Foreign::Header),
-        },
+        }
         _ => Err(Foreign::Magic(beginning[..beginning.len().min(SEGMENT_MAGIC.len())].escape_ascii().to_string())),
     }
 }
 
 fn non_zero(bytes: &[u8], from: usize) -> Option<Tail> {
-    let places = || bytes.iter().enumerate().skip(from).filter(|(_, byte)| **byte != 0).map(|(place, _)| place);
-    let first = places().next()?;
-    Some(Tail { bytes: places().count() as u64, first, last: places().last()? })
+    let behind = bytes.get(from..)?;
+    let first = from + behind.iter().position(|byte| *byte != 0)?;
+    let last = from + behind.iter().rposition(|byte| *byte != 0)?;
+    Some(Tail { bytes: behind.iter().filter(|byte| **byte != 0).count() as u64, first, last })
 }
 
 impl<'a> Report<'a> {

@@ -139,7 +139,9 @@ fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
     bytes[248 - 8 - 32 - 8 - 8] ^= 1;
     let report = report("segment-3.closed", &bytes);
     assert_eq!(report.sound(), Sound::Corrupt("footer and scan disagree"));
-    assert!(report.to_string().contains("footer    closed; disagrees with the scan: it claims LSN 10 to 13, 248 bytes"));
+    assert!(
+        report.to_string().contains("footer    closed; disagrees with the scan: it claims LSN 10 to 13, 248 bytes")
+    );
 }
 
 #[test]

@@ -1,0 +1,325 @@
+//! The clients against a real group: Rust blocking and asynchronous, and Python; what they promise, through role changes.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::process::Command;
+use std::thread;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tailwind_client::blocking::Client;
+use tailwind_client::{Error, Event, Lsn, Role, asynchronous};
+use tailwind_e2e::group::{Group, Who, resident_memory, run_to_end};
+use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::scene::Scene;
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::workload::{Input, Numbered};
+
+on_both_fabrics!(
+    the_blocking_client,
+    the_asynchronous_client,
+    the_python_client,
+    a_log_far_larger_than_the_primarys_memory,
+    reading_while_appending,
+);
+
+/// The fabric plays no part in the others.
+const FABRIC: &str = "shm";
+
+fn input(scene: &Scene) -> Numbered {
+    Numbered { seed: scene.seed(), length_max: 200 }
+}
+
+fn the_blocking_client(fabric: &str) {
+    let scene = Scene::begin();
+    let group = scene.group(fabric).unwrap();
+    let mut client = primary(&group).unwrap();
+    assert_eq!((client.welcome().role, client.welcome().primary.as_deref()), (Role::Primary, Some("sidecar0")));
+    assert_eq!(client.append(b"one").unwrap(), Lsn(1));
+    assert_eq!(client.append_batch(&[&b"two"[..], b"", b"four"]).unwrap(), Lsn(4));
+    for number in 5..=50_000 {
+        client.submit(format!("record {number}").as_bytes()).unwrap();
+    }
+    assert_eq!(client.flush().unwrap(), Some(Lsn(50_000)));
+    let few: Vec<_> = client.read(Lsn(1), 5).unwrap().map(|record| record.unwrap().1).collect();
+    assert_eq!(few, [&b"one"[..], b"two", b"", b"four", b"record 5"]);
+    let mut expected = 5;
+    for record in client.read(Lsn(5), 0).unwrap() {
+        assert_eq!(record.unwrap(), (Lsn(expected), format!("record {expected}").into_bytes()));
+        expected += 1;
+    }
+    assert_eq!(expected, 50_001);
+    assert_eq!(client.barrier().unwrap().last, Lsn(50_000));
+    let status: Value = client.status().unwrap().parse().unwrap();
+    assert_eq!((&status["role"], &status["acked"]), (&"primary".into(), &50_000.into()));
+
+    let large = vec![0; client.welcome().limits.record_size_max as usize + 1];
+    assert!(matches!(client.append(&large), Err(Error::TooLarge { .. })));
+    assert!(matches!(client.read(Lsn(50_002), 0).unwrap().next(), Some(Err(Error::Refused { .. }))));
+    let first = client.trim(Lsn(40_000)).unwrap();
+    assert!(first > Lsn(1) && first <= Lsn(40_000), "{first}");
+    assert!(matches!(client.read(first.prev(), 0).unwrap().next(), Some(Err(Error::Trimmed { .. }))));
+    assert_eq!(client.read(first, 1).unwrap().next().unwrap().unwrap().0, first);
+
+    let mut tail = client.tail(Lsn(49_999)).unwrap();
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(49_999), b"record 49999")));
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(50_000), b"record 50000")));
+    assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(50_001) }));
+    primary(&group).unwrap().append(b"new").unwrap();
+    assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(50_001), b"new")));
+    assert_eq!(tail.stop().unwrap(), Lsn(50_002));
+    assert_eq!(client.append(b"after the tail").unwrap(), Lsn(50_002));
+    check_logs(&group, &[]).unwrap();
+}
+
+fn the_asynchronous_client(fabric: &str) {
+    let scene = Scene::begin();
+    let group = scene.group(fabric).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = asynchronous::Client::connect(group.socket(0)).await.unwrap();
+        assert_eq!(client.append(b"one").await.unwrap(), Lsn(1));
+        assert_eq!(client.append_batch(&[&b"two"[..], b"", b"four"]).await.unwrap(), Lsn(4));
+        for number in 5..=50_000 {
+            client.submit(format!("record {number}").as_bytes()).await.unwrap();
+        }
+        assert_eq!(client.flush().await.unwrap(), Some(Lsn(50_000)));
+        let mut records = client.read(Lsn(5), 0).await.unwrap();
+        let mut expected = 5;
+        while let Some((lsn, record)) = records.next_record().await.unwrap() {
+            assert_eq!((lsn, record), (Lsn(expected), format!("record {expected}").as_bytes()));
+            expected += 1;
+        }
+        drop(records);
+        assert_eq!(expected, 50_001);
+        assert_eq!(client.barrier().await.unwrap().last, Lsn(50_000));
+        let status: Value = client.status().await.unwrap().parse().unwrap();
+        assert_eq!(status["role"], "primary");
+        let first = client.trim(Lsn(40_000)).await.unwrap();
+        let mut records = client.read(first.prev(), 0).await.unwrap();
+        assert!(matches!(records.next_record().await, Err(Error::Trimmed { .. })));
+        drop(records);
+
+        let mut other = asynchronous::Client::connect(group.socket(0)).await.unwrap();
+        let mut tail = client.tail(Lsn(50_000)).await.unwrap();
+        assert_eq!(tail.next_event().await.unwrap(), Some(Event::Record(Lsn(50_000), b"record 50000")));
+        assert_eq!(tail.next_event().await.unwrap(), Some(Event::CaughtUp { next: Lsn(50_001) }));
+        let (event, lsn) = tokio::join!(tail.next_event(), other.append(b"new"));
+        assert_eq!((event.unwrap(), lsn.unwrap()), (Some(Event::Record(Lsn(50_001), b"new")), Lsn(50_001)));
+        assert_eq!(tail.stop().await.unwrap(), Lsn(50_002));
+        assert_eq!(client.append(b"after the tail").await.unwrap(), Lsn(50_002));
+    });
+    check_logs(&group, &[]).unwrap();
+}
+
+fn the_python_client(fabric: &str) {
+    let scene = Scene::begin();
+    let group = scene.group(fabric).unwrap();
+    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    let mut python = Command::new("python3");
+    python.arg("-B").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/client.py"));
+    python.env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/../sidecar/client/python"));
+    let ended = run_to_end(python.arg(group.socket(0)).arg(group.socket(1))).unwrap();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "ok\n"), "{}", ended.errors);
+    check_logs(&group, &[]).unwrap();
+}
+
+#[test]
+fn a_standby_names_the_primary_and_tells_when_it_becomes_one() {
+    let scene = Scene::begin();
+    let mut group = scene.group(FABRIC).unwrap();
+    primary(&group).unwrap().append(b"before").unwrap();
+    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    let mut client = group.client(1, false).unwrap();
+    for answer in [client.append(b"no").map(drop), client.barrier().map(drop), client.trim(Lsn(1)).map(drop)] {
+        let Err(Error::NotPrimary { primary, message }) = answer else { panic!("{answer:?}") };
+        assert_eq!(primary.as_deref(), Some("sidecar0"));
+        assert!(message.contains("sidecar0"), "{message}");
+    }
+    let socket = group.socket(1);
+    let held = thread::spawn(move || {
+        let options = tailwind_client::Options { hold: true, ..Default::default() };
+        Client::connect_with(socket, &options)
+    });
+    group.kill_sidecar(0).unwrap();
+    // Recovering comes first, unless it is over by the time that anybody looks.
+    let role = loop {
+        let standing = client.next_role().unwrap();
+        if standing.role != Role::Recovering && standing.role != Role::Standby {
+            break standing;
+        }
+    };
+    assert_eq!((role.role, role.primary.as_deref(), role.last), (Role::Primary, Some("sidecar1"), Lsn(1)));
+    let mut held = held.join().unwrap().unwrap();
+    assert_eq!((held.welcome().role, held.welcome().last), (Role::Primary, Lsn(1)));
+    assert_eq!(held.append(b"after").unwrap(), Lsn(2));
+    // That it was refused once must not be followed by an append that is not.
+    assert!(matches!(client.append(b"no"), Err(Error::NotPrimary { .. })));
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+#[test]
+fn after_a_step_down_old_connections_append_no_more() {
+    let scene = Scene::begin();
+    let mut setup = scene.setup(FABRIC).unwrap();
+    (setup.backups, setup.sidecars) = (3, 1);
+    let mut group = scene.start(setup).unwrap();
+    let mut busy = primary(&group).unwrap();
+    let mut idle = primary(&group).unwrap();
+    busy.append(b"one").unwrap();
+    idle.append(b"two").unwrap();
+    // With two of three frozen the third alone cannot acknowledge; then they die.
+    for index in 0..2 {
+        group.signal(Who::Backup(index), Signal::STOP).unwrap();
+    }
+    for number in 0..100 {
+        busy.submit(format!("in flight {number}").as_bytes()).unwrap();
+    }
+    busy.pump().unwrap();
+    for index in 0..2 {
+        group.kill_backup(index).unwrap();
+    }
+    let mut unknown = 0;
+    let mut acked = 2;
+    while let Some(ack) = busy.next_ack().unwrap() {
+        match ack.outcome {
+            Ok(lsn) => acked = lsn.0,
+            Err(Error::UnknownOutcome { .. }) => unknown += 1,
+            // Those that it had not taken yet.
+            Err(Error::NotPrimary { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // Over shared memory a frozen process takes writes all the same.
+    assert!(unknown > 0 || acked > 2, "nothing was in flight");
+    assert_ne!(busy.next_role().unwrap().role, Role::Primary);
+    assert_ne!(idle.next_role().unwrap().role, Role::Primary);
+    for index in 0..2 {
+        group.start_backup(index).unwrap();
+    }
+    while busy.next_role().unwrap().role != Role::Primary {}
+    while idle.next_role().unwrap().role != Role::Primary {}
+    for client in [&mut busy, &mut idle] {
+        let refused = client.append(b"late");
+        assert!(matches!(refused, Err(Error::NotPrimary { .. })), "{refused:?}");
+    }
+    // But they read, and see a prefix of what was submitted.
+    let log: Vec<_> = idle.read(Lsn(3), 0).unwrap().map(|record| record.unwrap().1).collect();
+    assert!(log.len() as u64 >= acked - 2);
+    for (number, record) in log.iter().enumerate() {
+        assert_eq!(*record, format!("in flight {number}").into_bytes());
+    }
+    let next = log.len() as u64 + 3;
+    assert_eq!(primary(&group).unwrap().append(b"new").unwrap(), Lsn(next));
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+#[test]
+fn two_clients_keep_each_their_order() {
+    let scene = Scene::begin();
+    let group = scene.group(FABRIC).unwrap();
+    const COUNT: u64 = 20_000;
+    let appenders: Vec<_> = (0..2_u8)
+        .map(|me| {
+            let mut client = primary(&group).unwrap();
+            thread::spawn(move || {
+                for number in 0..COUNT {
+                    client.submit(&[&[me], &number.to_le_bytes()[..]].concat()).unwrap();
+                }
+                let mut last = Lsn(0);
+                while let Some(ack) = client.next_ack().unwrap() {
+                    let lsn = ack.outcome.unwrap();
+                    assert!(lsn > last, "acks out of order");
+                    last = lsn;
+                }
+            })
+        })
+        .collect();
+    appenders.into_iter().for_each(|appender| appender.join().unwrap());
+    let mut next = [0, 0];
+    for record in primary(&group).unwrap().read(Lsn(1), 0).unwrap() {
+        let (_, record) = record.unwrap();
+        let number = u64::from_le_bytes(record[1..].try_into().unwrap());
+        assert_eq!(number, next[usize::from(record[0])]);
+        next[usize::from(record[0])] += 1;
+    }
+    assert_eq!(next, [COUNT, COUNT]);
+    check_logs(&group, &[]).unwrap();
+}
+
+/// Records of one length, told apart by their number.
+struct Large;
+
+impl Input for Large {
+    fn record(&self, number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(1024)
+    }
+}
+
+fn a_log_far_larger_than_the_primarys_memory(fabric: &str) {
+    /// Seven of these records fill a segment.
+    const SEGMENTS: u64 = 1500;
+    /// What the primary may keep beyond what it had at the start: six segments, three more for the reader and what it
+    /// fetches ahead, a client's inbox and outbox of a megabyte, an entry for each closed segment, and the allocator's slack.
+    const BOUND: u64 = 16 << 20;
+    let scene = Scene::begin();
+    let group = scene.group(fabric).unwrap();
+    let pid = group.pid(Who::Sidecar(0)).unwrap();
+    let mut client = primary(&group).unwrap();
+    let mut end = append(&mut client, &Large, 0, 70).unwrap();
+    check_whole(&group, &Large, end).unwrap();
+    let before = resident_memory(pid).unwrap();
+    let bounded = |when: &str| {
+        let grown = resident_memory(pid).unwrap().saturating_sub(before);
+        assert!(grown < BOUND, "grown by {grown} bytes {when}");
+    };
+    for _ in 0..10 {
+        end = append(&mut client, &Large, end, SEGMENTS * 7 / 10).unwrap();
+        bounded("while appending");
+    }
+    let mut expected = 1;
+    let mut records = client.read(Lsn(1), 0).unwrap();
+    while let Some((lsn, record)) = records.next_record().unwrap() {
+        assert_eq!(lsn, Lsn(expected));
+        assert!(record == Large.record(expected), "record {expected}");
+        expected += 1;
+        if expected.is_multiple_of(1000) {
+            bounded("while reading");
+        }
+    }
+    assert_eq!(expected, end + 1);
+    let closed = group.status(0)["closed_segments"].as_u64().unwrap();
+    assert!(closed >= SEGMENTS, "{closed} segments are not that many");
+    check_logs(&group, &[]).unwrap();
+}
+
+fn reading_while_appending(fabric: &str) {
+    const COUNT: u64 = 20_000;
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let group = scene.group(fabric).unwrap();
+    let readers: Vec<_> = (0..3).map(|_| follow(&group, input, COUNT)).collect();
+    append(&mut primary(&group).unwrap(), &input, 0, COUNT).unwrap();
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    check_whole(&group, &input, COUNT).unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+/// A reader that tails the log from its beginning until it has seen `until`.
+fn follow(group: &Group, input: Numbered, until: u64) -> thread::JoinHandle<()> {
+    let mut client = primary(group).unwrap();
+    thread::spawn(move || {
+        let mut tail = client.tail(Lsn(1)).unwrap();
+        let mut next = 1;
+        while next <= until {
+            match tail.next_event().unwrap().unwrap() {
+                Event::Record(lsn, record) => {
+                    assert_eq!(lsn, Lsn(next));
+                    assert!(record == input.record(next), "record {next}");
+                    next += 1;
+                }
+                Event::CaughtUp { next: told } => assert_eq!(told, Lsn(next)),
+            }
+        }
+        assert_eq!(tail.stop().unwrap(), Lsn(until + 1));
+    })
+}

@@ -1,0 +1,244 @@
+//! Strangers at the control RPC and at the data port: they learn nothing and change nothing.
+//!
+//! The group speaks mutual TLS; certificates are made here. The stranger's own TLS client checks nothing and shows
+//! whatever certificate it is told to.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use serde_json::Value;
+use tailwind_e2e::group::{Group, Who};
+use tailwind_e2e::http;
+use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::scene::Scene;
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::workload::Numbered;
+
+on_both_fabrics!(a_group_over_tls_survives_its_primary, strangers_learn_and_change_nothing);
+
+/// A certificate authority.
+struct Authority(Issuer<'static, KeyPair>, String);
+
+impl Authority {
+    fn new() -> Authority {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Authority(Issuer::new(params, key), pem)
+    }
+
+    /// Writes `NAME.pem` and `NAME.key` for this identity.
+    fn issue(&self, folder: &Path, name: &str, identity: &str) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.subject_alt_names = vec![SanType::URI(identity.try_into().unwrap())];
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+/// A group that speaks mutual TLS, and its folder of certificates.
+fn guarded(scene: &Scene, fabric: &str) -> (Group, tempfile::TempDir, Authority) {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    fs::write(folder.path().join("ca.pem"), &authority.1).unwrap();
+    for name in ["sidecar0", "sidecar1"] {
+        authority.issue(folder.path(), name, &format!("tailwind://demo/sidecar/{name}"));
+    }
+    for name in ["backup0", "backup1", "backup2", "backup3"] {
+        authority.issue(folder.path(), name, &format!("tailwind://demo/backup/{name}"));
+    }
+    let mut setup = scene.setup(fabric).unwrap();
+    setup.certificates = Some(folder.path().to_owned());
+    (scene.start(setup).unwrap(), folder, authority)
+}
+
+fn input(scene: &Scene) -> Numbered {
+    Numbered { seed: scene.seed(), length_max: 200 }
+}
+
+fn a_group_over_tls_survives_its_primary(fabric: &str) {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let (mut group, _folder, _authority) = guarded(&scene, fabric);
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    group.kill_sidecar(0).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 2000).unwrap();
+    let victim = group.wait_for_full_set().unwrap()[0];
+    group.kill_backup(victim).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 2000).unwrap();
+    group.wait_for_full_set().unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+/// Believes every server.
+#[derive(Debug)]
+struct Gullible(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Gullible {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A client that shows the certificate `NAME.pem` of a folder, or none.
+fn client(shown: Option<(&Path, &str)>) -> Arc<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions().unwrap();
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Gullible(provider)));
+    Arc::new(match shown {
+        None => builder.with_no_client_auth(),
+        Some((folder, name)) => {
+            let chain = vec![CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap()];
+            let key = PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap();
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    })
+}
+
+fn over_tls(config: &Arc<ClientConfig>, port: u16) -> StreamOwned<ClientConnection, TcpStream> {
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), http::connect(port).unwrap())
+}
+
+/// What every backup holds and has promised, as a sidecar's certificate may ask.
+fn inventories(group: &Group, config: &Arc<ClientConfig>) -> Vec<Value> {
+    let ask = |index| {
+        let mut stream = over_tls(config, group.port(Who::Backup(index)));
+        let reply = http::ask(&mut stream, "POST", "/v1/inventory", b"{}").unwrap();
+        assert_eq!(reply.status, 200);
+        reply.json()
+    };
+    (0..group.backups()).map(ask).collect()
+}
+
+/// Requests that would change something, or tell something, if they were heard.
+fn requests(group: &Group) -> Vec<(&'static str, &'static str, String)> {
+    let config: Value = fs::read_to_string(group.config()).unwrap().split_once('\n').unwrap().1.parse().unwrap();
+    let caller = serde_json::json!({ "caller": { "group": "demo", "log": config["log"], "epoch": 1_000_000 } });
+    vec![
+        ("GET", "/status", String::new()),
+        ("GET", "/metrics", String::new()),
+        ("GET", "/v1/heartbeats", String::new()),
+        ("POST", "/v1/inventory", "{}".to_owned()),
+        ("POST", "/v1/fence", caller.to_string()),
+    ]
+}
+
+fn strangers_learn_and_change_nothing(fabric: &str) {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let (group, folder, authority) = guarded(&scene, fabric);
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let folder = folder.path();
+    let known = client(Some((folder, "sidecar0")));
+    let settled = |group: &Group| {
+        let before = inventories(group, &known);
+        before == inventories(group, &known)
+    };
+    group.wait("every flush to be done", settled).unwrap();
+    let before = inventories(&group, &known);
+    let status = group.status(0);
+
+    authority.issue(folder, "other-group", "tailwind://other/sidecar/sidecar0");
+    authority.issue(folder, "nobody", "https://example.com/");
+    Authority::new().issue(folder, "other-ca", "tailwind://demo/sidecar/sidecar0");
+    let ports: Vec<u16> = (0..group.backups()).map(|n| group.port(Who::Backup(n))).chain([group.port(Who::Sidecar(0))]).collect();
+    for (method, path, body) in requests(&group) {
+        for port in &ports {
+            // Plain HTTP: not one byte of HTTP comes back.
+            let mut stream = http::connect(*port).unwrap();
+            if let Ok(reply) = http::ask(&mut stream, method, path, body.as_bytes()) {
+                panic!("{method} {path} in plain HTTP: {reply:?}");
+            }
+            for shown in [None, Some("other-group"), Some("nobody"), Some("other-ca"), Some("backup1")] {
+                let config = client(shown.map(|name| (folder, name)));
+                if let Ok(reply) = http::ask(&mut over_tls(&config, *port), method, path, body.as_bytes()) {
+                    panic!("{method} {path} with the certificate {shown:?}: {reply:?}");
+                }
+            }
+        }
+    }
+    for port in &ports {
+        assert_eq!(hang_up(*port, b"\x16\x03\x01garbage that begins like TLS\r\n\r\n"), "");
+    }
+    if fabric == "tcp" {
+        knock_at_the_data_ports(&group);
+    }
+
+    assert_eq!(inventories(&group, &known), before);
+    let after = group.status(0);
+    for unchanged in ["role", "epoch", "version", "acked", "members"] {
+        assert_eq!(after[unchanged], status[unchanged], "{unchanged}");
+    }
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+/// Sends bytes and hears the other side out; what could be read as text. A TLS alert is no news to a stranger.
+fn hang_up(port: u16, bytes: &[u8]) -> String {
+    let mut stream = http::connect(port).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let is_alert = answer.len() <= 7 && answer.first() == Some(&0x15);
+    if is_alert { String::new() } else { String::from_utf8_lossy(&answer).into_owned() }
+}
+
+/// Records come in where no TLS is: there the secret of each lending is what a stranger has not got.
+fn knock_at_the_data_ports(group: &Group) {
+    for index in 0..group.backups() {
+        let log = group.log(&format!("backup{index}"));
+        let line = log.lines().find(|line| line.contains("listening for records")).unwrap();
+        let port: u16 = line.rsplit_once(':').unwrap().1.trim().parse().unwrap();
+        let wrong_secret = b"TWDATA1\n\x01\x00ffffffffffffffffffffffffffffffff";
+        // What a write to the first buffer would look like.
+        let write = [&wrong_secret[..], &[0; 24], &[0xAA; 4096]].concat();
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], wrong_secret, &write, &[0; 64], &[0xFF; 4096]] {
+            assert_eq!(hang_up(port, bytes), "", "an answer at the data port");
+        }
+    }
+}
