@@ -157,7 +157,8 @@ impl Group {
         for index in (0..self.backups.len()).filter(|index| self.backups[*index].child.is_none()).collect::<Vec<_>>() {
             self.start_backup(index)?;
         }
-        for index in (0..self.sidecars.len()).filter(|index| self.sidecars[*index].child.is_none()).collect::<Vec<_>>() {
+        for index in (0..self.sidecars.len()).filter(|index| self.sidecars[*index].child.is_none()).collect::<Vec<_>>()
+        {
             self.start_sidecar(index)?;
             if index == 0 {
                 self.wait_for_primary()?;
@@ -228,7 +229,8 @@ impl Group {
 
     fn spawn(&self, name: &str, mut command: Command) -> Result<Child> {
         let log = self.log_file(name);
-        let file = File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
+        let file =
+            File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         command.spawn().with_context(|| format!("start {name} ({})", self.setup.program.display()))
     }
@@ -400,19 +402,31 @@ impl Group {
 }
 
 impl Drop for Group {
+    #[allow(clippy::print_stderr, reason = "a failing test reports to people")]
     fn drop(&mut self) {
         for process in self.sidecars.iter_mut().chain(&mut self.backups) {
             // A frozen process dies of SIGKILL all the same.
             let _ = kill(process);
         }
-        let Some(kept) = std::env::var_os("TAILWIND_KEEP_LOGS").filter(|_| std::thread::panicking()) else { return };
-        let kept = PathBuf::from(kept).join(self.folder.path().file_name().unwrap_or_default());
-        let copied = fs::create_dir_all(&kept).and_then(|()| {
-            let processes = self.sidecars.iter().chain(&self.backups);
-            processes.map(|p| fs::copy(self.log_file(&p.name), kept.join(&p.name)).map(|_| ())).collect()
-        });
-        // Nobody to tell: the test fails anyway.
-        let _: std::io::Result<()> = copied;
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs(LINES_SHOWN));
+            self.keep_logs();
+        }
+    }
+}
+
+/// Lines of each process's log that a failing test shows.
+const LINES_SHOWN: usize = 30;
+
+impl Group {
+    fn keep_logs(&self) {
+        let Some(kept) = std::env::var_os("TAILWIND_KEEP_LOGS").map(PathBuf::from) else { return };
+        let kept = kept.join(self.folder.path().file_name().unwrap_or_default());
+        // Nobody to tell if it cannot be: the test fails anyway.
+        let _ = fs::create_dir_all(&kept);
+        for process in self.sidecars.iter().chain(&self.backups) {
+            let _ = fs::copy(self.log_file(&process.name), kept.join(&process.name));
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! Steps that many tests take: append and wait, read everything back, look through the logs.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
 use tailwind_client::Lsn;
 use tailwind_client::blocking::Client;
 
 use crate::group::Group;
-use crate::workload::{Comparison, Input, compare};
+use crate::view::PATIENCE;
+use crate::workload::{Comparison, Input, compare_from, is_outage};
 
 /// Words of the warnings that processes write when others die, and rightly.
 pub const OUTAGE: [&str; 6] =
@@ -33,9 +36,20 @@ pub fn append(client: &mut Client, input: &impl Input, last: u64, count: u64) ->
     Ok(end)
 }
 
+/// Compares the log from record `first` on with the input, as [`compare_from`] does; again if the primary changes meanwhile.
+pub fn read_back(group: &Group, input: &impl Input, first: u64, acked: u64) -> Result<Comparison> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        match primary(group).and_then(|mut client| compare_from(&mut client, input, first, acked, |_| {})) {
+            Err(error) if is_outage(&error) && Instant::now() < give_up => {}
+            result => return result,
+        }
+    }
+}
+
 /// The log holds the input's records up to `acked`: each once, in order, no others.
 pub fn check_whole(group: &Group, input: &impl Input, acked: u64) -> Result<()> {
-    let result = compare(&mut primary(group)?, input, acked, |_| {})?;
+    let result = read_back(group, input, 1, acked)?;
     ensure!(result == Comparison { read: acked, lost: 0, duplicated: 0 }, "records 1 to {acked}: {result:?}");
     Ok(())
 }

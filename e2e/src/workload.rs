@@ -180,22 +180,8 @@ impl<'a, I: Input> App<'a, I> {
         Ok(())
     }
 
-    /// An outage is part of life. A wrong LSN, a log that ends too early or a protocol violated is a broken promise, and
-    /// must not be papered over.
     fn lose(&mut self, error: &anyhow::Error) {
-        let outage = match error.downcast_ref::<Error>() {
-            Some(error) => matches!(
-                error,
-                Error::Connect { .. }
-                    | Error::NotPrimary { .. }
-                    | Error::UnknownOutcome { .. }
-                    | Error::Retry { .. }
-                    | Error::TimedOut { .. }
-                    | Error::Disconnected { .. }
-            ),
-            None => error.to_string() == NO_PRIMARY,
-        };
-        assert!(outage, "{error:#}");
+        assert!(is_outage(error), "{error:#}");
         self.client = None;
         self.lost_at.get_or_insert_with(Instant::now);
     }
@@ -225,6 +211,23 @@ impl<'a, I: Input> App<'a, I> {
         self.in_flight.clear();
         (self.client, self.sidecar) = (Some(client), primary);
         Ok(())
+    }
+}
+
+/// True for what is part of life: a sidecar that is gone or not primary. A wrong LSN, a log that ends too early or a
+/// protocol violated is a broken promise, and must not be papered over.
+pub fn is_outage(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<Error>() {
+        Some(error) => matches!(
+            error,
+            Error::Connect { .. }
+                | Error::NotPrimary { .. }
+                | Error::UnknownOutcome { .. }
+                | Error::Retry { .. }
+                | Error::TimedOut { .. }
+                | Error::Disconnected { .. }
+        ),
+        None => error.to_string() == NO_PRIMARY,
     }
 }
 
@@ -357,7 +360,12 @@ impl<'a, I: Input> Checker<'a, I> {
 }
 
 /// Reads the whole log and compares it with the input: `acked` records must be there, each once, in order.
-pub fn compare<I: Input>(client: &mut Client, input: &I, acked: u64, on_progress: impl FnMut(u64)) -> Result<Comparison> {
+pub fn compare<I: Input>(
+    client: &mut Client,
+    input: &I,
+    acked: u64,
+    on_progress: impl FnMut(u64),
+) -> Result<Comparison> {
     compare_from(client, input, 1, acked, on_progress)
 }
 
@@ -392,13 +400,15 @@ mod tests {
 
     const INPUT: Numbered = Numbered { seed: 7, length_max: 40 };
 
-    fn check(log: &[(u64, Vec<u8>)], acked: u64) -> Comparison {
+    type Log = Vec<(u64, Vec<u8>)>;
+
+    fn check(log: &Log, acked: u64) -> Comparison {
         let mut checker = Checker::new(&INPUT, 1);
         log.iter().for_each(|(lsn, payload)| checker.take(*lsn, payload));
         checker.finish(acked)
     }
 
-    fn log() -> Vec<(u64, Vec<u8>)> {
+    fn log() -> Log {
         (1..=100).map(|number| (number, INPUT.record(number))).collect()
     }
 
@@ -409,7 +419,7 @@ mod tests {
 
     #[test]
     fn the_checker_notices_every_kind_of_damage() {
-        let damaged = |damage: &dyn Fn(&mut Vec<(u64, Vec<u8>)>)| {
+        let damaged = |damage: &dyn Fn(&mut Log)| {
             let mut log = log();
             damage(&mut log);
             check(&log, 100)

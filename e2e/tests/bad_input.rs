@@ -7,7 +7,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use tailwind_client::Lsn;
 use tailwind_e2e::group::{Group, PATIENCE, Who, free_port, resident_memory, run_to_end, with_options};
@@ -211,15 +210,15 @@ fn a_client_that_never_reads_its_acks_holds_up_nobody_else() {
     let (mut raw, ..) = Raw::greeted(&group);
     raw.stream.set_nonblocking(true).unwrap();
     let many = frame(2, &Request::Append { payload: b"deaf" }).repeat(1000);
-    let mut stuck_since = None;
-    while stuck_since.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(300)) {
-        // Blocked for good only if the sidecar has stopped reading while others go on.
-        match raw.stream.write(&many) {
-            Ok(_) => stuck_since = None,
+    let (mut place, mut others) = (0, 0);
+    // Blocked for good, if it stays so while so many others are served.
+    while others < 500 {
+        match raw.stream.write(&many[place..]) {
+            Ok(count) => (place, others) = ((place + count) % many.len(), 0),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
                 client.append(b"others go on").unwrap();
-                stuck_since.get_or_insert_with(Instant::now);
+                others += 1;
             }
         }
     }
@@ -259,7 +258,10 @@ fn a_second_sidecar_of_the_same_name() {
     assert_eq!(same.code, Some(1));
     let socket = group.socket(0);
     assert!(
-        same.errors.contains(&format!("socket {} is in use by another process: stop it, or choose another --socket", socket.display())),
+        same.errors.contains(&format!(
+            "socket {} is in use by another process: stop it, or choose another --socket",
+            socket.display()
+        )),
         "{}",
         same.errors
     );
@@ -321,7 +323,8 @@ fn options_that_cannot_work() {
     let group = scene.group(FABRIC).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, 0, 500).unwrap();
     let folder = group.folder().to_owned();
-    let (socket, pool, disk) = (folder.join("other.sock"), group.pool(0).with_file_name("other"), folder.join("other-disk"));
+    let (socket, pool, disk) =
+        (folder.join("other.sock"), group.pool(0).with_file_name("other"), folder.join("other-disk"));
     let sidecar = |flag: &str, value: &str| {
         let own = [("--socket", socket.to_str().unwrap()), ("--listen", "127.0.0.1:0"), ("--name", "other")];
         with_options(&group.sidecar_command(0), own.into_iter().chain([(flag, value)]))
@@ -342,7 +345,10 @@ fn options_that_cannot_work() {
         "refusing to listen on 0.0.0.0:0 without TLS: give --tls-ca, --tls-cert and --tls-key, or listen on loopback",
     );
     assert_refused(&mut backup("--listen", "0.0.0.0:0"), "refusing to listen on 0.0.0.0:0 without TLS");
-    assert_refused(&mut with_options(&backup("--fabric", "tcp"), [("--data-listen", "0.0.0.0:0")]), "refusing to listen on 0.0.0.0:0 without TLS");
+    assert_refused(
+        &mut with_options(&backup("--fabric", "tcp"), [("--data-listen", "0.0.0.0:0")]),
+        "refusing to listen on 0.0.0.0:0 without TLS",
+    );
     let taken = format!("127.0.0.1:{}", group.port(Who::Sidecar(0)));
     assert_refused(&mut sidecar("--listen", &taken), &format!("listen on {taken}: the port is in use"));
 
@@ -350,7 +356,10 @@ fn options_that_cannot_work() {
     assert_refused(&mut sidecar("--socket", long.to_str().unwrap()), "the limit is 107; choose a shorter --socket");
     let file = folder.join("a-file");
     fs::write(&file, "somebody's").unwrap();
-    assert_refused(&mut sidecar("--socket", file.to_str().unwrap()), "exists and is not a socket: remove it, or choose another");
+    assert_refused(
+        &mut sidecar("--socket", file.to_str().unwrap()),
+        "exists and is not a socket: remove it, or choose another",
+    );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
 
     let below_a_file = file.join("disk");
@@ -386,9 +395,18 @@ fn a_folder_of_another_backup() {
     let mut group = scene.group(FABRIC).unwrap();
     append(&mut primary(&group).unwrap(), &input(&scene), 0, 100).unwrap();
     group.kill_backup(0).unwrap();
-    assert_refused(&mut with_options(&group.backup_command(0), [("--name", "other")]), "belongs to backup backup0 of group demo");
-    assert_refused(&mut with_options(&group.backup_command(0), [("--group", "other")]), "belongs to backup backup0 of group demo");
-    assert_refused(&mut with_options(&group.backup_command(0), [("--segment-size", "128KiB")]), "slots of 131072 bytes need");
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--name", "other")]),
+        "belongs to backup backup0 of group demo",
+    );
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--group", "other")]),
+        "belongs to backup backup0 of group demo",
+    );
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--segment-size", "128KiB")]),
+        "slots of 131072 bytes need",
+    );
     group.start_backup(0).unwrap();
     group.wait_for_full_set().unwrap();
     check_whole(&group, &input(&scene), 100).unwrap();
@@ -405,10 +423,12 @@ fn segments_larger_than_the_backups_buffers() {
         group.start_backup(index).unwrap();
     }
     group.start_sidecar(0).unwrap();
-    group.wait("a clear word", |group| {
-        let words = "segment size 128 KiB: the buffers of backup backup0 are 64 KiB; start it with larger ones";
-        group.log("sidecar0").contains(words)
-    }).unwrap();
+    group
+        .wait("a clear word", |group| {
+            let words = "segment size 128 KiB: the buffers of backup backup0 are 64 KiB; start it with larger ones";
+            group.log("sidecar0").contains(words)
+        })
+        .unwrap();
     // Nothing is broken by it: with the right size the group starts.
     group.kill_sidecar(0).unwrap();
     group.setup_mut().sidecar_options.clear();
@@ -430,10 +450,22 @@ fn users_that_are_not_allowed() {
         // As far as the file system goes, anybody may.
         fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(group.socket(0), fs::Permissions::from_mode(0o666)).unwrap();
-        let client = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../sidecar/client/python/tailwind.py")).unwrap();
+        let client =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../sidecar/client/python/tailwind.py")).unwrap();
         let script = format!("{client}\nimport sys\nprint('appended', Client(sys.argv[1], timeout=20).append(b'x'))");
         let mut python = Command::new("setpriv");
-        python.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "/usr/bin/env", "python3", "-B", "-c", &script]);
+        python.args([
+            "--reuid",
+            NOBODY,
+            "--regid",
+            NOBODY,
+            "--clear-groups",
+            "/usr/bin/env",
+            "python3",
+            "-B",
+            "-c",
+            &script,
+        ]);
         let ended = run_to_end(python.arg(group.socket(0)).current_dir("/")).unwrap();
         match allowed {
             true => assert_eq!(ended.out, "appended 1\n", "{ended:?}"),
@@ -464,7 +496,8 @@ fn a_flush_folder_that_may_not_be_written() {
     as_nobody.arg(backup.get_program()).args(backup.get_args()).current_dir("/");
     let ended = run_to_end(&mut as_nobody).unwrap();
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let words = format!("write to flush folder {}: give --flush-dir a folder that this user may write", folder.display());
+    let words =
+        format!("write to flush folder {}: give --flush-dir a folder that this user may write", folder.display());
     assert!(ended.errors.contains(&words), "{ended:?}");
     group.start_all().unwrap();
 }

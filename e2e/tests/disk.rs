@@ -94,9 +94,8 @@ impl SmallDisk {
     /// Leaves no room at all.
     fn fill(&self) {
         let filler = fs::File::create(self.0.join("filler")).unwrap();
-        let full = (0..).find_map(|block: u64| {
-            std::os::unix::fs::FileExt::write_all_at(&filler, &[1; 4096], block * 4096).err()
-        });
+        let full = (0..)
+            .find_map(|block: u64| std::os::unix::fs::FileExt::write_all_at(&filler, &[1; 4096], block * 4096).err());
         assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
     }
 
@@ -129,10 +128,12 @@ fn a_full_disk_stops_one_backup_and_not_the_group(fabric: &str) {
     let app = Background::start(group.view().clone(), input, 64);
     app.go_on(8 * 1000);
     let end = app.finish().unwrap().acked;
-    group.wait("the full one to be replaced", |group| {
-        let members = group.members();
-        members.len() == 3 && !members.contains(&"backup0".to_owned())
-    }).unwrap();
+    group
+        .wait("the full one to be replaced", |group| {
+            let members = group.members();
+            members.len() == 3 && !members.contains(&"backup0".to_owned())
+        })
+        .unwrap();
     check_whole(&group, &input, end).unwrap();
     disk.relieve();
     group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();

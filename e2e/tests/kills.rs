@@ -10,8 +10,8 @@ use tailwind_client::{Error, Lsn};
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::scene::Scene;
-use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary, submit};
-use tailwind_e2e::workload::{Background, Chapters, Comparison, Input, Numbered, Random, compare, compare_from};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, read_back, submit};
+use tailwind_e2e::workload::{Background, Chapters, Numbered, Random, compare};
 
 on_both_fabrics!(
     the_primary_is_killed,
@@ -58,7 +58,7 @@ impl Story {
     /// The app reaches the mark, and everything since the last time is in the log.
     fn check(&mut self, mark: u64) {
         self.app.wait_for(mark).unwrap();
-        let result = read_back(&self.group, &self.input, self.compared, mark);
+        let result = read_back(&self.group, &self.input, self.compared, mark).unwrap();
         assert!(result.is_clean(), "records {} to {mark}: {result:?}", self.compared);
         self.compared = mark;
     }
@@ -78,10 +78,6 @@ impl Story {
         }
         members
     }
-}
-
-fn read_back(group: &Group, input: &impl Input, first: u64, acked: u64) -> Comparison {
-    compare_from(&mut primary(group).unwrap(), input, first, acked, |_| {}).unwrap()
 }
 
 fn the_primary_is_killed(fabric: &str) {
@@ -281,7 +277,7 @@ fn the_checker_would_notice(fabric: &str) {
     let scene = Scene::begin();
     let story = Story::begin(&scene, scene.group(fabric).unwrap());
     let acked = story.app.acked();
-    let of = |input: Numbered, acked| read_back(&story.group, &input, 1, acked);
+    let of = |input: Numbered, acked| read_back(&story.group, &input, 1, acked).unwrap();
     assert!(of(story.input, acked).is_clean());
     assert_eq!(of(story.input, acked + 1).lost, 1, "a record more was promised");
     assert_eq!(of(story.input, acked - 1).duplicated, 1, "a record less was submitted");

@@ -126,7 +126,8 @@ impl ServerCertVerifier for Gullible {
 /// A client that shows the certificate `NAME.pem` of a folder, or none.
 fn client(shown: Option<(&Path, &str)>) -> Arc<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions().unwrap();
+    let builder =
+        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions().unwrap();
     let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Gullible(provider)));
     Arc::new(match shown {
         None => builder.with_no_client_auth(),
@@ -185,7 +186,8 @@ fn strangers_learn_and_change_nothing(fabric: &str) {
     authority.issue(folder, "other-group", "tailwind://other/sidecar/sidecar0");
     authority.issue(folder, "nobody", "https://example.com/");
     Authority::new().issue(folder, "other-ca", "tailwind://demo/sidecar/sidecar0");
-    let ports: Vec<u16> = (0..group.backups()).map(|n| group.port(Who::Backup(n))).chain([group.port(Who::Sidecar(0))]).collect();
+    let ports: Vec<u16> =
+        (0..group.backups()).map(|n| group.port(Who::Backup(n))).chain([group.port(Who::Sidecar(0))]).collect();
     for (method, path, body) in requests(&group) {
         for port in &ports {
             // Plain HTTP: not one byte of HTTP comes back.

@@ -14,7 +14,7 @@ use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 
 /// Every entry starts at a multiple of this, so that one 8-byte store writes a checksum entry.
 pub const ALIGNMENT: usize = 8;
-/// Bytes of a [`SegmentHeader`].
+/// Bytes of a [segment header](SegmentIdentity::header).
 pub const SEGMENT_HEADER_SIZE: usize = 64;
 /// Bytes of a [`RecordHeader`].
 pub const RECORD_HEADER_SIZE: usize = 32;

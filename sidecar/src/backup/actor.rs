@@ -218,7 +218,7 @@ impl Running {
                     Input::Flushed(_, identity, FlushResult::Corrupt) => Some(*identity),
                     _ => None,
                 };
-                let before = self.actor.machine.counts().corrupt;
+                let before = corrupt.map_or(0, |_| self.actor.machine.counts().corrupt);
                 self.step(input)?;
                 // One that was trimmed away while its flush waited is not.
                 if let Some(SegmentIdentity { segment, epoch, .. }) =

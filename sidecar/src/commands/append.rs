@@ -1,6 +1,6 @@
 //! `append`: the records of a file or of standard input, pipelined.
 //!
-//! One loop takes input apart ([`framing`](super::framing)), keeps the pipe full ([`flight`]) and takes acks; it sleeps
+//! One loop takes input apart ([`framing`](super::framing)), keeps the pipe full (`flight`) and takes acks; it sleeps
 //! only where both the input and the sidecar are silent. With `--reconnect` a lost primary is an episode: see
 //! `Appender::catch_up`, which follows "After a failover" in `docs/append-socket.md`.
 

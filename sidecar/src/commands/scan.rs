@@ -1,7 +1,7 @@
 //! `scan`: what a file of the log holds, told from its bytes alone.
 //!
-//! [`examine`] finds out, without I/O; this file reads and prints. Needs no process of the group, and harms none: a buffer
-//! that is being written is read as it is at the moment.
+//! [`examine`](mod@examine) finds out, without I/O; this file reads and prints. Needs no process of the group, and harms
+//! none: a buffer that is being written is read as it is at the moment.
 
 pub mod examine;
 

@@ -1,0 +1,189 @@
+//! The command line for people, end to end: what one command writes another one reads, through failovers and from files.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tailwind_e2e::group::{Ended, Group, run_to_end};
+use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::scene::Scene;
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, primary};
+use tailwind_e2e::workload::Numbered;
+
+on_both_fabrics!(what_is_appended_is_read, appending_goes_on_through_a_failover);
+
+/// The fabric plays no part in the others.
+const FABRIC: &str = "shm";
+
+/// A command at this sidecar.
+fn command(group: &Group, index: usize, args: &[&str]) -> Command {
+    let mut command = Command::new(&group.setup().program);
+    command.args(args).arg("--socket").arg(group.socket(index));
+    command
+}
+
+fn run(group: &Group, args: &[&str]) -> Ended {
+    run_to_end(&mut command(group, 0, args)).unwrap()
+}
+
+/// Standard output of a command that must succeed.
+fn output(group: &Group, args: &[&str]) -> String {
+    let ended = run(group, args);
+    assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.errors);
+    ended.out
+}
+
+/// A file of lines, one of them empty.
+fn lines(group: &Group, count: usize) -> (PathBuf, String) {
+    let text: String =
+        (1..=count).map(|n| if n == 7 { "\n".to_owned() } else { format!("line {n} of the input\n") }).collect();
+    let path = group.folder().join("input");
+    fs::write(&path, &text).unwrap();
+    (path, text)
+}
+
+fn what_is_appended_is_read(fabric: &str) {
+    let scene = Scene::begin();
+    let group = scene.group(fabric).unwrap();
+    let (path, text) = lines(&group, 5000);
+    let ended = run(&group, &["append", "--file", path.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.errors.contains("5,000 records") && ended.errors.contains("LSN 1 to 5000"), "{ended:?}");
+    assert_eq!(output(&group, &["read"]), text);
+    let some = output(&group, &["read", "--from", "4999", "--limit", "1", "--print-lsn"]);
+    assert_eq!(some, "4999\tline 4999 of the input\n");
+    assert_eq!(
+        output(&group, &["read", "--from", "7", "--limit", "2", "--framing", "hex"]),
+        "\n6c696e652038206f662074686520696e707574\n"
+    );
+
+    // Any bytes, by their length: what comes out goes in again.
+    let records = [&b"two\nlines"[..], b"", &[0; 3000]];
+    let framed: Vec<u8> = records.iter().flat_map(|r| [&(r.len() as u32).to_le_bytes()[..], r].concat()).collect();
+    let path = group.folder().join("framed");
+    fs::write(&path, &framed).unwrap();
+    let args = ["append", "--framing", "length", "--batch", "2", "--print-lsn", "--file", path.to_str().unwrap()];
+    assert_eq!(output(&group, &args), "5001\n5002\n5003\n");
+    let back = command(&group, 0, &["read", "--framing", "length", "--from", "5001"]).output().unwrap();
+    assert_eq!(back.stdout, framed);
+
+    assert_eq!(output(&group, &["barrier"]), "primary in epoch 1, last acknowledged LSN 5003\n");
+    let status: Value = output(&group, &["status", "--json"]).parse().unwrap();
+    assert_eq!((&status["role"], &status["acked"]), (&"primary".into(), &5003.into()));
+    let status = output(&group, &["status"]);
+    assert!(status.contains("sidecar0: primary, epoch 1") && status.contains("LSN 1 to 5003"), "{status}");
+    let trimmed = output(&group, &["trim", "--below", "4000"]);
+    let first: u64 =
+        trimmed.strip_prefix("the log begins at LSN ").unwrap().split([';', '\n']).next().unwrap().parse().unwrap();
+    assert!(first > 1 && first <= 4000, "{trimmed}");
+    assert!(output(&group, &["read", "--limit", "1", "--print-lsn"]).starts_with(&format!("{first}\t")));
+    let gone = run(&group, &["read", "--from", "1"]);
+    assert_eq!(gone.code, Some(1));
+    assert!(gone.errors.contains("has been trimmed: the log begins at"), "{}", gone.errors);
+    check_logs(&group, &[]).unwrap();
+}
+
+fn appending_goes_on_through_a_failover(fabric: &str) {
+    let scene = Scene::begin();
+    let mut group = scene.group(fabric).unwrap();
+    let (path, text) = lines(&group, 200_000);
+    let mut append = command(&group, 0, &["append", "--reconnect", "--file", path.to_str().unwrap()]);
+    append.arg("--socket").arg(group.socket(1));
+    let child = append.stderr(Stdio::piped()).spawn().unwrap();
+    group.wait("some records", |group| group.status(0)["acked"].as_u64() > Some(1000)).unwrap();
+    group.kill_sidecar(0).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{errors}");
+    let read = run_to_end(&mut command(&group, 1, &["read", "--wait"])).unwrap();
+    assert!(read.out == text, "{} bytes were read, {} appended; {errors}", read.out.len(), text.len());
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+#[test]
+fn a_tail_prints_records_as_they_come() {
+    let scene = Scene::begin();
+    let group = scene.group(FABRIC).unwrap();
+    primary(&group).unwrap().append(b"before").unwrap();
+    let mut tail =
+        command(&group, 0, &["tail", "--from", "first", "--print-lsn"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "1\tbefore");
+    for number in 2..5 {
+        primary(&group).unwrap().append(format!("record {number}").as_bytes()).unwrap();
+        assert_eq!(lines.next().unwrap(), format!("{number}\trecord {number}"));
+    }
+    kill_process(Pid::from_child(&tail), Signal::INT).unwrap();
+    tail.wait().unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+#[test]
+fn a_standby_says_where_to_go() {
+    let scene = Scene::begin();
+    let group = scene.group(FABRIC).unwrap();
+    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    let refused = run_to_end(&mut command(&group, 1, &["barrier"])).unwrap();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.errors.contains("sidecar0"), "{}", refused.errors);
+    let status = run_to_end(&mut command(&group, 1, &["status"])).unwrap();
+    assert!(status.out.contains("sidecar1: standby, epoch 1; primary is sidecar0"), "{}", status.out);
+    let nobody =
+        run_to_end(Command::new(&group.setup().program).args(["status", "--socket", "/nonexistent/socket"])).unwrap();
+    assert_eq!(nobody.code, Some(1));
+    assert!(nobody.errors.contains("/nonexistent/socket"), "{}", nobody.errors);
+    check_logs(&group, &[]).unwrap();
+}
+
+#[test]
+fn a_scan_tells_what_files_hold() {
+    let scene = Scene::begin();
+    let input = Numbered { seed: scene.seed(), length_max: 200 };
+    let group = scene.group(FABRIC).unwrap();
+    append(&mut primary(&group).unwrap(), &input, 0, 1000).unwrap();
+    let member = group.wait_for_full_set().unwrap()[0];
+    let closed = |folder: &Path| {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|e| e == "closed")).min()
+    };
+    let file = group.wait_for("a segment on disk", |group| closed(&group.flush_folder(member))).unwrap();
+    let scan = |args: &[&str], path: &Path| {
+        run_to_end(Command::new(&group.setup().program).arg("scan").args(args).arg(path)).unwrap()
+    };
+    let sound = scan(&[], &file);
+    assert_eq!(sound.code, Some(0), "{sound:?}");
+    for words in ["file of a closed segment", "segment   1, epoch 1", "LSN 1 to ", "agrees with the scan", "sound"] {
+        assert!(sound.out.contains(words), "`{words}` is not in:\n{}", sound.out);
+    }
+    // The copy of a buffer that is being written to.
+    let open = fs::read_dir(group.pool(member)).unwrap().map(|entry| entry.unwrap().path()).find(|path| {
+        let is_buffer = path.extension().is_some_and(|extension| extension == "buf");
+        is_buffer && scan(&[], path).out.contains("LSN")
+    });
+    let copy = group.folder().join("slot-copy.buf");
+    fs::copy(open.unwrap(), &copy).unwrap();
+    let open = scan(&[], &copy);
+    assert_eq!(open.code, Some(0), "{open:?}");
+    assert!(open.out.contains("buffer") && open.out.contains("1000"), "{}", open.out);
+    let records = scan(&["--records"], &copy);
+    assert!(records.out.contains("PAYLOAD"), "{}", records.out);
+
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    let flipped = group.folder().join("segment-0000000000000001.closed");
+    fs::write(&flipped, &bytes).unwrap();
+    let corrupt = scan(&[], &flipped);
+    assert_eq!(corrupt.code, Some(1));
+    assert!(corrupt.out.contains("CORRUPT") && corrupt.out.contains("stopped"), "{}", corrupt.out);
+    let foreign = group.folder().join("foreign");
+    fs::write(&foreign, "somebody's notes").unwrap();
+    let foreign = scan(&[], &foreign);
+    assert_eq!(foreign.code, Some(1));
+    assert!(foreign.errors.contains("neither a buffer nor a segment file"), "{}", foreign.errors);
+    check_logs(&group, &[]).unwrap();
+}
