@@ -100,8 +100,8 @@ impl std::fmt::Display for StepDown {
 }
 
 /// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] runs
-/// beside; and an [`Output::Open`] that is told to come again later lets all but other opens overtake it, because the
-/// close behind it may be what frees the buffer it waits for.
+/// beside; and an [`Output::Open`] that is told to come again later lets the others overtake it, because the close behind
+/// it may be what frees the buffer it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Open data channels to this backup and make it known to the path under this seat.

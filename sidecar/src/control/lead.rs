@@ -286,11 +286,7 @@ impl Worker {
         }
     }
 
-    async fn install(
-        &self,
-        identity: SegmentIdentity,
-        closure: Closure,
-    ) -> Result<(), Failure> {
+    async fn install(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
         let _turn = self.installs.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
         let sources =
             self.context.log.sources().ok_or_else(|| Failure::Unreachable("no member to copy from".into()))?;
