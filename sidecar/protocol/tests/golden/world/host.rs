@@ -153,9 +153,10 @@ impl Host {
         }
     }
 
-    /// The volume is gone too.
+    /// The volume is gone too: a stranger comes back, who has promised nothing and is in no set.
     pub(crate) fn lose_all(&mut self) {
         self.disk = Disk::default();
+        self.fenced = Epoch(0);
         self.lose_memory();
     }
 
