@@ -82,7 +82,7 @@ impl Primary {
 
     async fn connect(&self) -> Result<Box<dyn Channel>, CallError> {
         let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
-        let ConnectReply { answer } =
+        let ConnectReply { answer, .. } =
             self.client.call::<_, ConnectReply<Answer>>(path::CONNECT, &request, TIMEOUT).await?;
         Ok(self.sender.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
     }
@@ -368,7 +368,7 @@ async fn strangers_change_nothing() {
     primary.fence().await;
     primary.write_closed(1, 1).await;
     let request = ConnectRequest { caller: primary.caller(), offer: Offer::Tcp };
-    let ConnectReply { answer } = primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
+    let ConnectReply { answer, .. } = primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
     let Answer::Tcp { address, .. } = answer else { panic!("tcp was asked for") };
     let before = (primary.inventory().await, fs::read(daemon.flush_dir().join("promise")).unwrap());
 

@@ -63,6 +63,9 @@ pub struct ConnectRequest<Offer> {
 /// The channel's other end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ConnectReply<Answer> {
+    /// The identity of the backup's memory: another one than at the fence means that it restarted without it in between,
+    /// and is no longer the member that was fenced.
+    pub boot: BootId,
     /// The fabric's answer.
     pub answer: Answer,
 }

@@ -145,7 +145,7 @@ async fn connect(
     Message(request): Message<ConnectRequest<Offer>>,
 ) -> Answered<ConnectReply<ChannelAnswer>> {
     match desk.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
-        Answer::Connected(answer) => Ok(Json(ConnectReply { answer })),
+        Answer::Connected(answer) => Ok(Json(ConnectReply { boot: desk.about.boot, answer })),
         other => Err(confused(&other)),
     }
 }

@@ -264,10 +264,10 @@ impl Worker {
                         self.fail("drop", failure);
                     }
                 }
+                // A member that does not know of a trim takes the missing beginning for a loss when it is the last one left.
                 Output::Trim(_, below) => {
-                    // A member that misses a trim keeps a little more; the next trim tells it again.
                     if let Err(failure) = self.link.trim(below).await {
-                        tracing::info!(member = %self.link.member().id, ?failure, "trim");
+                        self.fail("trim", failure);
                     }
                 }
                 _ => unreachable!("not an order for a seat"),

@@ -78,6 +78,10 @@ impl MemberLink {
     pub async fn connect(&self) -> Result<Box<dyn Channel>, Failure> {
         let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
         let reply: ConnectReply<Answer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
+        if reply.boot != self.member.boot {
+            let why = format!("backup {} has restarted without the memory that it was fenced with", self.member.id);
+            return Err(Failure::Unreachable(why));
+        }
         let peer = self.peer();
         let sender = Arc::clone(&self.sender);
         let connected = tokio::task::spawn_blocking(move || sender.connect(&reply.answer, peer)).await;
@@ -92,25 +96,16 @@ impl MemberLink {
     /// Has the backup lend a buffer; keeps asking while it says "retry later".
     pub async fn open(&self, identity: SegmentIdentity, purpose: Purpose) -> Result<RemoteBuffer, Failure> {
         let request = OpenRequest { caller: self.caller(), identity, purpose, durability: self.durability };
-        let grant = loop {
-            let reply: Result<OpenReply<Grant>, CallError> = self.client.call(path::OPEN, &request, self.timeout).await;
-            match reply {
-                Ok(reply) => break reply.grant,
-                Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
-                    tracing::debug!(member = %self.member.id, segment = %identity.segment, %why, "open again later");
-                    tokio::time::sleep(Duration::from_millis(u64::from(after_ms))).await;
-                }
-                Err(error) => return Err(failure(error)),
-            }
-        };
+        let OpenReply { grant } = self.call_patiently::<_, OpenReply<Grant>>(path::OPEN, &request).await?;
         let sender = Arc::clone(&self.sender);
         let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await;
         attached.map_err(unreachable)?.map_err(unreachable)
     }
 
-    /// Tells where a segment ends.
+    /// Tells where a segment ends; under durability `flushed` it is on the backup's disk then.
     pub async fn close(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
-        self.tell(path::CLOSE, &CloseRequest { caller: self.caller(), identity, closure }).await
+        let request = CloseRequest { caller: self.caller(), identity, closure };
+        self.call_patiently::<_, Empty>(path::CLOSE, &request).await.map(|_| ())
     }
 
     /// Has it forget these copies.
@@ -165,6 +160,23 @@ impl MemberLink {
 
     fn caller(&self) -> Caller {
         self.caller.clone()
+    }
+
+    /// Asks again while the backup says "retry later".
+    async fn call_patiently<Req: Serialize + Sync, Rep: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Req,
+    ) -> Result<Rep, Failure> {
+        loop {
+            match self.client.call(path, request, self.timeout).await {
+                Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
+                    tracing::debug!(member = %self.member.id, path, %why, "again later");
+                    tokio::time::sleep(Duration::from_millis(u64::from(after_ms))).await;
+                }
+                reply => return reply.map_err(failure),
+            }
+        }
     }
 
     async fn tell<Req: Serialize + Sync>(&self, path: &str, request: &Req) -> Result<(), Failure> {
