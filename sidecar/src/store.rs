@@ -1,6 +1,6 @@
 //! The config store: where epoch, version, primary and members live, changed by compare-and-swap only.
 //!
-//! Asked by [`control`](crate::control). One implementation so far: a [`file`] with a lock, for one machine or a shared
+//! Asked by [`control`](crate::control). One implementation so far: a [`mod@file`] with a lock, for one machine or a shared
 //! file system with working `flock(2)`. The Kubernetes API joins as another variant.
 
 pub mod file;

@@ -1,6 +1,6 @@
 //! Losing and gaining members: one compare-and-swap at a time, and never a guess about how it ended.
 //!
-//! Part of [`Primary`](super::Primary). See "Membership" in `docs/protocol.md`.
+//! Part of [`Primary`]. See "Membership" in `docs/protocol.md`.
 
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
 use crate::ids::SegmentId;

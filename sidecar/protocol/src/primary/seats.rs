@@ -1,6 +1,6 @@
 //! Members as the append path sees them: a fixed number of seats, each with its own place in the log.
 //!
-//! Held by [`Primary`](super::Primary).
+//! Held by [`Primary`].
 
 use std::collections::VecDeque;
 

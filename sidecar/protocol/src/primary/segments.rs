@@ -1,6 +1,6 @@
 //! The open end of the log: segments that are not yet closed at every member, the active one, and the one opened ahead.
 //!
-//! Held by [`Primary`](super::Primary).
+//! Held by [`Primary`].
 
 use std::collections::VecDeque;
 
