@@ -1,11 +1,15 @@
 //! Scenarios with real processes: starts groups on this machine, kills parts of them, and checks what apps saw.
 //!
-//! [`group`] starts and stops processes, [`view`] looks at them, [`workload`] appends numbered records through failovers
-//! and reads them back, [`http`] asks, [`scene`] gives each test its turn and its seed, [`steps`] are what many tests do. Used by the `quickstart` program and by the tests
-//! in `tests/`; `docs/testing.md` says what is tested where.
+//! [`group`] starts and stops processes, [`view`] looks at them from outside, [`workload`] appends numbered records through
+//! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`scene`] gives each test its
+//! turn and its seed, [`steps`] are what many tests do. Used by the `quickstart` program and by the tests in `tests/`;
+//! `docs/testing.md` says what is tested where.
 
+pub mod background;
+pub mod checker;
 pub mod group;
 pub mod http;
+pub mod process;
 pub mod scene;
 pub mod steps;
 pub mod view;

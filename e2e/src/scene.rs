@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
-use crate::group::{Group, Setup, program};
+use crate::group::{Group, Setup};
+use crate::process::program;
 use crate::workload::Random;
 
 /// Tests at once: a group has some eight busy processes, and with more groups than cores every deadline would have to be

@@ -6,9 +6,10 @@ use anyhow::{Result, ensure};
 use tailwind_client::Lsn;
 use tailwind_client::blocking::Client;
 
+use crate::checker::{Comparison, compare_from};
 use crate::group::Group;
 use crate::view::PATIENCE;
-use crate::workload::{Comparison, Input, compare_from, is_outage};
+use crate::workload::{Input, is_outage};
 
 /// Words of the warnings that processes write when others die, and rightly.
 pub const OUTAGE: [&str; 6] =

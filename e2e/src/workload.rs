@@ -1,18 +1,16 @@
-//! An app that appends its records in order through any failover, and a reader that compares.
+//! An app that appends its records in order through any failover.
 //!
 //! The app is the log's only writer, so record n of its input is LSN n. After a failover it learns from the log which of
 //! its unacknowledged records are there, demands that they are the very next ones it had submitted, and goes on after them.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Lsn};
 
+pub use crate::checker::compare;
 use crate::view::{PATIENCE, View};
 
 /// The records that the app appends, by their number from 1.
@@ -233,207 +231,8 @@ pub fn is_outage(error: &anyhow::Error) -> bool {
 
 const NO_PRIMARY: &str = "no primary yet";
 
-/// An app in a thread of its own, which appends up to a mark that is moved on while others kill things.
-pub struct Background {
-    acked: Arc<AtomicU64>,
-    mark: Arc<AtomicU64>,
-    thread: Option<JoinHandle<Result<Seen>>>,
-}
-
-impl Background {
-    /// Starts it; it has nothing to do yet.
-    pub fn start(view: View, input: impl Input + Send + 'static, window: u64) -> Background {
-        let (acked, mark) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let (reached, aim) = (Arc::clone(&acked), Arc::clone(&mark));
-        let body = move || {
-            let mut app = App::new(&input, window);
-            loop {
-                match aim.load(Ordering::Acquire) {
-                    END => return Ok(app.seen),
-                    mark if app.seen.acked < mark => {
-                        app.append_until(&view, mark, |acked| reached.store(acked, Ordering::Release))?;
-                    }
-                    _ => std::thread::park(),
-                }
-            }
-        };
-        Background { acked, mark, thread: Some(std::thread::spawn(body)) }
-    }
-
-    /// Moves the mark on by so many records; the new mark.
-    pub fn go_on(&self, records: u64) -> u64 {
-        let mark = self.mark.fetch_add(records, Ordering::AcqRel) + records;
-        self.wake();
-        mark
-    }
-
-    /// Waits until record `number` is acknowledged. Fails when the app does.
-    pub fn wait_for(&mut self, number: u64) -> Result<()> {
-        while self.acked() < number {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                self.join()?;
-                bail!("the app has ended before record {number}");
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
-    }
-
-    /// The last record known to be acknowledged.
-    pub fn acked(&self) -> u64 {
-        self.acked.load(Ordering::Acquire)
-    }
-
-    /// Waits for the mark and ends the app; what it has seen.
-    pub fn finish(mut self) -> Result<Seen> {
-        self.wait_for(self.mark.load(Ordering::Acquire))?;
-        self.mark.store(END, Ordering::Release);
-        self.wake();
-        self.join()
-    }
-
-    fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
-    }
-
-    fn join(&mut self) -> Result<Seen> {
-        let thread = self.thread.take().context("the app has ended already")?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
-/// The mark that ends a [`Background`].
-const END: u64 = u64::MAX;
-
-/// What reading the log back has shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
-    /// Records read.
-    pub read: u64,
-    /// Acknowledged records that are not in the log, or not what was submitted.
-    pub lost: u64,
-    /// Records beyond what was submitted, or in the log twice.
-    pub duplicated: u64,
-}
-
-impl Comparison {
-    /// Every record is there once, in order, as it was submitted.
-    pub fn is_clean(&self) -> bool {
-        self.lost == 0 && self.duplicated == 0
-    }
-}
-
-/// Compares a log, record by record, with what was submitted.
-#[derive(Debug)]
-pub struct Checker<'a, I: Input> {
-    input: &'a I,
-    /// LSN that must come next.
-    expected: u64,
-    result: Comparison,
-}
-
-impl<'a, I: Input> Checker<'a, I> {
-    /// The log is read from record `first` on.
-    pub fn new(input: &'a I, first: u64) -> Checker<'a, I> {
-        Checker { input, expected: first, result: Comparison::default() }
-    }
-
-    /// Takes the next record of the log.
-    pub fn take(&mut self, lsn: u64, payload: &[u8]) {
-        self.result.read += 1;
-        if lsn < self.expected {
-            self.result.duplicated += 1;
-            return;
-        }
-        self.result.lost += lsn - self.expected + u64::from(payload != self.input.record(lsn));
-        self.expected = lsn + 1;
-    }
-
-    /// The log has ended; records up to `acked` must have been in it, and no others.
-    pub fn finish(mut self, acked: u64) -> Comparison {
-        self.result.lost += (acked + 1).saturating_sub(self.expected);
-        self.result.duplicated += self.expected.saturating_sub(acked + 1);
-        self.result
-    }
-}
-
-/// Reads the whole log and compares it with the input: `acked` records must be there, each once, in order.
-pub fn compare<I: Input>(
-    client: &mut Client,
-    input: &I,
-    acked: u64,
-    on_progress: impl FnMut(u64),
-) -> Result<Comparison> {
-    compare_from(client, input, 1, acked, on_progress)
-}
-
-/// As [`compare`], from record `first` on.
-pub fn compare_from<I: Input>(
-    client: &mut Client,
-    input: &I,
-    first: u64,
-    acked: u64,
-    mut on_progress: impl FnMut(u64),
-) -> Result<Comparison> {
-    let mut checker = Checker::new(input, first);
-    let mut records = client.read(Lsn(first), 0)?;
-    while let Some((lsn, payload)) = records.next_record()? {
-        checker.take(lsn.0, payload);
-        if checker.result.read.is_multiple_of(4096) {
-            on_progress(checker.result.read);
-        }
-    }
-    Ok(checker.finish(acked))
-}
-
 /// The value below which `share` of the sorted values lie.
 pub fn percentile(sorted: &[u64], share: f64) -> u64 {
     let at = ((sorted.len() as f64 - 1.0) * share).round();
     sorted.get(at as usize).copied().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const INPUT: Numbered = Numbered { seed: 7, length_max: 40 };
-
-    type Log = Vec<(u64, Vec<u8>)>;
-
-    fn check(log: &Log, acked: u64) -> Comparison {
-        let mut checker = Checker::new(&INPUT, 1);
-        log.iter().for_each(|(lsn, payload)| checker.take(*lsn, payload));
-        checker.finish(acked)
-    }
-
-    fn log() -> Log {
-        (1..=100).map(|number| (number, INPUT.record(number))).collect()
-    }
-
-    #[test]
-    fn a_log_that_is_what_was_acknowledged_is_clean() {
-        assert_eq!(check(&log(), 100), Comparison { read: 100, lost: 0, duplicated: 0 });
-    }
-
-    #[test]
-    fn the_checker_notices_every_kind_of_damage() {
-        let damaged = |damage: &dyn Fn(&mut Log)| {
-            let mut log = log();
-            damage(&mut log);
-            check(&log, 100)
-        };
-        assert_eq!(damaged(&|log| drop(log.remove(50))).lost, 1, "a gap");
-        assert_eq!(damaged(&|log| log.truncate(97)).lost, 3, "acknowledged records missing at the end");
-        assert_eq!(damaged(&|log| log.push((101, INPUT.record(101)))).duplicated, 1, "a record that nobody submitted");
-        assert_eq!(damaged(&|log| log.insert(51, log[50].clone())).duplicated, 1, "a record twice");
-        assert!(!damaged(&|log| log.swap(50, 51)).is_clean(), "two records in the wrong order");
-        assert_eq!(damaged(&|log| log[50].1.push(0)).lost, 1, "a record that is longer");
-        let renumbered = damaged(&|log| {
-            log.remove(50);
-            log[50..].iter_mut().for_each(|(lsn, _)| *lsn -= 1);
-        });
-        assert!(renumbered.lost > 40, "records that have moved up into a gap");
-    }
 }

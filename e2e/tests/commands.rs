@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tailwind_e2e::group::{Ended, Group, run_to_end};
+use tailwind_e2e::group::Group;
 use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::process::{Ended, run_to_end};
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, primary};
 use tailwind_e2e::workload::Numbered;
@@ -117,7 +118,7 @@ fn a_tail_prints_records_as_they_come() {
         primary(&group).unwrap().append(format!("record {number}").as_bytes()).unwrap();
         assert_eq!(lines.next().unwrap(), format!("{number}\trecord {number}"));
     }
-    kill_process(Pid::from_child(&tail), Signal::INT).unwrap();
+    kill_process(Pid::from_child(&tail), Signal::TERM).unwrap();
     tail.wait().unwrap();
     check_logs(&group, &[]).unwrap();
 }

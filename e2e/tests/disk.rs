@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
+use tailwind_e2e::background::Background;
+use tailwind_e2e::checker::compare;
 use tailwind_e2e::group::{Group, Setup, Who};
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::scene::{Scene, is_root};
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
-use tailwind_e2e::workload::{Background, Numbered, compare};
+use tailwind_e2e::workload::Numbered;
 
 on_both_fabrics!(
     flushed_records_outlive_all_memory,

@@ -7,11 +7,13 @@
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Lsn};
+use tailwind_e2e::background::Background;
+use tailwind_e2e::checker::compare;
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, read_back, submit};
-use tailwind_e2e::workload::{Background, Chapters, Numbered, Random, compare};
+use tailwind_e2e::workload::{Chapters, Numbered, Random};
 
 on_both_fabrics!(
     the_primary_is_killed,
@@ -83,7 +85,7 @@ impl Story {
 fn the_primary_is_killed(fabric: &str) {
     let mut scene = Scene::begin();
     let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
-    for _ in 0..scene.rounds(6) {
+    for _ in 0..scene.rounds(20) {
         let mark = story.go_on(&mut scene.random);
         let victim = story.group.wait_for_primary().unwrap();
         story.group.kill_sidecar(victim).unwrap();
@@ -97,7 +99,7 @@ fn the_primary_is_killed(fabric: &str) {
 fn a_backup_is_killed(fabric: &str) {
     let mut scene = Scene::begin();
     let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
-    for _ in 0..scene.rounds(6) {
+    for _ in 0..scene.rounds(20) {
         let members = story.members(&mut scene.random);
         let mark = story.go_on(&mut scene.random);
         story.group.kill_backup(members[0]).unwrap();
@@ -112,7 +114,7 @@ fn two_of_three_backups_are_killed(fabric: &str) {
     let mut setup = scene.setup(fabric).unwrap();
     setup.backups = 3;
     let mut story = Story::begin(&scene, scene.start(setup).unwrap());
-    for _ in 0..scene.rounds(4) {
+    for _ in 0..scene.rounds(12) {
         let members = story.members(&mut scene.random);
         let mark = story.go_on(&mut scene.random);
         for victim in &members[..2] {
@@ -129,7 +131,7 @@ fn two_of_three_backups_are_killed(fabric: &str) {
 fn everything_is_killed_at_once(fabric: &str) {
     let mut scene = Scene::begin();
     let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
-    for _ in 0..scene.rounds(4) {
+    for _ in 0..scene.rounds(12) {
         let mark = story.go_on(&mut scene.random);
         story.group.kill_all().unwrap();
         story.group.start_all().unwrap();
@@ -141,7 +143,7 @@ fn everything_is_killed_at_once(fabric: &str) {
 fn a_backup_hangs(fabric: &str) {
     let mut scene = Scene::begin();
     let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
-    for _ in 0..scene.rounds(3) {
+    for _ in 0..scene.rounds(8) {
         let members = story.members(&mut scene.random);
         let mark = story.go_on(&mut scene.random);
         let hanging = Who::Backup(members[0]);
@@ -161,7 +163,7 @@ fn a_frozen_primary_wakes_up_as_a_zombie(fabric: &str) {
     let group = scene.group(fabric).unwrap();
     let mut chapters = Chapters::default();
     let mut end = 0;
-    for _ in 0..scene.rounds(4) {
+    for _ in 0..scene.rounds(12) {
         let old = group.wait_for_primary().unwrap();
         let new = 1 - old;
         let input = |random: &mut Random| Numbered { seed: random.next(), length_max: LENGTH_MAX };
@@ -250,7 +252,7 @@ impl Blow {
 fn anything_happens(fabric: &str) {
     let mut scene = Scene::begin();
     let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
-    for _ in 0..scene.rounds(8) {
+    for _ in 0..scene.rounds(24) {
         let mark = story.go_on(&mut scene.random);
         let everyone = (0..story.group.sidecars()).map(Who::Sidecar).chain((0..story.group.backups()).map(Who::Backup));
         let mut everyone: Vec<Who> = everyone.collect();

@@ -1,0 +1,120 @@
+//! Processes of this host: the program under test, commands that end by themselves, what a process uses, free ports.
+//!
+//! Used by [`group`](crate::group) and by the tests.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::view::PATIENCE;
+
+/// Finds the program that belongs to this build, building it if need be.
+pub fn program() -> Result<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = std::env::var_os("TAILWIND_SIDECAR_PROGRAM") {
+        return Ok(path.into());
+    }
+    if let Some(path) = BUILT.get() {
+        return Ok(path.clone());
+    }
+    let me = std::env::current_exe().context("find this program")?;
+    let folder = me.ancestors().skip(1).find(|f| !f.ends_with("deps") && !f.ends_with("examples"));
+    let folder = folder.context("find the build folder")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--package", "tailwind-sidecar", "--bin", "tailwind-sidecar"]);
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    build.env("CARGO_TARGET_DIR", folder.parent().context("find the target folder")?);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("build tailwind-sidecar")?;
+    ensure!(status.success(), "tailwind-sidecar does not build");
+    Ok(BUILT.get_or_init(|| folder.join("tailwind-sidecar")).clone())
+}
+
+/// The same command with more options, or with other values of those it has.
+pub fn with_options<'a>(command: &Command, options: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
+    let mut args: Vec<OsString> = command.get_args().map(OsStr::to_owned).collect();
+    for (flag, value) in options {
+        match args.iter().position(|arg| arg == flag) {
+            Some(at) => args[at + 1] = value.into(),
+            None => args.extend([flag.into(), value.into()]),
+        }
+    }
+    let mut changed = Command::new(command.get_program());
+    changed.args(args);
+    changed
+}
+
+/// How a command that ends by itself has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub errors: String,
+}
+
+/// Runs a command to its end. Kills it if it has none within [`PATIENCE`].
+pub fn run_to_end(command: &mut Command) -> Result<Ended> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.with_context(|| format!("start {command:?}"))?;
+    let pid = Pid::from_child(&child);
+    let (told, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let late = ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        // Still unreaped, since the other side has not told: the number is still its own.
+        late && kill_process(pid, Signal::KILL).is_ok()
+    });
+    let output = child.wait_with_output();
+    drop(told);
+    let killed = watchdog.join().unwrap_or_default();
+    let output = output.with_context(|| format!("wait for {command:?}"))?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let ended = Ended { code: output.status.code(), out: text(output.stdout), errors: text(output.stderr) };
+    ensure!(!killed, "{command:?} does not end: {ended:?}");
+    Ok(ended)
+}
+
+/// User and system time of a process, from proc(5).
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    // Fields are counted after the name, which may hold blanks: utime is the 12th from there, stime the 13th.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    Some(Duration::from_nanos(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()))
+}
+
+/// Resident memory of a process in bytes, without what it shares with others (the buffers of `shm`), from proc(5).
+pub fn resident_memory(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("statm")).ok()?;
+    let mut pages = statm.split_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    Some((resident - shared) * rustix::param::page_size() as u64)
+}
+
+/// A port that nobody listens on at the moment, below those that the kernel gives to outgoing connections: one of these
+/// could take the port of a process that is being restarted.
+pub fn free_port() -> Result<u16> {
+    const FIRST: u16 = 10_000;
+    const COUNT: u16 = 20_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = (std::process::id() % 312) as u16 * 64;
+    for _ in 0..COUNT {
+        let port = FIRST + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port from {FIRST} on")
+}

@@ -1,0 +1,278 @@
+//! Options, files and users that cannot work, and sidecars that claim to be another: a clear message, a failing exit code,
+//! and a group that goes on.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tailwind_e2e::group::{Group, Who};
+use tailwind_e2e::process::{free_port, run_to_end, with_options};
+use tailwind_e2e::scene::{Scene, is_root};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::workload::Numbered;
+
+/// The fabric plays no part in these.
+const FABRIC: &str = "shm";
+
+fn input(scene: &Scene) -> Numbered {
+    Numbered { seed: scene.seed(), length_max: 200 }
+}
+
+#[test]
+fn a_second_sidecar_of_the_same_name() {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let mut setup = scene.setup(FABRIC).unwrap();
+    setup.sidecars = 1;
+    let mut group = scene.start(setup).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 500).unwrap();
+
+    let same = run_to_end(&mut group.sidecar_command(0)).unwrap();
+    assert_eq!(same.code, Some(1));
+    let socket = group.socket(0);
+    assert!(
+        same.errors.contains(&format!(
+            "socket {} is in use by another process: stop it, or choose another --socket",
+            socket.display()
+        )),
+        "{}",
+        same.errors
+    );
+
+    // With a socket and a port of its own it is a standby, and says what is odd.
+    let other = group.folder().join("twin.sock");
+    let listen = format!("127.0.0.1:{}", free_port().unwrap());
+    let own = [("--socket", other.to_str().unwrap()), ("--listen", &listen)];
+    let mut command = with_options(&group.sidecar_command(0), own);
+    let log = fs::File::create(group.folder().join("twin.log")).unwrap();
+    let mut twin = Running(command.stderr(log).spawn().unwrap());
+    let role = |path: &Path| {
+        let client = tailwind_client::blocking::Client::connect(path);
+        client.map(|client| client.welcome().role.to_string()).unwrap_or_default()
+    };
+    group.wait("the twin to be a standby", |_| role(&other) == "standby").unwrap();
+    let epoch = group.status(0)["epoch"].clone();
+    let mut client = primary(&group).unwrap();
+    let end = append(&mut client, &input, end, 2000).unwrap();
+    assert_eq!((role(&other), &group.status(0)["epoch"]), ("standby".to_owned(), &epoch));
+    let said = fs::read_to_string(group.folder().join("twin.log")).unwrap();
+    assert!(said.contains("the primary has this sidecar's name"), "{said}");
+
+    // When the first one dies the twin takes over, once; the first one comes back as a standby.
+    group.kill_sidecar(0).unwrap();
+    group.wait("the twin to take over", |_| role(&other) == "primary").unwrap();
+    group.start_sidecar(0).unwrap();
+    group.wait("the first one to be a standby", |group| group.role(0) == "standby").unwrap();
+    let mut client = tailwind_client::blocking::Client::connect(&other).unwrap();
+    let passed = client.barrier().unwrap();
+    append(&mut client, &input, end, 2000).unwrap();
+    assert_eq!(client.barrier().unwrap().epoch, passed.epoch, "they take the role from each other");
+    twin.0.kill().unwrap();
+    group.wait("the first one to be primary again", |group| group.role(0) == "primary").unwrap();
+    check_whole(&group, &input, end + 2000).unwrap();
+}
+
+/// A process beside the group, killed when dropped.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The command must end at once, with a failure and these words.
+fn assert_refused(command: &mut Command, words: &str) {
+    let ended = run_to_end(command).unwrap();
+    assert!(ended.code.is_some_and(|code| code > 0), "{ended:?}");
+    assert!(ended.errors.contains(words), "`{words}` is not in:\n{}", ended.errors);
+}
+
+#[test]
+fn options_that_cannot_work() {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let group = scene.group(FABRIC).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 500).unwrap();
+    let folder = group.folder().to_owned();
+    let (socket, pool, disk) =
+        (folder.join("other.sock"), group.pool(0).with_file_name("other"), folder.join("other-disk"));
+    let sidecar = |flag: &str, value: &str| {
+        let own = [("--socket", socket.to_str().unwrap()), ("--listen", "127.0.0.1:0"), ("--name", "other")];
+        with_options(&group.sidecar_command(0), own.into_iter().chain([(flag, value)]))
+    };
+    let own = [("--listen", "127.0.0.1:0"), ("--name", "other"), ("--pool", pool.to_str().unwrap())];
+    let backup = |flag: &str, value: &str| {
+        let disk = [("--flush-dir", disk.to_str().unwrap()), (flag, value)];
+        with_options(&group.backup_command(0), own.into_iter().chain(disk))
+    };
+
+    let sizes = "must be a power of two between 64 KiB and 64 MiB";
+    assert_refused(&mut sidecar("--segment-size", "3MiB"), &format!("segment size 3 MiB: {sizes}"));
+    assert_refused(&mut backup("--segment-size", "32KiB"), &format!("segment size 32 KiB: {sizes}"));
+    assert_refused(&mut sidecar("--backups", "9"), "--backups 9: must be 1 to 8");
+    assert_refused(&mut sidecar("--min-in-sync", "4"), "--min-in-sync 4: must be 1 to --backups (3)");
+    assert_refused(
+        &mut sidecar("--listen", "0.0.0.0:0"),
+        "refusing to listen on 0.0.0.0:0 without TLS: give --tls-ca, --tls-cert and --tls-key, or listen on loopback",
+    );
+    assert_refused(&mut backup("--listen", "0.0.0.0:0"), "refusing to listen on 0.0.0.0:0 without TLS");
+    assert_refused(
+        &mut with_options(&backup("--fabric", "tcp"), [("--data-listen", "0.0.0.0:0")]),
+        "refusing to listen on 0.0.0.0:0 without TLS",
+    );
+    let taken = format!("127.0.0.1:{}", group.port(Who::Sidecar(0)));
+    assert_refused(&mut sidecar("--listen", &taken), &format!("listen on {taken}: the port is in use"));
+
+    let long = folder.join("s".repeat(120));
+    assert_refused(&mut sidecar("--socket", long.to_str().unwrap()), "the limit is 107; choose a shorter --socket");
+    let file = folder.join("a-file");
+    fs::write(&file, "somebody's").unwrap();
+    assert_refused(
+        &mut sidecar("--socket", file.to_str().unwrap()),
+        "exists and is not a socket: remove it, or choose another",
+    );
+    assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
+
+    let below_a_file = file.join("disk");
+    assert_refused(&mut backup("--flush-dir", below_a_file.to_str().unwrap()), "create flush folder");
+    let pool = group.pool(0);
+    assert_refused(&mut backup("--pool", pool.to_str().unwrap()), "is in use by another backup daemon");
+    let disk = group.flush_folder(0);
+    assert_refused(&mut backup("--flush-dir", disk.to_str().unwrap()), "is in use by another backup daemon");
+
+    let good = fs::read_to_string(group.config()).unwrap();
+    let config = folder.join("other.json");
+    let from = config.to_str().unwrap();
+    let newer = good.replace("\"tailwind_config\":1", "\"tailwind_config\":2");
+    for (content, words) in [
+        (&newer, "has format 2; this version reads format 1: run the newer version"),
+        (&good.replace("\"epoch\": 1", "\"epoch\": 3"), "is damaged (its CRC does not match): restore it from a copy"),
+        (&good[..good.len() / 2].to_owned(), "is damaged"),
+        (&String::new(), "is damaged (no header)"),
+    ] {
+        fs::write(&config, content).unwrap();
+        assert_refused(&mut sidecar("--config", from), &format!("config file {from} {words}"));
+        assert_eq!(fs::read_to_string(&config).unwrap(), *content, "the file has been touched");
+    }
+
+    append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    check_whole(&group, &input, end + 500).unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+#[test]
+fn a_folder_of_another_backup() {
+    let scene = Scene::begin();
+    let mut group = scene.group(FABRIC).unwrap();
+    append(&mut primary(&group).unwrap(), &input(&scene), 0, 100).unwrap();
+    group.kill_backup(0).unwrap();
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--name", "other")]),
+        "belongs to backup backup0 of group demo",
+    );
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--group", "other")]),
+        "belongs to backup backup0 of group demo",
+    );
+    assert_refused(
+        &mut with_options(&group.backup_command(0), [("--segment-size", "128KiB")]),
+        "slots of 131072 bytes need",
+    );
+    group.start_backup(0).unwrap();
+    group.wait_for_full_set().unwrap();
+    check_whole(&group, &input(&scene), 100).unwrap();
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+#[test]
+fn segments_larger_than_the_backups_buffers() {
+    let scene = Scene::begin();
+    let mut setup = scene.setup(FABRIC).unwrap();
+    setup.sidecar_options = vec![("--segment-size", "128KiB".into())];
+    let mut group = Group::prepare(setup).unwrap();
+    for index in 0..group.backups() {
+        group.start_backup(index).unwrap();
+    }
+    group.start_sidecar(0).unwrap();
+    group
+        .wait("a clear word", |group| {
+            let words = "segment size 128 KiB: the buffers of backup backup0 are 64 KiB; start it with larger ones";
+            group.log("sidecar0").contains(words)
+        })
+        .unwrap();
+    // Nothing is broken by it: with the right size the group starts.
+    group.kill_sidecar(0).unwrap();
+    group.setup_mut().sidecar_options.clear();
+    group.start_sidecar(0).unwrap();
+    append(&mut primary(&group).unwrap(), &input(&scene), 0, 500).unwrap();
+}
+
+#[test]
+fn users_that_are_not_allowed() {
+    if !is_root("bad_options: users_that_are_not_allowed") {
+        return;
+    }
+    const NOBODY: &str = "65534";
+    let scene = Scene::begin();
+    for (options, allowed) in [(vec![], false), (vec![("--allow-uid", format!("0,{NOBODY}"))], true)] {
+        let mut setup = scene.setup(FABRIC).unwrap();
+        setup.sidecar_options = options;
+        let group = scene.start(setup).unwrap();
+        // As far as the file system goes, anybody may.
+        fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(group.socket(0), fs::Permissions::from_mode(0o666)).unwrap();
+        let client =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../sidecar/client/python/tailwind.py")).unwrap();
+        let script = format!("{client}\nimport sys\nprint('appended', Client(sys.argv[1], timeout=20).append(b'x'))");
+        let mut python = Command::new("setpriv");
+        python.args([
+            "--reuid",
+            NOBODY,
+            "--regid",
+            NOBODY,
+            "--clear-groups",
+            "/usr/bin/env",
+            "python3",
+            "-B",
+            "-c",
+            &script,
+        ]);
+        let ended = run_to_end(python.arg(group.socket(0)).current_dir("/")).unwrap();
+        match allowed {
+            true => assert_eq!(ended.out, "appended 1\n", "{ended:?}"),
+            false => assert!(
+                ended.errors.contains("NotAllowed: user 65534 is not on the allow-list (--allow-uid)"),
+                "{ended:?}"
+            ),
+        }
+        assert_eq!(ended.code == Some(0), allowed);
+        primary(&group).unwrap().append(b"the allowed go on").unwrap();
+        check_logs(&group, &[]).unwrap();
+    }
+}
+
+#[test]
+fn a_flush_folder_that_may_not_be_written() {
+    if !is_root("bad_options: a_flush_folder_that_may_not_be_written") {
+        return;
+    }
+    let scene = Scene::begin();
+    let mut group = Group::prepare(scene.setup(FABRIC).unwrap()).unwrap();
+    let folder = group.flush_folder(0);
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();
+    let backup = group.backup_command(0);
+    let mut as_nobody = Command::new("setpriv");
+    as_nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    as_nobody.arg(backup.get_program()).args(backup.get_args()).current_dir("/");
+    let ended = run_to_end(&mut as_nobody).unwrap();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let words =
+        format!("write to flush folder {}: give --flush-dir a folder that this user may write", folder.display());
+    assert!(ended.errors.contains(&words), "{ended:?}");
+    group.start_all().unwrap();
+}
