@@ -197,7 +197,7 @@ fn a_flipped_bit_on_disk_is_never_read(fabric: &str) {
     // a sound copy that the story does not know of.
     let mut setup = scene.setup(fabric).unwrap();
     setup.backups = 3;
-    setup.sidecar_args.extend(["--heartbeat-silence-ms".to_owned(), "20000".to_owned()]);
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "20000".to_owned()));
     let group = scene.start(setup).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
     let mut files = flushed(&group, 3);
