@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use crate::process::program;
-use crate::process::{cpu_time, free_port, with_options};
+use crate::process::{cpu_time, free_port, stands_still, with_options};
 use crate::view::{PATIENCE, View};
 
 /// How often a condition is looked at.
@@ -228,6 +228,13 @@ impl Group {
         let process = self.process(who);
         let child = process.child.as_ref().with_context(|| format!("{} does not run", process.name))?;
         Ok(kill_process(Pid::from_child(child), signal)?)
+    }
+
+    /// Stops a process (SIGSTOP) and waits until each of its threads stands still.
+    pub fn freeze(&self, who: Who) -> Result<()> {
+        self.signal(who, Signal::STOP)?;
+        let pid = self.pid(who).context("it runs")?;
+        self.wait("the process to stand still", |_| stands_still(pid)).map(|_| ())
     }
 
     /// Kills a process and waits until it is gone.

@@ -95,6 +95,15 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_nanos(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()))
 }
 
+/// True when every thread of a process is stopped, from proc(5).
+pub fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, state)| state.trim_start().starts_with('T'))
+    })
+}
+
 /// Resident memory of a process in bytes, without what it shares with others (the buffers of `shm`), from proc(5).
 pub fn resident_memory(pid: u32) -> Option<u64> {
     let statm = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("statm")).ok()?;

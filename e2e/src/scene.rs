@@ -52,8 +52,16 @@ impl Scene {
         number_from("TAILWIND_ROUNDS").unwrap_or(usual)
     }
 
-    /// The usual setup over a fabric.
+    /// The usual setup over a fabric, with so much patience that nobody takes a busy machine for a dead one.
     pub fn setup(&self, fabric: &str) -> Result<Setup> {
+        let mut setup = Setup::new(program()?, fabric);
+        let patience = ["--heartbeat-silence-ms", "--fence-patience-ms", "--rpc-timeout-ms"];
+        setup.sidecar_options = patience.map(|flag| (flag, "10000".to_owned())).to_vec();
+        Ok(setup)
+    }
+
+    /// A setup with the usual patience, for tests that do not mind who is primary and who is in the set.
+    pub fn restless_setup(&self, fabric: &str) -> Result<Setup> {
         Ok(Setup::new(program()?, fabric))
     }
 

@@ -20,6 +20,16 @@ pub fn primary(group: &Group) -> Result<Client> {
     group.client(group.wait_for_primary()?, true)
 }
 
+/// Waits until a sidecar is a standby and knows who is primary.
+pub fn wait_for_standby(group: &Group, index: usize, primary: usize) -> Result<()> {
+    let (role, primary) = ("standby", format!("sidecar{primary}"));
+    let knows = |group: &Group| {
+        let status = group.status(index);
+        status["role"] == role && status["primary"] == *primary
+    };
+    group.wait("a standby that knows its primary", knows).map(|_| ())
+}
+
 /// Submits the records after `last`; the number of the last one. They are on their way, acks are not waited for.
 pub fn submit(client: &mut Client, input: &impl Input, last: u64, count: u64) -> Result<u64> {
     for number in last + 1..=last + count {

@@ -192,7 +192,7 @@ fn a_folder_of_another_backup() {
 fn segments_larger_than_the_backups_buffers() {
     let scene = Scene::begin();
     let mut setup = scene.setup(FABRIC).unwrap();
-    setup.sidecar_options = vec![("--segment-size", "128KiB".into())];
+    setup.sidecar_options.push(("--segment-size", "128KiB".into()));
     let mut group = Group::prepare(setup).unwrap();
     for index in 0..group.backups() {
         group.start_backup(index).unwrap();
@@ -220,7 +220,7 @@ fn users_that_are_not_allowed() {
     let scene = Scene::begin();
     for (options, allowed) in [(vec![], false), (vec![("--allow-uid", format!("0,{NOBODY}"))], true)] {
         let mut setup = scene.setup(FABRIC).unwrap();
-        setup.sidecar_options = options;
+        setup.sidecar_options.extend(options);
         let group = scene.start(setup).unwrap();
         // As far as the file system goes, anybody may.
         fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();

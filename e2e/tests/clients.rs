@@ -4,7 +4,6 @@
 use std::process::Command;
 use std::thread;
 
-use rustix::process::Signal;
 use serde_json::Value;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Event, Lsn, Role, asynchronous};
@@ -12,7 +11,7 @@ use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::process::{resident_memory, run_to_end};
 use tailwind_e2e::scene::Scene;
-use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary, wait_for_standby};
 use tailwind_e2e::workload::{Input, Numbered};
 
 on_both_fabrics!(
@@ -115,7 +114,7 @@ fn the_asynchronous_client(fabric: &str) {
 fn the_python_client(fabric: &str) {
     let scene = Scene::begin();
     let group = scene.group(fabric).unwrap();
-    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
     let mut python = Command::new("python3");
     python.arg("-B").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/client.py"));
     python.env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/../sidecar/client/python"));
@@ -129,7 +128,7 @@ fn a_standby_names_the_primary_and_tells_when_it_becomes_one() {
     let scene = Scene::begin();
     let mut group = scene.group(FABRIC).unwrap();
     primary(&group).unwrap().append(b"before").unwrap();
-    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
     let mut client = group.client(1, false).unwrap();
     for answer in [client.append(b"no").map(drop), client.barrier().map(drop), client.trim(Lsn(1)).map(drop)] {
         let Err(Error::NotPrimary { primary, message }) = answer else { panic!("{answer:?}") };
@@ -171,7 +170,7 @@ fn after_a_step_down_old_connections_append_no_more() {
     idle.append(b"two").unwrap();
     // With two of three frozen nothing is acknowledged; then they die.
     for index in 0..2 {
-        group.signal(Who::Backup(index), Signal::STOP).unwrap();
+        group.freeze(Who::Backup(index)).unwrap();
     }
     for number in 0..100 {
         busy.submit(format!("in flight {number}").as_bytes()).unwrap();

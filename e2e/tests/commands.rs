@@ -12,7 +12,7 @@ use tailwind_e2e::group::Group;
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::process::{Ended, run_to_end};
 use tailwind_e2e::scene::Scene;
-use tailwind_e2e::steps::{OUTAGE, append, check_logs, primary};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, primary, wait_for_standby};
 use tailwind_e2e::workload::Numbered;
 
 on_both_fabrics!(what_is_appended_is_read, appending_goes_on_through_a_failover);
@@ -127,7 +127,7 @@ fn a_tail_prints_records_as_they_come() {
 fn a_standby_says_where_to_go() {
     let scene = Scene::begin();
     let group = scene.group(FABRIC).unwrap();
-    group.wait("the standby to know its primary", |group| group.role(1) == "standby").unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
     let refused = run_to_end(&mut command(&group, 1, &["barrier"])).unwrap();
     assert_eq!(refused.code, Some(1));
     assert!(refused.errors.contains("sidecar0"), "{}", refused.errors);

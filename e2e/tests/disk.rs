@@ -36,7 +36,7 @@ fn flushed_records_outlive_all_memory(fabric: &str) {
     let mut scene = Scene::begin();
     let input = input(&scene);
     let mut setup = scene.setup(fabric).unwrap();
-    setup.sidecar_options = vec![("--durability", "flushed".into())];
+    setup.sidecar_options.push(("--durability", "flushed".into()));
     let mut group = scene.start(setup).unwrap();
     let mut app = Background::start(group.view().clone(), input, 64);
     for _ in 0..scene.rounds(3) {
@@ -58,7 +58,7 @@ fn a_clean_stop_outlives_all_memory(fabric: &str) {
     let scene = Scene::begin();
     let input = input(&scene);
     let mut setup = scene.setup(fabric).unwrap();
-    setup.sidecar_options = vec![("--durability", "battery".into())];
+    setup.sidecar_options.push(("--durability", "battery".into()));
     let mut group = scene.start(setup).unwrap();
     let mut end = 0;
     for (signal, count) in [(Signal::TERM, 1000), (Signal::POWER, 1), (Signal::POWER, 700)] {

@@ -12,7 +12,7 @@ use tailwind_e2e::checker::compare;
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::on_both_fabrics;
 use tailwind_e2e::scene::Scene;
-use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, read_back, submit};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, read_back, submit, wait_for_standby};
 use tailwind_e2e::workload::{Chapters, Numbered, Random};
 
 on_both_fabrics!(
@@ -82,9 +82,13 @@ impl Story {
     }
 }
 
+fn restless(scene: &Scene, fabric: &str) -> Group {
+    scene.start(scene.restless_setup(fabric).unwrap()).unwrap()
+}
+
 fn the_primary_is_killed(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let mut story = Story::begin(&scene, restless(&scene, fabric));
     for _ in 0..scene.rounds(20) {
         let mark = story.go_on(&mut scene.random);
         let victim = story.group.wait_for_primary().unwrap();
@@ -98,7 +102,7 @@ fn the_primary_is_killed(fabric: &str) {
 
 fn a_backup_is_killed(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let mut story = Story::begin(&scene, restless(&scene, fabric));
     for _ in 0..scene.rounds(20) {
         let members = story.members(&mut scene.random);
         let mark = story.go_on(&mut scene.random);
@@ -111,7 +115,7 @@ fn a_backup_is_killed(fabric: &str) {
 
 fn two_of_three_backups_are_killed(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut setup = scene.setup(fabric).unwrap();
+    let mut setup = scene.restless_setup(fabric).unwrap();
     setup.backups = 3;
     let mut story = Story::begin(&scene, scene.start(setup).unwrap());
     for _ in 0..scene.rounds(12) {
@@ -130,7 +134,7 @@ fn two_of_three_backups_are_killed(fabric: &str) {
 
 fn everything_is_killed_at_once(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let mut story = Story::begin(&scene, restless(&scene, fabric));
     for _ in 0..scene.rounds(12) {
         let mark = story.go_on(&mut scene.random);
         story.group.kill_all().unwrap();
@@ -142,12 +146,12 @@ fn everything_is_killed_at_once(fabric: &str) {
 
 fn a_backup_hangs(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let mut story = Story::begin(&scene, restless(&scene, fabric));
     for _ in 0..scene.rounds(8) {
         let members = story.members(&mut scene.random);
         let mark = story.go_on(&mut scene.random);
         let hanging = Who::Backup(members[0]);
-        story.group.signal(hanging, Signal::STOP).unwrap();
+        story.group.freeze(hanging).unwrap();
         story.check(mark);
         let mark = story.go_on(&mut scene.random);
         story.group.signal(hanging, Signal::CONT).unwrap();
@@ -160,7 +164,7 @@ fn a_backup_hangs(fabric: &str) {
 /// over on the new primary. What that one has read as absent must never appear, and nothing more may be acknowledged.
 fn a_frozen_primary_wakes_up_as_a_zombie(fabric: &str) {
     let mut scene = Scene::begin();
-    let group = scene.group(fabric).unwrap();
+    let group = restless(&scene, fabric);
     let mut chapters = Chapters::default();
     let mut end = 0;
     for _ in 0..scene.rounds(12) {
@@ -175,7 +179,7 @@ fn a_frozen_primary_wakes_up_as_a_zombie(fabric: &str) {
         for _ in 0..scene.random.below(8) {
             std::thread::yield_now();
         }
-        group.signal(Who::Sidecar(old), Signal::STOP).unwrap();
+        group.freeze(Who::Sidecar(old)).unwrap();
 
         group.wait("the standby to take over", |group| group.role(new) == "primary").unwrap();
         let mut client = group.client(new, true).unwrap();
@@ -197,8 +201,7 @@ fn a_frozen_primary_wakes_up_as_a_zombie(fabric: &str) {
         end = append(&mut client, &second, end, 500).unwrap();
         let result = compare(&mut client, &chapters, end, |_| {}).unwrap();
         assert!(result.is_clean(), "{result:?}");
-        group.wait("the zombie to be a standby", |group| group.role(old) == "standby").unwrap();
-        assert_eq!(group.status(old)["primary"], format!("sidecar{new}"));
+        wait_for_standby(&group, old, new).unwrap();
         group.wait_for_full_set().unwrap();
     }
     check_logs(&group, &OUTAGE).unwrap();
@@ -236,7 +239,7 @@ impl Blow {
     fn strike(self, group: &mut Group) {
         match self {
             Blow::Kill(who) => group.kill(who).unwrap(),
-            Blow::Freeze(who) => group.signal(who, Signal::STOP).unwrap(),
+            Blow::Freeze(who) => group.freeze(who).unwrap(),
         }
     }
 
@@ -251,7 +254,7 @@ impl Blow {
 /// Any processes, in any combination, in any order, healed in any order while the app goes on.
 fn anything_happens(fabric: &str) {
     let mut scene = Scene::begin();
-    let mut story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let mut story = Story::begin(&scene, restless(&scene, fabric));
     for _ in 0..scene.rounds(24) {
         let mark = story.go_on(&mut scene.random);
         let everyone = (0..story.group.sidecars()).map(Who::Sidecar).chain((0..story.group.backups()).map(Who::Backup));
@@ -277,7 +280,7 @@ fn anything_happens(fabric: &str) {
 /// A checker that never complains would pass every test above.
 fn the_checker_would_notice(fabric: &str) {
     let scene = Scene::begin();
-    let story = Story::begin(&scene, scene.group(fabric).unwrap());
+    let story = Story::begin(&scene, restless(&scene, fabric));
     let acked = story.app.acked();
     let of = |input: Numbered, acked| read_back(&story.group, &input, 1, acked).unwrap();
     assert!(of(story.input, acked).is_clean());

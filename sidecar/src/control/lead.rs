@@ -69,6 +69,9 @@ pub async fn lead(
     let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
     tracing::info!(group = %context.group, epoch = %config.epoch, version = %config.version, ?members, "primary");
     context.log.begin(primary.closed().clone());
+    // Every member holds the log: who reads at once need not wait until they have taken their seats.
+    let holders = config.members.iter().map(|member| Arc::new(MemberLink::new(context, &config, member.clone())));
+    context.log.set_sources(holders.collect());
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
     let (swapped, mut configs) = mpsc::unbounded_channel();
     let mut term = Term {
