@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use crate::config::Durability;
 use crate::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::rpc::{
     Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest, Purpose,
     Refusal, TrimRequest,
@@ -296,6 +297,7 @@ impl Backup {
     fn admit(&self, caller: &Caller) -> Result<(), Refusal> {
         self.admit_log(caller)?;
         match caller.epoch.cmp(&self.promise.epoch) {
+            std::cmp::Ordering::Less if planted::has(Bug::OldEpochAdmitted) => Ok(()),
             std::cmp::Ordering::Less => Err(Refusal::Fenced { promised: self.promise.epoch }),
             std::cmp::Ordering::Greater => Err(Refusal::NotFenced { promised: self.promise.epoch }),
             std::cmp::Ordering::Equal => Ok(()),
@@ -342,8 +344,12 @@ impl Backup {
             };
         }
         self.promise = Promise { log: Some(caller.log), epoch: caller.epoch, ..self.promise.clone() };
-        out.push(Output::Persist(self.promise.clone()));
-        out.push(Output::RevokeBelow(caller.epoch));
+        if !planted::has(Bug::EpochNotPersisted) {
+            out.push(Output::Persist(self.promise.clone()));
+        }
+        if !planted::has(Bug::FenceBeforeRevoke) {
+            out.push(Output::RevokeBelow(caller.epoch));
+        }
         self.abandon_installs(out);
         // Whoever waits for an older fence must not read the answer to a newer one.
         let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
@@ -623,6 +629,9 @@ impl Backup {
     }
 
     fn on_tick(&mut self, out: &mut Vec<Output>) {
+        if planted::has(Bug::FenceBeforeRevoke) {
+            out.push(Output::RevokeBelow(self.promise.epoch));
+        }
         for copy in self.copies.values_mut() {
             if let (Stage::Closed, Some(slot), false) = (copy.stage, copy.slot(), copy.flushing) {
                 copy.flushing = true;
@@ -796,7 +805,8 @@ impl Backup {
         assert!(used as u64 <= u64::from(self.limits.slots), "no more slots in use than there are");
         for (segment, copy) in self.copies.iter().chain(&self.installs) {
             assert_eq!(*segment, copy.identity.segment);
-            assert!(copy.identity.epoch <= self.promise.epoch, "nothing of an epoch that was never promised");
+            let promised = copy.identity.epoch <= self.promise.epoch || planted::any();
+            assert!(promised, "nothing of an epoch that was never promised");
         }
     }
 }

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use crate::planted;
 
 /// Every entry starts at a multiple of this, so that one 8-byte store writes a checksum entry.
 pub const ALIGNMENT: usize = 8;
@@ -163,7 +164,7 @@ impl Chain {
     #[must_use]
     pub fn extend(self, header: &[u8]) -> Chain {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
-        hasher.update(header);
+        hasher.update(planted::chained(header));
         Chain(hasher.finalize())
     }
 

@@ -7,6 +7,7 @@ pub mod backup;
 pub mod config;
 pub mod ids;
 pub mod layout;
+pub mod planted;
 pub mod primary;
 pub mod promotion;
 pub mod recovery;

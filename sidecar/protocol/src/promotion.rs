@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use crate::ids::{Epoch, LogId, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
 use crate::rpc::{CopyReport, Inventory};
 
@@ -289,7 +290,9 @@ impl Promotion {
             Err(Failure::Superseded(epoch)) => return self.lose(epoch, out),
             Err(Failure::Unreachable(why)) => Err(why),
             // It has come back without the memory that made it a member: it may miss acknowledged records.
-            Ok(inventory) if inventory.boot != known.boot => Err("its memory is new".to_owned()),
+            Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
+                Err("its memory is new".to_owned())
+            }
             Ok(inventory) => Ok(inventory),
         };
         fencing.answers.insert(member, answer);
@@ -371,7 +374,7 @@ impl Promotion {
     /// When a round of work is done: then images, then the set, then the win.
     fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
         let State::Repairing(recovered, tasks) = &mut self.state else { return };
-        if !tasks.is_empty() {
+        if !tasks.is_empty() && !planted::has(Bug::TailExposedEarly) {
             return;
         }
         for (member, plan) in &mut recovered.plans {
@@ -382,7 +385,7 @@ impl Promotion {
                 out.push(Output::Install(recovered.config.clone(), member.clone(), identity, closure, holders));
             }
         }
-        if !tasks.is_empty() {
+        if !tasks.is_empty() && !planted::has(Bug::TailExposedEarly) {
             return;
         }
         let State::Repairing(recovered, _) = std::mem::replace(&mut self.state, State::Over) else { return };
@@ -390,6 +393,9 @@ impl Promotion {
             return out.push(Output::Won(recovered.config, recovered.reference));
         }
         let proposed = recovered.config.with_members(recovered.fenced.clone());
+        if planted::has(Bug::ShrinkAssumed) {
+            return out.push(Output::Won(proposed, recovered.reference));
+        }
         let swap = Swap { expected: Some(recovered.config.stamp()), proposed };
         out.push(Output::Swap(swap.clone()));
         self.state = State::Shrinking(recovered, swap);

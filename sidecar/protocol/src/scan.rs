@@ -10,6 +10,7 @@ use crate::layout::{
     CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity,
     TYPE_CHECKSUM, TYPE_RECORD, TYPE_UNWRITTEN, padded,
 };
+use crate::planted::{self, Bug};
 
 /// Why a scan stopped where it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +180,7 @@ impl<'a> Scanner<'a> {
                     let entries = &self.bytes[start..at];
                     let end = Offset((at + CHECKSUM_SIZE) as u32);
                     self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
-                    return Ok(Append { first, entries });
+                    return if planted::skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
                 }
                 TYPE_UNWRITTEN if at == start => return Err(stop(StopReason::Unwritten)),
                 TYPE_UNWRITTEN => return Err(stop(StopReason::Checksum)),
@@ -202,14 +203,15 @@ impl<'a> Scanner<'a> {
         let (payload, rest) = body.split_at_checked(length).ok_or(StopReason::Bounds)?;
         let padding = rest.get(..padded(length) - length).ok_or(StopReason::Bounds)?;
         let found = Lsn(u64_at(16));
-        if found != expected {
+        if found != expected && !planted::has(Bug::UnseededChain) {
             return Err(StopReason::Lsn { found, expected });
         }
         let found = Epoch(u64_at(24));
-        if found != self.epoch {
+        if found != self.epoch && !planted::has(Bug::UnseededChain) {
             return Err(StopReason::Epoch { found, expected: self.epoch });
         }
-        if crc32fast::hash(payload) != u32_at(12) {
+        let unchecked = [Bug::NoPayloadCrc, Bug::HeaderCrcOnly, Bug::ScanSkipsBadEntry].into_iter().any(planted::has);
+        if !unchecked && crc32fast::hash(payload) != u32_at(12) {
             return Err(StopReason::PayloadCrc);
         }
         if padding.iter().any(|b| *b != 0) {

@@ -7,6 +7,7 @@ use crate::layout::{
     CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD,
     SegmentIdentity, padded, record_size,
 };
+use crate::planted::{self, Bug};
 
 /// The writing end of one segment: knows where the next append goes and what its header must say.
 #[derive(Clone, Debug)]
@@ -64,7 +65,7 @@ impl SegmentWriter {
         for payload in payloads {
             let header = RecordHeader {
                 length: payload.len() as u32,
-                payload_crc: crc32fast::hash(payload),
+                payload_crc: if planted::has(Bug::NoPayloadCrc) { 0 } else { crc32fast::hash(payload) },
                 lsn: next,
                 epoch: self.identity.epoch,
             };

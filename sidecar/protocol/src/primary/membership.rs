@@ -5,6 +5,7 @@
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
 use crate::ids::SegmentId;
 use crate::layout::SegmentIdentity;
+use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
 use crate::rpc::Inventory;
 
@@ -50,6 +51,9 @@ impl Primary {
             self.config.members.iter().cloned().chain([newcomer.reference.clone()]).collect()
         };
         let swap = Swap { expected: Some(self.config.stamp()), proposed: self.config.with_members(members) };
+        if planted::has(Bug::ShrinkWithoutSwap) && swap.proposed.members.len() < self.config.members.len() {
+            return self.adopt(swap);
+        }
         self.swap = Some(swap.clone());
         out.push(Output::Swap(swap));
     }
@@ -63,13 +67,15 @@ impl Primary {
             _ => member.completed,
         };
         let opened = member.opened >= self.segments.active_id();
-        repaired && images && opened && !member.lost && reached >= self.acked
+        let early = planted::has(Bug::NewcomerTooEarly) && member.standing != Standing::InSet;
+        !member.lost && (early || repaired && images && opened && reached >= self.acked)
     }
 
     pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
         let Some(swap) = self.swap.take() else { return };
         match outcome.settle(&swap.proposed) {
             SwapOutcome::Applied => self.adopt(swap),
+            SwapOutcome::Unknown if planted::has(Bug::UnknownIsRefused) => self.clear_lost_newcomers(),
             // It may yet happen, so nothing else may be tried, and both sets stay needed.
             SwapOutcome::Unknown => {
                 out.push(Output::Swap(swap.clone()));

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use crate::config::MemberRef;
 use crate::ids::{Position, SegmentId};
+use crate::planted::{self, Bug};
 
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
@@ -125,7 +126,9 @@ impl Primary {
 
     /// Everyone whose completion an ack needs: the set and, while a swap is in flight, also the proposed set (S7).
     pub(super) fn required(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().flatten().filter(|member| self.is_required(member))
+        let old_set_only = planted::has(Bug::AckOldSetOnly);
+        let counts = move |member: &&Member| !old_set_only || member.standing == Standing::InSet;
+        self.members.iter().flatten().filter(|member| self.is_required(member)).filter(counts)
     }
 
     pub(super) fn is_required(&self, member: &Member) -> bool {

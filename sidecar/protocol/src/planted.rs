@@ -1,0 +1,215 @@
+//! Bugs that a test can plant in the machines, to see whether the simulator's checkers find them.
+//!
+//! The machines ask [`has`] where a bug would sit. Without the feature `planted-bugs`, which nothing that ships enables, it
+//! is a constant `false`, and the compiled product has no trace of any of this. One bug at a time, and for one thread.
+
+use crate::layout::{RECORD_HEADER_SIZE, padded};
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
+        /// What can be planted. S1 to S9 are the safety rules of the design.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])+ $bug,)+
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: [Bug; [$(Bug::$bug),+].len()] = [$(Bug::$bug),+];
+
+            /// Its name, for command lines and reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Bug::$bug => $name,)+
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// Log bytes: the writer puts 0 where the payload's CRC belongs, and the scan does not look. Breaks S2.
+    NoPayloadCrc = "no-payload-crc",
+    /// Log bytes: the payload's CRC is written, but the scan does not check it. Breaks S2.
+    HeaderCrcOnly = "header-crc-only",
+    /// Log bytes: as in the paper, the chain knows types and lengths only and is not seeded by the segment header, and the
+    /// scan checks neither LSN nor epoch. Breaks S2 wherever older bytes lie behind the end, so plant it in a world that
+    /// does not zero its buffers.
+    UnseededChain = "unseeded-chain",
+    /// Log bytes: the scan skips an append with a bad payload and goes on with the next. Breaks S2.
+    ScanSkipsBadEntry = "scan-skips-bad-entry",
+    /// Primary: an ack needs all required members but one. Breaks S1.
+    AckAllButOne = "ack-all-but-one",
+    /// Primary: while a swap is in flight an ack needs the old set only. Breaks S7.
+    AckOldSetOnly = "ack-old-set-only",
+    /// Primary: a lost member leaves the set at once, without a compare-and-swap. Breaks S7.
+    ShrinkWithoutSwap = "shrink-without-swap",
+    /// Primary: a newcomer is proposed before it holds what the group owes. Breaks S8.
+    NewcomerTooEarly = "newcomer-too-early",
+    /// Primary: a swap of unknown outcome is taken for refused and forgotten. Breaks S7.
+    UnknownIsRefused = "unknown-is-refused",
+    /// Backup: the inventory is told before the older epochs are revoked, which only the next tick does. Breaks S4.
+    FenceBeforeRevoke = "fence-before-revoke",
+    /// Backup: a fence does not persist its promise. Breaks S5.
+    EpochNotPersisted = "epoch-not-persisted",
+    /// Backup: requests of an older epoch are served. Breaks S5.
+    OldEpochAdmitted = "old-epoch-admitted",
+    /// Promotion: drops, closes and images are asked for, but the win does not wait for them. Breaks S3.
+    TailExposedEarly = "tail-exposed-early",
+    /// Promotion: a member whose boot identity has changed is a source. Breaks S1.
+    StrangerTrusted = "stranger-trusted",
+    /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
+    ShrinkAssumed = "shrink-assumed",
+    /// Environment: a buffer is lent as its last user left it. Breaks S6.
+    NoRezeroing = "no-rezeroing",
+    /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.
+    QueuePairReused = "queue-pair-reused",
+    /// Environment: a buffer is lent again under the key of its last lending. Breaks S4 and S6.
+    RkeyReused = "rkey-reused",
+    /// Environment: a backup that has lost its memory keeps its boot identity. Breaks S1.
+    IdentityKept = "identity-kept",
+    /// Environment: a write completes before its bytes are in the member's memory. Breaks S1.
+    CompletionBeforePlacement = "completion-before-placement",
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in everything that this thread runs from now on, or with `None` takes it out again.
+#[cfg(feature = "planted-bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// True where this bug is planted.
+#[cfg(feature = "planted-bugs")]
+pub fn has(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// True where this bug is planted: nowhere.
+#[cfg(not(feature = "planted-bugs"))]
+pub const fn has(_: Bug) -> bool {
+    false
+}
+
+/// True where any bug is planted: there a machine does not judge itself, so that the checkers must.
+#[cfg(feature = "planted-bugs")]
+pub(crate) fn any() -> bool {
+    PLANTED.get().is_some()
+}
+
+/// True where any bug is planted: nowhere.
+#[cfg(not(feature = "planted-bugs"))]
+pub(crate) const fn any() -> bool {
+    false
+}
+
+/// The part of a header that the chain covers: all of it, but for [`Bug::UnseededChain`].
+pub(crate) fn chained(header: &[u8]) -> &[u8] {
+    /// Type, flags, length and its complement.
+    const SHAPE_SIZE: usize = 12;
+    match header.len() {
+        _ if !has(Bug::UnseededChain) => header,
+        RECORD_HEADER_SIZE => &header[..SHAPE_SIZE],
+        _ => &[],
+    }
+}
+
+/// True for an append that [`Bug::ScanSkipsBadEntry`] skips: its bounds are checked, one of its payloads is bad.
+pub(crate) fn skips(mut entries: &[u8]) -> bool {
+    while has(Bug::ScanSkipsBadEntry)
+        && let Some((header, body)) = entries.split_first_chunk::<RECORD_HEADER_SIZE>()
+    {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let length = u32_at(4) as usize;
+        if crc32fast::hash(&body[..length]) != u32_at(12) {
+            return true;
+        }
+        entries = &body[padded(length)..];
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_variants_in_kebab_case() {
+        for bug in Bug::ALL {
+            let mut kebab = String::new();
+            for letter in format!("{bug:?}").chars() {
+                if letter.is_ascii_uppercase() && !kebab.is_empty() {
+                    kebab.push('-');
+                }
+                kebab.push(letter.to_ascii_lowercase());
+            }
+            assert_eq!(bug.name(), kebab);
+        }
+    }
+
+    #[test]
+    fn nothing_is_planted_unless_a_test_plants_it() {
+        assert!(!Bug::ALL.into_iter().any(has) && !any());
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    mod planted_in_log_bytes {
+        use super::super::*;
+        use crate::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
+        use crate::layout::{SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
+        use crate::scan::Scanner;
+        use crate::segment::SegmentWriter;
+
+        /// Three appends of one record each; the payload of the second starts at byte 152.
+        fn written(memory: &mut [u8], generation: u64, first: Lsn, appends: usize) -> SegmentIdentity {
+            let (log, segment, epoch) = (LogId(1), SegmentId(1), Epoch(1));
+            let identity =
+                SegmentIdentity { log, segment, epoch, generation: Generation(generation), size: SegmentSize::MIN };
+            let (mut writer, mut end) = SegmentWriter::open(identity, first, memory);
+            for payload in [b"a", b"b", b"c"].into_iter().take(appends) {
+                end += writer.append(&mut memory[end as usize..], std::iter::once(payload.as_slice()));
+            }
+            identity
+        }
+
+        fn read(memory: &[u8], identity: &SegmentIdentity) -> Vec<(u64, Vec<u8>)> {
+            let mut scanner = Scanner::new(memory, identity).expect("a segment header");
+            let appends = std::iter::from_fn(|| scanner.next_append().ok());
+            appends.flat_map(|append| append.records()).map(|r| (r.lsn.0, r.payload.to_vec())).collect()
+        }
+
+        #[test]
+        fn a_bad_payload_is_accepted_or_skipped() {
+            for (bug, expected) in [
+                (None, vec![(1, b"a")]),
+                (Some(Bug::NoPayloadCrc), vec![(1, b"a"), (2, b"x"), (3, b"c")]),
+                (Some(Bug::HeaderCrcOnly), vec![(1, b"a"), (2, b"x"), (3, b"c")]),
+                (Some(Bug::ScanSkipsBadEntry), vec![(1, b"a"), (3, b"c")]),
+            ] {
+                plant(bug);
+                let mut memory = vec![0; SegmentSize::MIN.bytes() as usize];
+                let identity = written(&mut memory, 1, Lsn(1), 3);
+                memory[SEGMENT_OVERHEAD + 48 + RECORD_HEADER_SIZE] = b'x';
+                let expected: Vec<(u64, Vec<u8>)> = expected.into_iter().map(|(lsn, p)| (lsn, p.to_vec())).collect();
+                assert_eq!(read(&memory, &identity), expected, "{bug:?}");
+            }
+            plant(None);
+        }
+
+        #[test]
+        fn an_earlier_life_of_the_buffer_is_taken_for_this_one() {
+            for (bug, records) in [(None, 1), (Some(Bug::UnseededChain), 3)] {
+                plant(bug);
+                let mut memory = vec![0; SegmentSize::MIN.bytes() as usize];
+                written(&mut memory, 1, Lsn(1), 3);
+                let identity = written(&mut memory, 2, Lsn(40), 1);
+                assert_eq!(read(&memory, &identity).len(), records, "{bug:?}");
+            }
+            plant(None);
+        }
+    }
+}
