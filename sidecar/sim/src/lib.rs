@@ -4,4 +4,10 @@
 //! hardware, kernels and networks do. Checkers that share no code with the machines judge every step. Run by `./check`
 //! and by `cargo run -p tailwind-sim`; see `docs/testing.md`.
 
+mod check;
+pub mod plan;
 pub mod random;
+pub mod runner;
+pub mod tally;
+mod trace;
+pub mod world;

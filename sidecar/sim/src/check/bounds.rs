@@ -1,0 +1,35 @@
+//! S9: memory and queues are bounded by named constants.
+
+use tailwind_protocol::primary::{Primary, SEGMENTS_MAX};
+
+use super::{Checks, broken};
+use crate::world::Host;
+
+impl Checks {
+    /// A backup lends no more than it could flush.
+    pub(crate) fn bounded(&self, host: &Host) {
+        let Some(machine) = &host.machine else { return };
+        let (used, most) = (machine.unflushed_bytes(), host.limits.unflushed_bytes_max);
+        let all = u64::from(host.limits.slots) * u64::from(host.limits.slot_size);
+        if used > all {
+            broken("S9", format!("{} uses {used} bytes of buffers, {all} are there", host.name));
+        }
+        // What was found at the start, or is being recovered, may exceed a bound that has become lower; lending may not.
+        if used > most && host.lendings.len() as u64 * u64::from(host.limits.slot_size) > most {
+            broken("S9", format!("{} lends more than the {most} bytes that it could flush", host.name));
+        }
+    }
+
+    /// A primary keeps no more than the open end.
+    pub(crate) fn bounded_primary(&self, machine: &Primary, segments: usize, most: usize) {
+        if segments > most {
+            broken("S9", format!("a primary keeps {segments} segments in memory, {most} are allowed"));
+        }
+        let positions = machine.positions();
+        if !positions.hold() {
+            broken("S9", format!("positions out of order: {positions:?}"));
+        }
+    }
+}
+
+const _: () = assert!(SEGMENTS_MAX >= 2, "one segment to append to, one ahead");

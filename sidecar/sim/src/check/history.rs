@@ -1,0 +1,217 @@
+//! What apps were told: S1 (nothing acknowledged is lost), S2 (a gap-free prefix, in order), S3 (what was read stays), S4
+//! (one epoch acknowledges).
+
+use std::collections::BTreeMap;
+
+use tailwind_protocol::config::Configuration;
+use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::recovery::Reference;
+
+use super::{Checks, Submitted, broken};
+
+/// Everything that apps were told.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// Records that were acknowledged or shown, and the epoch that wrote each: they must stay, unless trimmed.
+    owed: BTreeMap<Lsn, Epoch>,
+    trimmed: Lsn,
+    /// When each epoch showed its app the recovered log.
+    won: BTreeMap<Epoch, u64>,
+}
+
+impl History {
+    pub(super) fn owed(&self) -> impl Iterator<Item = (Lsn, Epoch)> {
+        self.owed.range(self.trimmed..).map(|(lsn, epoch)| (*lsn, *epoch))
+    }
+
+    fn newest(&self) -> Epoch {
+        self.won.keys().next_back().copied().unwrap_or_default()
+    }
+}
+
+impl Checks {
+    /// An app was told that a record is safe.
+    pub(crate) fn acked(&mut self, epoch: Epoch, lsn: Lsn) {
+        let newest = self.history.newest();
+        if epoch < newest {
+            // It had completed everywhere before the fence, and its primary only says so now: then it was recovered.
+            let recovered = lsn < self.history.trimmed || self.history.owed.get(&lsn) == Some(&epoch);
+            if !recovered {
+                broken("S4", format!("epoch {epoch} acknowledges {lsn}, which epoch {newest} does not have"));
+            }
+            return;
+        }
+        let next = self.history.owed.keys().next_back().map_or(Lsn(1), |last| last.next());
+        if lsn != next {
+            broken("S2", format!("{lsn} is acknowledged, {next} is next"));
+        }
+        self.history.owed.insert(lsn, epoch);
+    }
+
+    /// An app no longer needs what is below.
+    pub(crate) fn trimmed(&mut self, below: Lsn) {
+        self.history.trimmed = self.history.trimmed.max(below);
+    }
+
+    pub(crate) fn trimmed_below(&self) -> Lsn {
+        self.history.trimmed
+    }
+
+    /// An epoch shows its app this log. `rotten`: whether a flipped bit excuses that this record is gone. True if it was
+    /// excused.
+    pub(crate) fn won(
+        &mut self,
+        now: u64,
+        config: &Configuration,
+        reference: &Reference,
+        rotten: impl Fn(&Submitted) -> bool,
+    ) -> bool {
+        let mut found: BTreeMap<Lsn, Epoch> = BTreeMap::new();
+        let mut next = None;
+        for segment in &reference.segments {
+            if next.is_some_and(|next| next != segment.closure.first) {
+                broken("S2", format!("the recovered log has a gap before record {}", segment.closure.first));
+            }
+            next = Some(segment.closure.last.next());
+            for lsn in (segment.closure.first.0..=segment.closure.last.0).map(Lsn) {
+                let record = self.truth(segment.identity.epoch, lsn);
+                if record.identity != segment.identity {
+                    broken("S2", format!("record {lsn} was submitted into another segment"));
+                }
+                found.insert(lsn, segment.identity.epoch);
+            }
+        }
+        let newest = self.history.newest();
+        if config.epoch <= newest {
+            // Outrun while it slept: it acknowledges nothing, and what its app reads is part of what the newer epoch has.
+            if config.epoch == newest {
+                broken("S4", format!("epoch {newest} begins twice"));
+            }
+            for (lsn, epoch) in found {
+                if lsn >= self.history.trimmed && self.history.owed.get(&lsn) != Some(&epoch) {
+                    let older = config.epoch;
+                    broken("S3", format!("epoch {older} shows {lsn}, which epoch {newest} does not have"));
+                }
+            }
+            return false;
+        }
+        let lost = self.history.owed().find(|(lsn, epoch)| found.get(lsn) != Some(epoch));
+        let excused = lost.is_some_and(|(lsn, epoch)| rotten(self.truth(epoch, lsn)));
+        match lost {
+            Some(_) if excused => self.history.owed.clear(),
+            Some((lsn, epoch)) => {
+                broken("S1", format!("record {lsn} of epoch {epoch} was acknowledged or shown, and is gone"))
+            }
+            None => {}
+        }
+        self.history.won.insert(config.epoch, now);
+        self.history.owed.extend(found);
+        excused
+    }
+
+    /// An app has read a record through the sidecar of this epoch.
+    pub(crate) fn read(&mut self, reader: Epoch, lsn: Lsn, payload: &[u8]) {
+        let known = self.history.owed.get(&lsn).copied();
+        let Some(epoch) = known else {
+            if lsn < self.history.trimmed {
+                return;
+            }
+            broken("S3", format!("the app of epoch {reader} reads {lsn}, which was neither acknowledged nor recovered"));
+        };
+        if self.truth(epoch, lsn).payload[..] != *payload {
+            broken("S2", format!("the app of epoch {reader} reads other bytes in record {lsn} than were submitted"));
+        }
+    }
+
+    /// A barrier that was asked for at that moment has passed: its caller was still primary then (S4).
+    pub(crate) fn barrier_passed(&self, epoch: Epoch, asked: u64) {
+        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < asked);
+        if let Some((newer, won)) = newer {
+            broken("S4", format!("a barrier of epoch {epoch}, asked at {asked}, passes; epoch {newer} began at {won}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::{closed, configuration, identity, record};
+
+    fn three_records() -> Checks {
+        let mut checks = Checks::default();
+        checks.submitted(identity(1, 1), Lsn(1), 72, &[record(b"a"), record(b"b"), record(b"c")]);
+        checks.won(0, &configuration(1), &Reference::default(), |_| false);
+        checks.acked(Epoch(1), Lsn(1));
+        checks.acked(Epoch(1), Lsn(2));
+        checks
+    }
+
+    fn recovered(last: u64) -> Reference {
+        Reference { segments: vec![closed(identity(1, 1), 1, last)], trimmed: Lsn(0) }
+    }
+
+    #[test]
+    fn what_holds_passes() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(3), |_| false);
+        checks.read(Epoch(2), Lsn(3), b"c");
+        checks.acked(Epoch(1), Lsn(3));
+        checks.barrier_passed(Epoch(1), 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "S1 is broken: record 2")]
+    fn a_lost_ack_is_noticed() {
+        three_records().won(5, &configuration(2), &recovered(1), |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "S1 is broken: record 3")]
+    fn what_was_once_shown_must_stay() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(3), |_| false);
+        checks.won(6, &configuration(3), &recovered(2), |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "S2 is broken: 2 is acknowledged, 1 is next")]
+    fn a_gap_is_noticed() {
+        let mut checks = Checks::default();
+        checks.submitted(identity(1, 1), Lsn(1), 72, &[record(b"a"), record(b"b")]);
+        checks.acked(Epoch(1), Lsn(2));
+    }
+
+    #[test]
+    #[should_panic(expected = "S2 is broken: record 4 of epoch 1 was never submitted")]
+    fn an_invented_record_is_noticed() {
+        three_records().won(5, &configuration(2), &recovered(4), |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "S2 is broken: the app of epoch 1 reads other bytes")]
+    fn a_changed_record_is_noticed() {
+        three_records().read(Epoch(1), Lsn(1), b"x");
+    }
+
+    #[test]
+    #[should_panic(expected = "S3 is broken: the app of epoch 1 reads 3")]
+    fn a_read_of_what_may_vanish_is_noticed() {
+        three_records().read(Epoch(1), Lsn(3), b"c");
+    }
+
+    #[test]
+    #[should_panic(expected = "S4 is broken: epoch 1 acknowledges 3")]
+    fn a_late_ack_of_an_old_epoch_is_noticed() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(2), |_| false);
+        checks.acked(Epoch(1), Lsn(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "S4 is broken: a barrier of epoch 1")]
+    fn a_barrier_of_a_zombie_is_noticed() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(2), |_| false);
+        checks.barrier_passed(Epoch(1), 6);
+    }
+}

@@ -1,0 +1,96 @@
+//! What backups let happen to their memory: S4 (no byte of an older epoch after a fence was reported), S5 (the promise is
+//! on disk before it is given, and kept), S6 (a buffer is zero, and nobody else's, when it is lent).
+
+use std::collections::BTreeMap;
+
+use tailwind_protocol::backup::{Reply, Request, RequestId, Slot};
+use tailwind_protocol::ids::Epoch;
+
+use super::{Checks, broken};
+use crate::world::{Host, HostNo, Key};
+
+/// What each backup has said.
+#[derive(Debug, Default)]
+pub(super) struct Receivers {
+    /// The newest fence that it has reported.
+    reported: BTreeMap<HostNo, Epoch>,
+    /// Under which epoch each request was asked, and whether it was a fence.
+    asked: BTreeMap<RequestId, (Epoch, bool)>,
+}
+
+impl Checks {
+    pub(crate) fn asked(&mut self, _host: &Host, id: RequestId, request: &Request) {
+        let asked = match request {
+            Request::Fence(request) => (request.caller.epoch, true),
+            Request::Connect(caller) => (caller.epoch, false),
+            Request::Open(request) => (request.caller.epoch, false),
+            Request::Close(request) => (request.caller.epoch, false),
+            Request::Flush(request) => (request.caller.epoch, false),
+            Request::Trim(request) => (request.caller.epoch, false),
+            Request::Drop(request) => (request.caller.epoch, false),
+            Request::Inventory | Request::Fetch(_) => return,
+        };
+        self.receivers.asked.insert(id, asked);
+    }
+
+    pub(crate) fn replies(&mut self, host: &Host, id: RequestId, reply: &Reply) {
+        let Some((epoch, fence)) = self.receivers.asked.remove(&id) else { return };
+        let reported = self.receivers.reported.entry(host.no).or_default();
+        match reply {
+            Reply::Inventory(_) if fence => {
+                if host.disk.promise.epoch < epoch {
+                    let (name, on_disk) = (&host.name, host.disk.promise.epoch);
+                    broken("S5", format!("{name} reports the fence of epoch {epoch}; its disk says {on_disk}"));
+                }
+                if let Some(old) = host.lendings.values().find(|lending| lending.writer < epoch) {
+                    let (name, writer) = (&host.name, old.writer);
+                    broken("S4", format!("{name} reports the fence of epoch {epoch}; epoch {writer} can still write"));
+                }
+                *reported = (*reported).max(epoch);
+            }
+            Reply::Refused(_) => {}
+            // A flush or a close that was admitted before the fence may end after it.
+            Reply::Done => {}
+            Reply::Connect(_) | Reply::Opened(_) if epoch < *reported => {
+                let name = &host.name;
+                broken("S5", format!("{name} serves epoch {epoch} after it has reported the fence of {reported}"));
+            }
+            _ => {}
+        }
+    }
+
+    /// A byte reaches a backup's memory.
+    pub(crate) fn lands(&self, host: &Host, slot: Slot, key: Key, epoch: Epoch) {
+        let name = &host.name;
+        let reported = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
+        if epoch < reported {
+            broken("S4", format!("a byte of epoch {epoch} lands at {name}, which has reported the fence of {reported}"));
+        }
+        if host.lendings.get(&slot).is_none_or(|lending| lending.key != key) {
+            broken("S6", format!("a byte lands in buffer {} of {name} with a key that is over", slot.0));
+        }
+    }
+
+    /// A buffer is about to be lent.
+    pub(crate) fn lends(&self, host: &Host, slot: Slot) {
+        if host.lendings.contains_key(&slot) {
+            broken("S6", format!("buffer {} of {} is lent while somebody else can write it", slot.0, host.name));
+        }
+    }
+
+    /// A buffer has been lent.
+    pub(crate) fn lent(&self, host: &Host, slot: Slot, zero: bool) {
+        if !zero {
+            broken("S6", format!("buffer {} of {} is lent and not all zero", slot.0, host.name));
+        }
+        let reported = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
+        if host.lendings.get(&slot).is_some_and(|lending| lending.writer < reported) {
+            broken("S5", format!("{} lends to an epoch older than {reported}, whose fence it has reported", host.name));
+        }
+    }
+
+    /// The backup was replaced by another one of the same name.
+    pub(crate) fn forgets(&mut self, host: HostNo) {
+        self.receivers.reported.remove(&host);
+    }
+}

@@ -1,0 +1,133 @@
+//! The simulator's command line: tells the story of one seed, or plays many and adds up what happened.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use tailwind_sim::runner::{self, Outcome, Wanted};
+
+/// How often progress is shown.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
+
+/// Plays whole Tailwind groups in virtual time, breaks everything that can break, and judges what the groups did.
+#[derive(Debug, Parser)]
+#[command(name = "tailwind-sim", version)]
+struct Args {
+    /// Play this seed and tell its story
+    #[arg(conflicts_with_all = ["seeds", "minutes", "kept"])]
+    seed: Option<u64>,
+    /// Play so many seeds
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+    /// Play seeds for so many minutes
+    #[arg(long, value_name = "N")]
+    minutes: Option<f64>,
+    /// The first seed of many
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    first: u64,
+    /// Play the seeds in this file first: one in a line, and behind it what it found
+    #[arg(long, value_name = "FILE")]
+    kept: Option<PathBuf>,
+    /// Threads; by default one for each processor
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // A broken rule is told below, with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            say(&format!("tailwind-sim: {error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// True if no rule was broken.
+fn run(args: &Args) -> anyhow::Result<bool> {
+    if let Some(seed) = args.seed {
+        return tell(seed);
+    }
+    let mut good = true;
+    if let Some(file) = &args.kept {
+        for seed in kept(file)? {
+            good &= judge(&runner::play(seed, false))?;
+        }
+    }
+    if args.seeds.is_none() && args.minutes.is_none() {
+        anyhow::ensure!(args.kept.is_some(), "nothing to play: give a seed, --seeds, --minutes or --kept");
+        return Ok(good);
+    }
+    let time = args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs_f64(minutes * 60.0));
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let wanted = Wanted { first: args.first, count: args.seeds.unwrap_or(u64::MAX), time, jobs };
+    let outcome = play_many(&wanted);
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", outcome.tally)?;
+    for (seed, rule) in &outcome.broken {
+        writeln!(out, "seed {seed}: {rule}")?;
+    }
+    if let Some((seed, _)) = outcome.broken.first() {
+        writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}")?;
+    }
+    Ok(good && outcome.broken.is_empty())
+}
+
+fn tell(seed: u64) -> anyhow::Result<bool> {
+    let played = runner::play(seed, true);
+    std::io::stdout().write_all(played.story.as_bytes())?;
+    judge(&played)
+}
+
+fn judge(played: &runner::Played) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match &played.end {
+        Ok(tally) => writeln!(out, "seed {}: no rule is broken; {} records acknowledged", played.seed, tally.acked)?,
+        Err(rule) => writeln!(out, "seed {}: {rule}", played.seed)?,
+    }
+    Ok(played.end.is_ok())
+}
+
+fn play_many(wanted: &Wanted) -> Outcome {
+    let terminal = std::io::stderr().is_terminal();
+    let (started, shown) = (Instant::now(), Mutex::new(Instant::now()));
+    let progress = |outcome: &Outcome| {
+        let Ok(mut shown) = shown.lock() else { return };
+        if terminal && shown.elapsed() > PROGRESS_PAUSE {
+            *shown = Instant::now();
+            let (seeds, broken) = (outcome.tally.seeds, outcome.broken.len());
+            let seconds = started.elapsed().as_secs();
+            // A progress line that cannot be written is no loss.
+            let _ = write!(std::io::stderr(), "\r{seeds} seeds, {broken} broken, {seconds} s ");
+        }
+    };
+    let outcome = runner::play_many(wanted, progress);
+    if terminal {
+        say("");
+    }
+    outcome
+}
+
+fn kept(file: &Path) -> anyhow::Result<Vec<u64>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read kept seeds {}", file.display()))?;
+    let mut seeds = Vec::new();
+    for (nth, line) in text.lines().enumerate() {
+        let Some(word) = line.split_whitespace().next().filter(|word| !word.starts_with('#')) else { continue };
+        let seed = word.parse().with_context(|| format!("{}:{}: `{word}` is no seed", file.display(), nth + 1))?;
+        seeds.push(seed);
+    }
+    Ok(seeds)
+}
+
+fn say(what: &str) {
+    // Nobody to tell it to.
+    let _ = writeln!(std::io::stderr(), "{what}");
+}

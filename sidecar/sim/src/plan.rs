@@ -1,0 +1,97 @@
+//! What a seed decides before anything happens: the group's shape, how its hardware behaves, which faults strike and how
+//! often.
+//!
+//! Drawn by [`World::new`](crate::world::World::new). Every fault is on in some seeds and off in others (swarm testing:
+//! Groce et al., ISSTA 2012): a fault that strikes all the time hides what the others would show.
+
+use tailwind_protocol::config::Durability;
+
+use crate::random::Random;
+use crate::tally::Fault;
+
+/// In which order the bytes of writes reach a backup's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Everything in the order in which it was posted: one queue pair on older hardware.
+    InOrder,
+    /// The lines of one request in order, requests in any.
+    InOrderWithinRequest,
+    /// Every line at any time: relaxed ordering, adaptive routing, multiple paths.
+    Arbitrary,
+}
+
+/// What a seed decides at the start.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Members wanted.
+    pub backups: u8,
+    /// Backups beyond those.
+    pub spares: u8,
+    /// Sidecars, each with an app.
+    pub sidecars: u8,
+    /// Members needed.
+    pub min_in_sync: u8,
+    /// What an ack promises.
+    pub durability: Durability,
+    /// Buffers of each backup.
+    pub slots: u32,
+    /// Buffers of which nothing is on disk yet, at most.
+    pub unflushed_slots_max: u32,
+    /// How bytes are placed.
+    pub placement: Placement,
+    /// Bytes of one packet.
+    pub packet_size: u32,
+    /// Microseconds from one end of a link to the other, at least and at most.
+    pub latency: (u64, u64),
+    /// Pause of an app between two looks at its socket, microseconds.
+    pub app_pause: u64,
+    /// Largest payload, bytes.
+    pub payload_max: u64,
+    /// One batch in so many is large enough to fill segments quickly.
+    pub large_one_in: u64,
+    /// How long faults strike, microseconds.
+    pub storm: u64,
+    /// Mean pause between two strikes, microseconds.
+    pub strike_pause: u64,
+    /// Faults that strike in this seed.
+    pub faults: Vec<Fault>,
+}
+
+impl Plan {
+    /// Draws a plan.
+    pub fn draw(random: &mut Random) -> Plan {
+        let backups = random.within(1, 3) as u8;
+        let slots = random.within(6, 14) as u32;
+        let near = random.within(3, 60);
+        let faults = Fault::ALL.into_iter().filter(|fault| random.per_mille(fault.chance())).collect();
+        Plan {
+            backups,
+            spares: random.below(3) as u8,
+            sidecars: random.within(2, 3) as u8,
+            min_in_sync: random.within(1, u64::from(backups.min(2))) as u8,
+            durability: *random.pick(&[
+                Durability::Memory,
+                Durability::Memory,
+                Durability::Memory,
+                Durability::Flushed,
+                Durability::Battery,
+            ]),
+            slots,
+            unflushed_slots_max: random.within(4, u64::from(slots)) as u32,
+            placement: *random.pick(&[Placement::InOrder, Placement::InOrderWithinRequest, Placement::Arbitrary]),
+            packet_size: *random.pick(&[256, 1024, 4096]),
+            latency: (near, near * random.within(2, 40)),
+            app_pause: *random.pick(&[500, 2000, 8000]),
+            payload_max: *random.pick(&[40, 300, 3000]),
+            large_one_in: random.within(3, 20),
+            storm: random.within(300_000, 4_000_000),
+            strike_pause: random.within(5_000, 150_000),
+            faults,
+        }
+    }
+
+    /// True when this fault strikes in this seed.
+    pub fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+}

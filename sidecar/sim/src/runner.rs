@@ -1,0 +1,88 @@
+//! Plays seeds, one or many, and adds up what happened.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::tally::Tally;
+use crate::world::World;
+
+/// How a seed ended.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The seed.
+    pub seed: u64,
+    /// What happened, line by line; empty if nobody listened.
+    pub story: String,
+    /// What happened in numbers, or which rule was broken.
+    pub end: Result<Tally, String>,
+}
+
+/// Plays one seed. `listening`: whether its story is wanted.
+pub fn play(seed: u64, listening: bool) -> Played {
+    let mut world = World::new(seed, listening);
+    let end = catch_unwind(AssertUnwindSafe(|| world.play()));
+    let end = end.map_err(|broken| {
+        let text = broken.downcast_ref::<String>().cloned();
+        text.or_else(|| broken.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    });
+    Played { seed, story: world.story(), end }
+}
+
+/// Which seeds to play.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The first one.
+    pub first: u64,
+    /// How many at most.
+    pub count: u64,
+    /// How long at most; a seed that has begun is played to its end.
+    pub time: Duration,
+    /// Threads.
+    pub jobs: usize,
+}
+
+/// What came of many seeds.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// All that ended well, added up.
+    pub tally: Tally,
+    /// The others: the seed, and which rule was broken.
+    pub broken: Vec<(u64, String)>,
+}
+
+/// Stops after so many broken seeds: more of them say nothing new.
+const BROKEN_MAX: usize = 20;
+
+/// Plays seeds on all threads until there are no more, time is up, or too many are broken. `progress` is told now and then.
+pub fn play_many(wanted: &Wanted, progress: impl Fn(&Outcome) + Sync) -> Outcome {
+    let next = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let outcome = Mutex::new(Outcome::default());
+    let started = Instant::now();
+    let work = || {
+        while !over.load(Ordering::Relaxed) && started.elapsed() < wanted.time {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= wanted.count {
+                return;
+            }
+            let played = play(wanted.first.wrapping_add(nth), false);
+            let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            match played.end {
+                Ok(tally) => outcome.tally.add(&tally),
+                Err(rule) => outcome.broken.push((played.seed, rule)),
+            }
+            if outcome.broken.len() >= BROKEN_MAX {
+                over.store(true, Ordering::Relaxed);
+            }
+            progress(&outcome);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..wanted.jobs {
+            scope.spawn(work);
+        }
+    });
+    outcome.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,182 @@
+//! Counts what happened: faults of each kind, acks, failovers, outages. Added up over seeds for the summary.
+
+use std::fmt;
+
+macro_rules! faults {
+    ($($(#[$doc:meta])* $name:ident = $chance:literal $words:literal,)*) => {
+        /// Everything that can go wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Fault {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Fault {
+            /// All of them.
+            pub const ALL: [Fault; [$(Fault::$name),*].len()] = [$(Fault::$name),*];
+
+            /// In how many of a thousand seeds it strikes.
+            pub(crate) fn chance(self) -> u64 {
+                match self { $(Fault::$name => $chance,)* }
+            }
+
+            /// For people.
+            pub fn words(self) -> &'static str {
+                match self { $(Fault::$name => $words,)* }
+            }
+        }
+    };
+}
+
+faults! {
+    /// SIGKILL of a sidecar; it comes back after a while.
+    SidecarDies = 600 "sidecar process killed",
+    /// SIGSTOP of a sidecar, and SIGCONT much later: a zombie.
+    SidecarFreezes = 600 "sidecar frozen and resumed",
+    /// A standby becomes a candidate although its primary is well.
+    FalseAlarm = 400 "standby claims the epoch of a primary that is well",
+    /// SIGKILL of a backup between any two outputs of its machine; its memory stays.
+    BackupDies = 700 "backup process killed, memory kept",
+    /// SIGSTOP of a backup: its memory can be written, its RPC is silent.
+    BackupFreezes = 400 "backup process frozen and resumed",
+    /// The host loses power: memory and unfsynced writes are gone.
+    HostDies = 600 "backup host lost with its memory",
+    /// The host and its disk are gone; an empty backup takes the name.
+    VolumeLost = 250 "backup replaced by an empty one",
+    /// SIGTERM: everything is flushed, then the process ends.
+    BackupStops = 300 "backup stopped cleanly",
+    /// A link is cut both ways.
+    Cut = 600 "link cut",
+    /// A link is cut one way: requests arrive, answers do not, or the other way round.
+    HalfCut = 400 "link cut one way",
+    /// A control message gets lost.
+    MessageLost = 500 "control message lost",
+    /// A control message is delivered twice, the second time much later.
+    MessageTwice = 500 "control message repeated",
+    /// A control message takes long.
+    MessageLate = 500 "control message late",
+    /// The config store does not answer.
+    StoreDown = 400 "config store down",
+    /// The config store does what is asked, and the answer gets lost.
+    StoreMute = 500 "config store: answer lost",
+    /// A call to the config store takes long, and may be carried out after its caller has given up.
+    StoreSlow = 500 "config store: call late",
+    /// A read, or the content that comes with a conflict, is of the past.
+    StoreStale = 400 "config store: stale answer",
+    /// Watches lag behind.
+    WatchStale = 400 "config store: watch late",
+    /// The disk is full.
+    DiskFull = 400 "disk full",
+    /// The disk is slow.
+    DiskSlow = 300 "disk slow",
+    /// A write that was not fsynced is torn, or lost, when the host dies.
+    TornWrite = 700 "unfsynced write torn or lost",
+    /// The pool has no memory to lend.
+    NoBuffer = 300 "pool without memory",
+    /// A bit flips in a closed segment, on disk or in memory.
+    ClosedRots = 300 "bit flipped in a closed segment",
+    /// A bit flips in a buffer that is being written.
+    OpenRots = 150 "bit flipped in an open buffer",
+    /// A clock runs fast or slow.
+    ClockDrifts = 400 "clock fast or slow",
+    /// Parts of a write are placed apart from each other.
+    Torn = 700 "write placed in parts",
+    /// A write completes before its bytes can be seen.
+    EarlyCompletion = 500 "completion before visibility",
+    /// A part of a write is placed again, later.
+    PlacedTwice = 500 "placed twice",
+    /// A part of a write is placed long after it was posted.
+    PlacedLate = 500 "placed late",
+    /// A sender dies or lets go while its writes are under way: some parts arrive, some never.
+    PartialWrite = 800 "write cut off by the sender's end",
+    /// The sender is never told that its write has failed.
+    NoError = 400 "error completion never delivered",
+    /// A key or queue pair number means something else than it did before.
+    NumberReused = 1000 "key or queue pair number reused",
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())
+    }
+}
+
+/// What happened in one seed, or in many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Seeds.
+    pub seeds: u64,
+    /// Virtual time, microseconds.
+    pub simulated: u64,
+    /// Events.
+    pub events: u64,
+    /// Faults by kind, in the order of [`Fault::ALL`].
+    pub faults: [u64; Fault::ALL.len()],
+    /// Records that were acknowledged, and so checked to the end.
+    pub acked: u64,
+    /// Records that were read and compared.
+    pub read: u64,
+    /// Epochs that began after the first.
+    pub failovers: u64,
+    /// Changes of the member set.
+    pub swaps: u64,
+    /// Barriers passed.
+    pub barriers: u64,
+    /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
+    pub outage_max: u64,
+    /// Longest time from the end of the faults to the first new ack, microseconds.
+    pub return_max: u64,
+    /// Seeds in which too few members kept their memory for the group to go on: nothing wrong was said.
+    pub lost_for_good: u64,
+    /// Seeds in which a flipped bit hit the only copy that could be had.
+    pub rotten_for_good: u64,
+}
+
+impl Tally {
+    /// Counts a fault.
+    pub(crate) fn count(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    /// Adds another seed's.
+    pub fn add(&mut self, other: &Tally) {
+        self.seeds += other.seeds;
+        self.simulated += other.simulated;
+        self.events += other.events;
+        self.faults.iter_mut().zip(other.faults).for_each(|(sum, count)| *sum += count);
+        self.acked += other.acked;
+        self.read += other.read;
+        self.failovers += other.failovers;
+        self.swaps += other.swaps;
+        self.barriers += other.barriers;
+        self.outage_max = self.outage_max.max(other.outage_max);
+        self.return_max = self.return_max.max(other.return_max);
+        self.lost_for_good += other.lost_for_good;
+        self.rotten_for_good += other.rotten_for_good;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hours = self.simulated as f64 / 3.6e9;
+        let seconds = |micros: u64| micros as f64 / 1e6;
+        writeln!(f, "{} seeds, {hours:.1} simulated hours, {} events", self.seeds, self.events)?;
+        writeln!(f, "{} records acknowledged and checked, {} read back and compared", self.acked, self.read)?;
+        writeln!(f, "{} failovers, {} changes of the member set, {} barriers", self.failovers, self.swaps, self.barriers)?;
+        writeln!(
+            f,
+            "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped",
+            seconds(self.outage_max),
+            seconds(self.return_max)
+        )?;
+        writeln!(
+            f,
+            "{} seeds in which too few members kept their memory, {} in which a flipped bit hit the only copy at hand",
+            self.lost_for_good, self.rotten_for_good
+        )?;
+        writeln!(f, "faults:")?;
+        for (fault, count) in Fault::ALL.into_iter().zip(self.faults) {
+            writeln!(f, "  {count:>10}  {fault}")?;
+        }
+        Ok(())
+    }
+}

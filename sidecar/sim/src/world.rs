@@ -1,0 +1,272 @@
+//! A whole group in one thread and virtual time: backups, sidecars with their apps, a config store, a control network and
+//! a fabric, moved by one seed.
+//!
+//! Made and run by [`runner`](crate::runner). The production machines decide; everything else here carries out, delays,
+//! loses and breaks. [`Checks`] judges. Follow one append: [`app`] → [`lead`] → [`fabric`] → [`host`] → back to [`lead`];
+//! one failover: [`faults`] → [`sidecar`] → [`candidate`] → [`store`] and [`network`] → [`host`] → [`lead`].
+
+mod app;
+mod candidate;
+mod disk;
+mod fabric;
+mod faults;
+mod flusher;
+mod host;
+mod image;
+mod judge;
+mod lead;
+mod network;
+mod queue;
+mod sidecar;
+mod store;
+
+use tailwind_protocol::ids::GroupName;
+
+use crate::check::{Checks, broken};
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::tally::{Fault, Tally};
+use crate::trace::{Trace, tell};
+
+use fabric::{ChannelId, Fabric, Ghost};
+pub(crate) use fabric::Key;
+use faults::Heal;
+pub(crate) use host::Host;
+use host::HostEvent;
+use network::{Cuts, Envelope};
+use queue::{MS, Micros, Queue};
+use sidecar::{Notice, Process, Role, Sidecar, TICK};
+use store::{Store, StoreCall};
+
+/// Once the faults have stopped and a sound member is there, an append is acknowledged within this time: claims race and
+/// back off (up to a second), opens wait for flushes (two seconds of patience each), images are copied.
+const RETURN_MAX: Micros = 60_000 * MS;
+/// How often a backup's machine hears of time passing.
+const HOST_TICK: Micros = 100 * MS;
+/// Pause between two looks for queue pairs that nobody has any more.
+const SWEEP: Micros = 500 * MS;
+
+/// A backup of this world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HostNo(pub(crate) usize);
+
+/// A sidecar of this world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SidecarNo(pub(crate) usize);
+
+/// Everything that can happen.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A request reaches a backup's host.
+    Request(Box<Envelope>),
+    /// To a backup's process of this life.
+    Host(HostNo, u32, HostEvent),
+    HostTick(HostNo),
+    Restart(HostNo),
+    /// To a sidecar's process of this life.
+    Sidecar(SidecarNo, u32, Notice),
+    SidecarTick(SidecarNo),
+    AppTurn(SidecarNo),
+    /// A part of a write reaches memory.
+    Land(ChannelId, u64, usize),
+    Ghost(Box<Ghost>),
+    /// All of a write has reached the receiver's card.
+    Arrive(ChannelId, u64),
+    Sweep,
+    Store(Box<StoreCall>),
+    Strike,
+    Heal(Heal),
+}
+
+/// The world.
+#[derive(Debug)]
+pub struct World {
+    pub(crate) plan: Plan,
+    pub(crate) queue: Queue<Event>,
+    pub(crate) random: Random,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) sidecars: Vec<Sidecar>,
+    pub(crate) store: Store,
+    pub(crate) fabric: Fabric,
+    pub(crate) cuts: Cuts,
+    pub(crate) checks: Checks,
+    pub(crate) trace: Trace,
+    pub(crate) tally: Tally,
+    /// Faults strike.
+    pub(crate) storm: bool,
+    /// Requests that backups have taken.
+    pub(crate) requests: u64,
+    /// When a record was acknowledged last.
+    last_ack: Micros,
+    /// Acks since the faults stopped.
+    acks_in_calm: u64,
+}
+
+/// The name of the only group.
+pub(crate) fn group() -> GroupName {
+    "g".parse().expect("a group name")
+}
+
+impl World {
+    /// The world of this seed. `listening`: whether its story is wanted.
+    pub fn new(seed: u64, listening: bool) -> World {
+        let mut random = Random::new(seed);
+        let plan = Plan::draw(&mut random.split());
+        let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
+        let hosts = hosts.map(|no| Host::new(no, plan.slots, plan.unflushed_slots_max)).collect();
+        let mut world = World {
+            queue: Queue::new(),
+            hosts,
+            sidecars: Vec::new(),
+            store: Store::default(),
+            fabric: Fabric::default(),
+            cuts: Cuts::default(),
+            checks: Checks::default(),
+            trace: Trace::new(listening),
+            tally: Tally { seeds: 1, ..Tally::default() },
+            storm: true,
+            requests: 0,
+            last_ack: 0,
+            acks_in_calm: 0,
+            plan,
+            random,
+        };
+        for no in (0..usize::from(world.plan.sidecars)).map(SidecarNo) {
+            let drifts = world.plan.has(Fault::ClockDrifts);
+            let rate = if drifts { world.random.within(700, 1500) } else { 1000 };
+            if drifts {
+                world.tally.count(Fault::ClockDrifts);
+            }
+            let clock = (world.random.below(1 << 40), rate);
+            world.sidecars.push(Sidecar::new(no, clock));
+            let (tick, turn) = (world.random.below(TICK), world.random.below(world.plan.app_pause));
+            world.queue.plan(tick, Event::SidecarTick(no));
+            world.queue.plan(turn, Event::AppTurn(no));
+        }
+        for no in (0..world.hosts.len()).map(HostNo) {
+            world.start_host(no);
+            world.queue.plan(HOST_TICK, Event::HostTick(no));
+        }
+        world.queue.plan(SWEEP, Event::Sweep);
+        world.queue.plan(60 * MS, Event::Strike);
+        let plan = &world.plan;
+        tell!(
+            world,
+            "{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
+            plan.backups,
+            world.hosts.len(),
+            plan.sidecars,
+            plan.min_in_sync,
+            plan.durability,
+            plan.placement,
+            plan.faults.len()
+        );
+        world
+    }
+
+    /// Plays the seed to its end. Panics where a rule is broken.
+    pub fn play(&mut self) -> Tally {
+        while self.queue.now() < self.plan.storm {
+            self.step();
+        }
+        self.calm_down();
+        let calm = self.queue.now();
+        while !self.is_back() {
+            if self.queue.now() > calm + RETURN_MAX {
+                self.judge_absence();
+                break;
+            }
+            self.step();
+        }
+        self.tally.return_max = self.queue.now() - calm;
+        self.tally.simulated = self.queue.now();
+        self.tally.events = self.queue.count();
+        tell!(self, "the end: {} records acknowledged, {} read", self.tally.acked, self.tally.read);
+        self.tally.clone()
+    }
+
+    /// The story so far.
+    pub fn story(&mut self) -> String {
+        self.trace.take()
+    }
+
+    fn step(&mut self) {
+        let event = self.queue.next().expect("somebody always ticks");
+        match event {
+            Event::Request(envelope) => self.on_request(envelope),
+            Event::Host(no, life, event) => self.on_host_event(no, life, event),
+            Event::HostTick(no) => {
+                self.tell_host(no, tailwind_protocol::backup::Input::Tick);
+                self.queue.plan(HOST_TICK, Event::HostTick(no));
+            }
+            Event::Restart(no) => self.restart_host(no),
+            Event::Sidecar(no, life, notice) => self.on_notice(no, life, notice),
+            Event::SidecarTick(no) => {
+                self.on_notice(no, self.sidecars[no.0].life, Notice::Tick);
+                let pause = TICK + self.random.below(MS);
+                self.queue.plan(pause, Event::SidecarTick(no));
+            }
+            Event::AppTurn(no) => {
+                self.on_notice(no, self.sidecars[no.0].life, Notice::App);
+                let pause = self.plan.app_pause / 2 + self.random.below(self.plan.app_pause);
+                self.queue.plan(pause, Event::AppTurn(no));
+            }
+            Event::Land(channel, number, nth) => self.on_land(channel, number, nth),
+            Event::Ghost(ghost) => self.on_ghost(&ghost),
+            Event::Arrive(channel, number) => self.on_arrive(channel, number),
+            Event::Sweep => {
+                self.sweep_channels();
+                self.queue.plan(SWEEP, Event::Sweep);
+            }
+            Event::Store(call) => self.on_store_call(*call),
+            Event::Strike => self.on_strike(),
+            Event::Heal(heal) => self.on_heal(heal),
+        }
+    }
+
+    /// Records were acknowledged.
+    pub(crate) fn acked_now(&mut self) {
+        let now = self.queue.now();
+        match self.storm {
+            true => self.tally.outage_max = self.tally.outage_max.max(now - self.last_ack),
+            false => self.acks_in_calm += 1,
+        }
+        self.last_ack = now;
+    }
+
+    /// The group serves again: somebody has acknowledged since the faults stopped, and has read everything back.
+    fn is_back(&self) -> bool {
+        let reads = |sidecar: &&Sidecar| matches!(sidecar.role, Role::Primary(_)) && sidecar.app.has_read_all();
+        self.acks_in_calm >= 3
+            && self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up).any(|sidecar| reads(&sidecar))
+    }
+
+    /// The group did not come back in time: is there anything that excuses it?
+    fn judge_absence(&mut self) {
+        let config = self.store.content().cloned();
+        let Some(config) = config else { broken("Liveness", "the group never started".to_owned()) };
+        let present = config.members.iter().filter(|member| {
+            let host = &self.hosts[self.host_of(&member.id).0];
+            host.boot == member.boot
+        });
+        let present = present.count();
+        let needed = usize::from(self.plan.min_in_sync).min(config.members.len());
+        let rotten = self.hosts.iter().any(|host| !host.flips.is_empty());
+        if present < needed {
+            self.tally.lost_for_good = 1;
+        } else if rotten {
+            self.tally.rotten_for_good = 1;
+        } else {
+            let seconds = RETURN_MAX / MS / 1000;
+            broken(
+                "Liveness",
+                format!(
+                    "no service {seconds} s after the faults stopped; {present} of {} members kept their memory, {needed} \
+                     are needed; {} acks in that time",
+                    config.members.len(),
+                    self.acks_in_calm
+                ),
+            );
+        }
+    }
+}

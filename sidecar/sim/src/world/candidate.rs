@@ -1,0 +1,170 @@
+//! Carries out what a [`Promotion`] wants and brings it the answers; decides nothing.
+
+use tailwind_protocol::backup::Request;
+use tailwind_protocol::config::{MemberRef, SwapOutcome};
+use tailwind_protocol::ids::{Epoch, LogId, MemberId};
+use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
+use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, Inventory};
+
+use super::image::Whom;
+use super::network::{Answer, Silence};
+use super::queue::MS;
+use super::sidecar::{Again, Purpose, Role, failure};
+use super::store::{Ask, StoreReply};
+use super::{SidecarNo, World, group};
+use crate::trace::{self, names, tell};
+
+/// How long a promotion waits for slower members once enough are fenced.
+const FENCE_PATIENCE_MS: u64 = 150;
+/// Pause between two tries of whatever failed.
+const RETRY_MS: u64 = 50;
+
+/// A candidate.
+#[derive(Debug)]
+pub(crate) struct Candidacy {
+    machine: Promotion,
+    /// The swap that was sent last: the same one again means that its outcome is unknown.
+    unanswered: bool,
+    /// What it said last while it waits.
+    waiting: String,
+}
+
+impl World {
+    pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
+        let plan = &self.plan;
+        let rules = Rules {
+            backups: plan.backups,
+            min_in_sync: plan.min_in_sync,
+            fence_patience_ms: FENCE_PATIENCE_MS,
+            retry_ms: RETRY_MS,
+        };
+        let mut out = Vec::new();
+        let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
+        let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, &mut out);
+        let candidacy = Candidacy { machine, unanswered: false, waiting: String::new() };
+        self.change_role(of, Role::Candidate(Box::new(candidacy)));
+        self.carry_promotion(of, out);
+    }
+
+    pub(crate) fn promotion_input(&mut self, of: SidecarNo, input: Input) {
+        let now = self.time(of);
+        let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
+        candidacy.unanswered = matches!(input, Input::Swapped(SwapOutcome::Unknown));
+        let mut out = Vec::new();
+        candidacy.machine.step(now, input, &mut out);
+        self.carry_promotion(of, out);
+    }
+
+    fn carry_promotion(&mut self, of: SidecarNo, out: Vec<Output>) {
+        for output in out {
+            let caller = |config: &tailwind_protocol::config::Configuration| Caller {
+                group: group(),
+                log: config.log,
+                epoch: config.epoch,
+            };
+            match output {
+                Output::ReadConfig => self.ask_store(of, Ask::Read, false),
+                Output::Survey => self.plan_again(of, RETRY_MS * MS, Again::Survey),
+                Output::Swap(swap) => {
+                    let Role::Candidate(candidacy) = &self.sidecars[of.0].role else { return };
+                    self.ask_store(of, Ask::Swap(swap), candidacy.unanswered);
+                }
+                Output::Fence(config, member) => {
+                    let request = Request::Fence(FenceRequest { caller: caller(&config) });
+                    let purpose = Purpose::Fence(config.epoch, member.id.clone());
+                    self.call(of, self.host_of(&member.id), request, purpose);
+                }
+                Output::Drop(config, member, copies) => {
+                    let request = Request::Drop(DropRequest { caller: caller(&config), copies });
+                    let purpose = Purpose::Repair(config.epoch, Task::Drop(member.id.clone()));
+                    self.call(of, self.host_of(&member.id), request, purpose);
+                }
+                Output::Close(config, member, identity, closure) => {
+                    let request = Request::Close(CloseRequest { caller: caller(&config), identity, closure });
+                    let purpose = Purpose::Repair(config.epoch, Task::Close(member.id.clone(), identity.segment));
+                    self.call(of, self.host_of(&member.id), request, purpose);
+                }
+                Output::Install(config, member, identity, closure, holders) => {
+                    let whom = Whom::Candidate(config.epoch, Task::Install(member.id.clone(), identity.segment));
+                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
+                }
+                Output::Waiting(why) => {
+                    let why = why.to_string();
+                    let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
+                    if candidacy.waiting != why {
+                        candidacy.waiting.clone_from(&why);
+                        tell!(self, "{} waits: {why}", self.sidecars[of.0].name);
+                    }
+                }
+                Output::Won(config, reference) => {
+                    let last = reference.last();
+                    let first = reference.segments.first().map_or(last.next(), |segment| segment.closure.first);
+                    tell!(
+                        self,
+                        "{} is primary of epoch {}, version {}, set {}; recovers {}",
+                        self.sidecars[of.0].name,
+                        config.epoch,
+                        config.version,
+                        names(config.members.iter().map(|member| &member.id)),
+                        trace::records(first, last)
+                    );
+                    return self.begin_epoch(of, config, &reference);
+                }
+                Output::Lost(epoch) => {
+                    tell!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
+                    self.change_role(of, Role::Standby(0));
+                    return self.wait_a_little(of, 40);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn on_candidate_tick(&mut self, of: SidecarNo) {
+        self.promotion_input(of, Input::Tick);
+    }
+
+    pub(crate) fn on_candidate_store_reply(&mut self, of: SidecarNo, reply: StoreReply) {
+        let input = match reply {
+            StoreReply::Read(result) => Input::Read(result),
+            StoreReply::Swapped(outcome) => Input::Swapped(outcome),
+        };
+        self.promotion_input(of, input);
+    }
+
+    pub(crate) fn on_candidate_surveyed(&mut self, of: SidecarNo, found: Vec<(MemberRef, Inventory)>) {
+        self.promotion_input(of, Input::Surveyed(found));
+    }
+
+    pub(crate) fn on_fence_answer(
+        &mut self,
+        of: SidecarNo,
+        epoch: Epoch,
+        member: MemberId,
+        answer: Result<Answer, Silence>,
+    ) {
+        let result = match answer {
+            Ok(Answer::Inventory(inventory)) => {
+                let name = &self.sidecars[of.0].name;
+                tell!(self, "{name} hears from {member}: {}", trace::inventory(&inventory));
+                Ok(inventory)
+            }
+            other => Err(failure(other)),
+        };
+        self.promotion_input(of, Input::Fenced(epoch, member, result));
+    }
+
+    pub(crate) fn on_repair_answer(
+        &mut self,
+        of: SidecarNo,
+        epoch: Epoch,
+        task: Task,
+        answer: Result<Answer, Silence>,
+    ) {
+        let result = match answer {
+            Ok(Answer::Done) => Ok(()),
+            // The control asks again while a close is told to come later; a promotion's own retry does the same.
+            other => Err(failure(other)),
+        };
+        self.promotion_input(of, Input::Repaired(epoch, task, result));
+    }
+}

@@ -1,0 +1,447 @@
+//! Remote memory as hardware really treats it: a write request becomes packets and 64-byte lines, which are placed in
+//! some order, late, twice or never, and whose completion says nothing about when they can be seen.
+//!
+//! What the fabric promises, and what the protocol rests on (`docs/protocol.md`, "Fencing"), is only this: a request that
+//! has completed is in the memory that is looked at after a barrier; and after a barrier nothing of what was stopped is
+//! placed any more. Everything else is drawn anew in every seed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use tailwind_protocol::backup::Slot;
+use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::planted::{self, Bug};
+
+use super::queue::{MS, Micros};
+use super::sidecar::Notice;
+use super::{Event, HostNo, SidecarNo, World};
+use crate::plan::Placement;
+use crate::tally::Fault;
+use crate::trace::tell;
+
+/// What a network card places at once.
+const LINE: u32 = 64;
+/// Parts of a request that are placed apart from each other, at most.
+const PARTS_MAX: u64 = 6;
+/// How long a queue pair tries again before it reports an error.
+const RETRY_TIME: Micros = 400 * MS;
+/// Pause between two tries.
+const RETRY_PAUSE: Micros = 15 * MS;
+/// How long a packet may linger in the network.
+const LINGER_MAX: Micros = 3000 * MS;
+/// Different values of a key or a queue pair number as the wire sees them: few, so that they come again soon.
+const NUMBERS: u64 = 4;
+
+/// One queue pair, both ends; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ChannelId(pub(crate) u64);
+
+/// The right to write one lending of one slot; never given twice. On the wire it is one of [`NUMBERS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(pub(crate) u64);
+
+/// A write request.
+#[derive(Debug)]
+struct Work {
+    number: u64,
+    slot: Slot,
+    key: Key,
+    at: u32,
+    bytes: Rc<[u8]>,
+    /// Ranges of `bytes` that are still to be placed.
+    parts: Vec<Option<Range<u32>>>,
+    /// When all of it should have arrived.
+    due: Micros,
+    /// The receiver's card has all of it and has said so.
+    acked: bool,
+}
+
+/// One queue pair.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(crate) from: SidecarNo,
+    life: u32,
+    pub(crate) to: HostNo,
+    epoch: Epoch,
+    works: BTreeMap<u64, Work>,
+    posted: u64,
+    /// Requests are acknowledged in order: the next one.
+    acks: u64,
+    /// Placement in order: not before this.
+    placed_until: Micros,
+    acked_until: Micros,
+    sender_open: bool,
+    receiver_open: bool,
+    broken: bool,
+}
+
+/// A part of a request that is placed again: a retransmission that took the long way.
+#[derive(Clone, Debug)]
+pub(crate) struct Ghost {
+    channel: ChannelId,
+    to: HostNo,
+    epoch: Epoch,
+    slot: Slot,
+    key: Key,
+    at: u32,
+    bytes: Rc<[u8]>,
+    range: Range<u32>,
+}
+
+/// All queue pairs.
+#[derive(Debug, Default)]
+pub(crate) struct Fabric {
+    channels: BTreeMap<ChannelId, Channel>,
+    count: u64,
+}
+
+impl World {
+    /// A backup accepts a queue pair of this epoch.
+    pub(crate) fn accept(&mut self, from: SidecarNo, life: u32, to: HostNo, epoch: Epoch) -> ChannelId {
+        self.fabric.count += 1;
+        let id = ChannelId(self.fabric.count);
+        if self.fabric.count > NUMBERS {
+            self.tally.count(Fault::NumberReused);
+        }
+        let channel = Channel {
+            from,
+            life,
+            to,
+            epoch,
+            works: BTreeMap::new(),
+            posted: 0,
+            acks: 0,
+            placed_until: 0,
+            acked_until: 0,
+            sender_open: true,
+            receiver_open: true,
+            broken: false,
+        };
+        self.fabric.channels.insert(id, channel);
+        id
+    }
+
+    /// Posts one write request.
+    pub(crate) fn post(&mut self, id: ChannelId, slot: Slot, key: Key, at: u32, bytes: Rc<[u8]>) {
+        let now = self.queue.now();
+        let parts = self.parts(bytes.len() as u32);
+        let (least, most) = self.plan.latency;
+        let late = self.strikes(Fault::PlacedLate, 10).then(|| self.random.within(1, 500) * MS).unwrap_or(0);
+        let early = self.strikes(Fault::EarlyCompletion, 200);
+        let placement = self.plan.placement;
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        if channel.broken {
+            return;
+        }
+        let number = channel.posted;
+        channel.posted += 1;
+        let mut last = match placement {
+            Placement::InOrder => channel.placed_until.max(now),
+            _ => now,
+        };
+        let mut latest = last;
+        for (nth, _) in parts.iter().enumerate() {
+            let arrives = now + self.random.within(least, most) + if nth == 0 { 0 } else { self.random.below(50) };
+            last = match placement {
+                Placement::InOrder | Placement::InOrderWithinRequest => last.max(arrives),
+                Placement::Arbitrary => arrives,
+            };
+            // Only what is acknowledged before it can be seen may be placed so late: the sender waits for the rest.
+            let extra = if early { late } else { 0 };
+            last += extra;
+            latest = latest.max(last);
+            self.queue.plan_at(last, Event::Land(id, number, nth));
+        }
+        channel.placed_until = channel.placed_until.max(latest);
+        let received = if early { now + self.random.within(least, most) } else { latest + late };
+        channel.acked_until = channel.acked_until.max(received);
+        self.queue.plan_at(channel.acked_until, Event::Arrive(id, number));
+        let due = channel.acked_until;
+        if self.plan.has(Fault::PlacedTwice) && !parts.is_empty() && self.random.per_mille(40) {
+            let ghost = Ghost {
+                channel: id,
+                to: channel.to,
+                epoch: channel.epoch,
+                slot,
+                key,
+                at,
+                bytes: Rc::clone(&bytes),
+                range: self.random.pick(&parts).clone(),
+            };
+            let later = self.random.within(1, 2000) * MS;
+            self.queue.plan(later, Event::Ghost(Box::new(ghost)));
+        }
+        let parts = parts.into_iter().map(Some).collect();
+        channel.works.insert(number, Work { number, slot, key, at, bytes, parts, due, acked: false });
+    }
+
+    /// Cuts a request into what is placed at once: mostly all of it, sometimes packets, sometimes single lines.
+    fn parts(&mut self, length: u32) -> Vec<Range<u32>> {
+        if length == 0 {
+            return Vec::new();
+        }
+        if !self.plan.has(Fault::Torn) || !self.random.one_in(4) {
+            return vec![0..length];
+        }
+        let unit = if self.random.one_in(2) { LINE } else { self.plan.packet_size };
+        let units = u64::from(length.div_ceil(unit));
+        let mut cuts: Vec<u32> =
+            (1..self.random.within(1, PARTS_MAX.min(units))).map(|_| self.random.below(units) as u32 * unit).collect();
+        cuts.extend([0, length]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        if cuts.len() > 2 {
+            self.tally.count(Fault::Torn);
+        }
+        cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+    }
+
+    /// A part reaches the receiver's memory, if the link, the queue pair and the key still let it.
+    pub(crate) fn on_land(&mut self, id: ChannelId, number: u64, nth: usize) {
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        let Some(work) = channel.works.get_mut(&number) else { return };
+        if self.cuts.there.contains(&(channel.from, channel.to)) && !work.acked {
+            if self.queue.now() < work.due + LINGER_MAX {
+                self.queue.plan(RETRY_PAUSE, Event::Land(id, number, nth));
+            }
+            return;
+        }
+        let Some(range) = work.parts[nth].take() else { return };
+        let ghost = Ghost {
+            channel: id,
+            to: channel.to,
+            epoch: channel.epoch,
+            slot: work.slot,
+            key: work.key,
+            at: work.at,
+            bytes: Rc::clone(&work.bytes),
+            range,
+        };
+        self.fabric.forget_work(id, number);
+        self.place(&ghost);
+    }
+
+    pub(crate) fn on_ghost(&mut self, ghost: &Ghost) {
+        self.tally.count(Fault::PlacedTwice);
+        self.place(ghost);
+    }
+
+    /// Places bytes. The checkers look at every byte that lands.
+    fn place(&mut self, part: &Ghost) {
+        let host = part.to;
+        if self.lets_in(part) {
+            let (from, to) = (part.range.start as usize, part.range.end as usize);
+            self.checks.lands(&self.hosts[host.0], part.slot, part.key, part.epoch);
+            self.hosts[host.0].write(part.slot, part.at as usize + from, &part.bytes[from..to]);
+        }
+    }
+
+    /// What a receiver's card compares: the queue pair with its packet sequence numbers, and the key with its protection
+    /// domain.
+    fn lets_in(&self, part: &Ghost) -> bool {
+        let same_number = |id: &ChannelId| id.0 % NUMBERS == part.channel.0 % NUMBERS;
+        let open = if planted::has(Bug::QueuePairReused) {
+            let here = |channel: &&Channel| channel.to == part.to && channel.receiver_open;
+            let open = self.fabric.channels.iter().filter(|(id, _)| same_number(id));
+            open.map(|(_, channel)| channel).any(|channel| here(&channel))
+        } else {
+            self.fabric.channels.get(&part.channel).is_some_and(|channel| channel.receiver_open)
+        };
+        let lending = self.hosts[part.to.0].lendings.get(&part.slot);
+        let key = lending.is_some_and(|lending| match () {
+            // The buffer is registered once for all: its number outlives the lending.
+            () if planted::has(Bug::QueuePairReused) => true,
+            () if planted::has(Bug::RkeyReused) => lending.key.0 % NUMBERS == part.key.0 % NUMBERS,
+            () => lending.key == part.key,
+        });
+        open && key
+    }
+
+    /// The receiver's card has all of a request: it acknowledges, or refuses.
+    pub(crate) fn on_arrive(&mut self, id: ChannelId, number: u64) {
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        let (from, to, life) = (channel.from, channel.to, channel.life);
+        if channel.broken {
+            return;
+        }
+        let Some(work) = channel.works.get_mut(&number) else { return };
+        if self.cuts.there.contains(&(from, to)) || channel.acks < number {
+            // It is sent again until the sender's card gives up.
+            return match self.queue.now() > work.due + RETRY_TIME {
+                true => self.break_channel(id),
+                false => self.queue.plan(RETRY_PAUSE, Event::Arrive(id, number)),
+            };
+        }
+        let valid = channel.receiver_open
+            && self.hosts[to.0].lendings.get(&work.slot).is_some_and(|lending| lending.key == work.key);
+        if !valid {
+            return self.break_channel(id);
+        }
+        work.acked = true;
+        channel.acks = number + 1;
+        self.fabric.forget_work(id, number);
+        let (least, most) = self.plan.latency;
+        let back = self.random.within(least, most);
+        let acked_at = self.queue.now();
+        self.queue.plan(back, Event::Sidecar(from, life, Notice::Completed(id, acked_at)));
+    }
+
+    /// The queue pair has failed. Its sender learns of it, late or never.
+    pub(crate) fn break_channel(&mut self, id: ChannelId) {
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        if std::mem::replace(&mut channel.broken, true) {
+            return;
+        }
+        let (from, life) = (channel.from, channel.life);
+        if self.strikes(Fault::NoError, 300) {
+            return;
+        }
+        let later = self.random.within(1, 600) * MS;
+        self.queue.plan(later, Event::Sidecar(from, life, Notice::Broken(id)));
+    }
+
+    /// The way back to the sender is cut: its card asks again for a while, then takes the request for failed, though every
+    /// byte of it is there. True when the completion cannot be told now.
+    pub(crate) fn holds_up_completion(&mut self, id: ChannelId, acked_at: Micros) -> bool {
+        let Some(channel) = self.fabric.channels.get(&id) else { return false };
+        let (from, life) = (channel.from, channel.life);
+        if !self.cuts.back.contains(&(from, channel.to)) {
+            return channel.broken;
+        }
+        match self.queue.now() > acked_at + RETRY_TIME {
+            true => self.break_channel(id),
+            false => {
+                let again = Event::Sidecar(from, life, Notice::Completed(id, acked_at));
+                self.queue.plan(RETRY_PAUSE, again);
+            }
+        }
+        true
+    }
+
+    /// The sender lets go of the queue pair, or dies: what has left its card arrives, the rest never does.
+    pub(crate) fn close_sender(&mut self, id: ChannelId) {
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        channel.sender_open = false;
+        channel.broken = true;
+        let unsent: Vec<u64> = channel.works.values().filter(|work| !work.acked).map(|work| work.number).collect();
+        if unsent.is_empty() {
+            return;
+        }
+        let left = self.random.below(unsent.len() as u64 + 1) as usize;
+        for (nth, number) in unsent.iter().enumerate().skip(left) {
+            let Some(work) = channel.works.get_mut(number) else { continue };
+            // Of the one that was being sent the first parts are on their way.
+            let kept = if nth == left { self.random.below(work.parts.len() as u64 + 1) as usize } else { 0 };
+            work.parts.iter_mut().skip(kept).for_each(|part| *part = None);
+        }
+        self.tally.count(Fault::PartialWrite);
+    }
+
+    pub(crate) fn close_all_senders(&mut self, from: SidecarNo) {
+        let open = self.fabric.channels.iter().filter(|(_, channel)| channel.from == from && channel.sender_open);
+        let open: Vec<ChannelId> = open.map(|(id, _)| *id).collect();
+        open.into_iter().for_each(|id| self.close_sender(id));
+    }
+
+    /// The barrier: what was acknowledged is placed now, the rest perhaps, and then nothing any more.
+    pub(crate) fn stop_channels(&mut self, to: HostNo, below: Epoch) {
+        if planted::has(Bug::QueuePairReused) && below.0 != u64::MAX {
+            return;
+        }
+        let old = |channel: &Channel| channel.to == to && channel.receiver_open && channel.epoch < below;
+        let stopped = self.fabric.channels.iter().filter(|(_, channel)| old(channel));
+        let stopped: Vec<ChannelId> = stopped.map(|(id, _)| *id).collect();
+        for id in stopped {
+            self.settle(id, None);
+            if let Some(channel) = self.fabric.channels.get_mut(&id) {
+                channel.receiver_open = false;
+            }
+            self.break_channel(id);
+        }
+    }
+
+    /// The barrier for one lending, before its key is taken back.
+    pub(crate) fn settle_slot(&mut self, to: HostNo, slot: Slot) {
+        let here = self.fabric.channels.iter().filter(|(_, channel)| channel.to == to && channel.receiver_open);
+        let here: Vec<ChannelId> = here.map(|(id, _)| *id).collect();
+        here.into_iter().for_each(|id| self.settle(id, Some(slot)));
+    }
+
+    fn settle(&mut self, id: ChannelId, slot: Option<Slot>) {
+        let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
+        let (to, epoch) = (channel.to, channel.epoch);
+        let mut landing = Vec::new();
+        for work in channel.works.values_mut().filter(|work| slot.is_none_or(|slot| work.slot == slot)) {
+            for part in &mut work.parts {
+                let promised = work.acked && !planted::has(Bug::CompletionBeforePlacement);
+                if let Some(range) = part.take()
+                    && (promised || self.random.one_in(2))
+                {
+                    let (slot, key, at, bytes) = (work.slot, work.key, work.at, Rc::clone(&work.bytes));
+                    landing.push(Ghost { channel: id, to, epoch, slot, key, at, bytes, range });
+                }
+            }
+        }
+        landing.iter().for_each(|part| self.place(part));
+    }
+
+    /// The host is gone with all that was on its card.
+    pub(crate) fn lose_channels(&mut self, to: HostNo) {
+        let open: Vec<ChannelId> = self.fabric.channels.iter().filter(|(_, c)| c.to == to).map(|(id, _)| *id).collect();
+        for id in open {
+            if let Some(channel) = self.fabric.channels.get_mut(&id) {
+                channel.receiver_open = false;
+                channel.works.clear();
+            }
+            self.break_channel(id);
+        }
+    }
+
+    /// What a backup's slot would hold after a barrier: what is placed, and over it what was acknowledged.
+    pub(crate) fn settled_bytes(&self, to: HostNo, slot: Slot, range: Range<usize>) -> Vec<u8> {
+        let mut bytes = self.hosts[to.0].bytes(slot, range.clone()).to_vec();
+        let here = self.fabric.channels.values().filter(|channel| channel.to == to && channel.receiver_open);
+        let key = self.hosts[to.0].lendings.get(&slot).map(|lending| lending.key);
+        for work in here.flat_map(|channel| channel.works.values()) {
+            if !work.acked || work.slot != slot || Some(work.key) != key {
+                continue;
+            }
+            for part in work.parts.iter().flatten() {
+                let at = work.at as usize;
+                let placed = at + part.start as usize..at + part.end as usize;
+                let (from, end) = (placed.start.max(range.start), placed.end.min(range.end));
+                if from < end {
+                    bytes[from - range.start..end - range.start].copy_from_slice(&work.bytes[from - at..end - at]);
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Queue pairs that nobody has any more are forgotten.
+    pub(crate) fn sweep_channels(&mut self) {
+        let now = self.queue.now();
+        self.fabric.channels.retain(|_, channel| {
+            let lingers = now < channel.placed_until.max(channel.acked_until) + LINGER_MAX;
+            channel.sender_open || (channel.receiver_open && lingers)
+        });
+    }
+
+    pub(crate) fn tell_broken(&mut self, id: ChannelId) {
+        if let Some(channel) = self.fabric.channels.get(&id) {
+            let (from, to) = (&self.sidecars[channel.from.0].name, &self.hosts[channel.to.0].name);
+            tell!(self, "{from}: the queue pair to {to} has failed");
+        }
+    }
+}
+
+impl Fabric {
+    /// Drops a request of which nothing is awaited any more.
+    fn forget_work(&mut self, id: ChannelId, number: u64) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        if channel.works.get(&number).is_some_and(|work| work.acked && work.parts.iter().all(Option::is_none)) {
+            channel.works.remove(&number);
+        }
+    }
+}

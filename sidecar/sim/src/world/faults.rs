@@ -1,0 +1,318 @@
+//! What strikes: at random moments one of the seed's faults, and later its end.
+//!
+//! Faults that would leave nobody with the log are left out (S1 promises nothing then): the last member of a set that
+//! still has its memory keeps it. See [`World::may_lose`].
+
+use tailwind_protocol::backup::Input;
+use tailwind_protocol::config::{Configuration, Durability};
+use tailwind_protocol::ids::MemberId;
+
+use super::host::{HostEvent, Running};
+use super::queue::{MS, Micros};
+use super::sidecar::{Process, Role};
+use super::{Event, HostNo, SidecarNo, World};
+use crate::tally::Fault;
+use crate::trace::tell;
+
+/// How long a host has power after it was told that the power is going.
+const HOLD_UP: Micros = 2000 * MS;
+
+/// The end of a fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Heal {
+    Link(SidecarNo, HostNo),
+    Peers(SidecarNo, SidecarNo),
+    Store,
+    StoreFor(SidecarNo),
+    Watch(SidecarNo),
+    Thaw(SidecarNo),
+    Start(SidecarNo),
+    ThawHost(HostNo),
+    Disk(HostNo),
+    Pool(HostNo),
+}
+
+impl World {
+    /// True when this fault strikes now; then it is counted.
+    pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u64) -> bool {
+        let strikes = self.storm && self.plan.has(fault) && self.random.per_mille(per_mille);
+        if strikes {
+            self.tally.count(fault);
+        }
+        strikes
+    }
+
+    /// Something goes wrong.
+    pub(crate) fn on_strike(&mut self) {
+        if !self.storm {
+            return;
+        }
+        let pause = self.random.within(1, 2 * self.plan.strike_pause);
+        self.queue.plan(pause, Event::Strike);
+        if self.plan.faults.is_empty() {
+            return;
+        }
+        let fault = *self.random.pick(&self.plan.faults);
+        let host = HostNo(self.random.below(self.hosts.len() as u64) as usize);
+        let sidecar = SidecarNo(self.random.below(self.sidecars.len() as u64) as usize);
+        // Primaries are what it is about: half of what strikes sidecars strikes one.
+        let leads = self.sidecars.iter().find(|sidecar| matches!(sidecar.role, Role::Primary(_)));
+        let sidecar = leads.map(|lead| lead.no).filter(|_| self.random.one_in(2)).unwrap_or(sidecar);
+        if self.strike(fault, host, sidecar) {
+            self.tally.count(fault);
+        }
+    }
+
+    fn strike(&mut self, fault: Fault, host: HostNo, sidecar: SidecarNo) -> bool {
+        let long = [20, 200, 800, 3000][self.random.below(4) as usize];
+        let heal = self.random.within(1, long) * MS;
+        match fault {
+            Fault::SidecarDies => self.strike_sidecar_dead(sidecar, heal),
+            Fault::SidecarFreezes => self.strike_sidecar_frozen(sidecar, heal),
+            Fault::BackupDies => self.strike_backup(host),
+            Fault::BackupFreezes => self.strike_backup_frozen(host, heal),
+            Fault::HostDies => self.strike_host(host),
+            Fault::VolumeLost => self.strike_volume(host),
+            Fault::BackupStops => {
+                self.tell_host(host, Input::Shutdown);
+                true
+            }
+            Fault::Cut if self.random.one_in(6) => {
+                let other = SidecarNo((sidecar.0 + 1) % self.sidecars.len());
+                self.cuts.peers.insert((sidecar.min(other), sidecar.max(other)));
+                self.queue.plan(heal, Event::Heal(Heal::Peers(sidecar, other)));
+                true
+            }
+            Fault::Cut => {
+                self.cut(sidecar, host, true, true);
+                self.queue.plan(heal, Event::Heal(Heal::Link(sidecar, host)));
+                true
+            }
+            Fault::HalfCut => {
+                let there = self.random.one_in(2);
+                self.cut(sidecar, host, there, !there);
+                self.queue.plan(heal, Event::Heal(Heal::Link(sidecar, host)));
+                true
+            }
+            Fault::StoreDown if self.random.one_in(2) => {
+                self.store.cut.push(sidecar);
+                self.queue.plan(heal, Event::Heal(Heal::StoreFor(sidecar)));
+                true
+            }
+            Fault::StoreDown => {
+                tell!(self, "the store is down");
+                self.store.down = true;
+                self.queue.plan(heal, Event::Heal(Heal::Store));
+                true
+            }
+            Fault::WatchStale => {
+                self.sidecars[sidecar.0].watch_lag = heal;
+                self.queue.plan(heal, Event::Heal(Heal::Watch(sidecar)));
+                true
+            }
+            Fault::DiskFull | Fault::DiskSlow => {
+                let disk = &mut self.hosts[host.0].disk;
+                if fault == Fault::DiskFull { disk.full = true } else { disk.slow = true }
+                tell!(self, "{}: {fault}", self.hosts[host.0].name);
+                self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
+                true
+            }
+            Fault::NoBuffer => {
+                self.hosts[host.0].stingy = true;
+                self.queue.plan(heal, Event::Heal(Heal::Pool(host)));
+                true
+            }
+            Fault::ClosedRots => self.rot_closed(host),
+            Fault::OpenRots => self.rot_open(host),
+            // These strike where messages, writes and calls are made.
+            _ => false,
+        }
+    }
+
+    fn strike_sidecar_dead(&mut self, of: SidecarNo, heal: Micros) -> bool {
+        if self.sidecars[of.0].process == Process::Down {
+            return false;
+        }
+        self.kill_sidecar(of);
+        self.queue.plan(heal, Event::Heal(Heal::Start(of)));
+        true
+    }
+
+    fn strike_sidecar_frozen(&mut self, of: SidecarNo, heal: Micros) -> bool {
+        let sidecar = &mut self.sidecars[of.0];
+        if sidecar.process != Process::Up {
+            return false;
+        }
+        sidecar.process = Process::Frozen;
+        tell!(self, "{} freezes", self.sidecars[of.0].name);
+        self.queue.plan(heal, Event::Heal(Heal::Thaw(of)));
+        true
+    }
+
+    fn strike_backup(&mut self, host: HostNo) -> bool {
+        if !self.hosts[host.0].is_up() {
+            return false;
+        }
+        if self.random.one_in(2) {
+            self.hosts[host.0].fuse = Some(self.random.below(10) as u32);
+            return true;
+        }
+        tell!(self, "{} dies", self.hosts[host.0].name);
+        self.kill_host(host);
+        self.plan_restart(host);
+        true
+    }
+
+    fn strike_backup_frozen(&mut self, host: HostNo, heal: Micros) -> bool {
+        if self.hosts[host.0].running != Running::Up {
+            return false;
+        }
+        tell!(self, "{} freezes", self.hosts[host.0].name);
+        self.hosts[host.0].running = Running::Frozen;
+        self.queue.plan(heal, Event::Heal(Heal::ThawHost(host)));
+        true
+    }
+
+    fn strike_host(&mut self, host: HostNo) -> bool {
+        if self.hosts[host.0].is_dark() || !(self.hosts[host.0].disk.proves_everything() || self.may_lose(host)) {
+            return false;
+        }
+        if self.plan.durability == Durability::Battery && self.random.one_in(2) {
+            tell!(self, "{}: the power is going", self.hosts[host.0].name);
+            self.tell_host(host, Input::Shutdown);
+            let life = self.hosts[host.0].life;
+            self.queue.plan(HOLD_UP, Event::Host(host, life, HostEvent::PowerGone));
+            return true;
+        }
+        tell!(self, "{} loses power", self.hosts[host.0].name);
+        self.darken_host(host);
+        self.plan_restart(host);
+        true
+    }
+
+    fn strike_volume(&mut self, host: HostNo) -> bool {
+        if !self.may_lose(host) {
+            return false;
+        }
+        tell!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
+        self.lose_channels(host);
+        self.kill_host(host);
+        self.hosts[host.0].running = Running::Dark;
+        self.hosts[host.0].lose_all();
+        self.checks.forgets(host);
+        self.plan_restart(host);
+        true
+    }
+
+    /// True when every set that may be the last committed one has another member with sound memory.
+    pub(crate) fn may_lose(&self, host: HostNo) -> bool {
+        self.sets().all(|set| self.sound_members(set, Some(&self.hosts[host.0].name)) > 0)
+    }
+
+    /// Every set that the next promotion may find.
+    fn sets(&self) -> impl Iterator<Item = &Configuration> {
+        self.store.content().into_iter().chain(self.store.pending())
+    }
+
+    /// Members that still have the memory with which they joined, and no flipped bit in it.
+    pub(crate) fn sound_members(&self, config: &Configuration, but: Option<&MemberId>) -> usize {
+        let sound = |member: &&tailwind_protocol::config::MemberRef| {
+            let host = &self.hosts[self.host_of(&member.id).0];
+            Some(&member.id) != but && host.boot == member.boot && host.flips.is_empty()
+        };
+        config.members.iter().filter(sound).count()
+    }
+
+    /// A bit flips in a closed segment, on disk or on its way there.
+    fn rot_closed(&mut self, host: HostNo) -> bool {
+        if !self.may_lose(host) {
+            return false;
+        }
+        let files: Vec<_> = self.hosts[host.0].disk.closed.keys().copied().collect();
+        if files.is_empty() {
+            return false;
+        }
+        let segment = *self.random.pick(&files);
+        let host = &mut self.hosts[host.0];
+        let Some(file) = host.disk.closed.get_mut(&segment).filter(|file| !file.bytes.is_empty()) else { return false };
+        let at = self.random.below(file.bytes.len() as u64) as usize;
+        file.bytes[at] ^= 1 << self.random.below(8);
+        host.flips.push((file.identity, at as u32));
+        let name = host.name.clone();
+        tell!(self, "a bit flips on the disk of {name}: segment {segment}, byte {at}");
+        true
+    }
+
+    /// A bit flips in a buffer, written or yet to be written. Two other members must be sound and within reach: what a
+    /// flipped bit cuts off looks exactly like what was never written.
+    fn rot_open(&mut self, host: HostNo) -> bool {
+        let others = self.sets().map(|set| self.sound_members(set, Some(&self.hosts[host.0].name))).min();
+        let slots: Vec<_> = self.hosts[host.0].rows.iter().map(|(slot, row)| (*slot, row.identity)).collect();
+        if others.unwrap_or(0) < 2 || slots.is_empty() {
+            return false;
+        }
+        let (slot, identity) = *self.random.pick(&slots);
+        let at = self.random.below(2000) as usize;
+        let bit = self.random.below(8) as u8;
+        let host = &mut self.hosts[host.0];
+        host.flip(slot, at, bit);
+        host.flips.push((identity, at as u32));
+        let name = host.name.clone();
+        tell!(self, "a bit flips in the memory of {name}: segment {}, byte {at}", identity.segment);
+        true
+    }
+
+    pub(crate) fn on_heal(&mut self, heal: Heal) {
+        match heal {
+            Heal::Link(sidecar, host) => {
+                self.cuts.there.remove(&(sidecar, host));
+                self.cuts.back.remove(&(sidecar, host));
+            }
+            Heal::Peers(a, b) => drop(self.cuts.peers.remove(&(a.min(b), a.max(b)))),
+            Heal::Store => self.store.down = false,
+            Heal::StoreFor(sidecar) => self.store.cut.retain(|cut| *cut != sidecar),
+            Heal::Watch(sidecar) => self.sidecars[sidecar.0].watch_lag = 0,
+            Heal::Thaw(sidecar) => self.thaw_sidecar(sidecar),
+            Heal::Start(sidecar) => self.start_sidecar(sidecar),
+            Heal::ThawHost(host) => self.thaw_host(host),
+            Heal::Disk(host) => {
+                let disk = &mut self.hosts[host.0].disk;
+                (disk.full, disk.slow) = (false, false);
+            }
+            Heal::Pool(host) => self.hosts[host.0].stingy = false,
+        }
+    }
+
+    fn thaw_host(&mut self, host: HostNo) {
+        if self.hosts[host.0].running == Running::Frozen {
+            self.hosts[host.0].running = Running::Up;
+            self.wake_host(host);
+        }
+    }
+
+    /// Everything that was broken works again.
+    pub(crate) fn calm_down(&mut self) {
+        tell!(self, "the faults stop");
+        self.storm = false;
+        self.cuts.clear();
+        self.store.down = false;
+        self.store.cut.clear();
+        for no in (0..self.hosts.len()).map(HostNo) {
+            let host = &mut self.hosts[no.0];
+            (host.disk.full, host.disk.slow, host.stingy, host.fuse) = (false, false, false, None);
+            self.thaw_host(no);
+            self.restart_host(no);
+        }
+        for no in (0..self.sidecars.len()).map(SidecarNo) {
+            self.sidecars[no.0].watch_lag = 0;
+            self.thaw_sidecar(no);
+            self.start_sidecar(no);
+        }
+    }
+
+    pub(crate) fn restart_host(&mut self, no: HostNo) {
+        if matches!(self.hosts[no.0].running, Running::Down | Running::Dark) {
+            self.start_host(no);
+        }
+    }
+}

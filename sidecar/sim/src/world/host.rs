@@ -1,0 +1,512 @@
+//! One backup pod and the host under it: the production [`Backup`], its memory, its lendings, its volume.
+//!
+//! Its process takes one request at a time and carries the machine's outputs out one after the other, as the daemon does.
+//! Persisting, revoking and scanning take time; the process can be killed between any two outputs, and the host can lose
+//! power at any moment.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use tailwind_protocol::backup::{
+    Backup, FlushResult, Found, Input, Limits, Output, Place, Reply, Request, RequestId, Slot, SlotRow,
+};
+use tailwind_protocol::config::MemberRef;
+use tailwind_protocol::ids::{BootId, Epoch, MemberId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::planted::{self, Bug};
+use tailwind_protocol::rpc::{Purpose, Refusal};
+use tailwind_protocol::scan::{scan, verify};
+
+use super::disk::Disk;
+use super::fabric::Key;
+use super::flusher::Job;
+use super::network::{Answer, CallId};
+use super::queue::{MS, Micros};
+use super::{Event, HostNo, SidecarNo, World, group};
+use crate::tally::Fault;
+use crate::trace::{self, tell};
+
+/// The right to write one slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lending {
+    pub(crate) key: Key,
+    pub(crate) writer: Epoch,
+}
+
+/// What happens to a backup's process.
+#[derive(Clone, Debug)]
+pub(crate) enum HostEvent {
+    Asked(RequestId, Request),
+    Happened(Input),
+    /// The output under way is done.
+    Step,
+    /// The flush under way is done.
+    Flushed,
+    /// The hold-up time is over.
+    PowerGone,
+}
+
+/// What the process and the machine under it are doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Running {
+    Up,
+    /// Stopped in mid-air; its memory can be written all the same.
+    Frozen,
+    /// No process; the host answers for it that nobody listens.
+    Down,
+    /// No power, or no network: silence.
+    Dark,
+}
+
+/// One backup pod.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) no: HostNo,
+    pub(crate) name: MemberId,
+    pub(crate) boot: BootId,
+    /// Counts the processes.
+    pub(crate) life: u32,
+    pub(crate) running: Running,
+    pub(crate) limits: Limits,
+    pub(crate) machine: Option<Backup>,
+    pub(crate) inbox: VecDeque<HostEvent>,
+    /// Outputs that are still to be carried out.
+    todo: VecDeque<Output>,
+    /// The first of them is under way and takes time.
+    working: bool,
+    /// Who waits for an answer.
+    pub(crate) asked: BTreeMap<RequestId, (SidecarNo, u32, CallId)>,
+    memory: BTreeMap<Slot, Vec<u8>>,
+    /// The memory is that of the process before.
+    has_memory: bool,
+    pub(crate) rows: BTreeMap<Slot, SlotRow>,
+    pub(crate) lendings: BTreeMap<Slot, Lending>,
+    keys: u64,
+    boots: u64,
+    pub(crate) disk: Disk,
+    pub(super) jobs: VecDeque<Job>,
+    pub(super) flushing: bool,
+    /// The pool has no memory.
+    pub(crate) stingy: bool,
+    /// Outputs that the process still carries out before it dies.
+    pub(crate) fuse: Option<u32>,
+    /// Bits that were flipped: segment, and where in it.
+    pub(crate) flips: Vec<(SegmentIdentity, u32)>,
+}
+
+/// Memory that nobody has written, as large as a buffer: [`SegmentSize::MIN`].
+static UNWRITTEN: [u8; 64 << 10] = [0; 64 << 10];
+
+impl Host {
+    pub(crate) fn new(no: HostNo, slots: u32, unflushed_slots_max: u32) -> Host {
+        let slot_size = SegmentSize::MIN.bytes();
+        let unflushed_bytes_max = u64::from(unflushed_slots_max) * u64::from(slot_size);
+        let mut host = Host {
+            no,
+            name: format!("m{}", no.0 + 1).parse().expect("a name"),
+            boot: BootId(0),
+            life: 0,
+            running: Running::Down,
+            limits: Limits { slots, slot_size, unflushed_bytes_max },
+            machine: None,
+            inbox: VecDeque::new(),
+            todo: VecDeque::new(),
+            working: false,
+            asked: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            has_memory: false,
+            rows: BTreeMap::new(),
+            lendings: BTreeMap::new(),
+            keys: 0,
+            boots: 0,
+            disk: Disk::default(),
+            jobs: VecDeque::new(),
+            flushing: false,
+            stingy: false,
+            fuse: None,
+            flips: Vec::new(),
+        };
+        host.boot = host.new_boot();
+        host
+    }
+
+    fn new_boot(&mut self) -> BootId {
+        self.boots += 1;
+        BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots))
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.running, Running::Up | Running::Frozen)
+    }
+
+    pub(crate) fn is_dark(&self) -> bool {
+        self.running == Running::Dark
+    }
+
+    pub(crate) fn reference(&self) -> MemberRef {
+        MemberRef { id: self.name.clone(), boot: self.boot, control: format!("{}:7300", self.name) }
+    }
+
+    /// A slot's bytes as they are now.
+    pub(crate) fn bytes(&self, slot: Slot, range: Range<usize>) -> &[u8] {
+        self.memory.get(&slot).map_or(&UNWRITTEN[range.clone()], |memory| &memory[range.clone()])
+    }
+
+    pub(crate) fn write(&mut self, slot: Slot, at: usize, bytes: &[u8]) {
+        let memory = self.memory.entry(slot).or_insert_with(|| UNWRITTEN.to_vec());
+        memory[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(crate) fn flip(&mut self, slot: Slot, at: usize, bit: u8) {
+        if let Some(memory) = self.memory.get_mut(&slot) {
+            memory[at] ^= 1 << bit;
+        }
+    }
+
+    fn is_zero(&self, slot: Slot) -> bool {
+        self.memory.get(&slot).is_none_or(|memory| memory.iter().all(|byte| *byte == 0))
+    }
+
+    /// All bytes in memory are gone; the identity too, unless the disk alone proves that nothing is missing.
+    pub(crate) fn lose_memory(&mut self) {
+        self.memory.clear();
+        self.has_memory = false;
+        self.rows.clear();
+        if !self.disk.proves_everything() && !planted::has(Bug::IdentityKept) {
+            self.boot = self.new_boot();
+        }
+        self.flips.retain(|(identity, _)| self.disk.closed.contains_key(&identity.segment));
+    }
+
+    /// An empty machine under the same name.
+    pub(crate) fn lose_all(&mut self) {
+        self.disk = Disk { full: self.disk.full, slow: self.disk.slow, ..Disk::default() };
+        self.flips.clear();
+        self.memory.clear();
+        self.has_memory = false;
+        self.rows.clear();
+        self.boot = self.new_boot();
+    }
+
+    /// The daemon wakes up. Where the memory survived, files of open segments that no buffer stands behind are no part of
+    /// the log any more; where it did not, they are loaded into buffers.
+    fn find_open_files(&mut self) {
+        let rows = &self.rows;
+        if std::mem::replace(&mut self.has_memory, true) {
+            return self.disk.open.retain(|_, file| rows.values().any(|row| row.identity == file.identity));
+        }
+        // What was lent at one time fitted the pool, and so does what is left of it.
+        for (slot, file) in (0..self.limits.slots).map(Slot).zip(self.disk.open.values()) {
+            let identity = file.identity;
+            let row = SlotRow { identity, purpose: Purpose::Append, lender: identity.epoch, closed: None };
+            self.rows.insert(slot, row);
+            let mut memory = UNWRITTEN.to_vec();
+            memory[..file.bytes.len()].copy_from_slice(&file.bytes);
+            self.memory.insert(slot, memory);
+        }
+    }
+}
+
+impl World {
+    /// A new process finds what memory and disk hold.
+    pub(crate) fn start_host(&mut self, no: HostNo) {
+        let host = &mut self.hosts[no.0];
+        host.life += 1;
+        host.running = Running::Up;
+        host.find_open_files();
+        let files = host.disk.closed.values().map(|file| (file.identity, file.closure)).collect();
+        let rows = host.rows.iter().map(|(slot, row)| (*slot, *row)).collect();
+        let found = Found { promise: host.disk.promise.clone(), rows, files };
+        let (backup, out) = Backup::start(group(), host.name.clone(), host.boot, host.limits, found);
+        host.machine = Some(backup);
+        host.todo = out.into();
+        tell!(self, "{} starts, boot {}", self.hosts[no.0].name, self.hosts[no.0].boot.0 as u64);
+        self.wake_host(no);
+    }
+
+    /// The process ends at once. Its queue pairs end with it: the kernel lets nothing through any more.
+    pub(crate) fn kill_host(&mut self, no: HostNo) {
+        self.stop_channels(no, Epoch(u64::MAX));
+        let host = &mut self.hosts[no.0];
+        // A promise is a file that is renamed: the process may have got as far as that.
+        if let Some(Output::Persist(promise)) = host.todo.front().filter(|_| host.working)
+            && self.random.one_in(2)
+        {
+            host.disk.promise = promise.clone();
+        }
+        host.running = Running::Down;
+        host.machine = None;
+        host.todo.clear();
+        host.inbox.clear();
+        host.asked.clear();
+        host.lendings.clear();
+        host.working = false;
+        host.fuse = None;
+        self.abandon_flushes(no);
+    }
+
+    /// The host loses power: memory, and what no fsync has confirmed.
+    pub(crate) fn darken_host(&mut self, no: HostNo) {
+        self.lose_channels(no);
+        self.kill_host(no);
+        let host = &mut self.hosts[no.0];
+        host.running = Running::Dark;
+        if self.plan.has(Fault::TornWrite) && host.disk.lose_power(&mut self.random) {
+            self.tally.count(Fault::TornWrite);
+        }
+        self.hosts[no.0].lose_memory();
+    }
+
+    /// Lets the process go on, if it has anything to do.
+    pub(crate) fn wake_host(&mut self, no: HostNo) {
+        loop {
+            let host = &mut self.hosts[no.0];
+            if host.running != Running::Up || host.working {
+                return;
+            }
+            if let Some(output) = host.todo.front() {
+                if host.fuse == Some(0) {
+                    tell!(self, "{} dies between two outputs", self.hosts[no.0].name);
+                    self.kill_host(no);
+                    return self.plan_restart(no);
+                }
+                host.fuse = host.fuse.map(|left| left - 1);
+                match cost(output) {
+                    Some((least, most)) => {
+                        let slow = if host.disk.slow { 30 } else { 1 };
+                        host.working = true;
+                        let life = host.life;
+                        let cost = self.random.within(least, most) * slow;
+                        return self.queue.plan(cost, Event::Host(no, life, HostEvent::Step));
+                    }
+                    None => self.carry_out(no),
+                }
+                continue;
+            }
+            let input = match host.inbox.pop_front() {
+                Some(HostEvent::Asked(id, request)) => {
+                    self.checks.asked(&self.hosts[no.0], id, &request);
+                    Input::Request(id, request)
+                }
+                Some(HostEvent::Happened(input)) => input,
+                Some(_) => continue,
+                None => return,
+            };
+            self.step_host(no, input);
+        }
+    }
+
+    /// Feeds the machine; what follows comes before everything else that waits.
+    fn step_host(&mut self, no: HostNo, input: Input) {
+        let host = &mut self.hosts[no.0];
+        let Some(machine) = &mut host.machine else { return };
+        let mut out = Vec::new();
+        machine.step(input, &mut out);
+        out.into_iter().rev().for_each(|output| host.todo.push_front(output));
+        self.checks.bounded(&self.hosts[no.0]);
+    }
+
+    pub(crate) fn on_host_event(&mut self, no: HostNo, life: u32, event: HostEvent) {
+        let host = &mut self.hosts[no.0];
+        if host.life != life || !host.is_up() {
+            if matches!(event, HostEvent::PowerGone) && host.life == life && !host.is_dark() {
+                self.darken_host(no);
+            }
+            return;
+        }
+        match event {
+            HostEvent::Step => {
+                host.working = false;
+                self.carry_out(no);
+                self.wake_host(no);
+            }
+            HostEvent::Flushed => self.on_flush_done(no),
+            HostEvent::PowerGone => {
+                tell!(self, "{}: the hold-up time is over", self.hosts[no.0].name);
+                self.darken_host(no);
+            }
+            HostEvent::Asked(..) | HostEvent::Happened(_) => {
+                host.inbox.push_back(event);
+                self.wake_host(no);
+            }
+        }
+    }
+
+    /// Tells the process something from outside the network.
+    pub(crate) fn tell_host(&mut self, no: HostNo, input: Input) {
+        if self.hosts[no.0].is_up() {
+            self.hosts[no.0].inbox.push_back(HostEvent::Happened(input));
+            self.wake_host(no);
+        }
+    }
+
+    /// Carries the first output out.
+    fn carry_out(&mut self, no: HostNo) {
+        let Some(output) = self.hosts[no.0].todo.pop_front() else { return };
+        match output {
+            Output::Persist(promise) => {
+                let host = &mut self.hosts[no.0];
+                if promise.epoch > host.disk.promise.epoch {
+                    tell!(self, "{} promises epoch {}", self.hosts[no.0].name, promise.epoch);
+                }
+                self.hosts[no.0].disk.promise = promise;
+            }
+            Output::RevokeBelow(epoch) => {
+                self.stop_channels(no, epoch);
+                if !planted::has(Bug::QueuePairReused) {
+                    self.hosts[no.0].lendings.retain(|_, lending| lending.writer >= epoch);
+                }
+            }
+            Output::SaveSlot(slot, row) => {
+                let host = &mut self.hosts[no.0];
+                match row {
+                    // From here on the memory holds what the disk does not.
+                    Some(row) => {
+                        host.disk.complete = false;
+                        host.rows.insert(slot, row);
+                    }
+                    None => drop(host.rows.remove(&slot)),
+                }
+            }
+            Output::Lend(id, slot, writer) => self.lend(no, id, slot, writer),
+            Output::EndLending(slot) => {
+                self.settle_slot(no, slot);
+                self.hosts[no.0].lendings.remove(&slot);
+            }
+            Output::Scan(slot, identity) => self.scan_slot(no, slot, &identity),
+            Output::Verify(slot, identity, closure) => {
+                let size = identity.size.bytes().min(closure.end.0) as usize;
+                let sound = verify(self.hosts[no.0].bytes(slot, 0..size), &identity, &closure);
+                self.step_host(no, Input::Verified(slot, sound));
+            }
+            Output::StartFlush(slot, identity, closure) => self.queue_flush(no, Job::Closed(slot, identity, closure)),
+            Output::StartOpenFlush(id, slot, identity, end) => {
+                self.queue_flush(no, Job::Open(id, slot, identity, end));
+            }
+            Output::FlushOpen(slot, identity, closure) => {
+                let host = &mut self.hosts[no.0];
+                let bytes = host.bytes(slot, 0..closure.end.0 as usize).to_vec();
+                let file = host.disk.write_open(identity, &bytes);
+                file.synced = file.bytes.len();
+            }
+            Output::Release(slot) => self.release(no, slot),
+            Output::DeleteFile(segment) => self.queue_flush(no, Job::Delete(segment)),
+            Output::Reply(id, reply) => self.reply(no, id, reply),
+            Output::Finish { complete } => {
+                tell!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
+                self.finish_flushes(no);
+                self.hosts[no.0].disk.complete = complete;
+                self.kill_host(no);
+                self.plan_restart(no);
+            }
+        }
+    }
+
+    /// A slot is lent all zero, and only while nobody else can write it.
+    fn lend(&mut self, no: HostNo, id: RequestId, slot: Slot, writer: Epoch) {
+        let host = &mut self.hosts[no.0];
+        if host.stingy {
+            return self.step_host(no, Input::Lent(id, slot, Err("the pool has no memory".to_owned())));
+        }
+        self.checks.lends(host, slot);
+        if !planted::has(Bug::NoRezeroing) {
+            host.memory.remove(&slot);
+        }
+        host.keys += 1;
+        let key = Key(host.keys);
+        let zero = host.is_zero(slot);
+        host.lendings.insert(slot, Lending { key, writer });
+        self.checks.lent(&self.hosts[no.0], slot, zero);
+        self.step_host(no, Input::Lent(id, slot, Ok(())));
+    }
+
+    fn scan_slot(&mut self, no: HostNo, slot: Slot, identity: &SegmentIdentity) {
+        let host = &self.hosts[no.0];
+        let report = scan(host.bytes(slot, 0..identity.size.bytes() as usize), identity);
+        tell!(
+            self,
+            "{} scans segment {} of epoch {}: {}; {}",
+            self.hosts[no.0].name,
+            identity.segment,
+            identity.epoch,
+            trace::closure(&report.closure),
+            report.stop.why
+        );
+        self.step_host(no, Input::Scanned(slot, report.closure));
+    }
+
+    fn release(&mut self, no: HostNo, slot: Slot) {
+        self.settle_slot(no, slot);
+        self.hosts[no.0].lendings.remove(&slot);
+        for input in self.cancel_flushes(no, slot) {
+            self.hosts[no.0].inbox.push_back(HostEvent::Happened(input));
+        }
+    }
+
+    fn reply(&mut self, no: HostNo, id: RequestId, reply: Reply) {
+        let asked = self.hosts[no.0].asked.get(&id).copied();
+        self.checks.replies(&self.hosts[no.0], id, &reply);
+        let answer = match reply {
+            Reply::Inventory(inventory) => Answer::Inventory(inventory),
+            Reply::Connect(epoch) => {
+                let Some((from, life, _)) = asked else { return };
+                let channel = self.accept(from, life, no, epoch);
+                Answer::Connected(self.hosts[no.0].boot, channel)
+            }
+            Reply::Opened(slot) => match self.hosts[no.0].lendings.get(&slot) {
+                Some(lending) => Answer::Granted(slot, lending.key),
+                None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),
+            },
+            Reply::Fetch(place, identity, closure) => self.fetch(no, place, &identity, &closure),
+            Reply::Done => Answer::Done,
+            Reply::Refused(refusal) => Answer::Refused(refusal),
+        };
+        self.answer(no, id, answer);
+    }
+
+    fn fetch(&mut self, no: HostNo, place: Place, identity: &SegmentIdentity, closure: &Closure) -> Answer {
+        let host = &self.hosts[no.0];
+        let end = closure.end.0 as usize;
+        match place {
+            Place::Memory(slot) => Answer::Bytes(host.bytes(slot, 0..end).to_vec()),
+            Place::Disk => {
+                let file = host.disk.closed.get(&identity.segment).filter(|file| file.bytes.len() >= end);
+                match file.map(|file| &file.bytes[..end]).filter(|bytes| verify(bytes, identity, closure)) {
+                    Some(bytes) => Answer::Bytes(bytes.to_vec()),
+                    None => {
+                        tell!(self, "{}: the file of segment {} is corrupt", host.name, identity.segment);
+                        self.step_host(no, Input::FoundCorrupt(*identity));
+                        Answer::Refused(Refusal::Corrupt { segment: identity.segment })
+                    }
+                }
+            }
+        }
+    }
+
+    /// Somebody starts the process, or the host, again after a while.
+    pub(crate) fn plan_restart(&mut self, no: HostNo) {
+        let after = self.random.within(5, 1500) * MS;
+        self.queue.plan(after, Event::Restart(no));
+    }
+}
+
+/// How long an output takes, if it takes any time worth the name.
+fn cost(output: &Output) -> Option<(Micros, Micros)> {
+    match output {
+        Output::Persist(_) => Some((200, 4000)),
+        Output::RevokeBelow(_) => Some((20, 3000)),
+        Output::Scan(..) => Some((50, 800)),
+        Output::Verify(..) => Some((50, 400)),
+        Output::FlushOpen(..) => Some((500, 5000)),
+        _ => None,
+    }
+}
+
+/// How a closed segment's flush ends: its bytes are looked at once more on their way to the disk.
+pub(crate) fn flush_result(bytes: &[u8], identity: &SegmentIdentity, closure: &Closure, full: bool) -> FlushResult {
+    match full {
+        true => FlushResult::Failed,
+        false if verify(bytes, identity, closure) => FlushResult::Done,
+        false => FlushResult::Corrupt,
+    }
+}

@@ -1,0 +1,148 @@
+//! Shows the checkers what they need to see: what each member physically holds at the moments that matter.
+//!
+//! Called at every ack, every win and every change of the member set. Looks at memory, cards and disks, never at what
+//! the machines believe.
+
+use tailwind_protocol::config::{Configuration, Durability, MemberRef};
+use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::layout::RECORD_HEADER_SIZE;
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::Purpose;
+
+use super::host::Host;
+use super::World;
+use crate::check::{Submitted, broken};
+
+impl World {
+    /// An epoch tells its app that a record is safe (S1, S4, S7, and what the durability mode adds).
+    pub(crate) fn judge_ack(&mut self, epoch: Epoch, lsn: Lsn, believed: &Configuration) {
+        self.checks.acked(epoch, lsn);
+        self.tally.acked += 1;
+        self.judge_origin(believed);
+        let Some(config) = self.store.last_of(epoch) else {
+            broken("S7", format!("epoch {epoch} acknowledges and was never claimed"));
+        };
+        let record = self.checks.truth(epoch, lsn);
+        for (member, host) in self.present(config) {
+            if !self.holds(host, record) {
+                let version = config.version;
+                broken("S7", format!("{lsn} is acknowledged, {} of version {version} does not hold it", member.id));
+            }
+            if self.plan.durability == Durability::Flushed && !on_disk(host, record) {
+                broken("S1", format!("{lsn} is acknowledged as flushed and is not on the disk of {}", member.id));
+            }
+        }
+    }
+
+    /// A candidate becomes primary and shows its app the recovered log (S1, S2, S3, S7).
+    pub(crate) fn judge_win(&mut self, config: &Configuration, reference: &Reference) {
+        self.judge_origin(config);
+        if config.epoch > Epoch(1) {
+            self.tally.failovers += 1;
+        }
+        let mut checks = std::mem::take(&mut self.checks);
+        let rotten = |lost: &Submitted| {
+            let cut_short = |host: &Host| {
+                let before = |(identity, _): &(tailwind_protocol::layout::SegmentIdentity, u32)| {
+                    identity.segment <= lost.identity.segment
+                };
+                host.flips.iter().any(before)
+            };
+            self.present(config).all(|(_, host)| cut_short(host))
+        };
+        let excused = checks.won(self.queue.now(), config, reference, rotten);
+        self.checks = checks;
+        if excused {
+            self.tally.rotten_for_good = 1;
+        }
+        for segment in &reference.segments {
+            for lsn in (segment.closure.first.0..=segment.closure.last.0).map(Lsn) {
+                if lsn < self.checks.trimmed_below() {
+                    continue;
+                }
+                let record = self.checks.truth(segment.identity.epoch, lsn);
+                for (member, host) in self.present(config) {
+                    if !self.holds(host, record) {
+                        broken("S3", format!("{lsn} is shown to the app, and {} does not hold it", member.id));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The config store changes (S7, S8).
+    pub(crate) fn judge_swap(&self, before: Option<&Configuration>, after: &Configuration) {
+        let Some(before) = before else { return };
+        if after.stamp() <= before.stamp() || after.log != before.log {
+            broken("S7", format!("the configuration goes from {:?} to {:?}", before.stamp(), after.stamp()));
+        }
+        if after.epoch > before.epoch && after.members != before.members {
+            broken("S7", format!("the claim of epoch {} changes the member set", after.epoch));
+        }
+        let joins = |member: &&MemberRef| !before.members.contains(member);
+        for member in after.members.iter().filter(joins) {
+            let host = &self.hosts[self.host_of(&member.id).0];
+            if host.boot != member.boot {
+                continue;
+            }
+            for record in self.checks.owed() {
+                if !self.holds(host, record) {
+                    broken("S8", format!("{} joins the set and does not hold record {}", member.id, record.lsn));
+                }
+            }
+        }
+    }
+
+    /// Nobody may act on a set that never was in the store (S7).
+    fn judge_origin(&self, believed: &Configuration) {
+        if !self.store.history.iter().rev().any(|(_, config)| config == believed) {
+            let (epoch, version) = (believed.epoch, believed.version);
+            broken("S7", format!("epoch {epoch}, version {version} was never in the config store"));
+        }
+    }
+
+    /// Members that still have the memory with which they joined.
+    fn present<'a>(&'a self, config: &'a Configuration) -> impl Iterator<Item = (&'a MemberRef, &'a Host)> {
+        let members = config.members.iter().map(|member| (member, &self.hosts[self.host_of(&member.id).0]));
+        members.filter(|(member, host)| host.boot == member.boot)
+    }
+
+    /// True when a backup's memory (after a barrier) or disk has exactly this record where its primary put it. A flipped
+    /// bit excuses what it hit.
+    fn holds(&self, host: &Host, record: &Submitted) -> bool {
+        let range = range(record);
+        let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
+        if on_disk(host, record) || host.flips.iter().any(hit) {
+            return true;
+        }
+        let counts = |row: &tailwind_protocol::backup::SlotRow| {
+            row.identity == record.identity && (row.purpose == Purpose::Append || row.closed.is_some())
+        };
+        let slots = host.rows.iter().filter(|(_, row)| counts(row)).map(|(slot, _)| *slot);
+        slots.into_iter().any(|slot| is_record(&self.settled_bytes(host.no, slot, range.clone()), record))
+    }
+}
+
+fn range(record: &Submitted) -> std::ops::Range<usize> {
+    record.at as usize..record.at as usize + RECORD_HEADER_SIZE + record.payload.len()
+}
+
+/// True when an fsync has confirmed this record at this backup.
+fn on_disk(host: &Host, record: &Submitted) -> bool {
+    let range = range(record);
+    let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
+    let closed = host.disk.closed.values().find(|file| file.identity == record.identity).map(|file| &file.bytes[..]);
+    let open = host.disk.open.values().find(|file| file.identity == record.identity);
+    let open = open.map(|file| &file.bytes[..file.synced]);
+    let here = |bytes: &[u8]| bytes.get(range.clone()).is_some_and(|bytes| is_record(bytes, record));
+    [closed, open].into_iter().flatten().any(here) || host.flips.iter().any(hit)
+}
+
+/// Looks at the bytes as `docs/protocol.md` lays them out, without the code that reads or writes them.
+fn is_record(bytes: &[u8], record: &Submitted) -> bool {
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    bytes[0] == b'R'
+        && number(16) == record.lsn.0
+        && number(24) == record.identity.epoch.0
+        && bytes[RECORD_HEADER_SIZE..] == record.payload[..]
+}

@@ -1,0 +1,164 @@
+//! The control network between sidecars and backups: requests and answers that get lost, come late, or come twice.
+//!
+//! Used by [`sidecar`](super::sidecar), [`candidate`](super::candidate) and [`lead`](super::lead) to ask, by
+//! [`host`](super::host) to answer.
+
+use std::collections::BTreeSet;
+
+use tailwind_protocol::backup::{Request, RequestId, Slot};
+use tailwind_protocol::ids::BootId;
+use tailwind_protocol::rpc::{Inventory, Refusal};
+
+use super::fabric::{ChannelId, Key};
+use super::host::HostEvent;
+use super::queue::{MS, Micros};
+use super::sidecar::{Notice, Purpose};
+use super::{Event, HostNo, SidecarNo, World};
+use crate::tally::Fault;
+use crate::trace::tell;
+
+/// How long a control RPC may take.
+pub(crate) const RPC_TIMEOUT: Micros = 1000 * MS;
+/// A request that meets a cut link is sent again after so long, as TCP does, for as long as its connection lives.
+const RESEND_PAUSE: Micros = 40 * MS;
+
+/// Pairs a call with its answer; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CallId(pub(crate) u64);
+
+/// A request on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Envelope {
+    pub(crate) from: SidecarNo,
+    pub(crate) life: u32,
+    pub(crate) call: CallId,
+    pub(crate) to: HostNo,
+    pub(crate) request: Request,
+    sent: Micros,
+}
+
+/// What a backup answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Inventory(Inventory),
+    Connected(BootId, ChannelId),
+    Granted(Slot, Key),
+    Bytes(Vec<u8>),
+    Done,
+    Refused(Refusal),
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// None came in time.
+    Late,
+    /// Nobody listens there.
+    Gone,
+}
+
+/// Links that carry nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Cuts {
+    /// From the sidecar to the backup.
+    pub(crate) there: BTreeSet<(SidecarNo, HostNo)>,
+    /// From the backup to the sidecar.
+    pub(crate) back: BTreeSet<(SidecarNo, HostNo)>,
+    /// Between sidecars, the smaller number first.
+    pub(crate) peers: BTreeSet<(SidecarNo, SidecarNo)>,
+}
+
+impl Cuts {
+    /// True when both directions work.
+    pub(crate) fn is_whole(&self, sidecar: SidecarNo, host: HostNo) -> bool {
+        !self.there.contains(&(sidecar, host)) && !self.back.contains(&(sidecar, host))
+    }
+
+    pub(crate) fn are_peers_apart(&self, a: SidecarNo, b: SidecarNo) -> bool {
+        self.peers.contains(&(a.min(b), a.max(b)))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Cuts::default();
+    }
+}
+
+impl World {
+    /// Sends a request; exactly one answer, or silence, is brought to `purpose`.
+    pub(crate) fn call(&mut self, from: SidecarNo, to: HostNo, request: Request, purpose: Purpose) {
+        let sidecar = &mut self.sidecars[from.0];
+        let (call, life) = (CallId(self.queue.count()), sidecar.life);
+        sidecar.calls.insert(call, purpose);
+        self.queue.plan(RPC_TIMEOUT, Event::Sidecar(from, life, Notice::Answer(call, Err(Silence::Late))));
+        let envelope = Envelope { from, life, call, to, request, sent: self.queue.now() };
+        if self.strikes(Fault::MessageTwice, 15) {
+            let later = self.random.within(1, 3000) * MS;
+            self.queue.plan(later, Event::Request(Box::new(envelope.clone())));
+        }
+        if self.strikes(Fault::MessageLost, 10) {
+            return;
+        }
+        let delay = self.message_delay();
+        self.queue.plan(delay, Event::Request(Box::new(envelope)));
+    }
+
+    fn message_delay(&mut self) -> Micros {
+        let (least, most) = self.plan.latency;
+        // Two ends and a process that must be woken.
+        let delay = 30 + 2 * self.random.within(least, most);
+        if self.strikes(Fault::MessageLate, 20) { delay + self.random.within(1, 600) * MS } else { delay }
+    }
+
+    /// A request has come as far as the backup's host.
+    pub(crate) fn on_request(&mut self, envelope: Box<Envelope>) {
+        let (from, to) = (envelope.from, envelope.to);
+        if self.cuts.there.contains(&(from, to)) {
+            if self.queue.now() < envelope.sent + 3 * RPC_TIMEOUT && self.random.one_in(2) {
+                self.queue.plan(RESEND_PAUSE, Event::Request(envelope));
+            }
+            return;
+        }
+        let host = &mut self.hosts[to.0];
+        if host.is_dark() {
+            return;
+        }
+        if !host.is_up() {
+            return self.send_back(to, from, envelope.life, envelope.call, Err(Silence::Gone));
+        }
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        host.asked.insert(id, (from, envelope.life, envelope.call));
+        host.inbox.push_back(HostEvent::Asked(id, envelope.request));
+        self.wake_host(to);
+    }
+
+    /// A backup answers.
+    pub(crate) fn answer(&mut self, by: HostNo, id: RequestId, answer: Answer) {
+        let Some((to, life, call)) = self.hosts[by.0].asked.remove(&id) else { return };
+        self.send_back(by, to, life, call, Ok(answer));
+    }
+
+    fn send_back(&mut self, by: HostNo, to: SidecarNo, life: u32, call: CallId, answer: Result<Answer, Silence>) {
+        if self.cuts.back.contains(&(to, by)) || self.strikes(Fault::MessageLost, 10) {
+            return;
+        }
+        let delay = self.message_delay();
+        self.queue.plan(delay, Event::Sidecar(to, life, Notice::Answer(call, answer)));
+    }
+
+    pub(crate) fn cut(&mut self, sidecar: SidecarNo, host: HostNo, there: bool, back: bool) {
+        tell!(
+            self,
+            "the link {} {} is cut{}",
+            self.sidecars[sidecar.0].name,
+            self.hosts[host.0].name,
+            if there && back { "" } else { " one way" }
+        );
+        if there {
+            self.cuts.there.insert((sidecar, host));
+        }
+        if back {
+            self.cuts.back.insert((sidecar, host));
+        }
+    }
+}

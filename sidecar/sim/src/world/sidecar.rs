@@ -1,0 +1,406 @@
+//! One sidecar pod: its process, its role, its view of the config store, and what it waits for.
+//!
+//! Moves between standby, [`candidate`](super::candidate) and [`primary`](super::lead) as the production sidecar's control
+//! does. What reaches a frozen process waits in its inbox.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
+use tailwind_protocol::ids::{Epoch, MemberId, Position, SidecarId};
+use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::primary::Seat;
+use tailwind_protocol::promotion::{Failure, Task};
+use tailwind_protocol::rpc::{Inventory, Refusal};
+
+use super::app::App;
+use super::candidate::Candidacy;
+use super::fabric::ChannelId;
+use super::image::{Image, ImageId};
+use super::lead::Lead;
+use super::network::{Answer, CallId, Silence};
+use super::queue::{MS, Micros};
+use super::store::StoreReply;
+use super::{Event, HostNo, SidecarNo, World};
+use crate::tally::Fault;
+use crate::trace::tell;
+
+/// How often a sidecar hears of time passing.
+pub(crate) const TICK: Micros = 10 * MS;
+/// A peer silent for so long is dead.
+pub(crate) const HEARTBEAT_SILENCE: Micros = 300 * MS;
+/// Candidates that lost a race, and standbys that notice at the same moment, spread over this time.
+const SPREAD: u64 = 40;
+
+/// What a sidecar is now.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// Not before this moment a candidate.
+    Standby(Micros),
+    Candidate(Box<Candidacy>),
+    Primary(Box<Lead>),
+    /// Its lead is in somebody's hands at this moment.
+    Busy,
+}
+
+/// What its process is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Process {
+    Up,
+    Frozen,
+    Down,
+}
+
+/// What reaches a sidecar.
+#[derive(Clone, Debug)]
+pub(crate) enum Notice {
+    Answer(CallId, Result<Answer, Silence>),
+    Store(u32, u64, Box<StoreReply>),
+    /// One write request has completed; acknowledged by the receiver at that moment.
+    Completed(ChannelId, Micros),
+    Broken(ChannelId),
+    Again(u32, Again),
+    Tick,
+    App,
+}
+
+/// What is tried again after a pause.
+#[derive(Clone, Debug)]
+pub(crate) enum Again {
+    Open(Seat),
+    Order(Seat),
+    Image(ImageId),
+    Survey,
+}
+
+/// What an answer is for.
+#[derive(Clone, Debug)]
+pub(crate) enum Purpose {
+    Survey(MemberRef),
+    Fence(Epoch, MemberId),
+    Repair(Epoch, Task),
+    Recruit(MemberRef),
+    Connect(Seat),
+    Order(Seat),
+    Open(Seat, SegmentIdentity),
+    Flush(Seat, Position),
+    Image(ImageId),
+    Read,
+}
+
+/// Asking every backup what it holds.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    pub(crate) waiting: usize,
+    pub(crate) found: Vec<(MemberRef, Inventory)>,
+}
+
+/// One sidecar pod.
+#[derive(Debug)]
+pub(crate) struct Sidecar {
+    pub(crate) no: SidecarNo,
+    pub(crate) name: SidecarId,
+    pub(crate) process: Process,
+    /// Counts the processes.
+    pub(crate) life: u32,
+    /// Counts the roles: answers meant for an earlier one are not for this one.
+    pub(crate) term: u32,
+    pub(crate) role: Role,
+    pub(crate) inbox: VecDeque<Notice>,
+    pub(crate) calls: BTreeMap<CallId, Purpose>,
+    pub(crate) store_calls: Vec<u64>,
+    pub(crate) images: BTreeMap<ImageId, Image>,
+    pub(crate) survey: Option<Survey>,
+    /// What the watch has shown last.
+    view: Option<Configuration>,
+    /// How far the watch lags behind.
+    pub(crate) watch_lag: Micros,
+    /// When the primary was heard last.
+    heard: Micros,
+    /// Its clock: an offset in milliseconds, and how many of its milliseconds pass in a thousand.
+    pub(crate) clock: (u64, u64),
+    pub(crate) app: App,
+}
+
+impl Sidecar {
+    pub(crate) fn new(no: SidecarNo, clock: (u64, u64)) -> Sidecar {
+        Sidecar {
+            no,
+            name: format!("s{}", no.0 + 1).parse().expect("a name"),
+            process: Process::Up,
+            life: 0,
+            term: 0,
+            role: Role::Standby(0),
+            inbox: VecDeque::new(),
+            calls: BTreeMap::new(),
+            store_calls: Vec::new(),
+            images: BTreeMap::new(),
+            survey: None,
+            view: None,
+            watch_lag: 0,
+            heard: 0,
+            clock,
+            app: App::default(),
+        }
+    }
+
+    pub(crate) fn reference(&self) -> PrimaryRef {
+        PrimaryRef { id: self.name.clone(), control: format!("{}:7301", self.name) }
+    }
+
+    pub(crate) fn lead(&self) -> Option<&Lead> {
+        match &self.role {
+            Role::Primary(lead) => Some(lead),
+            _ => None,
+        }
+    }
+
+    /// Another role: nothing that was asked before is awaited any more.
+    fn become_role(&mut self, role: Role) {
+        self.role = role;
+        self.term += 1;
+        self.calls.clear();
+        self.store_calls.clear();
+        self.images.clear();
+        self.survey = None;
+    }
+}
+
+impl World {
+    /// This sidecar's own clock.
+    pub(crate) fn time(&self, of: SidecarNo) -> Time {
+        let (offset, rate) = self.sidecars[of.0].clock;
+        Time(offset + self.queue.now() * rate / 1_000_000)
+    }
+
+    pub(crate) fn on_notice(&mut self, to: SidecarNo, life: u32, notice: Notice) {
+        let sidecar = &mut self.sidecars[to.0];
+        if sidecar.life != life {
+            return;
+        }
+        match sidecar.process {
+            Process::Down => {}
+            Process::Frozen => match notice {
+                Notice::Tick | Notice::App => {}
+                other => sidecar.inbox.push_back(other),
+            },
+            Process::Up => self.notice(to, notice),
+        }
+    }
+
+    fn notice(&mut self, to: SidecarNo, notice: Notice) {
+        let sidecar = &mut self.sidecars[to.0];
+        match notice {
+            Notice::Answer(call, answer) => {
+                if let Some(purpose) = sidecar.calls.remove(&call) {
+                    self.on_answer(to, purpose, answer);
+                }
+            }
+            Notice::Store(term, number, reply) => {
+                let Some(at) = sidecar.store_calls.iter().position(|known| *known == number) else { return };
+                if sidecar.term == term {
+                    sidecar.store_calls.swap_remove(at);
+                    self.on_store_reply(to, *reply);
+                }
+            }
+            Notice::Completed(channel, acked_at) => {
+                if !self.holds_up_completion(channel, acked_at) {
+                    self.on_completed(to, channel);
+                }
+            }
+            Notice::Broken(channel) => self.on_broken(to, channel),
+            Notice::Again(term, again) if sidecar.term == term => self.try_again(to, again),
+            Notice::Again(..) => {}
+            Notice::Tick => self.on_tick(to),
+            Notice::App => self.on_app_turn(to),
+        }
+    }
+
+    fn on_answer(&mut self, to: SidecarNo, purpose: Purpose, answer: Result<Answer, Silence>) {
+        match purpose {
+            Purpose::Survey(member) => self.on_survey_answer(to, member, answer),
+            Purpose::Fence(epoch, member) => self.on_fence_answer(to, epoch, member, answer),
+            Purpose::Repair(epoch, task) => self.on_repair_answer(to, epoch, task, answer),
+            Purpose::Recruit(member) => self.on_recruit_answer(to, member, answer),
+            Purpose::Connect(seat) => self.on_connect_answer(to, seat, answer),
+            Purpose::Order(seat) => self.on_order_answer(to, seat, answer),
+            Purpose::Open(seat, identity) => self.on_open_answer(to, seat, identity, answer),
+            Purpose::Flush(seat, position) => self.on_flush_answer(to, seat, position, answer),
+            Purpose::Image(image) => self.on_image_answer(to, image, answer),
+            Purpose::Read => self.on_read_answer(to, answer),
+        }
+    }
+
+    fn on_store_reply(&mut self, to: SidecarNo, reply: StoreReply) {
+        match (&self.sidecars[to.0].role, reply) {
+            (Role::Candidate(_), reply) => self.on_candidate_store_reply(to, reply),
+            (Role::Primary(_), StoreReply::Swapped(outcome)) => self.on_primary_swapped(to, outcome),
+            _ => {}
+        }
+    }
+
+    fn try_again(&mut self, to: SidecarNo, again: Again) {
+        match again {
+            Again::Open(seat) => self.ask_next_open(to, seat),
+            Again::Order(seat) => self.ask_next_order(to, seat),
+            Again::Image(image) => self.move_image(to, image),
+            Again::Survey => self.survey(to),
+        }
+    }
+
+    pub(crate) fn plan_again(&mut self, of: SidecarNo, after: Micros, again: Again) {
+        let sidecar = &self.sidecars[of.0];
+        self.queue.plan(after, Event::Sidecar(of, sidecar.life, Notice::Again(sidecar.term, again)));
+    }
+
+    fn on_tick(&mut self, of: SidecarNo) {
+        self.watch(of);
+        match self.sidecars[of.0].role {
+            Role::Standby(not_before) => self.consider_claiming(of, not_before),
+            Role::Candidate(_) => self.on_candidate_tick(of),
+            Role::Primary(_) => self.on_primary_tick(of),
+            Role::Busy => {}
+        }
+    }
+
+    /// The watch shows what the store held some time ago.
+    fn watch(&mut self, of: SidecarNo) {
+        let lag = self.sidecars[of.0].watch_lag;
+        if self.store.down || self.store.cut.contains(&of) {
+            return;
+        }
+        let moment = self.queue.now().saturating_sub(lag);
+        let Some(seen) = self.store.content_at(moment) else { return };
+        let view = &mut self.sidecars[of.0].view;
+        if view.as_ref().is_some_and(|view| view.stamp() >= seen.stamp()) {
+            return;
+        }
+        let seen = seen.clone();
+        *view = Some(seen.clone());
+        self.sidecars[of.0].heard = self.queue.now();
+        self.on_primary_news(of, &seen);
+    }
+
+    /// A standby claims the epoch when the primary is gone, or is itself, or when there is none yet.
+    fn consider_claiming(&mut self, of: SidecarNo, not_before: Micros) {
+        let now = self.queue.now();
+        if now < not_before {
+            return;
+        }
+        let sidecar = &self.sidecars[of.0];
+        let primary = sidecar.view.as_ref().map(|view| view.primary.id.clone());
+        let known = self.sidecars.iter().find(|other| Some(&other.name) == primary.as_ref());
+        if let Some(primary) = known.filter(|primary| primary.no != of) {
+            let apart = self.cuts.are_peers_apart(of, primary.no);
+            match primary.process {
+                Process::Up if !apart => self.sidecars[of.0].heard = now,
+                // Its connection ends at once.
+                Process::Down if !apart => return self.claim_soon(of),
+                _ if now > sidecar.heard + HEARTBEAT_SILENCE => return self.claim_soon(of),
+                _ => {}
+            }
+            if self.strikes(Fault::FalseAlarm, 1) {
+                return self.claim(of);
+            }
+            return;
+        }
+        self.claim_soon(of);
+    }
+
+    /// Standbys that notice at the same moment spread a little, so that one of them usually wins at once.
+    fn claim_soon(&mut self, of: SidecarNo) {
+        if self.random.one_in(3) { self.claim(of) } else { self.wait_a_little(of, SPREAD) }
+    }
+
+    pub(crate) fn wait_a_little(&mut self, of: SidecarNo, ms_max: u64) {
+        let until = self.queue.now() + self.random.below(ms_max + 1) * MS;
+        self.sidecars[of.0].role = Role::Standby(until);
+    }
+
+    fn claim(&mut self, of: SidecarNo) {
+        tell!(self, "{} is a candidate", self.sidecars[of.0].name);
+        self.become_candidate(of);
+    }
+
+    /// Another role, with the queue pairs of the old one closed.
+    pub(crate) fn change_role(&mut self, of: SidecarNo, role: Role) {
+        self.close_all_senders(of);
+        self.sidecars[of.0].become_role(role);
+        self.sidecars[of.0].heard = self.queue.now();
+        self.sidecars[of.0].app.lost_role();
+    }
+
+    pub(crate) fn kill_sidecar(&mut self, of: SidecarNo) {
+        tell!(self, "{} dies", self.sidecars[of.0].name);
+        self.change_role(of, Role::Standby(0));
+        let sidecar = &mut self.sidecars[of.0];
+        sidecar.process = Process::Down;
+        sidecar.inbox.clear();
+        sidecar.view = None;
+        sidecar.life += 1;
+    }
+
+    pub(crate) fn start_sidecar(&mut self, of: SidecarNo) {
+        if self.sidecars[of.0].process == Process::Down {
+            tell!(self, "{} starts", self.sidecars[of.0].name);
+            self.sidecars[of.0].process = Process::Up;
+            self.sidecars[of.0].heard = self.queue.now();
+        }
+    }
+
+    /// A frozen process goes on with what has come in meanwhile.
+    pub(crate) fn thaw_sidecar(&mut self, of: SidecarNo) {
+        if self.sidecars[of.0].process != Process::Frozen {
+            return;
+        }
+        tell!(self, "{} goes on", self.sidecars[of.0].name);
+        self.sidecars[of.0].process = Process::Up;
+        // Its timers fire together with what is in its sockets; which comes first is anybody's guess.
+        if self.random.one_in(2) {
+            self.notice(of, Notice::Tick);
+        }
+        while let Some(notice) = self.sidecars[of.0].inbox.pop_front() {
+            self.notice(of, notice);
+        }
+    }
+
+    /// Asks every backup what it holds.
+    pub(crate) fn survey(&mut self, of: SidecarNo) {
+        let hosts: Vec<(HostNo, MemberRef)> = self.hosts.iter().map(|host| (host.no, host.reference())).collect();
+        self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), found: Vec::new() });
+        for (host, member) in hosts {
+            self.call(of, host, tailwind_protocol::backup::Request::Inventory, Purpose::Survey(member));
+        }
+    }
+
+    fn on_survey_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
+        let Some(survey) = &mut self.sidecars[of.0].survey else { return };
+        survey.waiting -= 1;
+        if let Ok(Answer::Inventory(inventory)) = answer {
+            survey.found.push((MemberRef { boot: inventory.boot, ..member }, inventory));
+        }
+        if survey.waiting == 0
+            && let Some(Survey { mut found, .. }) = self.sidecars[of.0].survey.take()
+        {
+            found.sort_by(|(a, _), (b, _)| a.id.cmp(&b.id));
+            match self.sidecars[of.0].role {
+                Role::Candidate(_) => self.on_candidate_surveyed(of, found),
+                _ => self.on_spares_found(of, found),
+            }
+        }
+    }
+
+    pub(crate) fn host_of(&self, member: &MemberId) -> HostNo {
+        self.hosts.iter().find(|host| host.name == *member).expect("a backup of this world").no
+    }
+}
+
+/// What a failed call means.
+pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
+    match answer {
+        Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
+        Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
+        Ok(_) => Failure::Unreachable("not an answer to this".to_owned()),
+        Err(Silence::Late) => Failure::Unreachable("no answer in time".to_owned()),
+        Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),
+    }
+}
