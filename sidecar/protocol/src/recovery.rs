@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{Lsn, MemberId, SegmentId};
+use crate::ids::{Epoch, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
@@ -47,36 +47,43 @@ impl Reference {
     /// valid copy that ends where the next one begins.
     ///
     /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end. Records that were trimmed
-    /// are not looked for.
+    /// are not looked for. Where no copy reaches the next segment, the log may end there: see [`torn_end`].
     ///
     /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
     /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
     pub fn assemble<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Result<Reference, Damage> {
         let mut trimmed = Lsn::default();
-        let mut copies: BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>> = BTreeMap::new();
+        let mut copies: Copies<'a> = BTreeMap::new();
         for inventory in inventories {
             trimmed = trimmed.max(inventory.trimmed);
-            for copy in inventory.copies.iter().filter(|copy| holds_records(copy)) {
+            for copy in &inventory.copies {
                 copies.entry(copy.identity.segment).or_default().push((&inventory.member, copy));
             }
         }
-        let furthest = |copy: &CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
+        let furthest = |copy: &&CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
         let sound = |copy: &CopyReport| copy.state != CopyState::Corrupt;
-        let Some(tail) = copies.values().flatten().map(|(_, copy)| *copy).max_by_key(|copy| furthest(copy)) else {
+        let written = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| holds_records(copy));
+        let Some(tail) = written.max_by_key(furthest) else {
             // A trim never takes the last segment, so a trimmed log without any has been lost, not emptied.
             let lost = Damage::Missing { segment: SegmentId(0), last: trimmed.prev() };
             return if trimmed > Lsn(1) { Err(lost) } else { Ok(Reference { segments: Vec::new(), trimmed }) };
         };
         let mut segments = Vec::new();
         let (mut segment, mut last) = (tail.identity.segment, tail.closure.last);
-        loop {
+        while last > Lsn(0) {
             let candidates = copies.get(&segment).map(Vec::as_slice).unwrap_or_default();
             let best = candidates
                 .iter()
                 .map(|(_, copy)| *copy)
-                .filter(|copy| sound(copy) && copy.closure.last == last)
+                .filter(|copy| holds_records(copy) && sound(copy) && copy.closure.last == last)
                 .max_by_key(|copy| copy.identity.epoch);
-            let Some(best) = best else { return Err(Damage::Missing { segment, last }) };
+            let Some(best) = best else {
+                let end = torn_end(&copies, tail.identity.epoch, segment, last);
+                let end = end.filter(|(_, last)| trimmed <= Lsn(1) || *last >= trimmed);
+                (segment, last) = end.ok_or(Damage::Missing { segment, last })?;
+                segments.clear();
+                continue;
+            };
             let same =
                 |copy: &CopyReport| copy.identity == best.identity && copy.closure == best.closure && sound(copy);
             let holders = candidates.iter().filter(|(_, c)| same(c)).map(|(member, _)| (*member).clone()).collect();
@@ -99,6 +106,40 @@ impl Reference {
     pub fn last_segment(&self) -> SegmentId {
         self.segments.last().map_or(SegmentId(0), |s| s.identity.segment)
     }
+}
+
+/// What the fenced members hold, by segment.
+type Copies<'a> = BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>>;
+
+/// Where the log ends if `segment`, which no copy brings up to `last`, was torn when the primary of `epoch` died: at the
+/// furthest end that a copy of it has, or, where no record of it has landed, with the segment before. `None` if that cannot
+/// be: nobody at hand has it open, or somebody has closed what is there only after all of it was.
+///
+/// Nothing acknowledged lies beyond: see "A log torn across segments" in `docs/protocol.md`.
+fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) -> Option<(SegmentId, Lsn)> {
+    let at = |segment: SegmentId| copies.get(&segment).into_iter().flatten().copied();
+    let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
+    // A primary closes its segments in order: who has this one open has had later ones closed by a promotion only.
+    let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && copy.state == CopyState::Open);
+    let was_whole = |(member, copy): (&MemberId, &CopyReport)| {
+        let closed_beyond = copy.state != CopyState::Open && copy.closure.last >= last;
+        closed_beyond && copy.identity.epoch == epoch && !has_it_open(member)
+    };
+    if copies.range(segment..).flat_map(|(_, copies)| copies).copied().any(was_whole) {
+        return None;
+    }
+    let shorter = || here().map(|(_, copy)| copy).filter(|copy| copy.closure.last < last);
+    if let Some(end) = shorter().filter(|copy| holds_records(copy)).map(|copy| copy.closure.last).max() {
+        return Some((segment, end));
+    }
+    // Opened, but empty. Its header, where that has landed, says where the segment before ends.
+    let first = shorter().map(|copy| copy.closure.first).max()?;
+    let before = SegmentId(segment.0 - 1);
+    if first > Lsn(0) || before == SegmentId(0) {
+        return Some((before, first.prev()));
+    }
+    let written = at(before).map(|(_, copy)| copy).filter(|copy| holds_records(copy));
+    written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last)).map(|copy| (before, copy.closure.last))
 }
 
 /// A buffer opened ahead that never got a record is no part of the log.

@@ -125,9 +125,9 @@ fn a_segment_is_taken_from_whoever_has_it_whole() {
 fn a_gap_is_a_loss_and_not_an_end() {
     let gap = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Open, 10, 12)]);
     assert_eq!(missing(std::slice::from_ref(&gap)), (2, 9));
-    // A copy that ends elsewhere does not fill it.
-    let torn = holds("m2", &[copy(2, 1, Open, 6, 8)]);
-    assert_eq!(missing(&[gap.clone(), torn]), (2, 9));
+    // A copy that was closed elsewhere, of another opening of the segment, does not fill it.
+    let elsewhere = holds("m2", &[copy(2, 2, Closed, 6, 8), copy(3, 3, Open, 10, 12)]);
+    assert_eq!(missing(&[gap.clone(), elsewhere]), (2, 9));
     let whole = holds("m2", &[copy(2, 1, Closed, 6, 9)]);
     assert_eq!(assembled(&[gap, whole]).len(), 3);
 }
@@ -140,6 +140,102 @@ fn a_corrupt_last_segment_is_not_cut_off() {
     assert_eq!(missing(&[corrupt.clone(), behind]), (2, 9));
     let sound = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 9)]);
     assert_eq!(assembled(&[corrupt, sound])[1], (2, 1, 6, 9, "m2".to_owned()));
+}
+
+/// A buffer of which not even the segment header has landed.
+fn blank(segment: u64, epoch: u64) -> CopyReport {
+    CopyReport { closure: Closure::default(), ..copy(segment, epoch, Open, 1, 0) }
+}
+
+#[test]
+fn a_log_torn_across_segments_ends_at_the_furthest_open_end() {
+    let before = copy(1, 1, Closed, 1, 5);
+    let beyond = copy(3, 1, Open, 10, 12);
+    let torn = holds("m1", &[before, copy(2, 1, Open, 6, 7), beyond]);
+    assert_eq!(assembled(std::slice::from_ref(&torn))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
+    // Whoever has more of it decides, and whoever has it whole saves what lies beyond.
+    let more = holds("m2", &[before, copy(2, 1, Open, 6, 8)]);
+    assert_eq!(assembled(&[torn.clone(), more])[1..], [(2, 1, 6, 8, "m2".to_owned())]);
+    let whole = holds("m2", &[before, copy(2, 1, Open, 6, 9)]);
+    assert_eq!(assembled(&[torn.clone(), whole]).len(), 3);
+    // It must be open at someone.
+    let absent = holds("m2", &[before, beyond]);
+    assert_eq!(missing(std::slice::from_ref(&absent)), (2, 9));
+    assert_eq!(assembled(&[torn, absent])[1..], [(2, 1, 6, 7, "m1".to_owned())]);
+}
+
+#[test]
+fn of_several_holes_the_first_is_the_end() {
+    let m1 = holds("m1", &[copy(1, 1, Open, 1, 3), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12)]);
+    assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 3, "m1".to_owned())]);
+    let m2 = holds("m2", &[copy(1, 1, Closed, 1, 5), blank(2, 1)]);
+    assert_eq!(assembled(&[m1, m2]), [(1, 1, 1, 5, "m2".to_owned()), (2, 1, 6, 7, "m1".to_owned())]);
+}
+
+#[test]
+fn a_torn_segment_without_a_record_leaves_the_end_to_the_one_before() {
+    let beyond = copy(3, 1, Open, 10, 12);
+    for nothing in [empty(2, 1, 6), blank(2, 1)] {
+        let m1 = holds("m1", &[copy(1, 1, Open, 1, 5), nothing, beyond]);
+        assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 5, "m1".to_owned())]);
+        let corrupt = holds("m1", &[copy(1, 1, Corrupt, 1, 5), nothing, beyond]);
+        assert_eq!(missing(std::slice::from_ref(&corrupt)), (1, 5));
+    }
+    // The header says where the one before ends: it may be torn too, but it must be there.
+    let both = holds("m1", &[copy(1, 1, Open, 1, 4), empty(2, 1, 6), beyond]);
+    assert_eq!(assembled(std::slice::from_ref(&both)), [(1, 1, 1, 4, "m1".to_owned())]);
+    assert_eq!(missing(&[holds("m1", &[empty(2, 1, 6), beyond])]), (1, 5));
+    assert_eq!(missing(&[holds("m1", &[blank(2, 1), beyond])]), (2, 9));
+    // Of the first segment of all nothing has landed.
+    assert_eq!(assembled(&[holds("m1", &[blank(1, 1), copy(2, 1, Open, 6, 9)])]), []);
+}
+
+#[test]
+fn what_was_closed_was_acknowledged_and_is_not_cut_off() {
+    let torn = copy(2, 1, Open, 6, 7);
+    let open = holds("m1", &[copy(1, 1, Closed, 1, 5), torn, copy(3, 1, Open, 10, 12)]);
+    let itself = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 9)]);
+    assert_eq!(missing(&[open.clone(), itself]), (2, 9));
+    let later = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Closed, 10, 12)]);
+    assert_eq!(missing(&[open, later]), (2, 9));
+    // So was whatever a later epoch follows.
+    let followed = holds("m1", &[copy(1, 1, Closed, 1, 5), torn, copy(3, 2, Open, 10, 12)]);
+    assert_eq!(missing(std::slice::from_ref(&followed)), (2, 9));
+    // And what was trimmed.
+    let trimmed = Inventory { trimmed: Lsn(8), ..holds("m1", &[torn, copy(3, 1, Open, 10, 12)]) };
+    assert_eq!(missing(std::slice::from_ref(&trimmed)), (2, 9));
+}
+
+#[test]
+fn a_promotion_that_broke_off_has_cut_the_log_there_before() {
+    // It had closed segment 2 at m2, where it found the furthest end, and not yet dropped segment 3 at m1.
+    let undropped = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12)]);
+    let cut = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 8)]);
+    assert_eq!(assembled(&[undropped.clone(), cut])[1..], [(2, 1, 6, 8, "m2".to_owned())]);
+    let rotten = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 8)]);
+    assert_eq!(missing(&[undropped, rotten]), (2, 8));
+}
+
+#[test]
+fn a_promotion_that_broke_off_may_have_closed_what_lies_beyond() {
+    // Someone else had segment 2 whole and is gone; at m1 segment 3 was closed before the image of segment 2 came.
+    let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Closed, 10, 12)]);
+    assert_eq!(assembled(std::slice::from_ref(&m1))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
+    let reference = Reference::assemble([&m1]).expect("a whole log");
+    assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3]));
+}
+
+#[test]
+fn what_lies_beyond_a_torn_end_is_dropped() {
+    let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12), blank(4, 1)]);
+    let reference = Reference::assemble([&m1]).expect("a whole log");
+    assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3, 4]));
+    // The one that was not asked has it whole, and may have closed it.
+    for state in [Open, Closed, Corrupt] {
+        let late = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, state, 6, 9), copy(3, 1, state, 10, 11)]);
+        let expected = if state == Open { (vec![2], vec![], vec![3]) } else { (vec![], vec![2], vec![3]) };
+        assert_eq!(plan(&reference, &late), expected);
+    }
 }
 
 #[test]

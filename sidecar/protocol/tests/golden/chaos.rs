@@ -194,7 +194,9 @@ fn deliver(world: &mut World, die: &mut Die) {
         2 => Tear::Unseen,
         _ => Tear::Whole,
     };
-    world.land(&from, &to, &tear);
+    // Now and then a later write lands first.
+    let older = if tear == Tear::Whole { 0 } else { die.roll(3) as usize };
+    world.land_beyond(older, &from, &to, &tear);
 }
 
 fn stop_or_go(world: &mut World, sidecar: &SidecarId) {

@@ -156,7 +156,8 @@ fn payloads(args: &mut ArgumentConsumer<'_>, size: usize) -> Vec<Vec<u8>> {
     padded.collect()
 }
 
-/// `deliver`: all writes land. `deliver m1 [from=s1] [count=1] [unseen=true | bytes=40 | lines="0 2"]`.
+/// `deliver`: all writes land. `deliver m1 [from=s1] [count=1] [unseen=true | bytes=40 | lines="0 2"] [older=1]`: `older`
+/// writes that have not landed are left lying.
 fn deliver(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     let from: Option<SidecarId> = args.take_key("from").map(|name| name.parse()).transpose()?;
     let tear = match (number(args, "bytes")?, args.take_key("lines"), args.take_key("unseen")) {
@@ -167,6 +168,7 @@ fn deliver(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     };
     let partial = matches!(tear, Tear::Bytes(_) | Tear::Lines(_));
     let count = number(args, "count")?.unwrap_or(if partial { 1 } else { usize::MAX });
+    let older = number(args, "older")?.unwrap_or(0);
     let to: Vec<MemberId> = std::iter::from_fn(|| args.next_pos()).map(str::parse).collect::<Result<_, _>>()?;
     let pairs = world.pairs_with_writes();
     let wanted = |pair: &&(SidecarId, MemberId)| {
@@ -174,7 +176,7 @@ fn deliver(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     };
     for (from, to) in pairs.iter().filter(wanted) {
         for _ in 0..count {
-            if !world.land(from, to, &tear) {
+            if !world.land_beyond(older, from, to, &tear) {
                 break;
             }
         }

@@ -56,6 +56,7 @@ scripts! {
     roll_over,
     stalled,
     too_few,
+    torn_across_segments,
     torn_tail,
     trim,
     trim_missed,

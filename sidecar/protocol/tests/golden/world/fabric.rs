@@ -25,9 +25,17 @@ const LINE_SIZE: usize = 64;
 impl World {
     /// Lands the oldest write to this backup that has not landed; false when there is none.
     pub(crate) fn land(&mut self, from: &SidecarId, to: &MemberId, tear: &Tear) -> bool {
+        self.land_beyond(0, from, to, tear)
+    }
+
+    /// Lets so many older writes lie and lands the next one: memory knows no order, only completions do.
+    pub(crate) fn land_beyond(&mut self, older: usize, from: &SidecarId, to: &MemberId, tear: &Tear) -> bool {
+        assert!(older == 0 || *tear != Tear::Whole, "completions come in order");
         let queue = self.network.writes.entry((from.clone(), to.clone())).or_default();
         let wanted = |write: &Write| *tear == Tear::Whole || !write.landed;
-        let Some(at) = queue.iter().position(wanted) else { return false };
+        let Some((at, _)) = queue.iter().enumerate().filter(|(_, write)| wanted(write)).nth(older) else {
+            return false;
+        };
         let mut write = queue[at].clone();
         let (slot, key) = write.lending;
         let host = self.hosts.get_mut(to).expect("a backup of this world");
