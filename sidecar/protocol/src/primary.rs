@@ -293,7 +293,7 @@ impl Primary {
         }
         let to = Offset(end.0.min(from.offset.0.saturating_add(bytes_max)));
         self.posts.0 += 1;
-        member.post(Position::new(from.segment, to), self.posts);
+        member.post(Position::new(from.segment, to), self.posts, from.segment);
         Some((from.segment, from.offset, to))
     }
 
@@ -311,7 +311,7 @@ impl Primary {
             return None;
         }
         self.posts.0 += 1;
-        member.post(member.posted, self.posts);
+        member.post(member.posted, self.posts, active);
         Some(active)
     }
 

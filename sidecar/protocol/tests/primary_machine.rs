@@ -62,6 +62,7 @@ struct Desk {
     /// Members that do not answer a close.
     mute: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
+    closes: Vec<SegmentId>,
 }
 
 impl Desk {
@@ -69,8 +70,9 @@ impl Desk {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules(backups), &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, lost) = Default::default();
-        let mut desk = Desk { primary, now, seats, swap: None, recruits: false, over: false, segments, mute, lost };
+        let (seats, segments, mute, lost, closes) = Default::default();
+        let (swap, recruits, over) = (None, false, false);
+        let mut desk = Desk { primary, now, seats, swap, recruits, over, segments, mute, lost, closes };
         desk.carry(out);
         desk
     }
@@ -94,6 +96,7 @@ impl Desk {
                 Output::Prepare(identity) => self.segments.push(identity),
                 Output::Open(seat, identity) => self.step(Input::Opened(seat, identity.segment)),
                 Output::Close(seat, identity, _) if !self.is_mute(seat) => {
+                    self.closes.push(identity.segment);
                     self.step(Input::Closed(seat, identity.segment));
                 }
                 Output::Disconnect(seat) => {
@@ -374,4 +377,23 @@ fn a_barrier_needs_a_post_after_it_from_everyone() {
         desk.complete(id, 1);
         assert_eq!(desk.primary.passed(barrier), passed);
     }
+}
+
+#[test]
+fn no_segment_is_closed_under_a_barriers_empty_write() {
+    let mut desk = Desk::start(1, 1);
+    let id = member(1).id;
+    desk.append(60_000);
+    assert!(desk.post(&id).is_some());
+    let index = usize::from(desk.seats[&id].index);
+    assert_eq!(desk.primary.probe(index, desk.primary.barrier()), Some(SegmentId(1)));
+    let mut out = Vec::new();
+    let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
+    assert!(desk.primary.roll(closure, &mut out).is_some());
+    desk.carry(out);
+    desk.complete(&id, 1);
+    assert_eq!(desk.primary.acked(), Position::new(SegmentId(1), Offset(60_000)));
+    assert_eq!(desk.closes, [], "the empty write would meet a buffer that is no longer lent, and fail its queue pair");
+    desk.complete(&id, 1);
+    assert_eq!(desk.closes, [SegmentId(1)]);
 }

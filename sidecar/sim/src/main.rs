@@ -32,6 +32,9 @@ struct Args {
     /// Play the seeds in this file first: one in a line, and behind it what it found
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
+    /// Stop after so many seeds that break a rule
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    broken_max: usize,
     /// Threads; by default one for each processor
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -68,7 +71,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     let time = args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs_f64(minutes * 60.0));
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let wanted = Wanted { first: args.first, count: args.seeds.unwrap_or(u64::MAX), time, jobs };
+    let wanted =
+        Wanted { first: args.first, count: args.seeds.unwrap_or(u64::MAX), time, jobs, broken_max: args.broken_max };
     let outcome = play_many(&wanted);
     let mut out = std::io::stdout().lock();
     write!(out, "{}", outcome.tally)?;

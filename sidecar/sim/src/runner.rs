@@ -41,6 +41,8 @@ pub struct Wanted {
     pub time: Duration,
     /// Threads.
     pub jobs: usize,
+    /// Stop after so many broken seeds.
+    pub broken_max: usize,
 }
 
 /// What came of many seeds.
@@ -51,9 +53,6 @@ pub struct Outcome {
     /// The others: the seed, and which rule was broken.
     pub broken: Vec<(u64, String)>,
 }
-
-/// Stops after so many broken seeds: more of them say nothing new.
-const BROKEN_MAX: usize = 20;
 
 /// Plays seeds on all threads until there are no more, time is up, or too many are broken. `progress` is told now and then.
 pub fn play_many(wanted: &Wanted, progress: impl Fn(&Outcome) + Sync) -> Outcome {
@@ -73,7 +72,7 @@ pub fn play_many(wanted: &Wanted, progress: impl Fn(&Outcome) + Sync) -> Outcome
                 Ok(tally) => outcome.tally.add(&tally),
                 Err(rule) => outcome.broken.push((played.seed, rule)),
             }
-            if outcome.broken.len() >= BROKEN_MAX {
+            if outcome.broken.len() >= wanted.broken_max {
                 over.store(true, Ordering::Relaxed);
             }
             progress(&outcome);

@@ -161,7 +161,11 @@ impl fmt::Display for Tally {
         let seconds = |micros: u64| micros as f64 / 1e6;
         writeln!(f, "{} seeds, {hours:.1} simulated hours, {} events", self.seeds, self.events)?;
         writeln!(f, "{} records acknowledged and checked, {} read back and compared", self.acked, self.read)?;
-        writeln!(f, "{} failovers, {} changes of the member set, {} barriers", self.failovers, self.swaps, self.barriers)?;
+        writeln!(
+            f,
+            "{} failovers, {} changes of the member set, {} barriers",
+            self.failovers, self.swaps, self.barriers
+        )?;
         writeln!(
             f,
             "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped",

@@ -28,8 +28,8 @@ use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, tell};
 
-use fabric::{ChannelId, Fabric, Ghost};
 pub(crate) use fabric::Key;
+use fabric::{ChannelId, Fabric, Ghost};
 use faults::Heal;
 pub(crate) use host::Host;
 use host::HostEvent;

@@ -36,6 +36,16 @@ pub enum Standing {
     },
 }
 
+/// A post in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    /// The member has everything up to here once it completes.
+    end: Position,
+    number: Post,
+    /// The segment whose buffer it goes to. An empty write goes to the active one, whatever `end` says.
+    segment: SegmentId,
+}
+
 /// One member, in the set or on its way into it.
 #[derive(Debug)]
 pub(super) struct Member {
@@ -58,8 +68,8 @@ pub(super) struct Member {
     pub(super) closing: SegmentId,
     /// Last segment that it has closed.
     pub(super) closed: SegmentId,
-    /// Ends and numbers of the posts in flight, oldest first. Never grows beyond [`INFLIGHT_MAX`].
-    pub(super) in_flight: VecDeque<(Position, Post)>,
+    /// The posts in flight, oldest first. Never grows beyond [`INFLIGHT_MAX`].
+    pub(super) in_flight: VecDeque<Posted>,
     /// Its latest post.
     pub(super) last_posted: Post,
     /// Its latest post that has completed.
@@ -71,15 +81,21 @@ impl Member {
         self.in_flight.len() < INFLIGHT_MAX
     }
 
-    pub(super) fn post(&mut self, end: Position, post: Post) {
-        (self.posted, self.last_posted) = (end, post);
-        self.in_flight.push_back((end, post));
+    pub(super) fn post(&mut self, end: Position, number: Post, segment: SegmentId) {
+        (self.posted, self.last_posted) = (end, number);
+        self.in_flight.push_back(Posted { end, number, segment });
+    }
+
+    /// True when nothing is on its way to this segment's buffer: a write that meets a buffer that is no longer lent fails
+    /// its channel.
+    pub(super) fn has_written(&self, segment: SegmentId) -> bool {
+        self.in_flight.iter().all(|posted| posted.segment != segment)
     }
 
     pub(super) fn complete(&mut self, count: u32) {
         for _ in 0..count {
             let oldest = self.in_flight.pop_front().expect("only what was posted completes");
-            (self.completed, self.last_completed) = oldest;
+            (self.completed, self.last_completed) = (oldest.end, oldest.number);
         }
     }
 }

@@ -197,6 +197,7 @@ impl Primary {
             }
             for member in self.members.iter_mut().flatten() {
                 let has_it = member.opened >= id && member.completed >= whole && member.first_opened <= id;
+                let has_it = has_it && member.has_written(id);
                 if has_it && !member.lost && member.closing < id {
                     member.closing = id;
                     out.push(Output::Close(member.seat, segment.identity, closure));

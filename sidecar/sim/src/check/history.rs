@@ -30,8 +30,8 @@ impl History {
 }
 
 impl Checks {
-    /// An app was told that a record is safe.
-    pub(crate) fn acked(&mut self, epoch: Epoch, lsn: Lsn) {
+    /// An app was told that a record is safe. True if that is news.
+    pub(crate) fn acked(&mut self, epoch: Epoch, lsn: Lsn) -> bool {
         let newest = self.history.newest();
         if epoch < newest {
             // It had completed everywhere before the fence, and its primary only says so now: then it was recovered.
@@ -39,13 +39,14 @@ impl Checks {
             if !recovered {
                 broken("S4", format!("epoch {epoch} acknowledges {lsn}, which epoch {newest} does not have"));
             }
-            return;
+            return false;
         }
         let next = self.history.owed.keys().next_back().map_or(Lsn(1), |last| last.next());
         if lsn != next {
             broken("S2", format!("{lsn} is acknowledged, {next} is next"));
         }
         self.history.owed.insert(lsn, epoch);
+        true
     }
 
     /// An app no longer needs what is below.
@@ -116,7 +117,10 @@ impl Checks {
             if lsn < self.history.trimmed {
                 return;
             }
-            broken("S3", format!("the app of epoch {reader} reads {lsn}, which was neither acknowledged nor recovered"));
+            broken(
+                "S3",
+                format!("the app of epoch {reader} reads {lsn}, which was neither acknowledged nor recovered"),
+            );
         };
         if self.truth(epoch, lsn).payload[..] != *payload {
             broken("S2", format!("the app of epoch {reader} reads other bytes in record {lsn} than were submitted"));

@@ -64,7 +64,10 @@ impl Checks {
         let name = &host.name;
         let reported = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
         if epoch < reported {
-            broken("S4", format!("a byte of epoch {epoch} lands at {name}, which has reported the fence of {reported}"));
+            broken(
+                "S4",
+                format!("a byte of epoch {epoch} lands at {name}, which has reported the fence of {reported}"),
+            );
         }
         if host.lendings.get(&slot).is_none_or(|lending| lending.key != key) {
             broken("S6", format!("a byte lands in buffer {} of {name} with a key that is over", slot.0));

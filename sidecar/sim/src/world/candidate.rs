@@ -1,5 +1,7 @@
 //! Carries out what a [`Promotion`] wants and brings it the answers; decides nothing.
 
+use std::collections::BTreeMap;
+
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::{MemberRef, SwapOutcome};
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
@@ -27,6 +29,8 @@ pub(crate) struct Candidacy {
     unanswered: bool,
     /// What it said last while it waits.
     waiting: String,
+    /// What each backup answered last, if anybody listens: told once.
+    heard: BTreeMap<MemberId, String>,
 }
 
 impl World {
@@ -41,7 +45,7 @@ impl World {
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
         let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, &mut out);
-        let candidacy = Candidacy { machine, unanswered: false, waiting: String::new() };
+        let candidacy = Candidacy { machine, unanswered: false, waiting: String::new(), heard: BTreeMap::new() };
         self.change_role(of, Role::Candidate(Box::new(candidacy)));
         self.carry_promotion(of, out);
     }
@@ -144,13 +148,24 @@ impl World {
     ) {
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
-                let name = &self.sidecars[of.0].name;
-                tell!(self, "{name} hears from {member}: {}", trace::inventory(&inventory));
+                self.tell_inventory(of, &member, &inventory);
                 Ok(inventory)
             }
             other => Err(failure(other)),
         };
         self.promotion_input(of, Input::Fenced(epoch, member, result));
+    }
+
+    /// A member that is fenced again and again with the same answer is worth a word once.
+    fn tell_inventory(&mut self, of: SidecarNo, member: &MemberId, inventory: &Inventory) {
+        let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
+        if !self.trace.is_on() {
+            return;
+        }
+        let heard = trace::inventory(inventory);
+        if candidacy.heard.insert(member.clone(), heard.clone()).as_ref() != Some(&heard) {
+            tell!(self, "{} hears from {member}: {heard}", self.sidecars[of.0].name);
+        }
     }
 
     pub(crate) fn on_repair_answer(

@@ -269,14 +269,16 @@ impl World {
         if self.cuts.there.contains(&(from, to)) || channel.acks < number {
             // It is sent again until the sender's card gives up.
             return match self.queue.now() > work.due + RETRY_TIME {
-                true => self.break_channel(id),
+                true => self.break_channel(id, true),
                 false => self.queue.plan(RETRY_PAUSE, Event::Arrive(id, number)),
             };
         }
-        let valid = channel.receiver_open
-            && self.hosts[to.0].lendings.get(&work.slot).is_some_and(|lending| lending.key == work.key);
+        let channel_open = channel.receiver_open;
+        let valid =
+            channel_open && self.hosts[to.0].lendings.get(&work.slot).is_some_and(|lending| lending.key == work.key);
         if !valid {
-            return self.break_channel(id);
+            // Whoever lives is told; a receiver that was fenced or is gone may never say anything.
+            return self.break_channel(id, channel_open);
         }
         work.acked = true;
         channel.acks = number + 1;
@@ -287,14 +289,14 @@ impl World {
         self.queue.plan(back, Event::Sidecar(from, life, Notice::Completed(id, acked_at)));
     }
 
-    /// The queue pair has failed. Its sender learns of it, late or never.
-    pub(crate) fn break_channel(&mut self, id: ChannelId) {
+    /// The queue pair has failed. Its sender learns of it late, or never where its own card does not find out.
+    fn break_channel(&mut self, id: ChannelId, surely_told: bool) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         if std::mem::replace(&mut channel.broken, true) {
             return;
         }
         let (from, life) = (channel.from, channel.life);
-        if self.strikes(Fault::NoError, 300) {
+        if !surely_told && self.strikes(Fault::NoError, 300) {
             return;
         }
         let later = self.random.within(1, 600) * MS;
@@ -310,7 +312,7 @@ impl World {
             return channel.broken;
         }
         match self.queue.now() > acked_at + RETRY_TIME {
-            true => self.break_channel(id),
+            true => self.break_channel(id, true),
             false => {
                 let again = Event::Sidecar(from, life, Notice::Completed(id, acked_at));
                 self.queue.plan(RETRY_PAUSE, again);
@@ -357,7 +359,7 @@ impl World {
             if let Some(channel) = self.fabric.channels.get_mut(&id) {
                 channel.receiver_open = false;
             }
-            self.break_channel(id);
+            self.break_channel(id, false);
         }
     }
 
@@ -394,7 +396,7 @@ impl World {
                 channel.receiver_open = false;
                 channel.works.clear();
             }
-            self.break_channel(id);
+            self.break_channel(id, false);
         }
     }
 

@@ -112,7 +112,11 @@ impl World {
             }
             Fault::DiskFull | Fault::DiskSlow => {
                 let disk = &mut self.hosts[host.0].disk;
-                if fault == Fault::DiskFull { disk.full = true } else { disk.slow = true }
+                if fault == Fault::DiskFull {
+                    disk.full = true
+                } else {
+                    disk.slow = true
+                }
                 tell!(self, "{}: {fault}", self.hosts[host.0].name);
                 self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
                 true

@@ -3,10 +3,10 @@
 //! Used by [`host`](super::host). A job that is under way when the process dies, or the power goes, may or may not have
 //! come to its end.
 
+use tailwind_protocol::backup::FlushResult;
 use tailwind_protocol::backup::{Input, RequestId, Slot};
 use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::backup::FlushResult;
 
 use super::disk::ClosedFile;
 use super::host::{HostEvent, flush_result};
@@ -74,9 +74,7 @@ impl World {
                 );
                 Some(Input::Flushed(slot, identity, result))
             }
-            Job::Open(id, ..) if host.disk.full => {
-                Some(Input::OpenFlushed(id, Err("the disk is full".to_owned())))
-            }
+            Job::Open(id, ..) if host.disk.full => Some(Input::OpenFlushed(id, Err("the disk is full".to_owned()))),
             Job::Open(id, slot, identity, end) => {
                 let bytes = host.bytes(slot, 0..end.0 as usize).to_vec();
                 let file = host.disk.write_open(identity, &bytes);

@@ -9,16 +9,19 @@ use tailwind_protocol::layout::RECORD_HEADER_SIZE;
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::Purpose;
 
-use super::host::Host;
 use super::World;
+use super::host::Host;
 use crate::check::{Submitted, broken};
 
 impl World {
     /// An epoch tells its app that a record is safe (S1, S4, S7, and what the durability mode adds).
     pub(crate) fn judge_ack(&mut self, epoch: Epoch, lsn: Lsn, believed: &Configuration) {
-        self.checks.acked(epoch, lsn);
         self.tally.acked += 1;
         self.judge_origin(believed);
+        if !self.checks.acked(epoch, lsn) {
+            // Late news of an epoch that is over: its log was recovered, and lives on elsewhere.
+            return;
+        }
         let Some(config) = self.store.last_of(epoch) else {
             broken("S7", format!("epoch {epoch} acknowledges and was never claimed"));
         };
