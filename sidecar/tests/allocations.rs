@@ -10,7 +10,7 @@ use std::time::Duration;
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{Pool, Receiver, Sender, SlotId, Writer};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
-use tailwind_protocol::ids::{BootId, Epoch, LogId, Version};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
@@ -28,6 +28,7 @@ fn configuration() -> Configuration {
     Configuration {
         log: LogId(1),
         epoch: Epoch(1),
+        claim: Claim(1),
         version: Version(1),
         primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
         members: (0..BACKUPS).map(member).collect(),

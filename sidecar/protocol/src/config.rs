@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{BootId, Epoch, LogId, MemberId, SidecarId, Version};
+use crate::ids::{BootId, Claim, Epoch, LogId, MemberId, SidecarId, Version};
 
 /// Most members in a set, and so most copies of a record: twice the replication factor that anyone runs in practice,
 /// and small enough for fixed arrays on the append path.
@@ -40,6 +40,10 @@ pub struct Configuration {
     pub log: LogId,
     /// The epoch of the current primary.
     pub epoch: Epoch,
+    /// Drawn for the claim of this epoch. A conflict with an equal configuration is success (see [`SwapOutcome::settle`]),
+    /// so no two claims may ever be equal: not even those of a sidecar that has died as primary, and reads an old
+    /// configuration when it comes back.
+    pub claim: Claim,
     /// Raised at every change of the member set.
     pub version: Version,
     /// Who is primary in this epoch.
@@ -65,8 +69,8 @@ impl Configuration {
 
     /// The same log under a new primary, in the next epoch.
     #[must_use]
-    pub fn claimed_by(&self, primary: PrimaryRef) -> Configuration {
-        Configuration { epoch: self.epoch.next(), version: self.version.next(), primary, ..self.clone() }
+    pub fn claimed_by(&self, primary: PrimaryRef, claim: Claim) -> Configuration {
+        Configuration { epoch: self.epoch.next(), claim, version: self.version.next(), primary, ..self.clone() }
     }
 
     /// The same epoch with another member set.

@@ -47,6 +47,11 @@ number! {
     Generation(u64)
 }
 
+number! {
+    /// 64 random bits that a candidate draws for each claim of an epoch, so that nobody takes another's claim for its own.
+    Claim(u64)
+}
+
 impl Epoch {
     /// The epoch after this one.
     #[must_use]

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
-use crate::ids::{Epoch, LogId, MemberId, SegmentId, Version};
+use crate::ids::{Claim, Epoch, LogId, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
@@ -62,6 +62,16 @@ pub enum Task {
     Close(MemberId, SegmentId),
     /// Copy the closed image from another member.
     Install(MemberId, SegmentId),
+}
+
+impl Task {
+    /// The member that does such work piece by piece.
+    fn ordered(&self) -> Option<&MemberId> {
+        match self {
+            Task::Drop(_) => None,
+            Task::Close(member, _) | Task::Install(member, _) => Some(member),
+        }
+    }
 }
 
 /// What a promotion wants done. Answers may come in any order.
@@ -169,6 +179,40 @@ struct Recovered {
     plans: Vec<(MemberRef, RepairPlan)>,
 }
 
+impl Recovered {
+    /// Gives each member that has none under way its next close or image, oldest segment first: where a loss of power
+    /// leaves nothing but the disk, no member may have a later segment without the one before. Images come after
+    /// everybody's closes, because one can be copied only from a copy that is closed.
+    fn hand_out(&mut self, tasks: &mut Vec<Task>, out: &mut Vec<Output>) {
+        let Recovered { config, reference, plans, .. } = self;
+        for (member, plan) in plans.iter_mut().filter(|(_, plan)| !plan.drop.is_empty()) {
+            tasks.push(Task::Drop(member.id.clone()));
+            out.push(Output::Drop(config.clone(), member.clone(), std::mem::take(&mut plan.drop)));
+        }
+        let is_busy =
+            |tasks: &[Task], id: &MemberId| tasks.iter().any(|task| task.ordered().is_some_and(|busy| busy == id));
+        for (member, plan) in plans.iter_mut() {
+            if !is_busy(tasks, &member.id) && !plan.close.is_empty() {
+                let (identity, closure) = plan.close.remove(0);
+                tasks.push(Task::Close(member.id.clone(), identity.segment));
+                out.push(Output::Close(config.clone(), member.clone(), identity, closure));
+            }
+        }
+        if tasks.iter().any(|task| !matches!(task, Task::Install(..))) {
+            return;
+        }
+        for (member, plan) in plans.iter_mut() {
+            if !is_busy(tasks, &member.id) && !plan.install.is_empty() {
+                let (identity, closure) = plan.install.remove(0);
+                let known = reference.segments.iter().find(|s| s.identity.segment == identity.segment);
+                let holders = known.map(|segment| segment.holders.clone()).unwrap_or_default();
+                tasks.push(Task::Install(member.id.clone(), identity.segment));
+                out.push(Output::Install(config.clone(), member.clone(), identity, closure, holders));
+            }
+        }
+    }
+}
+
 /// The state of a promotion.
 #[derive(Debug)]
 pub struct Promotion {
@@ -176,16 +220,19 @@ pub struct Promotion {
     rules: Rules,
     /// For a new group.
     new_log: LogId,
+    /// For the next claim.
+    next_claim: Claim,
     state: State,
     /// The epoch that this candidate last claimed; someone else's beyond it means that the race is lost.
     claimed: Option<Epoch>,
 }
 
 impl Promotion {
-    /// Starts a promotion. `new_log` names the log if there is none yet.
-    pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, out: &mut Vec<Output>) -> Promotion {
+    /// Starts a promotion. `new_log` names the log if there is none yet; `seed` names the claims. Both are random, and drawn
+    /// anew for each promotion.
+    pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
-        Promotion { me, rules, new_log, state: State::Reading, claimed: None }
+        Promotion { me, rules, new_log, next_claim: Claim(seed), state: State::Reading, claimed: None }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -215,7 +262,8 @@ impl Promotion {
                 if beaten {
                     return self.lose(found.epoch, out);
                 }
-                self.swap(Some(&found), found.claimed_by(self.me.clone()), out);
+                let claim = self.draw_claim();
+                self.swap(Some(&found), found.claimed_by(self.me.clone(), claim), out);
             }
         }
     }
@@ -240,11 +288,17 @@ impl Promotion {
         let proposed = Configuration {
             log: self.new_log,
             epoch: Epoch(1),
+            claim: self.draw_claim(),
             version: Version(1),
             primary: self.me.clone(),
             members: found.iter().map(|(member, _)| member.clone()).take(wanted).collect(),
         };
         self.swap(None, proposed, out);
+    }
+
+    fn draw_claim(&mut self) -> Claim {
+        let next = Claim(self.next_claim.0.wrapping_add(1));
+        std::mem::replace(&mut self.next_claim, next)
     }
 
     fn swap(&mut self, found: Option<&Configuration>, proposed: Configuration, out: &mut Vec<Output>) {
@@ -331,21 +385,8 @@ impl Promotion {
         self.begin_repair(recovered, out);
     }
 
-    /// First drops and closes: an image can be copied only from a copy that is closed.
     fn begin_repair(&mut self, recovered: Recovered, out: &mut Vec<Output>) {
-        let mut tasks = Vec::new();
-        for (member, plan) in &recovered.plans {
-            let config = || recovered.config.clone();
-            if !plan.drop.is_empty() {
-                tasks.push(Task::Drop(member.id.clone()));
-                out.push(Output::Drop(config(), member.clone(), plan.drop.clone()));
-            }
-            for (identity, closure) in &plan.close {
-                tasks.push(Task::Close(member.id.clone(), identity.segment));
-                out.push(Output::Close(config(), member.clone(), *identity, *closure));
-            }
-        }
-        self.state = State::Repairing(recovered, tasks);
+        self.state = State::Repairing(recovered, Vec::new());
         self.go_on_repairing(out);
     }
 
@@ -371,20 +412,10 @@ impl Promotion {
         }
     }
 
-    /// When a round of work is done: then images, then the set, then the win.
+    /// Has everybody take the next step; after the last one comes the set, then the win.
     fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
         let State::Repairing(recovered, tasks) = &mut self.state else { return };
-        if !tasks.is_empty() && !planted::has(Bug::TailExposedEarly) {
-            return;
-        }
-        for (member, plan) in &mut recovered.plans {
-            for (identity, closure) in std::mem::take(&mut plan.install) {
-                let known = recovered.reference.segments.iter().find(|s| s.identity.segment == identity.segment);
-                let holders = known.map(|segment| segment.holders.clone()).unwrap_or_default();
-                tasks.push(Task::Install(member.id.clone(), identity.segment));
-                out.push(Output::Install(recovered.config.clone(), member.clone(), identity, closure, holders));
-            }
-        }
+        recovered.hand_out(tasks, out);
         if !tasks.is_empty() && !planted::has(Bug::TailExposedEarly) {
             return;
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
-use tailwind_protocol::ids::{BootId, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
@@ -22,6 +22,7 @@ fn config(members: usize) -> Configuration {
     Configuration {
         log: LogId(1),
         epoch: Epoch(1),
+        claim: Claim(1),
         version: Version(1),
         primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
         members: (1..=members).map(member).collect(),

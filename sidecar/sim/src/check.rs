@@ -71,7 +71,7 @@ impl Checks {
 mod tests {
     use super::*;
     use tailwind_protocol::config::{Configuration, PrimaryRef};
-    use tailwind_protocol::ids::{Generation, LogId, Offset, SegmentId, Version};
+    use tailwind_protocol::ids::{Claim, Generation, LogId, Offset, SegmentId, Version};
     use tailwind_protocol::layout::{Chain, Closure, SegmentSize};
     use tailwind_protocol::recovery::ClosedSegment;
 
@@ -98,6 +98,7 @@ mod tests {
         Configuration {
             log: LogId(1),
             epoch: Epoch(epoch),
+            claim: Claim(1),
             version: Version(epoch),
             primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
             members: Vec::new(),

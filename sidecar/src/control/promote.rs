@@ -46,7 +46,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     };
     let (answers, mut inputs) = mpsc::unbounded_channel();
     let mut outputs = Vec::new();
-    let mut machine = Promotion::start(context.me.clone(), rules, new_log(), &mut outputs);
+    let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
     let mut ticks = tokio::time::interval(TICK);
     let mut said: Option<(Waiting, Instant)> = None;
     let links = Links::default();
@@ -174,8 +174,8 @@ fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventor
     }
 }
 
-fn new_log() -> LogId {
+fn random() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system gives random numbers");
-    LogId(u128::from_le_bytes(bytes))
+    u128::from_le_bytes(bytes)
 }

@@ -149,12 +149,13 @@ impl FileStore {
 mod tests {
     use super::*;
     use tailwind_protocol::config::PrimaryRef;
-    use tailwind_protocol::ids::{Epoch, LogId, Version};
+    use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
 
     fn config(epoch: u64) -> Configuration {
         Configuration {
             log: LogId(7),
             epoch: Epoch(epoch),
+            claim: Claim(1),
             version: Version(epoch),
             primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:1".into() },
             members: Vec::new(),

@@ -94,6 +94,8 @@ pub(crate) struct World {
     /// Pairs that cannot reach each other.
     pub(crate) cuts: BTreeSet<(SidecarId, MemberId)>,
     story: Vec<String>,
+    /// Promotions so far.
+    claims: u64,
 }
 
 impl World {
@@ -110,6 +112,7 @@ impl World {
             checker: Checker::default(),
             cuts: BTreeSet::new(),
             story: Vec::new(),
+            claims: 0,
         }
     }
 

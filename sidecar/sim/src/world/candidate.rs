@@ -44,7 +44,7 @@ impl World {
         };
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
-        let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, &mut out);
+        let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, self.random.next(), &mut out);
         let candidacy = Candidacy { machine, unanswered: false, waiting: String::new(), heard: BTreeMap::new() };
         self.change_role(of, Role::Candidate(Box::new(candidacy)));
         self.carry_promotion(of, out);

@@ -16,9 +16,11 @@ impl World {
     /// A standby becomes a candidate.
     pub(crate) fn promote(&mut self, name: &SidecarId) {
         let rules = self.options.promotion_rules();
+        self.claims += 1;
+        let seed = self.claims << 32;
         let sidecar = self.sidecar_mut(name);
         let mut out = Vec::new();
-        let promotion = Promotion::start(sidecar.reference(), rules, LogId(1), &mut out);
+        let promotion = Promotion::start(sidecar.reference(), rules, LogId(1), seed, &mut out);
         sidecar.become_role(Role::Candidate(Box::new(promotion)));
         self.tell(format!("{name} is a candidate"));
         self.carry_promotion(name, out);
