@@ -113,7 +113,7 @@ pub enum Output {
     Open(Seat, SegmentIdentity),
     /// Tell the member that the segment is whole (or, of a recovered copy, where it ends).
     Close(Seat, SegmentIdentity, Closure),
-    /// Copy a closed segment from any other member. If none can give it, report the seat lost.
+    /// Copy a closed segment from any other member, or from any backup. If none can give it, report the seat lost.
     Install(Seat, SegmentIdentity, Closure),
     /// Forget these copies at the member.
     Drop(Seat, Vec<CopyReport>),

@@ -89,7 +89,7 @@ pub enum Output {
     Drop(Configuration, MemberRef, Vec<CopyReport>),
     /// Close this copy where the recovered log says.
     Close(Configuration, MemberRef, SegmentIdentity, Closure),
-    /// Copy a closed segment to this member from one of the holders.
+    /// Copy a closed segment to this member from one of the holders, or from any backup if none of them can give it.
     Install(Configuration, MemberRef, SegmentIdentity, Closure, Vec<MemberId>),
     /// Something is missing that only time or a person can bring; the promotion goes on trying.
     Waiting(Waiting),

@@ -1,7 +1,7 @@
 //! What the log is, judged from the inventories of fenced members, and what each member must change to hold it.
 //!
 //! Called by [`promotion`](crate::promotion) for the whole set and by [`primary`](crate::primary) for each newcomer. All
-//! decisions about a copy stand in one table, [`REPAIR`]. See "Recovery" in `docs/protocol.md`.
+//! decisions about a copy stand in one table, [`REPAIR`]. See "Promotion" in `docs/protocol.md`.
 
 use std::collections::BTreeMap;
 

@@ -200,7 +200,7 @@ impl Term {
         self.refresh_sources();
     }
 
-    /// Closed segments are read from members of the set: a newcomer may not have them yet.
+    /// Closed segments are read from members of the set first: a newcomer may not have them yet.
     fn refresh_sources(&self) {
         let in_set = |task: &&SeatTask| self.config.members.contains(task.link.member());
         self.context.log.set_sources(self.seats.values().filter(in_set).map(|task| Arc::clone(&task.link)).collect());
@@ -293,7 +293,7 @@ impl Worker {
         let _turn = self.installs.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
         let sources =
             self.context.log.sources().ok_or_else(|| Failure::Unreachable("no member to copy from".into()))?;
-        let image = sources.fetch(identity, closure).await.map_err(Failure::Unreachable)?;
+        let image = sources.fetch(&self.context, identity, closure).await.map_err(Failure::Unreachable)?;
         self.link.install(identity, closure, &image).await
     }
 

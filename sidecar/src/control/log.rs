@@ -1,7 +1,7 @@
 //! The log as readers see it: open segments in this process's memory, closed ones at the members.
 //!
 //! Filled by [`lead`](super::lead), read by [`reader`](super::reader). The primary keeps only the open end in memory;
-//! everything before is fetched from members when it is wanted.
+//! everything before is fetched when it is wanted: from members, or from whoever else still has it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,14 +9,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use tailwind_fabric::SharedBuffer;
-use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::ids::{Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tailwind_protocol::scan::verify;
 
-use super::member::MemberLink;
+use super::Context;
+use super::member::{MemberLink, fetch_elsewhere};
+use crate::rpc::CallError;
 
-/// Members from which closed segments can be fetched.
+/// Who is asked first for closed segments.
 pub struct Sources {
+    /// Members that should have them.
     links: Vec<Arc<MemberLink>>,
     /// Spreads fetches over the members.
     turn: AtomicUsize,
@@ -28,24 +31,49 @@ impl Sources {
         Sources { links, turn: AtomicUsize::new(0) }
     }
 
-    /// A closed segment's bytes from the first member whose copy is sound, beginning with another one each time.
-    /// The error says what each member answered.
-    pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
+    /// A closed segment's bytes from the first member whose copy is sound, beginning with another one each time, or else
+    /// from any other backup: a closure that is known vouches for every byte, whoever brings them. The error says what
+    /// each of them answered.
+    pub async fn fetch(&self, context: &Context, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut answers = Vec::new();
         for nth in 0..self.links.len() {
             let link = &self.links[(first + nth) % self.links.len()];
-            match link.fetch(identity, closure).await {
-                Ok(bytes) if verify(&bytes, &identity, &closure) => return Ok(bytes),
-                Ok(_) => {
-                    tracing::warn!(member = %link.member().id, segment = %identity.segment, "corrupt copy");
-                    answers.push(format!("{}: its copy is corrupt", link.member().id));
-                }
-                Err(error) => answers.push(format!("{}: {error}", link.member().id)),
+            match sound(&link.member().id, &identity, &closure, link.fetch(identity, closure).await) {
+                Ok(bytes) => return Ok(bytes),
+                Err(answer) => answers.push(answer),
             }
         }
-        let answers = if answers.is_empty() { "there is no other member".to_owned() } else { answers.join("; ") };
+        let asked = |id: &MemberId| self.links.iter().any(|link| link.member().id == *id);
+        for (id, control) in context.backups.iter().filter(|(id, _)| !asked(id)) {
+            match sound(id, &identity, &closure, fetch_elsewhere(context, control, identity, closure).await) {
+                Ok(bytes) => {
+                    let (segment, why) = (identity.segment, answers.join("; "));
+                    tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");
+                    return Ok(bytes);
+                }
+                Err(answer) => answers.push(answer),
+            }
+        }
+        let answers = if answers.is_empty() { "no backup is known".to_owned() } else { answers.join("; ") };
         Err(format!("segment {} cannot be fetched: {answers}", identity.segment))
+    }
+}
+
+/// The bytes that a backup gave, if they are what the closure says; what it answered, for people, if not.
+fn sound(
+    backup: &MemberId,
+    identity: &SegmentIdentity,
+    closure: &Closure,
+    given: Result<Bytes, CallError>,
+) -> Result<Bytes, String> {
+    match given {
+        Ok(bytes) if verify(&bytes, identity, closure) => Ok(bytes),
+        Ok(_) => {
+            tracing::warn!(%backup, segment = %identity.segment, "corrupt copy");
+            Err(format!("{backup}: its copy is corrupt"))
+        }
+        Err(error) => Err(format!("{backup}: {error}")),
     }
 }
 

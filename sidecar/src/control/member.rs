@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_fabric::{Answer, Channel, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
-use tailwind_protocol::ids::{Epoch, Lsn, Offset};
+use tailwind_protocol::ids::{Epoch, GroupName, Lsn, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
@@ -128,8 +128,7 @@ impl MemberLink {
 
     /// A closed segment's bytes, as the backup has them.
     pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, CallError> {
-        let request = FetchRequest { group: self.caller.group.clone(), identity, closure };
-        self.client.fetch(&request, self.timeout.max(BULK_PATIENCE)).await
+        fetch(&self.client, self.caller.group.clone(), (identity, closure), self.timeout).await
     }
 
     /// Returns when the backup is gone, with the reason.
@@ -226,6 +225,26 @@ pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
         Some((MemberRef { id: id.clone(), boot: inventory.boot, control: control.clone() }, inventory))
     });
     futures_util::future::join_all(asked).await.into_iter().flatten().collect()
+}
+
+/// A closed segment's bytes, as a backup has them that may be no member.
+pub async fn fetch_elsewhere(
+    context: &Context,
+    control: &str,
+    identity: SegmentIdentity,
+    closure: Closure,
+) -> Result<Bytes, CallError> {
+    let client = BackupClient::new(control, context.tls.as_ref(), PeerRole::Backup);
+    fetch(&client, context.group.clone(), (identity, closure), context.rules.rpc_timeout).await
+}
+
+async fn fetch(
+    client: &BackupClient,
+    group: GroupName,
+    (identity, closure): (SegmentIdentity, Closure),
+    timeout: Duration,
+) -> Result<Bytes, CallError> {
+    client.fetch(&FetchRequest { group, identity, closure }, timeout.max(BULK_PATIENCE)).await
 }
 
 fn failure(error: CallError) -> Failure {

@@ -138,7 +138,7 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
             let holders = config.members.iter().filter(|member| holders.contains(&member.id));
             let sources = Sources::new(holders.map(|holder| links.get(&context, &config, holder)).collect());
             spawn(answers, async move {
-                let result = install(&link, &sources, identity, closure).await;
+                let result = install(&context, &link, &sources, identity, closure).await;
                 Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result)
             });
         }
@@ -147,12 +147,13 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
 }
 
 async fn install(
+    context: &Context,
     link: &MemberLink,
     sources: &Sources,
     identity: SegmentIdentity,
     closure: Closure,
 ) -> Result<(), Failure> {
-    let image = sources.fetch(identity, closure).await.map_err(Failure::Unreachable)?;
+    let image = sources.fetch(context, identity, closure).await.map_err(Failure::Unreachable)?;
     link.install(identity, closure, &image).await
 }
 

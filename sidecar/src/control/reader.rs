@@ -116,7 +116,7 @@ pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
 }
 
 struct Reader<'a> {
-    context: &'a Context,
+    context: &'a Arc<Context>,
     /// The log's term when the read began.
     term: u64,
     stream: UnixStream,
@@ -233,7 +233,8 @@ impl Reader<'_> {
                 continue;
             }
             let Some(sources) = self.context.log.sources() else { break };
-            let fetch = tokio::spawn(async move { sources.fetch(identity, closure).await });
+            let context = Arc::clone(self.context);
+            let fetch = tokio::spawn(async move { sources.fetch(&context, identity, closure).await });
             self.ahead.push_back((identity.segment, fetch));
         }
         let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);

@@ -34,6 +34,7 @@ scripts! {
     backup_returns,
     bit_flip_closed,
     bit_flip_open,
+    bit_flip_outside_the_set,
     blackout,
     clean_shutdown,
     corrupt_tail,

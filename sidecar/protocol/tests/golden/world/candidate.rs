@@ -83,7 +83,9 @@ impl World {
         whom: Whom,
     ) {
         let (epoch, target) = (config.epoch, member.id.clone());
-        let sources = sources.into_iter().filter(|source| *source != target).collect();
+        // Whoever should have it first, then every other backup: the closure vouches for the bytes.
+        let others = self.hosts.keys().filter(|name| !sources.contains(name));
+        let sources = sources.iter().chain(others).filter(|source| **source != target).cloned().collect();
         self.fetch_image(by, Image { identity, closure, epoch, target, sources, bytes: Vec::new(), whom });
     }
 

@@ -1,7 +1,7 @@
 //! Copying a closed segment from one backup to another: fetch, lend, write, close.
 
 use tailwind_protocol::backup::Request;
-use tailwind_protocol::ids::SidecarId;
+use tailwind_protocol::ids::{MemberId, SegmentId, SidecarId};
 use tailwind_protocol::primary;
 use tailwind_protocol::promotion::{self, Failure};
 use tailwind_protocol::rpc::{CloseRequest, FetchRequest, OpenRequest, Purpose, Refusal};
@@ -26,6 +26,7 @@ impl World {
         match (message.then, answer) {
             (Then::Fetched(mut image), Ok(Answer::Bytes(bytes))) => {
                 image.bytes = bytes;
+                self.tell_outsider(&message.to, image.identity.segment);
                 let open = OpenRequest {
                     caller: self.caller(image.identity.log, image.epoch),
                     identity: image.identity,
@@ -68,6 +69,13 @@ impl World {
                 self.image_failed(&by, image, failure);
             }
             _ => unreachable!("only images come here"),
+        }
+    }
+
+    /// A backup outside the set has given a segment.
+    pub(crate) fn tell_outsider(&mut self, giver: &MemberId, segment: SegmentId) {
+        if self.store.content.as_ref().is_some_and(|config| config.member(giver).is_none()) {
+            self.tell(format!("{giver}, outside the set, gives segment {segment}"));
         }
     }
 

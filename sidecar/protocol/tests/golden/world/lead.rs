@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::backup::{self, Request};
 use tailwind_protocol::config::Configuration;
-use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SidecarId};
+use tailwind_protocol::ids::{Epoch, Lsn, MemberId, Offset, Position, SidecarId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
-use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::recovery::{ClosedSegment, Reference};
 use tailwind_protocol::rpc::{
     CloseRequest, DropRequest, FenceRequest, FlushRequest, OpenRequest, Purpose, Refusal, TrimRequest,
 };
@@ -24,7 +24,7 @@ impl World {
     pub(crate) fn begin_epoch(&mut self, name: &SidecarId, config: Configuration, reference: Reference) {
         let (set, epoch) = (tale::names(config.members.iter().map(|member| &member.id)), config.epoch);
         self.tell(format!("{name} is primary of epoch {epoch}, set {set}; recovers {}", tale::reference(&reference)));
-        let Some(log) = self.read_reference(&config, &reference) else {
+        let Some(log) = self.read_reference(name, &config, &reference) else {
             self.tell(format!("{name} cannot read all of it: tries again"));
             return self.promote(name);
         };
@@ -48,7 +48,12 @@ impl World {
 
     /// Reads the recovered log, and looks at every member, past the machines: each must hold all of it (S3).
     /// `None`: nobody can give a segment; whoever held it has found it corrupt now.
-    fn read_reference(&mut self, config: &Configuration, reference: &Reference) -> Option<Vec<(Epoch, Lsn, Vec<u8>)>> {
+    fn read_reference(
+        &mut self,
+        name: &SidecarId,
+        config: &Configuration,
+        reference: &Reference,
+    ) -> Option<Vec<(Epoch, Lsn, Vec<u8>)>> {
         let mut log = Vec::new();
         for segment in &reference.segments {
             for member in &config.members {
@@ -63,20 +68,26 @@ impl World {
                     lsn = lsn.next();
                 }
             }
-            let members = config.members.iter().map(|member| &member.id);
-            let image = members.clone().find_map(|id| self.hosts[id].image(segment));
-            let Some(image) = image else {
-                for id in members {
-                    self.host_mut(id).drive(backup::Input::FoundCorrupt(segment.identity));
+            let Some((giver, image)) = self.image_of(segment, name, config) else {
+                for member in &config.members {
+                    self.host_mut(&member.id).drive(backup::Input::FoundCorrupt(segment.identity));
                 }
                 return None;
             };
+            self.tell_outsider(&giver, segment.identity.segment);
             let mut scanner = Scanner::new(&image, &segment.identity).expect("a valid segment");
             while let Ok(append) = scanner.next_append() {
                 log.extend(append.records().map(|r| (segment.identity.epoch, r.lsn, r.payload.to_vec())));
             }
         }
         Some(log)
+    }
+
+    /// A segment's bytes and who gave them: a member, or else any backup that can be reached.
+    fn image_of(&self, segment: &ClosedSegment, by: &SidecarId, config: &Configuration) -> Option<(MemberId, Vec<u8>)> {
+        let members = config.members.iter().map(|member| self.host(&member.id));
+        let others = self.hosts.values().filter(|host| host.is_up() && !self.is_cut(by, &host.name));
+        members.chain(others).find_map(|host| Some((host.name.clone(), host.image(segment)?)))
     }
 
     pub(crate) fn primary_input(&mut self, name: &SidecarId, input: Input) {
