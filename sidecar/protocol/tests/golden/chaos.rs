@@ -177,7 +177,8 @@ fn append(world: &mut World, die: &mut Die, sidecar: &SidecarId) {
     if world.sidecar(sidecar).lead().is_none_or(|lead| lead.backlog.len() > 10) {
         return;
     }
-    let size = if die.one_in(3) { 16_000 } else { 10 };
+    // Some roll segments over, some are torn between their lines.
+    let size = die.pick(&[10, 200, 16_000]);
     let records = 1 + die.roll(2);
     world.append(sidecar, (0..records).map(|n| vec![b'a' + n as u8; 1 + die.roll(size) as usize]).collect());
 }
