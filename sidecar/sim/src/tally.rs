@@ -1,5 +1,6 @@
 //! Counts what happened: faults of each kind, acks, failovers, outages. Added up over seeds for the summary.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 macro_rules! faults {
@@ -62,6 +63,8 @@ faults! {
     StoreSlow = 500 "config store: call late",
     /// A read, or the content that comes with a conflict, is of the past.
     StoreStale = 400 "config store: stale answer",
+    /// A swap is refused though nothing of the configuration has changed: somebody else wrote to the same object.
+    StoreConflict = 300 "config store: refused for no reason",
     /// Watches lag behind.
     WatchStale = 400 "config store: watch late",
     /// The disk is full.
@@ -109,8 +112,8 @@ pub struct Tally {
     pub simulated: u64,
     /// Events.
     pub events: u64,
-    /// Faults by kind, in the order of [`Fault::ALL`].
-    pub faults: [u64; Fault::ALL.len()],
+    /// Faults by kind; those that never struck are not listed.
+    pub faults: BTreeMap<Fault, u64>,
     /// Records that were acknowledged, and so checked to the end.
     pub acked: u64,
     /// Records that were read and compared.
@@ -134,7 +137,7 @@ pub struct Tally {
 impl Tally {
     /// Counts a fault.
     pub(crate) fn count(&mut self, fault: Fault) {
-        self.faults[fault as usize] += 1;
+        *self.faults.entry(fault).or_default() += 1;
     }
 
     /// Adds another seed's.
@@ -142,7 +145,7 @@ impl Tally {
         self.seeds += other.seeds;
         self.simulated += other.simulated;
         self.events += other.events;
-        self.faults.iter_mut().zip(other.faults).for_each(|(sum, count)| *sum += count);
+        other.faults.iter().for_each(|(fault, count)| *self.faults.entry(*fault).or_default() += count);
         self.acked += other.acked;
         self.read += other.read;
         self.failovers += other.failovers;
@@ -178,7 +181,8 @@ impl fmt::Display for Tally {
             self.lost_for_good, self.rotten_for_good
         )?;
         writeln!(f, "faults:")?;
-        for (fault, count) in Fault::ALL.into_iter().zip(self.faults) {
+        for fault in Fault::ALL {
+            let count = self.faults.get(&fault).unwrap_or(&0);
             writeln!(f, "  {count:>10}  {fault}")?;
         }
         Ok(())

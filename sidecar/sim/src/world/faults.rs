@@ -208,9 +208,12 @@ impl World {
         true
     }
 
-    /// True when every set that may be the last committed one has another member with sound memory.
-    pub(crate) fn may_lose(&self, host: HostNo) -> bool {
-        self.sets().all(|set| self.sound_members(set, Some(&self.hosts[host.0].name)) > 0)
+    /// True when every set that may be the last committed one has another member with sound memory; mostly as many as the
+    /// group needs to go on.
+    pub(crate) fn may_lose(&mut self, host: HostNo) -> bool {
+        let needed = if self.random.one_in(10) { 1 } else { usize::from(self.plan.min_in_sync) };
+        let name = &self.hosts[host.0].name;
+        self.sets().all(|set| self.sound_members(set, Some(name)) >= needed.min(set.members.len()))
     }
 
     /// Every set that the next promotion may find.

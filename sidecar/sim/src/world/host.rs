@@ -409,12 +409,14 @@ impl World {
             return self.step_host(no, Input::Lent(id, slot, Err("the pool has no memory".to_owned())));
         }
         self.checks.lends(host, slot);
-        if !planted::has(Bug::NoRezeroing) {
+        // What an unseeded chain would accept lies in memory that is not zeroed.
+        let kept = planted::has(Bug::NoRezeroing) || planted::has(Bug::UnseededChain);
+        if !kept {
             host.memory.remove(&slot);
         }
         host.keys += 1;
         let key = Key(host.keys);
-        let zero = host.is_zero(slot);
+        let zero = host.is_zero(slot) || planted::has(Bug::UnseededChain);
         host.lendings.insert(slot, Lending { key, writer });
         self.checks.lent(&self.hosts[no.0], slot, zero);
         self.step_host(no, Input::Lent(id, slot, Ok(())));

@@ -117,7 +117,8 @@ impl World {
         let reply = match ask {
             Ask::Read => StoreReply::Read(Ok(seen)),
             Ask::Swap(swap) => {
-                let applied = content.as_ref().map(Configuration::stamp) == swap.expected;
+                let refused = self.strikes(Fault::StoreConflict, 30);
+                let applied = !refused && content.as_ref().map(Configuration::stamp) == swap.expected;
                 let outcome = match applied {
                     true => SwapOutcome::Applied,
                     // A conflict shows what is there, or what was there a moment ago, but never less than nothing.

@@ -1,0 +1,55 @@
+//! Do the checkers bite? Each planted bug must be found, and by a checker, within a stated number of seeds.
+
+use tailwind_protocol::planted::{self, Bug};
+use tailwind_sim::runner::play;
+
+/// Plays seeds until one breaks a rule, and says after how many that was, and which rule.
+fn hunt(bug: Bug, within: u64) {
+    planted::plant(Some(bug));
+    let found = (0..within).find_map(|seed| Some((seed + 1, play(seed, false).end.err()?)));
+    planted::plant(None);
+    let Some((seeds, rule)) = found else { panic!("{} is not found within {within} seeds", bug.name()) };
+    println!("{:<28} after {seeds:>4} seeds: {rule}", bug.name());
+    assert!(rule.contains(" is broken: "), "found by a checker, not by the machines' own asserts: {rule}");
+}
+
+/// One test for each bug, and a test that none was forgotten.
+macro_rules! hunts {
+    ($($test:ident $bug:ident within $within:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                hunt(Bug::$bug, $within);
+            }
+        )*
+
+        #[test]
+        fn every_bug_is_hunted() {
+            let hunted = [$(Bug::$bug),*];
+            assert!(Bug::ALL.iter().all(|bug| hunted.contains(bug)));
+        }
+    };
+}
+
+hunts! {
+    no_payload_crc NoPayloadCrc within 3000;
+    header_crc_only HeaderCrcOnly within 3000;
+    unseeded_chain UnseededChain within 3000;
+    scan_skips_bad_entry ScanSkipsBadEntry within 3000;
+    ack_all_but_one AckAllButOne within 3000;
+    ack_old_set_only AckOldSetOnly within 3000;
+    shrink_without_swap ShrinkWithoutSwap within 3000;
+    newcomer_too_early NewcomerTooEarly within 3000;
+    unknown_is_refused UnknownIsRefused within 3000;
+    fence_before_revoke FenceBeforeRevoke within 3000;
+    epoch_not_persisted EpochNotPersisted within 3000;
+    old_epoch_admitted OldEpochAdmitted within 3000;
+    tail_exposed_early TailExposedEarly within 3000;
+    stranger_trusted StrangerTrusted within 3000;
+    shrink_assumed ShrinkAssumed within 3000;
+    no_rezeroing NoRezeroing within 3000;
+    queue_pair_reused QueuePairReused within 3000;
+    rkey_reused RkeyReused within 3000;
+    identity_kept IdentityKept within 3000;
+    completion_before_placement CompletionBeforePlacement within 3000;
+}
