@@ -25,7 +25,7 @@ pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 const RETRY_AFTER_MS: u32 = 100;
 
 /// Limits that a backup is started with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
     /// Buffers in the pool.
     pub slots: u32,
@@ -36,7 +36,7 @@ pub struct Limits {
 }
 
 /// What must survive the loss of all memory; kept on disk, fsynced before a promise is reported.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Promise {
     /// The log this backup is bound to.
     pub log: Option<LogId>,
@@ -53,7 +53,7 @@ pub struct Promise {
 pub struct RequestId(pub u64);
 
 /// What a caller asks of a backup.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Request {
     /// Stop older epochs, tell what is here.
     Fence(FenceRequest),
@@ -165,14 +165,14 @@ pub enum Output {
 }
 
 /// A fence that waits for its scans.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PendingFence {
     requests: Vec<RequestId>,
     scans: Vec<Slot>,
 }
 
 /// The state of a backup.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Backup {
     group: GroupName,
     member: MemberId,

@@ -11,7 +11,7 @@ use crate::ids::{BootId, Claim, Epoch, LogId, MemberId, SidecarId, Version};
 pub const MEMBERS_MAX: usize = 8;
 
 /// Who is primary and how to reach it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrimaryRef {
     /// Its name.
@@ -21,7 +21,7 @@ pub struct PrimaryRef {
 }
 
 /// A backup in the set.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberRef {
     /// Its name.
@@ -33,7 +33,7 @@ pub struct MemberRef {
 }
 
 /// What the config store holds for one log. (epoch, version) grows with every change and names the content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
     /// The log; drawn at random when the group is first started.
@@ -53,7 +53,7 @@ pub struct Configuration {
 }
 
 /// Names one content of the config store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// The epoch.
     pub epoch: Epoch,
@@ -86,7 +86,7 @@ impl Configuration {
 }
 
 /// A compare-and-swap: replace the content named `expected` (`None`: no content yet) by `proposed`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Swap {
     /// What must be there now.
     pub expected: Option<Stamp>,
@@ -95,7 +95,7 @@ pub struct Swap {
 }
 
 /// How a swap ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SwapOutcome {
     /// `proposed` is there now.
     Applied,
@@ -117,7 +117,7 @@ impl SwapOutcome {
 }
 
 /// What an ack promises; see "Durability modes" in the README.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// In the memory of every member.
@@ -140,7 +140,7 @@ impl std::fmt::Display for Durability {
 }
 
 /// Milliseconds since any fixed moment, from a clock that never goes back. Wall-clock time has no place in the protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
 impl Time {

@@ -31,7 +31,7 @@ use segments::Segments;
 pub const INFLIGHT_MAX: usize = 32;
 
 /// What the group wants.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// Members that the set shall have.
     pub backups: u8,
@@ -75,7 +75,7 @@ pub enum Input {
 }
 
 /// Why a primary stops being one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepDown {
     /// A newer epoch exists: someone else is primary.
     Superseded(Epoch),
@@ -103,7 +103,7 @@ impl std::fmt::Display for StepDown {
 /// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] runs
 /// beside; and an [`Output::Open`] that is told to come again later lets the others overtake it, because the close behind
 /// it may be what frees the buffer it waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Open data channels to this backup and make it known to the path under this seat.
     Connect(Seat, MemberRef),
@@ -159,7 +159,7 @@ impl Positions {
 }
 
 /// The state of a primary.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Primary {
     rules: Rules,
     config: Configuration,

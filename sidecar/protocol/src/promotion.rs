@@ -15,7 +15,7 @@ use crate::recovery::{Damage, Reference, RepairPlan};
 use crate::rpc::{CopyReport, Inventory};
 
 /// What the group wants of a promotion.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// Members that a new group shall have.
     pub backups: u8,
@@ -28,7 +28,7 @@ pub struct Rules {
 }
 
 /// How a call to a member failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// The member has promised a newer epoch.
     Superseded(Epoch),
@@ -54,7 +54,7 @@ pub enum Input {
 }
 
 /// One piece of work at one member.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Task {
     /// Forget what is no part of the log.
     Drop(MemberId),
@@ -100,7 +100,7 @@ pub enum Output {
 }
 
 /// What a promotion waits for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Waiting {
     /// The config store does not answer.
     #[error("the config store cannot be read: {0}")]
@@ -139,7 +139,7 @@ pub enum Waiting {
     Damage(Damage),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
     Reading,
     /// Until the next try.
@@ -152,14 +152,14 @@ enum State {
     Over,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Survey {
     since: Time,
     /// When to ask again, after too few have answered.
     retry_at: Option<Time>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Fencing {
     config: Configuration,
     since: Time,
@@ -170,7 +170,7 @@ struct Fencing {
     damage: Option<Damage>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Recovered {
     config: Configuration,
     /// Members that were fenced in time.
@@ -214,7 +214,7 @@ impl Recovered {
 }
 
 /// The state of a promotion.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Promotion {
     me: PrimaryRef,
     rules: Rules,

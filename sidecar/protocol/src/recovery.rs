@@ -10,7 +10,7 @@ use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
 /// A segment of the recovered log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClosedSegment {
     /// The segment.
     pub identity: SegmentIdentity,
@@ -21,7 +21,7 @@ pub struct ClosedSegment {
 }
 
 /// The recovered log: segments in order, records without gaps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reference {
     /// The segments.
     pub segments: Vec<ClosedSegment>,
@@ -30,7 +30,7 @@ pub struct Reference {
 }
 
 /// Why no log can be put together from the members at hand. Another member may still have what is missing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Damage {
     /// No member at hand has a valid copy of a segment that the log needs.
     #[error("segment {segment}: no fenced member holds a valid copy that ends at LSN {last}")]
@@ -233,7 +233,7 @@ pub fn decide(presence: Presence, state: CopyState, extent: Extent) -> Repair {
 }
 
 /// What one member must do to hold the recovered log.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RepairPlan {
     /// Segments to close in place.
     pub close: Vec<(SegmentIdentity, Closure)>,

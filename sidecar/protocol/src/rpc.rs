@@ -34,7 +34,7 @@ pub mod path {
 }
 
 /// Who asks, of which log, under which epoch. Part of every request that changes something.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Caller {
     /// The group; a backup serves one.
     pub group: GroupName,
@@ -45,7 +45,7 @@ pub struct Caller {
 }
 
 /// Stop every older epoch, then say what you hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FenceRequest {
     /// Who asks; `caller.epoch` is the new epoch.
     pub caller: Caller,
@@ -71,7 +71,7 @@ pub struct ConnectReply<Answer> {
 }
 
 /// What a buffer is lent for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
     /// The primary appends to it; it counts from the first byte on.
@@ -81,7 +81,7 @@ pub enum Purpose {
 }
 
 /// Lend a buffer for a segment. Asked again, it gives the same lending again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OpenRequest {
     /// Who asks.
     pub caller: Caller,
@@ -101,7 +101,7 @@ pub struct OpenReply<Grant> {
 }
 
 /// The segment ends here; nobody will write to it any more.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CloseRequest {
     /// Who asks.
     pub caller: Caller,
@@ -112,7 +112,7 @@ pub struct CloseRequest {
 }
 
 /// Bring an open segment's bytes to disk up to `end` (durability `Flushed`).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlushRequest {
     /// Who asks.
     pub caller: Caller,
@@ -123,7 +123,7 @@ pub struct FlushRequest {
 }
 
 /// Send a closed segment's bytes, from 0 to its closure's end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FetchRequest {
     /// The group.
     pub group: GroupName,
@@ -134,7 +134,7 @@ pub struct FetchRequest {
 }
 
 /// Closed segments that end below this LSN may be forgotten.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TrimRequest {
     /// Who asks.
     pub caller: Caller,
@@ -143,7 +143,7 @@ pub struct TrimRequest {
 }
 
 /// Forget these copies, as the inventory listed them: they are not part of the recovered log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DropRequest {
     /// Who asks.
     pub caller: Caller,
@@ -168,7 +168,7 @@ pub enum CopyState {
 }
 
 /// One segment's copy at a backup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CopyReport {
     /// The segment.
     pub identity: SegmentIdentity,
@@ -179,7 +179,7 @@ pub struct CopyReport {
 }
 
 /// Everything a backup holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Inventory {
     /// Its name.
     pub member: MemberId,
@@ -196,7 +196,7 @@ pub struct Inventory {
 }
 
 /// Why a backup refused. Grouped by what the caller does next.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "refused", rename_all = "snake_case")]
 pub enum Refusal {
     /// A newer epoch has fenced this backup: the caller's primaryship is over.

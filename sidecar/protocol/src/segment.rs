@@ -10,7 +10,7 @@ use crate::layout::{
 use crate::planted::{self, Bug};
 
 /// The writing end of one segment: knows where the next append goes and what its header must say.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentWriter {
     identity: SegmentIdentity,
     first: Lsn,

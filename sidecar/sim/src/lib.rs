@@ -5,6 +5,7 @@
 //! and by `cargo run -p tailwind-sim`; see `docs/testing.md`.
 
 mod check;
+pub mod model;
 pub mod plan;
 pub mod random;
 pub mod runner;

@@ -15,7 +15,7 @@ use crate::rpc::{CopyReport, CopyState, Purpose};
 pub struct Slot(pub u32);
 
 /// Where a copy's bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// In a buffer.
     Memory(Slot),
@@ -24,7 +24,7 @@ pub enum Place {
 }
 
 /// How far a copy has come: `Lent` → `Closed`, or `Lent` → `Recovered` → `Closed` when its epoch was fenced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// A writer may write it; the closure is unknown.
     Lent,
@@ -37,7 +37,7 @@ pub enum Stage {
 }
 
 /// What a slot is used for. Survives a restart of the process, beside the memory itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SlotRow {
     /// The segment in it.
     pub identity: SegmentIdentity,
@@ -50,7 +50,7 @@ pub struct SlotRow {
 }
 
 /// One segment's copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
     /// The segment.
     pub identity: SegmentIdentity,

@@ -177,7 +177,7 @@ impl Primary {
 }
 
 /// Since when neither end of the open segments has moved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stall {
     since: Time,
     oldest: SegmentId,

@@ -21,11 +21,11 @@ pub struct Seat {
 }
 
 /// Counts the posts to all seats together, so that "after this moment" means the same for each of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Post(pub(super) u64);
 
 /// What a member is to the set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// In the set: acks need it.
     InSet,
@@ -47,7 +47,7 @@ pub(super) struct Posted {
 }
 
 /// One member, in the set or on its way into it.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Member {
     pub(super) seat: Seat,
     pub(super) reference: MemberRef,

@@ -17,7 +17,7 @@ use super::{Output, Primary, Rules, Seat, Standing};
 pub const SEGMENTS_MAX: usize = 6;
 
 /// One segment of the open end.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Segment {
     pub(super) identity: SegmentIdentity,
     /// Bytes placed so far.
@@ -27,7 +27,7 @@ pub(super) struct Segment {
 }
 
 /// The open end of the log, oldest first.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Segments {
     log: LogId,
     epoch: Epoch,

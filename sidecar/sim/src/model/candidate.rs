@@ -1,0 +1,216 @@
+//! Carries out what a [`Promotion`] wants and brings it the answers; copies images for candidates and primaries.
+//!
+//! Called by [`step`](super::step).
+
+use tailwind_protocol::backup::Request;
+use tailwind_protocol::config::Time;
+use tailwind_protocol::ids::{Epoch, MemberId, Offset};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::primary;
+use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Task};
+use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, FetchRequest, OpenRequest, Purpose, Refusal};
+
+use super::act::SOON;
+use super::names::{LOG, PRIMARY, PROMOTION};
+use super::state::{Answer, Ask, Flight, Image, Lane, Role, Silence, Then, Whom, Write};
+use super::step::Step;
+use super::words;
+
+impl Step<'_> {
+    /// A standby becomes a candidate.
+    pub(super) fn promote(&mut self, side: usize) {
+        let mut out = Vec::new();
+        let promotion = Promotion::start(self.names.sidecars[side].clone(), PROMOTION, LOG, &mut out);
+        self.become_role(side, Role::Candidate(Box::new(promotion)));
+        let name = self.side_name(side).clone();
+        self.tell(|| format!("{name} is a candidate"));
+        self.carry_promotion(side, out);
+    }
+
+    pub(super) fn promotion_input(&mut self, side: usize, input: Input) {
+        self.promotion_input_at(side, SOON, input);
+    }
+
+    pub(super) fn promotion_input_at(&mut self, side: usize, now: Time, input: Input) {
+        let Role::Candidate(machine) = &mut self.state.sides[side].role else { return };
+        let mut out = Vec::new();
+        machine.step(now, input, &mut out);
+        self.carry_promotion(side, out);
+    }
+
+    fn carry_promotion(&mut self, side: usize, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::ReadConfig => self.call(side, Ask::Read),
+                Output::Survey => self.call(side, Ask::Survey),
+                Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
+                Output::Fence(config, member) => {
+                    let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
+                    let (to, then) = (self.host_of(&member.id), Then::Fence(config.epoch, member.id));
+                    self.send(side, to, Request::Fence(request), then);
+                }
+                Output::Drop(config, member, copies) => {
+                    let request = DropRequest { caller: self.caller(config.log, config.epoch), copies };
+                    let then = Then::Repair(config.epoch, Task::Drop(member.id.clone()));
+                    self.send(side, self.host_of(&member.id), Request::Drop(request), then);
+                }
+                Output::Close(config, member, identity, closure) => {
+                    let request = CloseRequest { caller: self.caller(config.log, config.epoch), identity, closure };
+                    let then = Then::Repair(config.epoch, Task::Close(member.id.clone(), identity.segment));
+                    self.send(side, self.host_of(&member.id), Request::Close(request), then);
+                }
+                Output::Install(config, member, identity, closure, holders) => {
+                    let whom = Whom::Candidate(config.epoch, Task::Install(member.id.clone(), identity.segment));
+                    self.install(side, config.epoch, &member.id, (identity, closure), &holders, whom);
+                }
+                Output::Waiting(why) => {
+                    let name = self.side_name(side).clone();
+                    self.tell(|| format!("{name} waits: {why}"));
+                }
+                Output::Won(config, reference) => self.begin_epoch(side, config, &reference),
+                Output::Lost(epoch) => {
+                    let name = self.side_name(side).clone();
+                    self.tell(|| format!("{name} gives up: epoch {epoch} is claimed by another"));
+                    self.become_role(side, Role::Standby);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_fence_answer(
+        &mut self,
+        side: usize,
+        epoch: Epoch,
+        member: MemberId,
+        answer: Result<Answer, Silence>,
+    ) {
+        let result = match answer {
+            Ok(Answer::Inventory(inventory)) => {
+                let name = self.side_name(side).clone();
+                self.tell(|| format!("{name} has fenced {member}: {}", words::inventory(&inventory)));
+                Ok(inventory)
+            }
+            other => Err(failure(other)),
+        };
+        self.promotion_input(side, Input::Fenced(epoch, member, result));
+    }
+
+    pub(super) fn on_repair_answer(&mut self, side: usize, epoch: Epoch, task: Task, answer: Result<Answer, Silence>) {
+        let result = match answer {
+            Ok(Answer::Done) => Ok(()),
+            other => Err(failure(other)),
+        };
+        let (name, good) = (self.side_name(side).clone(), result.is_ok());
+        self.tell(|| format!("{name} learns that {task:?} {}", if good { "is done" } else { "has failed" }));
+        self.promotion_input(side, Input::Repaired(epoch, task, result));
+    }
+
+    // Images: fetch, lend, write, close.
+
+    pub(super) fn install(
+        &mut self,
+        side: usize,
+        epoch: Epoch,
+        target: &MemberId,
+        (identity, closure): (SegmentIdentity, Closure),
+        holders: &[MemberId],
+        whom: Whom,
+    ) {
+        let target = self.host_of(target);
+        let sources = holders.iter().map(|holder| self.host_of(holder)).filter(|source| *source != target).collect();
+        self.fetch(side, Image { identity, closure, epoch, target, sources, bytes: Vec::new(), whom });
+    }
+
+    /// Asks the next source; without one the copy has failed.
+    fn fetch(&mut self, side: usize, mut image: Image) {
+        if image.sources.is_empty() {
+            return self.image_failed(side, image, Failure::Unreachable("nobody can give it".to_owned()));
+        }
+        let source = image.sources.remove(0);
+        let group = self.names.group.clone();
+        let fetch = FetchRequest { group, identity: image.identity, closure: image.closure };
+        self.send(side, source, Request::Fetch(fetch), Then::Fetched(Box::new(image)));
+    }
+
+    pub(super) fn on_fetched(&mut self, side: usize, mut image: Image, answer: Result<Answer, Silence>) {
+        let Ok(Answer::Bytes(bytes)) = answer else { return self.fetch(side, image) };
+        image.bytes = bytes;
+        let open = OpenRequest {
+            caller: self.caller(image.identity.log, image.epoch),
+            identity: image.identity,
+            purpose: Purpose::Install,
+            durability: PRIMARY.durability,
+        };
+        self.send(side, image.target, Request::Open(open), Then::Granted(Box::new(image)));
+    }
+
+    /// The image goes through the fabric like any write.
+    pub(super) fn on_granted(&mut self, side: usize, image: Image, answer: Result<Answer, Silence>) {
+        let Ok(Answer::Granted(slot, key, process)) = answer else {
+            return self.image_failed(side, image, failure(answer));
+        };
+        let (to, segment, bytes) = (image.target, image.identity.segment, image.bytes.clone());
+        let write = Write {
+            life: self.state.sides[side].life,
+            lane: Lane::Image(Box::new(image)),
+            lending: (process, slot, key),
+            segment,
+            from: Offset(0),
+            bytes,
+            flight: Flight::Flying,
+            counted: false,
+        };
+        self.state.writes[side][to].push_back(write);
+    }
+
+    pub(super) fn on_image_written(&mut self, side: usize, image: Image, landed: bool) {
+        if !landed {
+            return self.image_failed(side, image, Failure::Unreachable("the write failed".to_owned()));
+        }
+        let caller = self.caller(image.identity.log, image.epoch);
+        let close = CloseRequest { caller, identity: image.identity, closure: image.closure };
+        self.send(side, image.target, Request::Close(close), Then::Sealed(Box::new(image)));
+    }
+
+    pub(super) fn on_sealed(&mut self, side: usize, image: Image, answer: Result<Answer, Silence>) {
+        match answer {
+            Ok(Answer::Done) => self.image_done(side, image),
+            // The bytes were bad at their source: another one may have good ones.
+            Ok(Answer::Refused(Refusal::Corrupt { .. })) => self.fetch(side, image),
+            other => self.image_failed(side, image, failure(other)),
+        }
+    }
+
+    fn image_done(&mut self, side: usize, image: Image) {
+        let name = self.side_name(side).clone();
+        let (segment, target) = (image.identity.segment, self.names.members[image.target].clone());
+        self.tell(|| format!("{name} has copied segment {segment} to {target}: {}", words::closure(&image.closure)));
+        match image.whom {
+            Whom::Candidate(epoch, task) => self.promotion_input(side, Input::Repaired(epoch, task, Ok(()))),
+            Whom::Primary(seat) => self.primary_input(side, primary::Input::Installed(seat, segment)),
+        }
+    }
+
+    fn image_failed(&mut self, side: usize, image: Image, failure: Failure) {
+        match (image.whom, failure) {
+            (Whom::Candidate(epoch, task), failure) => {
+                self.promotion_input(side, Input::Repaired(epoch, task, Err(failure)));
+            }
+            (Whom::Primary(_), Failure::Superseded(epoch)) => {
+                self.primary_input(side, primary::Input::Superseded(epoch));
+            }
+            (Whom::Primary(seat), _) => self.lose_seat(side, seat, "it could not be given a segment"),
+        }
+    }
+}
+
+/// What a candidate makes of anything but success.
+pub(super) fn failure(answer: Result<Answer, Silence>) -> Failure {
+    match answer {
+        Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
+        Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
+        Ok(other) => unreachable!("{other:?} is no answer to this"),
+        Err(Silence::Lost) => Failure::Unreachable("no answer in time".to_owned()),
+        Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),
+    }
+}

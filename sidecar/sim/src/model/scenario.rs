@@ -1,0 +1,122 @@
+//! The scenarios: what may go wrong in each, and how often; and the environments that are wrong on purpose.
+//!
+//! Used by [`explore`](super::explore). Each scenario is exhaustive within its budget; together they fit into a test.
+
+/// How often each thing may still happen. Part of the state: what is spent is spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// Records that the apps append, both together.
+    pub appends: u8,
+    /// Sidecars that die.
+    pub crashes: u8,
+    /// Backup processes that die, between two requests or between two outputs of one, and may come back with their memory.
+    pub kills: u8,
+    /// Backup processes that die and come back without their memory.
+    pub memory_losses: u8,
+    /// Requests or answers whose sender hears nothing; the request may still arrive at any later time.
+    pub silences: u8,
+    /// Calls to the config store whose caller hears nothing; the call may still be carried out at any later time.
+    pub unknowns: u8,
+    /// Writes of which a part is visible before the rest.
+    pub tears: u8,
+    /// Times that a primary loses patience with members that have not lent in time.
+    pub impatience: u8,
+}
+
+/// One run of the model.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name, as the command line takes it.
+    pub name: &'static str,
+    /// What it tries, for people.
+    pub about: &'static str,
+    /// What may happen in it.
+    pub budget: Budget,
+    /// Claims beyond this epoch are not carried out: the bound of the model.
+    pub epoch_max: u64,
+    /// Records after which a segment counts as full.
+    pub segment_records: u64,
+    /// Starts with an empty config store; otherwise with `s1` as primary of epoch 1 and both buffers lent.
+    pub from_nothing: bool,
+    /// The second sidecar may stand at any time, not only when the first is gone.
+    pub rival: bool,
+    /// Writes of one queue land in any order.
+    pub reorder: bool,
+    /// How the environment lies, if it does.
+    pub wrong: Wrong,
+}
+
+/// An environment that breaks what the machines rest on. The model must find out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wrong {
+    /// It does not.
+    #[default]
+    Nothing,
+    /// A fence is reported, but the writers are not revoked.
+    FenceWithoutRevoke,
+    /// A restarted backup does not find the promise that it had persisted.
+    PromiseForgotten,
+    /// The completion of one member is reported for all.
+    OneCompletionForAll,
+    /// A write is reported complete before it is in the member's memory.
+    CompletionBeforeLanding,
+    /// The config store swaps without comparing.
+    SwapWithoutCompare,
+    /// The scan believes headers without their checksums.
+    ScanWithoutChecksums,
+    /// A backup that has lost its memory comes back with the identity it had.
+    MemoryLossUnnoticed,
+}
+
+const QUIET: Budget =
+    Budget { appends: 2, crashes: 0, kills: 0, memory_losses: 0, silences: 0, unknowns: 0, tears: 0, impatience: 0 };
+
+const PLAIN: Scenario = Scenario {
+    name: "plain",
+    about: "one primary, nothing goes wrong",
+    budget: QUIET,
+    epoch_max: 2,
+    segment_records: 2,
+    from_nothing: false,
+    rival: false,
+    reorder: true,
+    wrong: Wrong::Nothing,
+};
+
+/// All of them, in the order in which they run.
+pub const SCENARIOS: &[Scenario] = &[
+    PLAIN,
+    Scenario {
+        name: "birth",
+        about: "two sidecars start a group at once and race for epochs 1 and 2",
+        budget: Budget { appends: 1, ..QUIET },
+        from_nothing: true,
+        rival: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "crash",
+        about: "the primary dies at any moment, its writes in flight land, or land in part, or do not",
+        budget: Budget { crashes: 1, tears: 1, ..QUIET },
+        ..PLAIN
+    },
+    Scenario {
+        name: "zombie",
+        about: "a rival stands at any moment while the old primary goes on, arbitrarily late",
+        rival: true,
+        ..PLAIN
+    },
+];
+
+impl Scenario {
+    /// The scenario of this name.
+    pub fn named(name: &str) -> Option<Scenario> {
+        SCENARIOS.iter().find(|scenario| scenario.name == name).copied()
+    }
+
+    /// The same scenario in a wrong environment.
+    #[must_use]
+    pub fn with(self, wrong: Wrong) -> Scenario {
+        Scenario { wrong, ..self }
+    }
+}
