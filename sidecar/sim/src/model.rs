@@ -16,6 +16,7 @@ mod judge;
 mod lead;
 mod names;
 mod part;
+mod reduce;
 mod scenario;
 mod state;
 mod step;

@@ -11,8 +11,9 @@ use tailwind_protocol::promotion::{self, Promotion};
 
 use super::fabric::Tear;
 use super::names::Names;
+use super::reduce;
 use super::scenario::{Scenario, Wrong};
-use super::state::{Ask, Call, Flight, HOSTS, Lead, Role, SIDES, State, Then};
+use super::state::{Answer, Ask, Call, Flight, HOSTS, Lead, Role, SIDES, State, Then};
 use super::step::Step;
 
 /// The moment at which everything happens, apart from what needs patience to have run out.
@@ -63,6 +64,21 @@ pub(super) enum Action {
     Unknown(usize),
     /// A part of a write is visible before the rest.
     Tear(usize, usize, usize, Tear),
+}
+
+/// Every event that a state needs to be tried with.
+pub(super) fn events(scenario: &Scenario, names: &Names, state: &State, out: &mut Vec<Action>) {
+    free(scenario, names, state, out);
+    if let Some(alone) = reduce::alone(scenario, state, out) {
+        out.clear();
+        return out.push(alone);
+    }
+    let last = out.iter().copied().find(|event| reduce::is_last(scenario, state, event));
+    out.retain(|event| !reduce::is_last(scenario, state, event));
+    if out.is_empty() {
+        out.extend(last);
+    }
+    chosen(scenario, state, out);
 }
 
 /// Events that happen by themselves.
@@ -120,7 +136,7 @@ pub(super) fn free(scenario: &Scenario, names: &Names, state: &State, out: &mut 
 }
 
 /// Events that the outside chooses.
-pub(super) fn chosen(scenario: &Scenario, state: &State, out: &mut Vec<Action>) {
+fn chosen(scenario: &Scenario, state: &State, out: &mut Vec<Action>) {
     if state.broken.is_some() {
         return;
     }
@@ -248,7 +264,12 @@ impl Step<'_> {
             Action::Answer(at) => self.answer(at),
             Action::CarryOut(at) => self.carry_out(at),
             Action::Told(at) => self.told(at),
-            Action::Land(side, host, at) => self.land(side, host, at, None),
+            Action::Land(side, host, at) => {
+                self.land(side, host, at, None);
+                if !self.scenario.slow_completions {
+                    self.complete_all(side, host);
+                }
+            }
             Action::Complete(side, host, at) => self.complete(side, host, at),
             Action::Start(host) => drop(self.drive(host, None, |host, drive| host.start(drive))),
             Action::Notice(side, seat) => self.lose_seat(side, seat, "the connection ended"),
@@ -326,4 +347,9 @@ impl Step<'_> {
         }
         self.pump(side);
     }
+}
+
+/// True for an answer that is a refusal.
+pub(super) fn is_refusal(answer: &Answer) -> bool {
+    matches!(answer, Answer::Refused(_))
 }

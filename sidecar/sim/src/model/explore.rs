@@ -3,7 +3,7 @@
 //! Called by [`run`](super::run). See "The exhaustive model" in `docs/testing.md`.
 
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::act::{self, Action};
 use super::host::Host;
 use super::judge::Judge;
 use super::names::Names;
-use super::part::Part;
+use super::part::{Digest, Part};
 use super::scenario::{Budget, Scenario};
 use super::state::{HOSTS, Role, SIDES, Side, State};
 use super::step::Step;
@@ -80,7 +80,12 @@ impl Model {
         use stateright::Checker as _;
         let scenario = self.scenario;
         let begun = std::time::Instant::now();
-        let checker = self.checker().finish_when(HasDiscoveries::Any).spawn_bfs().join();
+        let checker = self
+            .checker()
+            .finish_when(HasDiscoveries::Any)
+            .target_state_count(std::env::var("MAXT").ok().and_then(|v| v.parse().ok()).unwrap_or(2_000_000))
+            .spawn_bfs()
+            .join();
         let model = checker.model();
         let found = [RULES, ENDS].into_iter().find_map(|rule| Some((rule, checker.discovery(rule)?)));
         let counterexample = found.map(|(rule, path)| model.counterexample(rule, &path.into_actions()));
@@ -223,7 +228,7 @@ impl Model {
 }
 
 fn digest(state: &State) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    let mut hasher = Digest::default();
     state.hash(&mut hasher);
     hasher.finish()
 }
@@ -237,8 +242,7 @@ impl stateright::Model for Model {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        act::free(&self.scenario, &self.names, state, actions);
-        act::chosen(&self.scenario, state, actions);
+        act::events(&self.scenario, &self.names, state, actions);
     }
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {

@@ -85,6 +85,20 @@ impl Step<'_> {
         }
     }
 
+    /// The sender learns at once of everything that has landed in its turn.
+    pub(super) fn complete_all(&mut self, side: usize, host: usize) {
+        loop {
+            let queue = &self.state.writes[side][host];
+            let landed = |at: &usize| {
+                let earlier = || queue.iter().take(*at).any(|earlier| earlier.lane.same(&queue[*at].lane));
+                let awaited = queue[*at].life == self.state.sides[side].life && !queue[*at].counted;
+                queue[*at].flight == Flight::Landed && awaited && !earlier()
+            };
+            let Some(at) = (0..queue.len()).find(landed) else { return };
+            self.complete(side, host, at);
+        }
+    }
+
     /// Wrong on purpose: every other member's oldest write counts as complete too.
     fn complete_elsewhere(&mut self, side: usize, host: usize) {
         for other in (0..self.names.members.len()).filter(|other| *other != host) {

@@ -42,6 +42,11 @@ pub struct Scenario {
     pub rival: bool,
     /// Writes of one queue land in any order.
     pub reorder: bool,
+    /// Every answer travels on its own. Otherwise those that only let a sidecar go on arrive as soon as they are given;
+    /// the answers to fences, recruits and changes of the set travel in any case.
+    pub slow_answers: bool,
+    /// Completions travel on their own. Otherwise the sender learns at once that its write has landed or is refused.
+    pub slow_completions: bool,
     /// How the environment lies, if it does.
     pub wrong: Wrong,
 }
@@ -80,6 +85,8 @@ const PLAIN: Scenario = Scenario {
     from_nothing: false,
     rival: false,
     reorder: true,
+    slow_answers: false,
+    slow_completions: true,
     wrong: Wrong::Nothing,
 };
 

@@ -26,6 +26,12 @@ pub(super) struct Step<'a> {
     pub(super) story: Option<Vec<String>>,
 }
 
+/// Answers that may be taken as soon as they are given: they only let the sidecar send more, and what it sends may come
+/// late anyhow. A fence's answer is not one of them: what a candidate chooses depends on the order of those.
+fn is_local(then: &Then) -> bool {
+    matches!(then, Then::Channel(_) | Then::Repair(..) | Then::Fetched(_) | Then::Granted(_) | Then::Sealed(_))
+}
+
 impl Step<'_> {
     pub(super) fn tell(&mut self, line: impl FnOnce() -> String) {
         if let Some(story) = &mut self.story {
@@ -87,21 +93,24 @@ impl Step<'_> {
         if !self.state.hosts[to].is_up() {
             message.answer = Some(Err(Silence::Gone));
         } else {
-            let (name, request) = (&self.names.members[to], message.request.clone());
-            let from = message.from.map_or("nobody any more", |(side, _)| self.names.sidecars[side].id.as_str());
-            let line = format!("{name} gets the {} from {from}", words::request(&request));
-            self.tell(|| line);
+            let (names, request) = (self.names, message.request.clone());
+            let from = message.from.map_or("nobody any more", |(side, _)| names.sidecars[side].id.as_str());
+            self.tell(|| format!("{} gets the {} from {from}", names.members[to], words::request(&request)));
             let (answer, _) = self.drive(to, fuse, |host, drive| host.ask(request, drive));
             if fuse.is_some() && self.state.hosts[to].is_up() {
                 return false;
             }
             if let Some(Answer::Refused(refusal)) = &answer {
-                let line = format!("{} refuses: {refusal}", self.names.members[to]);
-                self.tell(|| line);
+                let names = self.names;
+                self.tell(|| format!("{} refuses: {refusal}", names.members[to]));
             }
             message.answer = Some(answer.ok_or(Silence::Gone));
         }
+        let at_once = !self.scenario.slow_answers && is_local(&message.then);
         self.state.messages.push(Part::new(message));
+        if at_once {
+            self.answer(self.state.messages.len() - 1);
+        }
         true
     }
 
@@ -116,9 +125,11 @@ impl Step<'_> {
     pub(super) fn silence(&mut self, at: usize) {
         let message = self.state.messages.remove(at).into_inner();
         let Some((side, _)) = message.from else { return };
-        let (name, to) = (self.side_name(side).clone(), &self.names.members[message.to]);
-        let line = format!("{name} hears nothing from {to} about the {}", words::request(&message.request));
-        self.tell(|| line);
+        let (names, to) = (self.names, message.to);
+        self.tell(|| {
+            let (name, to) = (&names.sidecars[side].id, &names.members[to]);
+            format!("{name} hears nothing from {to} about the {}", words::request(&message.request))
+        });
         if message.answer.is_none() {
             let orphan = Message { from: None, then: Then::Nothing, ..message.clone() };
             self.state.messages.push(Part::new(orphan));
@@ -158,18 +169,28 @@ impl Step<'_> {
             Ask::Swap(swap) => Told::Swapped(self.swap(call.from, swap)),
         };
         if call.from.is_some() {
+            // A candidate that reads or claims hears and does nothing else meanwhile: when it learns of it is all one,
+            // because what it sends then may come late anyhow.
+            let claims = |swap: &Swap| swap.expected.is_none_or(|found| found.epoch < swap.proposed.epoch);
+            let waits_for_it = match &call.ask {
+                Ask::Read | Ask::Survey => true,
+                Ask::Swap(swap) => claims(swap),
+            };
             call.told = Some(told);
             self.state.calls.push(Part::new(call));
+            if waits_for_it && !self.scenario.slow_answers {
+                self.told(self.state.calls.len() - 1);
+            }
         }
     }
 
     fn swap(&mut self, from: Option<(usize, u8)>, swap: &Swap) -> SwapOutcome {
         let found = self.state.store.as_ref().map(Configuration::stamp);
         let applies = found == swap.expected || self.scenario.wrong == Wrong::SwapWithoutCompare;
-        let who = from.map_or("a swap that nobody waits for", |(side, _)| self.names.sidecars[side].id.as_str());
+        let names = self.names;
+        let who = from.map_or("nobody any more", |(side, _)| names.sidecars[side].id.as_str());
         let end = if applies { "done" } else { "refused, something else is there" };
-        let line = format!("{who} swaps to {}: {end}", words::configuration(&swap.proposed));
-        self.tell(|| line);
+        self.tell(|| format!("{who} swaps to {}: {end}", words::configuration(&swap.proposed)));
         if !applies {
             return SwapOutcome::Conflict(self.state.store.as_ref().cloned());
         }
