@@ -124,7 +124,7 @@ pub(super) fn free(scenario: &Scenario, names: &Names, state: &State, out: &mut 
                 }
             }
             Role::Candidate(machine) => {
-                let late = [false, true].into_iter().filter(|late| ticks(state, side, machine, *late));
+                let late = [true, false].into_iter().filter(|late| ticks(state, side, machine, *late));
                 out.extend(late.map(|late| Action::Tick(side, late)));
             }
             Role::Down | Role::Standby => {}

@@ -1,6 +1,6 @@
 //! Explores every state of a scenario, breadth first, with Stateright, and judges how each one ends.
 //!
-//! Called by [`run`](super::run). See "The exhaustive model" in `docs/testing.md`.
+//! Called by [`run`](super::run).
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
@@ -140,6 +140,9 @@ impl Model {
             if story.is_none() && self.settled().contains(&digest) {
                 self.settled().extend(walked);
                 return Ok((state, None));
+            }
+            if walked.contains(&digest) {
+                return Err("the group runs in circles".to_owned());
             }
             walked.push(digest);
             actions.clear();

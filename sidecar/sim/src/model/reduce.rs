@@ -33,7 +33,7 @@ pub(super) fn alone(scenario: &Scenario, state: &State, events: &[Action]) -> Op
         Action::Deliver(at) | Action::Answer(at) => {
             let message = &state.messages[at];
             let steady = !matches!(message.then, Then::Fence(..) | Then::Recruit(_) | Then::Nothing);
-            steady && (epoch(message) == Some(last) || (epoch(message).is_none() && message.from.is_some()))
+            steady && epoch(message) == Some(last)
         }
         Action::Land(side, ..) | Action::Complete(side, ..) => leads(side),
         _ => false,
@@ -70,8 +70,11 @@ pub(super) fn is_last(scenario: &Scenario, state: &State, event: &Action) -> boo
         }
 }
 
-/// The epoch under which a request is made; a fetch is made under none.
+/// The epoch under which a request is made; a fetch is made for the epoch that copies.
 fn epoch(message: &Message) -> Option<Epoch> {
+    if let Then::Fetched(image) = &message.then {
+        return Some(image.epoch);
+    }
     match &message.request {
         Request::Fence(request) => Some(request.caller.epoch),
         Request::Connect(caller) => Some(caller.epoch),

@@ -95,22 +95,95 @@ pub const SCENARIOS: &[Scenario] = &[
     PLAIN,
     Scenario {
         name: "birth",
-        about: "two sidecars start a group at once and race for epochs 1 and 2",
-        budget: Budget { appends: 1, ..QUIET },
+        about: "two sidecars start a group at once and race for its epochs",
+        budget: Budget { appends: 0, ..QUIET },
         from_nothing: true,
         rival: true,
         ..PLAIN
     },
     Scenario {
         name: "crash",
-        about: "the primary dies at any moment, its writes in flight land, or land in part, or do not",
+        about: "the primary dies at any moment; its writes in flight land, or land in part, or do not",
         budget: Budget { crashes: 1, tears: 1, ..QUIET },
+        slow_answers: true,
         ..PLAIN
     },
     Scenario {
         name: "zombie",
         about: "a rival stands at any moment while the old primary goes on, arbitrarily late",
+        budget: Budget { tears: 1, ..QUIET },
         rival: true,
+        slow_answers: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "zombie rolls",
+        about: "the same where each record has a segment of its own, so that segments close meanwhile",
+        rival: true,
+        segment_records: 1,
+        reorder: false,
+        ..PLAIN
+    },
+    Scenario {
+        name: "crash rolls",
+        about: "the primary dies at any moment; each record has a segment of its own",
+        budget: Budget { crashes: 1, ..QUIET },
+        segment_records: 1,
+        reorder: false,
+        ..PLAIN
+    },
+    Scenario {
+        name: "backup restarts",
+        about: "a backup's process dies at any moment and comes back with its memory; it is swapped out and in again",
+        budget: Budget { kills: 1, ..QUIET },
+        ..PLAIN
+    },
+    Scenario {
+        name: "backup restarts, zombie",
+        about: "the same while a rival stands at any moment",
+        budget: Budget { appends: 1, kills: 1, ..QUIET },
+        rival: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "memory lost",
+        about: "a backup comes back without its memory",
+        budget: Budget { memory_losses: 1, ..QUIET },
+        ..PLAIN
+    },
+    Scenario {
+        name: "memory lost, zombie",
+        about: "the same while a rival stands at any moment",
+        budget: Budget { appends: 1, memory_losses: 1, ..QUIET },
+        rival: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "silence",
+        about: "a request or an answer gets lost, or the request comes late, while a rival stands at any moment",
+        budget: Budget { appends: 1, silences: 1, ..QUIET },
+        rival: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "unknown claim",
+        about: "the config store's answer gets lost, or the swap comes late, while a rival stands at any moment",
+        budget: Budget { appends: 1, unknowns: 1, ..QUIET },
+        rival: true,
+        ..PLAIN
+    },
+    Scenario {
+        name: "unknown set",
+        about: "the answer to a change of the set gets lost, or the change comes late",
+        budget: Budget { appends: 1, kills: 1, unknowns: 1, ..QUIET },
+        ..PLAIN
+    },
+    Scenario {
+        name: "member swapped out",
+        about: "the primary loses patience with a member, swaps it out and recruits it again",
+        budget: Budget { impatience: 1, ..QUIET },
+        segment_records: 1,
+        reorder: false,
         ..PLAIN
     },
 ];
