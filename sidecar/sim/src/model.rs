@@ -4,8 +4,8 @@
 //! `tailwind-sim exhaust`; carried out by Stateright. Each [`Scenario`] is exhaustive within its budget of faults.
 //!
 //! Files, in the order in which a reader needs them: [`scenario`], [`state`], [`act`] (what may happen), [`step`] with
-//! [`candidate`], [`lead`], [`fabric`] and [`host`] (what then happens), [`judge`] (what must hold), [`tidy`] and [`part`]
-//! (what makes it small), [`explore`].
+//! [`candidate`], [`lead`], [`fabric`] and [`host`] (what then happens), [`judge`] (what must hold), [`tidy`], [`reduce`] and
+//! [`part`] (what makes it small), [`explore`].
 
 mod act;
 mod candidate;
@@ -29,6 +29,9 @@ use std::time::Duration;
 
 pub use scenario::{Budget, SCENARIOS, Scenario, Wrong};
 
+/// Most transitions of a scenario: two minutes, and some 10 GiB. A scenario that reaches it is too large.
+pub const TRANSITIONS_MAX: usize = 5_000_000;
+
 /// What a run of the model found.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -44,6 +47,9 @@ pub struct Outcome {
     pub complete: usize,
     /// States in which nothing happens any more because the next claim would be beyond the bound of epochs.
     pub at_bound: usize,
+    /// Every state within the scenario's budget was seen; otherwise the run ended at [`TRANSITIONS_MAX`], or at a
+    /// counterexample.
+    pub exhausted: bool,
     /// How long it took.
     pub took: Duration,
     /// The shortest way to a broken rule, or to a state that does not end well.
@@ -74,6 +80,9 @@ impl fmt::Display for Outcome {
         let seconds = self.took.as_secs_f64();
         write!(f, "{scenario}: {states} states, {transitions} transitions, depth {depth}, ")?;
         write!(f, "ends {complete} complete and {at_bound} at the bound of epochs, {seconds:.1} s")?;
+        if !self.exhausted && self.counterexample.is_none() {
+            write!(f, ", NOT EXHAUSTED: it is larger than {TRANSITIONS_MAX} transitions")?;
+        }
         match &self.counterexample {
             Some(counterexample) => write!(f, "\n{counterexample}"),
             None => Ok(()),
@@ -99,7 +108,7 @@ pub fn run(scenarios: &[Scenario], mut report: impl FnMut(Progress<'_>)) -> Vec<
         report(Progress::Ended(&outcome));
         let failed = outcome.counterexample.is_some();
         outcomes.push(outcome);
-        if failed && std::env::var("GOON").is_err() {
+        if failed {
             break;
         }
     }

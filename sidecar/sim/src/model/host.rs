@@ -50,6 +50,8 @@ pub(super) struct Host {
     lendings: BTreeMap<Slot, Lending>,
     keys: u8,
     disk_promise: Promise,
+    /// What a restart finds instead, in an environment that loses what was persisted last.
+    promise_before: Promise,
     files: BTreeMap<SegmentId, File>,
     flushes: VecDeque<(Slot, SegmentIdentity, Closure)>,
     /// The newest fence that was reported: nothing older may land from then on (S4).
@@ -94,6 +96,7 @@ impl Host {
             lendings: BTreeMap::new(),
             keys: 0,
             disk_promise: Promise::default(),
+            promise_before: Promise::default(),
             files: BTreeMap::new(),
             flushes: VecDeque::new(),
             reported: Epoch(0),
@@ -137,10 +140,16 @@ impl Host {
     pub(super) fn start(&mut self, drive: &mut Drive<'_>) {
         self.life += 1;
         self.keys = 0;
-        let promise = match drive.wrong {
-            Wrong::PromiseForgotten => Promise::default(),
-            _ => self.disk_promise.clone(),
-        };
+        if drive.wrong == Wrong::PromiseForgotten && self.life > 1 {
+            self.disk_promise = self.promise_before.clone();
+        }
+        let (name, found, reported) = (&self.name, self.disk_promise.epoch, self.reported);
+        drive
+            .demand(found >= reported, || format!("S5: {name} starts with epoch {found} after it reported {reported}"));
+        if drive.broken.is_some() {
+            return;
+        }
+        let promise = self.disk_promise.clone();
         let files = self.files.values().map(|file| (file.identity, file.closure)).collect();
         let found = Found { promise, rows: self.rows.iter().map(|(slot, row)| (*slot, *row)).collect(), files };
         let slot_size = SegmentSize::MIN.bytes();
@@ -198,7 +207,11 @@ impl Host {
         match output {
             Output::Persist(promise) => {
                 drive.tell(&self.name, || format!("promises epoch {}", promise.epoch));
-                self.disk_promise = promise;
+                let before = std::mem::replace(&mut self.disk_promise, promise);
+                if drive.wrong == Wrong::PromiseForgotten {
+                    let first = before.epoch == Epoch(0);
+                    self.promise_before = if first { self.disk_promise.clone() } else { before };
+                }
             }
             Output::RevokeBelow(_) if drive.wrong == Wrong::FenceWithoutRevoke => {}
             Output::RevokeBelow(epoch) => {

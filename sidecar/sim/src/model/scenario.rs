@@ -38,6 +38,8 @@ pub struct Scenario {
     pub segment_records: u64,
     /// Starts with an empty config store; otherwise with `s1` as primary of epoch 1 and both buffers lent.
     pub from_nothing: bool,
+    /// Records that are acknowledged before it starts.
+    pub acked: u8,
     /// The second sidecar may stand at any time, not only when the first is gone.
     pub rival: bool,
     /// Writes of one queue land in any order.
@@ -59,7 +61,7 @@ pub enum Wrong {
     Nothing,
     /// A fence is reported, but the writers are not revoked.
     FenceWithoutRevoke,
-    /// A restarted backup does not find the promise that it had persisted.
+    /// A restarted backup finds the promise before the one that it had persisted last.
     PromiseForgotten,
     /// The completion of one member is reported for all.
     OneCompletionForAll,
@@ -83,6 +85,7 @@ const PLAIN: Scenario = Scenario {
     epoch_max: 2,
     segment_records: 2,
     from_nothing: false,
+    acked: 0,
     rival: false,
     reorder: true,
     slow_answers: false,
@@ -139,10 +142,11 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
-        name: "backup restarts, zombie",
-        about: "the same while a rival stands at any moment",
-        budget: Budget { appends: 1, kills: 1, ..QUIET },
-        rival: true,
+        name: "backup restarts, crash",
+        about: "one record is acknowledged; then a backup restarts and the primary dies, both at any moment",
+        budget: Budget { appends: 0, crashes: 1, kills: 1, ..QUIET },
+        acked: 1,
+        slow_completions: false,
         ..PLAIN
     },
     Scenario {
@@ -152,10 +156,11 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
-        name: "memory lost, zombie",
-        about: "the same while a rival stands at any moment",
-        budget: Budget { appends: 1, memory_losses: 1, ..QUIET },
-        rival: true,
+        name: "memory lost, crash",
+        about: "one record is acknowledged; then a backup loses its memory and the primary dies, both at any moment",
+        budget: Budget { appends: 0, crashes: 1, memory_losses: 1, ..QUIET },
+        acked: 1,
+        slow_completions: false,
         ..PLAIN
     },
     Scenario {
