@@ -150,6 +150,15 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
+        name: "backup restarts, zombie",
+        about: "one record is acknowledged; then a backup restarts and a rival stands, both at any moment",
+        budget: Budget { appends: 0, kills: 1, ..QUIET },
+        acked: 1,
+        rival: true,
+        slow_completions: false,
+        ..PLAIN
+    },
+    Scenario {
         name: "memory lost",
         about: "a backup comes back without its memory",
         budget: Budget { memory_losses: 1, ..QUIET },
