@@ -37,7 +37,7 @@ pub enum Standing {
 }
 
 /// A post in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Posted {
     /// The member has everything up to here once it completes.
     end: Position,

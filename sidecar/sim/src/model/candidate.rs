@@ -20,7 +20,9 @@ impl Step<'_> {
     /// A standby becomes a candidate.
     pub(super) fn promote(&mut self, side: usize) {
         let mut out = Vec::new();
-        let promotion = Promotion::start(self.names.sidecars[side].clone(), PROMOTION, LOG, &mut out);
+        // Different for every promotion of this sidecar and for the two of them; small, so that equal states stay equal.
+        let claims = (side as u64) << 32 | u64::from(self.state.sides[side].life) << 16;
+        let promotion = Promotion::start(self.names.sidecars[side].clone(), PROMOTION, LOG, claims, &mut out);
         self.become_role(side, Role::Candidate(Box::new(promotion)));
         let name = self.side_name(side).clone();
         self.tell(|| format!("{name} is a candidate"));

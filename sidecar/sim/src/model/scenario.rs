@@ -124,7 +124,6 @@ pub const SCENARIOS: &[Scenario] = &[
         about: "the same where each record has a segment of its own, so that segments close meanwhile",
         rival: true,
         segment_records: 1,
-        reorder: false,
         ..PLAIN
     },
     Scenario {
@@ -132,7 +131,6 @@ pub const SCENARIOS: &[Scenario] = &[
         about: "the primary dies at any moment; each record has a segment of its own",
         budget: Budget { crashes: 1, ..QUIET },
         segment_records: 1,
-        reorder: false,
         ..PLAIN
     },
     Scenario {
@@ -197,7 +195,6 @@ pub const SCENARIOS: &[Scenario] = &[
         about: "the primary loses patience with a member, swaps it out and recruits it again",
         budget: Budget { impatience: 1, ..QUIET },
         segment_records: 1,
-        reorder: false,
         ..PLAIN
     },
 ];
