@@ -26,7 +26,7 @@ use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
 };
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
@@ -125,7 +125,8 @@ impl Primary {
     async fn flush(&self, open: &Open) {
         let request =
             FlushRequest { caller: self.caller(), identity: *open.writer.identity(), end: open.writer.closure().end };
-        let Empty {} = self.client.call(path::FLUSH, &request, TIMEOUT).await.unwrap();
+        let FlushReply { end } = self.client.call(path::FLUSH, &request, TIMEOUT).await.unwrap();
+        assert_eq!(end, request.end);
     }
 }
 

@@ -88,8 +88,8 @@ pub enum Input {
     Lent(RequestId, Slot, Result<(), String>),
     /// The answer to [`Output::StartFlush`].
     Flushed(Slot, SegmentIdentity, FlushResult),
-    /// The answer to [`Output::StartOpenFlush`].
-    OpenFlushed(RequestId, Result<(), String>),
+    /// The answer to [`Output::StartOpenFlush`]: where the last whole valid append on disk ends, or why the disk refused.
+    OpenFlushed(RequestId, Result<Offset, String>),
     /// A closed segment that was read from disk did not match its footer.
     FoundCorrupt(SegmentIdentity),
     /// Time to try again what failed: flushes that found the disk full.
@@ -120,6 +120,8 @@ pub enum Reply {
     Opened(Slot),
     /// To `Fetch`: send the bytes that lie here.
     Fetch(Place, SegmentIdentity, Closure),
+    /// To `Flush`: on disk up to here.
+    Flushed(Offset),
     /// To the others.
     Done,
     /// To any.
@@ -146,7 +148,10 @@ pub enum Output {
     /// Write the closed segment to disk in the background, in place of any older file of that segment, open or closed;
     /// answer with [`Input::Flushed`]. Flushes and deletions are carried out one after the other, in this order.
     StartFlush(Slot, SegmentIdentity, Closure),
-    /// Bring an open segment's bytes to disk up to the offset, in the background; answer with [`Input::OpenFlushed`].
+    /// Bring an open segment's appends that end at or before the offset to disk, in the background; answer with
+    /// [`Input::OpenFlushed`]. Scan on from where the last flush ended, and write whole valid appends only: the request says
+    /// what has completed, and with RDMA that is with the network card, but perhaps not yet where the processor sees it;
+    /// zeros or half a record would be written and called flushed. And a work request may end in the middle of an append.
     /// What is on disk already stays there: a late request may ask for less than an earlier one.
     StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
     /// Write an open segment to disk as it is, now, because the process is about to end.
@@ -651,13 +656,9 @@ impl Backup {
         let segment = request.identity.segment;
         let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
         match copy.map(|copy| (copy.stage, copy.slot())) {
-            Some((Stage::Lent, Some(slot))) if request.end.0 <= request.identity.size.bytes() => {
-                out.push(Output::StartOpenFlush(id, slot, request.identity, request.end));
-                Ok(None)
-            }
             // Closed meanwhile and on disk as a whole.
-            Some((Stage::Closed, None)) => Ok(Some(Reply::Done)),
-            Some((Stage::Closed, Some(slot))) => {
+            Some((Stage::Closed, None)) => Ok(Some(Reply::Flushed(request.end))),
+            Some((Stage::Lent | Stage::Closed, Some(slot))) if request.end.0 <= request.identity.size.bytes() => {
                 out.push(Output::StartOpenFlush(id, slot, request.identity, request.end));
                 Ok(None)
             }
@@ -845,9 +846,9 @@ fn ending() -> Refusal {
     Refusal::Failed { why: "this backup is shutting down".to_owned() }
 }
 
-fn open_flush_reply(result: Result<(), String>) -> Reply {
+fn open_flush_reply(result: Result<Offset, String>) -> Reply {
     match result {
-        Ok(()) => Reply::Done,
+        Ok(end) => Reply::Flushed(end),
         Err(why) => Reply::Refused(Refusal::Failed { why }),
     }
 }

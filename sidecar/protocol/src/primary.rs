@@ -56,7 +56,7 @@ pub enum Input {
     Closed(Seat, SegmentId),
     /// Answer to [`Output::Install`].
     Installed(Seat, SegmentId),
-    /// Answer to [`Output::Flush`]: on the member's disk up to here.
+    /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less than was asked, or more.
     Flushed(Seat, Position),
     /// A member failed: its channel, its heartbeat, or an RPC that has no other remedy.
     Lost(Seat),
@@ -117,7 +117,7 @@ pub enum Output {
     Install(Seat, SegmentIdentity, Closure),
     /// Forget these copies at the member.
     Drop(Seat, Vec<CopyReport>),
-    /// Bring a segment to the member's disk up to an offset.
+    /// Bring a segment to the member's disk up to an offset, which need not be where an append ends.
     Flush(Seat, SegmentIdentity, Offset),
     /// Tell the member that records below are no longer needed.
     Trim(Seat, Lsn),
@@ -409,6 +409,7 @@ impl Primary {
     }
 
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        self.members.iter_mut().flatten().for_each(|member| member.fruitless = Position::default());
         self.drop_who_holds_up(now, out);
         self.recruit(now, out);
     }

@@ -21,7 +21,7 @@ pub mod path {
     pub const OPEN: &str = "/v1/open";
     /// [`CloseRequest`](super::CloseRequest) → [`Empty`](super::Empty).
     pub const CLOSE: &str = "/v1/close";
-    /// [`FlushRequest`](super::FlushRequest) → [`Empty`](super::Empty).
+    /// [`FlushRequest`](super::FlushRequest) → [`FlushReply`](super::FlushReply).
     pub const FLUSH: &str = "/v1/flush";
     /// [`FetchRequest`](super::FetchRequest) → bytes of a closed segment.
     pub const FETCH: &str = "/v1/fetch";
@@ -111,7 +111,7 @@ pub struct CloseRequest {
     pub closure: Closure,
 }
 
-/// Bring an open segment's bytes to disk up to `end` (durability `Flushed`).
+/// Bring an open segment's appends that end at or before `end` to disk (durability `Flushed`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlushRequest {
     /// Who asks.
@@ -119,6 +119,15 @@ pub struct FlushRequest {
     /// The segment.
     pub identity: SegmentIdentity,
     /// Flush everything before this offset.
+    pub end: Offset,
+}
+
+/// How far a segment is on disk. That may be less than was asked: see [`Output::StartOpenFlush`].
+///
+/// [`Output::StartOpenFlush`]: crate::backup::Output::StartOpenFlush
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushReply {
+    /// End of the last whole valid append on disk.
     pub end: Offset,
 }
 

@@ -118,6 +118,8 @@ impl<'a> Append<'a> {
 #[derive(Clone, Debug)]
 pub struct Scanner<'a> {
     bytes: &'a [u8],
+    /// Where in the segment `bytes` begin.
+    base: usize,
     epoch: Epoch,
     closure: Closure,
 }
@@ -139,12 +141,22 @@ impl<'a> Scanner<'a> {
             return Err(Stop { at: Offset(SEGMENT_HEADER_SIZE as u32), why: StopReason::Checksum });
         }
         let closure = Closure { first, last: first.prev(), end: Offset(SEGMENT_OVERHEAD as u32), chain };
-        Ok(Scanner { bytes, epoch: identity.epoch, closure })
+        Ok(Scanner { bytes, base: 0, epoch: identity.epoch, closure })
     }
 
     /// Goes on where an earlier scan of the same segment, perhaps of fewer bytes of it, had got to.
     pub fn resume(bytes: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
-        Scanner { bytes: &bytes[..bytes.len().min(identity.size.bytes() as usize)], epoch: identity.epoch, closure }
+        let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
+        Scanner { bytes, base: 0, epoch: identity.epoch, closure }
+    }
+
+    /// Goes on where an earlier scan of the same segment had got to, with nothing but the bytes from there on: `tail`
+    /// begins at `closure.end`, which is no default.
+    pub fn resume_tail(tail: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
+        let base = closure.end.0 as usize;
+        assert!(base >= SEGMENT_OVERHEAD, "the segment header was accepted before");
+        let room = (identity.size.bytes() as usize).saturating_sub(base);
+        Scanner { bytes: &tail[..tail.len().min(room)], base, epoch: identity.epoch, closure }
     }
 
     /// Where the accepted log ends so far.
@@ -154,13 +166,13 @@ impl<'a> Scanner<'a> {
 
     /// The next append, or where and why there is none. After a stop it stops there again.
     pub fn next_append(&mut self) -> Result<Append<'a>, Stop> {
-        let start = self.closure.end.0 as usize;
+        let start = self.closure.end.0 as usize - self.base;
         let first = self.closure.last.next();
         let mut at = start;
         let mut chain = self.closure.chain;
         let mut next = first;
         loop {
-            let stop = |why| Stop { at: Offset(at as u32), why };
+            let stop = |why| Stop { at: Offset((self.base + at) as u32), why };
             let rest = &self.bytes[at..];
             let Some(kind) = rest.first() else {
                 return Err(stop(if at == start { StopReason::Full } else { StopReason::Bounds }));
@@ -178,7 +190,7 @@ impl<'a> Scanner<'a> {
                         return Err(stop(StopReason::Checksum));
                     }
                     let entries = &self.bytes[start..at];
-                    let end = Offset((at + CHECKSUM_SIZE) as u32);
+                    let end = Offset((self.base + at + CHECKSUM_SIZE) as u32);
                     self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
                     return if planted::skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
                 }
@@ -232,10 +244,22 @@ pub struct ScanReport {
 
 /// Scans a whole buffer.
 pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
-    let mut scanner = match Scanner::new(bytes, identity) {
-        Ok(scanner) => scanner,
-        Err(stop) => return ScanReport { closure: Closure::default(), stop },
-    };
+    match Scanner::new(bytes, identity) {
+        Ok(scanner) => run(scanner),
+        Err(stop) => ScanReport { closure: Closure::default(), stop },
+    }
+}
+
+/// Scans on from where an earlier scan of this segment had got to: `tail` begins at `known.end`. The default closure, that
+/// of a scan that has found nothing yet, begins anew.
+pub fn scan_on(tail: &[u8], identity: &SegmentIdentity, known: Closure) -> ScanReport {
+    match known.end {
+        Offset(0) => scan(tail, identity),
+        _ => run(Scanner::resume_tail(tail, identity, known)),
+    }
+}
+
+fn run(mut scanner: Scanner<'_>) -> ScanReport {
     loop {
         if let Err(stop) = scanner.next_append() {
             return ScanReport { closure: scanner.closure(), stop };

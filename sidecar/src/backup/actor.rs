@@ -48,6 +48,7 @@ pub(super) enum Answer {
     Connected(ChannelAnswer),
     Opened(Grant),
     Fetch(Place, SegmentIdentity, Closure),
+    Flushed(Offset),
     Done,
 }
 
@@ -366,6 +367,7 @@ impl Running {
             Reply::Connect(epoch) => self.accept(epoch, waiting.offer.as_ref()).map(Answer::Connected),
             Reply::Opened(slot) => self.grant(slot).map(Answer::Opened),
             Reply::Fetch(place, identity, closure) => Ok(Answer::Fetch(place, identity, closure)),
+            Reply::Flushed(end) => Ok(Answer::Flushed(end)),
             Reply::Done => Ok(Answer::Done),
             Reply::Refused(refusal) => {
                 self.tallies.opens_refused += u64::from(waiting.is_open);

@@ -15,7 +15,7 @@ use anyhow::Context;
 use tailwind_fabric::{Pool, SlotId};
 use tailwind_protocol::backup::{FlushResult, Input, RequestId, Slot};
 use tailwind_protocol::ids::{LogId, Offset, SegmentId};
-use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -28,7 +28,7 @@ use super::thread::spawn_owned;
 pub(super) enum Job {
     /// Write a closed segment.
     Closed(Slot, SegmentIdentity, Closure),
-    /// Bring an open segment to disk up to an offset.
+    /// Bring an open segment's appends that end at or before an offset to disk.
     Open(RequestId, Slot, SegmentIdentity, Offset),
     /// Write an open segment as it is, and say when that is done.
     Last(Slot, SegmentIdentity, Closure, Sender<io::Result<()>>),
@@ -86,7 +86,7 @@ struct Worker {
     pool: Arc<Pool>,
     disk: Arc<Disk>,
     answer: Box<dyn Fn(Input) + Send>,
-    /// Files of open segments, and how far each is on disk.
+    /// Files of open segments, and how far each is verified and on disk.
     files: HashMap<SegmentId, Growing>,
     /// One segment's bytes.
     bytes: Vec<u8>,
@@ -97,7 +97,7 @@ struct Worker {
 struct Growing {
     identity: SegmentIdentity,
     file: File,
-    flushed: Offset,
+    flushed: Closure,
 }
 
 impl Worker {
@@ -186,39 +186,38 @@ impl Worker {
         }
     }
 
-    /// Brings an open segment's file up to `end`. After any failure the file is made anew: what a disk kept of a failed
-    /// fdatasync is unknown (`fsync(2)`).
-    fn grow(&mut self, slot: Slot, identity: SegmentIdentity, end: Offset) -> io::Result<()> {
+    /// Brings an open segment's file up to `end`, as far as whole valid appends go, and returns how far it is on disk.
+    ///
+    /// What was read is scanned before it is written. Bytes that have completed need not be visible here yet, and the
+    /// buffer may have been lent to another segment by now: neither continues the chain. After any failure the file is
+    /// made anew: what a disk kept of a failed fdatasync is unknown (`fsync(2)`).
+    fn grow(&mut self, slot: Slot, identity: SegmentIdentity, end: Offset) -> io::Result<Offset> {
         let growing = self.files.get(&identity.segment).filter(|growing| growing.identity == identity);
-        let flushed = growing.map_or(Offset(0), |growing| growing.flushed);
-        if growing.is_none() && self.disk.is_closed(&identity) || end <= flushed {
-            return Ok(());
+        if growing.is_none() && self.disk.is_closed(&identity) {
+            return Ok(end);
         }
-        self.read_range(slot, flushed, end)?;
-        self.check_lending(slot, &identity)?;
+        let known = growing.map(|growing| growing.flushed).unwrap_or_default();
+        if end <= known.end {
+            return Ok(known.end);
+        }
+        self.read_range(slot, known.end, end)?;
+        let flushed = scan::scan_on(&self.bytes, &identity, known).closure;
+        if flushed.end == known.end {
+            return Ok(known.end);
+        }
+        self.bytes.truncate((flushed.end.0 - known.end.0) as usize);
         match self.files.get_mut(&identity.segment).filter(|growing| growing.identity == identity) {
             Some(growing) => {
-                growing.file.write_all_at(&self.bytes, u64::from(flushed.0))?;
+                growing.file.write_all_at(&self.bytes, u64::from(known.end.0))?;
                 growing.file.sync_data()?;
-                growing.flushed = end;
+                growing.flushed = flushed;
             }
             None => {
                 let file = self.disk.start_open(&identity, &self.bytes)?;
-                self.files.insert(identity.segment, Growing { identity, file, flushed: end });
+                self.files.insert(identity.segment, Growing { identity, file, flushed });
             }
         }
-        Ok(())
-    }
-
-    /// A slot's memory is replaced as a whole: if it still begins with this segment's header now, then the bytes that
-    /// were read before were this segment's too.
-    fn check_lending(&self, slot: Slot, identity: &SegmentIdentity) -> io::Result<()> {
-        let mut header = [0; SEGMENT_HEADER_SIZE];
-        self.pool.read(SlotId(slot.0), 0, &mut header).map_err(io::Error::other)?;
-        match SegmentIdentity::from_header(&header) {
-            Some((found, _)) if found == *identity => Ok(()),
-            _ => Err(io::Error::other("the segment has left its buffer")),
-        }
+        Ok(flushed.end)
     }
 
     fn flush_last(&mut self, slot: Slot, identity: &SegmentIdentity, closure: &Closure) -> io::Result<()> {
@@ -251,3 +250,6 @@ impl Worker {
         self.pool.read(SlotId(slot.0), start.0, &mut self.bytes).map_err(io::Error::other)
     }
 }
+
+#[cfg(test)]
+mod tests;

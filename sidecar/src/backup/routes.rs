@@ -19,8 +19,8 @@ use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool, SlotId};
 use tailwind_protocol::backup::{Input, Place, Request};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
-    CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushRequest,
-    Inventory, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+    CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushReply,
+    FlushRequest, Inventory, OpenReply, OpenRequest, Refusal, TrimRequest, path,
 };
 use tailwind_protocol::scan;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -161,8 +161,11 @@ async fn close(State(desk): State<Desk>, Message(request): Message<CloseRequest>
     desk.ask_done(Request::Close(request)).await
 }
 
-async fn flush(State(desk): State<Desk>, Message(request): Message<FlushRequest>) -> Answered<Empty> {
-    desk.ask_done(Request::Flush(request)).await
+async fn flush(State(desk): State<Desk>, Message(request): Message<FlushRequest>) -> Answered<FlushReply> {
+    match desk.actor.ask(Request::Flush(request), None).await? {
+        Answer::Flushed(end) => Ok(Json(FlushReply { end })),
+        other => Err(confused(&other)),
+    }
 }
 
 async fn trim(State(desk): State<Desk>, Message(request): Message<TrimRequest>) -> Answered<Empty> {

@@ -251,9 +251,10 @@ impl Worker {
                 Output::Flush(_, identity, end) => {
                     let worker = self.clone();
                     beside.spawn(async move {
-                        let result = worker.link.flush(identity, end).await;
-                        let position = Position::new(identity.segment, end);
-                        worker.report("flush", result, Input::Flushed(worker.seat, position));
+                        match worker.link.flush(identity, end).await {
+                            Ok(end) => worker.tell(Input::Flushed(worker.seat, Position::new(identity.segment, end))),
+                            Err(failure) => worker.fail("flush", failure),
+                        }
                     });
                 }
                 // The opener ends only with the seat, or after it has reported the seat lost.

@@ -16,7 +16,7 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -121,9 +121,10 @@ impl MemberLink {
         self.tell(path::TRIM, &TrimRequest { caller: self.caller(), below }).await
     }
 
-    /// Brings a segment to its disk up to `end`.
-    pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<(), Failure> {
-        self.tell(path::FLUSH, &FlushRequest { caller: self.caller(), identity, end }).await
+    /// Brings a segment to its disk up to `end`; how far it is there, which may be less.
+    pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<Offset, Failure> {
+        let request = FlushRequest { caller: self.caller(), identity, end };
+        self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end)
     }
 
     /// A closed segment's bytes, as the backup has them.

@@ -3,6 +3,7 @@
 //! Held by [`Primary`].
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::config::MemberRef;
 use crate::ids::{Position, SegmentId};
@@ -63,7 +64,10 @@ pub(super) struct Member {
     pub(super) posted: Position,
     pub(super) completed: Position,
     pub(super) flushed: Position,
-    pub(super) flushing: bool,
+    /// The flush on its way: from where, and up to where.
+    pub(super) flushing: Option<Range<Position>>,
+    /// The last flush brought nothing new: asking again for no more than this waits for the next tick.
+    pub(super) fruitless: Position,
     /// Last segment for which a close was sent.
     pub(super) closing: SegmentId,
     /// Last segment that it has closed.
@@ -119,7 +123,8 @@ impl Primary {
             posted: start,
             completed: start,
             flushed: start,
-            flushing: false,
+            flushing: None,
+            fruitless: Position::default(),
             closing: before,
             closed: before,
             in_flight: VecDeque::with_capacity(INFLIGHT_MAX),

@@ -241,20 +241,22 @@ impl Primary {
         }
     }
 
-    /// Durability `Flushed`: one flush on its way per member, always up to the last completion.
+    /// Durability `Flushed`: one flush on its way per member, always up to the last completion. The member's processor
+    /// may see less than that; what it left out is asked for again.
     pub(super) fn flush_what_is_completed(&mut self, out: &mut Vec<Output>) {
         if self.rules.durability != Durability::Flushed {
             return;
         }
-        for member in self.members.iter_mut().flatten().filter(|member| !member.lost && !member.flushing) {
+        for member in self.members.iter_mut().flatten().filter(|member| !member.lost && member.flushing.is_none()) {
             let Some((from, end)) = self.segments.after(member.flushed) else { continue };
             let until = if member.completed.segment == from.segment { member.completed.offset } else { end };
             let to = Position::new(from.segment, until);
             if let Some(segment) = self.segments.get(from.segment)
                 && from < to
                 && to <= member.completed
+                && to > member.fruitless
             {
-                member.flushing = true;
+                member.flushing = Some(from..to);
                 out.push(Output::Flush(member.seat, segment.identity, until));
             }
         }
@@ -262,7 +264,9 @@ impl Primary {
 
     pub(super) fn on_flushed(&mut self, seat: Seat, position: Position) {
         if let Some(member) = self.member_mut(seat) {
-            member.flushing = false;
+            if let Some(asked) = member.flushing.take().filter(|asked| position <= asked.start) {
+                member.fruitless = asked.end;
+            }
             member.flushed = member.flushed.max(position);
         }
     }

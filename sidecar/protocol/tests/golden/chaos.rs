@@ -189,14 +189,15 @@ fn deliver(world: &mut World, die: &mut Die) {
         return;
     }
     let (from, to) = die.pick(&pairs);
-    let tear = match die.roll(6) {
+    let tear = match die.roll(7) {
+        6 => Tear::Early,
         0 => Tear::Bytes(die.roll(400) as usize),
         1 => Tear::Lines((0..2).map(|_| die.roll(4) as usize).collect()),
         2 => Tear::Unseen,
         _ => Tear::Whole,
     };
     // Now and then a later write lands first.
-    let older = if tear == Tear::Whole { 0 } else { die.roll(3) as usize };
+    let older = if matches!(tear, Tear::Whole | Tear::Early) { 0 } else { die.roll(3) as usize };
     world.land_beyond(older, &from, &to, &tear);
 }
 

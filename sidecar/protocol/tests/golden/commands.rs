@@ -65,6 +65,7 @@ fn play(world: &mut World, command: &str, args: &mut ArgumentConsumer<'_>) -> To
         "append" => append(world, args)?,
         "batch" => batch(world, args)?,
         "deliver" => deliver(world, args)?,
+        "land" => world.show(&member(args)?),
         "messages" => messages(world, args)?,
         "lose" => lose(world, args)?,
         "repeat" => repeat(world, args)?,
@@ -156,14 +157,16 @@ fn payloads(args: &mut ArgumentConsumer<'_>, size: usize) -> Vec<Vec<u8>> {
     padded.collect()
 }
 
-/// `deliver`: all writes land. `deliver m1 [from=s1] [count=1] [unseen=true | bytes=40 | lines="0 2"] [older=1]`: `older`
-/// writes that have not landed are left lying.
+/// `deliver`: all writes land. `deliver m1 [from=s1] [count=1] [unseen=true | early=true | bytes=40 | lines="0 2"]
+/// [older=1]`: `older` writes that have not landed are left lying; what completes early is visible after `land m1`.
 fn deliver(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     let from: Option<SidecarId> = args.take_key("from").map(|name| name.parse()).transpose()?;
-    let tear = match (number(args, "bytes")?, args.take_key("lines"), args.take_key("unseen")) {
-        (Some(bytes), ..) => Tear::Bytes(bytes),
-        (_, Some(lines), _) => Tear::Lines(lines.split(' ').map(str::parse).collect::<Result<_, _>>()?),
-        (.., Some(_)) => Tear::Unseen,
+    let (unseen, early) = (args.take_key("unseen").is_some(), args.take_key("early").is_some());
+    let tear = match (number(args, "bytes")?, args.take_key("lines")) {
+        (Some(bytes), _) => Tear::Bytes(bytes),
+        (_, Some(lines)) => Tear::Lines(lines.split(' ').map(str::parse).collect::<Result<_, _>>()?),
+        _ if unseen => Tear::Unseen,
+        _ if early => Tear::Early,
         _ => Tear::Whole,
     };
     let partial = matches!(tear, Tear::Bytes(_) | Tear::Lines(_));

@@ -42,6 +42,7 @@ scripts! {
     duplicates,
     flushed,
     flushed_promotion,
+    flushed_unseen,
     late_drop,
     lost_messages,
     member_dies_in_promotion,

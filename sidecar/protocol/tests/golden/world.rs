@@ -208,7 +208,7 @@ impl World {
     pub(crate) fn check(&mut self) {
         self.checker.check_store(self.store.content.as_ref());
         if let Some(config) = &self.store.content {
-            self.checker.check_members(config, self.hosts.values());
+            self.checker.check_members(config, self.options.durability, self.hosts.values());
         }
         for lead in self.sidecars.values().filter_map(Sidecar::lead) {
             let positions = lead.machine.positions();

@@ -3,13 +3,13 @@
 //! Used by [`host`](super::host). A job that is under way when the process dies, or the power goes, may or may not have
 //! come to its end.
 
-use tailwind_protocol::backup::FlushResult;
-use tailwind_protocol::backup::{Input, RequestId, Slot};
+use tailwind_protocol::backup::{FlushResult, Input, RequestId, Slot};
 use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan::{scan, scan_on};
 
 use super::disk::ClosedFile;
-use super::host::{HostEvent, flush_result};
+use super::host::{Host, HostEvent, flush_result};
 use super::queue::MS;
 use super::{Event, HostNo, World};
 use crate::trace::{self, tell};
@@ -23,6 +23,21 @@ pub(crate) enum Job {
     Open(RequestId, Slot, SegmentIdentity, Offset),
     /// A segment's file goes.
     Delete(SegmentId),
+}
+
+impl Host {
+    /// What a flush of an open segment writes: what is on disk already, and the whole valid appends behind that which end
+    /// at or before `end`, as the processor sees them now.
+    fn verified(&self, slot: Slot, identity: &SegmentIdentity, end: Offset) -> Vec<u8> {
+        let file = self.disk.open.get(&identity.segment).filter(|file| file.identity == *identity);
+        let mut bytes = file.map(|file| file.bytes[..file.synced].to_vec()).unwrap_or_default();
+        let known = scan(&bytes, identity).closure;
+        bytes.truncate(known.end.0 as usize);
+        let tail = self.bytes(slot, bytes.len()..bytes.len().max(end.0 as usize));
+        let flushed = scan_on(tail, identity, known).closure.end;
+        bytes.extend_from_slice(&tail[..(flushed.0 - known.end.0) as usize]);
+        bytes
+    }
 }
 
 impl World {
@@ -76,10 +91,13 @@ impl World {
             }
             Job::Open(id, ..) if host.disk.full => Some(Input::OpenFlushed(id, Err("the disk is full".to_owned()))),
             Job::Open(id, slot, identity, end) => {
-                let bytes = host.bytes(slot, 0..end.0 as usize).to_vec();
+                if host.disk.closed.get(&identity.segment).is_some_and(|file| file.identity == identity) {
+                    return Some(Input::OpenFlushed(id, Ok(end)));
+                }
+                let bytes = host.verified(slot, &identity, end);
                 let file = host.disk.write_open(identity, &bytes);
                 file.synced = file.synced.max(bytes.len());
-                Some(Input::OpenFlushed(id, Ok(())))
+                Some(Input::OpenFlushed(id, Ok(Offset(bytes.len() as u32))))
             }
             Job::Delete(segment) => {
                 host.disk.delete(segment);
@@ -110,7 +128,7 @@ impl World {
         host.flushing = false;
         match under_way {
             Some(Job::Open(_, slot, identity, end)) if !host.disk.full => {
-                let bytes = host.bytes(slot, 0..end.0 as usize).to_vec();
+                let bytes = host.verified(slot, &identity, end);
                 let reached = self.random.below(bytes.len() as u64 + 1) as usize;
                 self.hosts[no.0].disk.write_open(identity, &bytes[..reached]);
             }

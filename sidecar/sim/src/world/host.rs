@@ -460,6 +460,7 @@ impl World {
                 None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),
             },
             Reply::Fetch(place, identity, closure) => self.fetch(no, place, &identity, &closure),
+            Reply::Flushed(end) => Answer::Flushed(end),
             Reply::Done => Answer::Done,
             Reply::Refused(refusal) => Answer::Refused(refusal),
         };

@@ -189,7 +189,7 @@ impl World {
             Output::Flush(seat, identity, end) => {
                 if let Some(link) = lead.links.get(&seat) {
                     let request = FlushRequest { caller: lead.caller.clone(), identity, end };
-                    let purpose = Purpose::Flush(seat, Position::new(identity.segment, end));
+                    let purpose = Purpose::Flush(seat, identity.segment);
                     self.call(of, link.host, Request::Flush(request), purpose);
                 }
             }
@@ -411,11 +411,11 @@ impl World {
         &mut self,
         of: SidecarNo,
         seat: Seat,
-        position: Position,
+        segment: SegmentId,
         answer: Result<Answer, Silence>,
     ) {
         match answer {
-            Ok(Answer::Done) => self.primary_input(of, Input::Flushed(seat, position)),
+            Ok(Answer::Flushed(end)) => self.primary_input(of, Input::Flushed(seat, Position::new(segment, end))),
             other => self.seat_failed(of, seat, failure(other)),
         }
     }

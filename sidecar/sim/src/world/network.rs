@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
-use tailwind_protocol::ids::BootId;
+use tailwind_protocol::ids::{BootId, Offset};
 use tailwind_protocol::rpc::{Inventory, Refusal};
 
 use super::fabric::{ChannelId, Key};
@@ -44,6 +44,7 @@ pub(crate) enum Answer {
     Connected(BootId, ChannelId),
     Granted(Slot, Key),
     Bytes(Vec<u8>),
+    Flushed(Offset),
     Done,
     Refused(Refusal),
 }

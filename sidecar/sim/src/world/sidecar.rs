@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
-use tailwind_protocol::ids::{Epoch, MemberId, Position, SidecarId};
+use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::Seat;
 use tailwind_protocol::promotion::{Failure, Task};
@@ -82,7 +82,7 @@ pub(crate) enum Purpose {
     Connect(Seat),
     Order(Seat),
     Open(Seat, SegmentIdentity),
-    Flush(Seat, Position),
+    Flush(Seat, SegmentId),
     Image(ImageId),
     Read,
 }
@@ -224,7 +224,7 @@ impl World {
             Purpose::Connect(seat) => self.on_connect_answer(to, seat, answer),
             Purpose::Order(seat) => self.on_order_answer(to, seat, answer),
             Purpose::Open(seat, identity) => self.on_open_answer(to, seat, identity, answer),
-            Purpose::Flush(seat, position) => self.on_flush_answer(to, seat, position, answer),
+            Purpose::Flush(seat, segment) => self.on_flush_answer(to, seat, segment, answer),
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
         }

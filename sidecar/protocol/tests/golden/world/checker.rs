@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use tailwind_protocol::config::{Configuration, Stamp};
+use tailwind_protocol::config::{Configuration, Durability, Stamp};
 use tailwind_protocol::ids::{Epoch, LogId, Lsn};
 
 use super::host::Host;
@@ -73,18 +73,29 @@ impl Checker {
         self.owed.extend(found.into_iter().map(|(lsn, payload)| (lsn, payload.clone())));
     }
 
-    /// Every member of the committed set that still has the memory it joined with holds all that is owed (S7, S8).
-    pub(crate) fn check_members<'a>(&self, config: &Configuration, hosts: impl Iterator<Item = &'a Host>) {
+    /// Every member of the committed set that still has the memory it joined with holds all that is owed (S7, S8), and
+    /// under durability `flushed` has it on its disk (S1).
+    pub(crate) fn check_members<'a>(
+        &self,
+        config: &Configuration,
+        durability: Durability,
+        hosts: impl Iterator<Item = &'a Host>,
+    ) {
         for host in hosts {
             let member = config.member(&host.name).filter(|member| member.boot == host.boot && !host.flipped);
             if member.is_none() {
                 continue;
             }
             let held = host.held();
+            let on_disk = host.held_on_disk();
             for (lsn, payload) in self.owed.range(self.trimmed..) {
                 let copies = held.get(&(config.log, *lsn)).map(Vec::as_slice).unwrap_or_default();
                 let holds = copies.contains(&payload.as_slice());
                 assert!(holds, "{} is a member and does not hold record {lsn}, which is owed (S8)", host.name);
+                let flushed =
+                    on_disk.get(&(config.log, *lsn)).is_some_and(|copies| copies.contains(&payload.as_slice()));
+                let enough = flushed || durability != Durability::Flushed;
+                assert!(enough, "{} is a member and has not flushed record {lsn}, which is owed (S1)", host.name);
             }
         }
     }

@@ -13,6 +13,8 @@ pub(crate) enum Tear {
     Whole,
     /// All of it; the completion is still on its way.
     Unseen,
+    /// The card has all of it, and the sender learns of it; the host's processor does not see it yet.
+    Early,
     /// The first bytes.
     Bytes(usize),
     /// These 64-byte lines of it.
@@ -30,9 +32,10 @@ impl World {
 
     /// Lets so many older writes lie and lands the next one: memory knows no order, only completions do.
     pub(crate) fn land_beyond(&mut self, older: usize, from: &SidecarId, to: &MemberId, tear: &Tear) -> bool {
-        assert!(older == 0 || *tear != Tear::Whole, "completions come in order");
+        assert!(older == 0 || !matches!(tear, Tear::Whole | Tear::Early), "completions come in order");
         let queue = self.network.writes.entry((from.clone(), to.clone())).or_default();
-        let wanted = |write: &Write| *tear == Tear::Whole || !write.landed;
+        let completes = matches!(tear, Tear::Whole | Tear::Early);
+        let wanted = |write: &Write| completes || !write.landed;
         let Some((at, _)) = queue.iter().enumerate().filter(|(_, write)| wanted(write)).nth(older) else {
             return false;
         };
@@ -48,6 +51,13 @@ impl World {
             && (write.landed
                 || match tear {
                     Tear::Whole | Tear::Unseen => put(0..length),
+                    Tear::Early => {
+                        put(0..length) && {
+                            let from = write.from.0 as usize;
+                            host.hide(slot, from..from + length);
+                            true
+                        }
+                    }
                     Tear::Bytes(count) => put(0..length.min(*count)),
                     Tear::Lines(lines) => {
                         let ends = |line: usize| (length.min(line * LINE_SIZE), length.min((line + 1) * LINE_SIZE));
@@ -58,10 +68,13 @@ impl World {
             self.network.broken.insert(channel);
         }
         match tear {
-            Tear::Whole => {
+            Tear::Whole | Tear::Early => {
                 let queue = self.network.writes.get_mut(&(from.clone(), to.clone())).expect("just seen");
                 queue.remove(at);
                 self.tell_write(from, to, &write, landed);
+                if landed && !write.landed && *tear == Tear::Early {
+                    self.tell(format!("{to} does not see it yet"));
+                }
                 self.hand_over(from, write.life, Reply::Written(write.seat, landed));
             }
             _ => {
@@ -108,6 +121,18 @@ impl World {
         pairs.into_iter().any(|(from, to)| {
             !self.sidecar(&from).paused && self.is_running(&from) && self.land(&from, &to, &Tear::Whole)
         })
+    }
+
+    /// What one backup's card has taken becomes visible to its processor.
+    pub(crate) fn move_hidden(&mut self) -> bool {
+        let hides = self.hosts.values().find(|host| host.hides()).map(|host| host.name.clone());
+        hides.map(|name| self.show(&name)).is_some()
+    }
+
+    /// What this backup's card has taken becomes visible to its processor.
+    pub(crate) fn show(&mut self, name: &MemberId) {
+        self.host_mut(name).show();
+        self.tell(format!("{name} sees all that it has taken"));
     }
 
     fn is_running(&self, name: &SidecarId) -> bool {

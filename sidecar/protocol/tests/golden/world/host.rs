@@ -4,6 +4,7 @@
 //! killed between any two of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use tailwind_protocol::backup::{
     Backup, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
@@ -15,7 +16,7 @@ use tailwind_protocol::layout::{
 };
 use tailwind_protocol::recovery::ClosedSegment;
 use tailwind_protocol::rpc::{Inventory, Purpose, Refusal};
-use tailwind_protocol::scan::{Scanner, scan, verify};
+use tailwind_protocol::scan::{Scanner, scan, scan_on, verify};
 
 use super::tale;
 
@@ -26,6 +27,7 @@ pub(crate) enum Answer {
     Connected,
     Granted(Slot, Key),
     Bytes(Vec<u8>),
+    Flushed(Offset),
     Done,
     Refused(Refusal),
 }
@@ -57,7 +59,7 @@ pub(crate) struct Disk {
 #[derive(Debug)]
 enum Job {
     Closed(Slot, SegmentIdentity, Closure),
-    Open(RequestId, Slot, Offset),
+    Open(RequestId, Slot, SegmentIdentity, Offset),
 }
 
 /// One backup pod.
@@ -75,6 +77,8 @@ pub(crate) struct Host {
     keys: u64,
     pub(crate) disk: Disk,
     jobs: VecDeque<Job>,
+    /// What the card has taken and the processor does not see yet: it reads zeros there. Every barrier ends it.
+    hidden: Vec<(Slot, Range<usize>)>,
     /// The newest fence that was reported: nothing older may land from then on (S4).
     fenced: Epoch,
     /// The pool has no memory to lend.
@@ -105,6 +109,7 @@ impl Host {
             keys: 0,
             disk: Disk::default(),
             jobs: VecDeque::new(),
+            hidden: Vec::new(),
             fenced: Epoch(0),
             stingy: false,
             fuse: None,
@@ -140,6 +145,7 @@ impl Host {
         self.machine = None;
         self.lendings.clear();
         self.jobs.clear();
+        self.hidden.clear();
         self.fuse = None;
     }
 
@@ -233,11 +239,17 @@ impl Host {
                 }
                 self.disk.promise = promise;
             }
-            Output::RevokeBelow(epoch) => self.lendings.retain(|_, lending| lending.writer >= epoch),
+            Output::RevokeBelow(epoch) => {
+                self.show();
+                self.lendings.retain(|_, lending| lending.writer >= epoch);
+            }
             Output::SaveSlot(slot, Some(row)) => drop(self.rows.insert(slot, row)),
             Output::SaveSlot(slot, None) => drop(self.rows.remove(&slot)),
             Output::Lend(id, slot, writer) => self.lend(id, slot, writer, answers),
-            Output::EndLending(slot) => drop(self.lendings.remove(&slot)),
+            Output::EndLending(slot) => {
+                self.show();
+                self.lendings.remove(&slot);
+            }
             Output::Scan(slot, identity) => {
                 let report = scan(&self.memory[slot.0 as usize], &identity);
                 if let Some(stopped) = tale::stopped(&report.stop) {
@@ -250,10 +262,12 @@ impl Host {
                 self.step(Input::Verified(slot, sound), answers);
             }
             Output::StartFlush(slot, identity, closure) => self.jobs.push_back(Job::Closed(slot, identity, closure)),
-            Output::StartOpenFlush(id, slot, _, end) => self.jobs.push_back(Job::Open(id, slot, end)),
+            Output::StartOpenFlush(id, slot, identity, end) => {
+                self.jobs.push_back(Job::Open(id, slot, identity, end));
+            }
             Output::FlushOpen(slot, identity, closure) => {
                 self.tell(format!("flushes open segment {}, {}", identity.segment, tale::records(&closure)));
-                self.write_open(slot, &identity, closure.end.0 as usize);
+                self.write_open(slot, &identity, closure.end);
             }
             Output::Release(slot) => self.release(slot, answers),
             Output::DeleteFile(segment) => {
@@ -293,13 +307,14 @@ impl Host {
 
     /// The memory is zeroed after every way to write it is gone, and its flush with it.
     fn release(&mut self, slot: Slot, answers: &mut Vec<(RequestId, Answer)>) {
+        self.show();
         self.lendings.remove(&slot);
         self.memory[slot.0 as usize].fill(0);
         let jobs = std::mem::take(&mut self.jobs);
         for job in jobs {
             match job {
                 Job::Closed(of, ..) if of == slot => {}
-                Job::Open(id, of, _) if of == slot => {
+                Job::Open(id, of, ..) if of == slot => {
                     self.step(Input::OpenFlushed(id, Err("the buffer is gone".to_owned())), answers);
                 }
                 job => self.jobs.push_back(job),
@@ -319,6 +334,7 @@ impl Host {
                 None => Answer::Refused(Refusal::Failed { why: "the lending is gone".to_owned() }),
             },
             Reply::Fetch(place, identity, closure) => self.fetch(place, &identity, &closure, answers),
+            Reply::Flushed(end) => Answer::Flushed(end),
             Reply::Done => Answer::Done,
             Reply::Refused(refusal) => Answer::Refused(refusal),
         };
@@ -353,26 +369,35 @@ impl Host {
                 let result = self.write_closed(slot, &identity, &closure);
                 Some(self.drive(Input::Flushed(slot, identity, result)))
             }
-            Job::Open(id, slot, end) => {
-                let result = if self.disk.full { Err("the disk is full".to_owned()) } else { Ok(()) };
-                let row = self.rows.get(&slot).copied();
-                if let (Ok(()), Some(row)) = (&result, row) {
-                    self.write_open(slot, &row.identity, end.0 as usize);
-                    self.tell(format!("flushes {}:0..{end}", row.identity.segment));
+            Job::Open(id, ..) if self.disk.full => {
+                Some(self.drive(Input::OpenFlushed(id, Err("the disk is full".to_owned()))))
+            }
+            Job::Open(id, slot, identity, end) => {
+                let flushed = self.write_open(slot, &identity, end);
+                let segment = identity.segment;
+                match flushed < end {
+                    false => self.tell(format!("flushes {segment}:0..{end}")),
+                    true => {
+                        self.tell(format!("flushes {segment}:0..{flushed}: beyond that it sees no whole append yet"))
+                    }
                 }
-                Some(self.drive(Input::OpenFlushed(id, result)))
+                Some(self.drive(Input::OpenFlushed(id, Ok(flushed))))
             }
         }
     }
 
-    /// An open segment's file grows only: a repeated flush of less takes nothing away.
-    fn write_open(&mut self, slot: Slot, identity: &SegmentIdentity, end: usize) {
-        let bytes = &self.memory[slot.0 as usize][..end];
+    /// An open segment's file grows only, by whole valid appends that end at or before `end`; a repeated flush of less takes
+    /// nothing away. Returns how far it is on disk.
+    fn write_open(&mut self, slot: Slot, identity: &SegmentIdentity, end: Offset) -> Offset {
+        let bytes = self.seen(slot);
         let file = self.disk.open.entry(identity.segment).or_default();
-        let same = file.starts_with(&bytes[..file.len().min(end).min(SEGMENT_HEADER_SIZE)]);
-        if !same || file.len() < end {
-            *file = bytes.to_vec();
-        }
+        // Ours ends where an append does; one of another opening goes.
+        let known = scan(file, identity).closure;
+        file.truncate(known.end.0 as usize);
+        let tail = &bytes[known.end.0 as usize..end.max(known.end).0 as usize];
+        let flushed = scan_on(tail, identity, known).closure.end;
+        file.extend(&tail[..(flushed.0 - known.end.0) as usize]);
+        flushed
     }
 
     fn write_closed(&mut self, slot: Slot, identity: &SegmentIdentity, closure: &Closure) -> FlushResult {
@@ -405,6 +430,29 @@ impl Host {
         true
     }
 
+    /// The processor does not see this part of a slot yet.
+    pub(crate) fn hide(&mut self, slot: Slot, part: Range<usize>) {
+        self.hidden.push((slot, part));
+    }
+
+    pub(crate) fn hides(&self) -> bool {
+        !self.hidden.is_empty()
+    }
+
+    /// All that the card has taken is visible.
+    pub(crate) fn show(&mut self) {
+        self.hidden.clear();
+    }
+
+    /// A slot's bytes as the processor sees them while the slot is lent.
+    fn seen(&self, slot: Slot) -> Vec<u8> {
+        let mut bytes = self.memory[slot.0 as usize].clone();
+        for (_, part) in self.hidden.iter().filter(|(of, _)| *of == slot) {
+            bytes[part.clone()].fill(0);
+        }
+        bytes
+    }
+
     /// Turns one byte of a segment's copy, in memory or on disk.
     pub(crate) fn flip(&mut self, segment: SegmentId, offset: usize) -> &'static str {
         self.flipped = true;
@@ -428,23 +476,39 @@ impl Host {
 
     /// Every record that lies here in valid bytes, read past the machine.
     pub(crate) fn held(&self) -> BTreeMap<(LogId, Lsn), Vec<&[u8]>> {
-        let mut held: BTreeMap<(LogId, Lsn), Vec<&[u8]>> = BTreeMap::new();
         let in_memory = self.rows.iter().map(|(slot, row)| {
             let end = row.closed.map_or(usize::MAX, |closure| closure.end.0 as usize);
             let bytes = &self.memory[slot.0 as usize];
             (row.identity, &bytes[..end.min(bytes.len())])
         });
-        let on_disk = self.disk.files.values().map(|file| (closed_file(file).0, &file[..file.len() - FOOTER_SIZE]));
-        for (identity, bytes) in in_memory.chain(on_disk) {
-            let Ok(mut scanner) = Scanner::new(bytes, &identity) else { continue };
-            while let Ok(append) = scanner.next_append() {
-                for record in append.records() {
-                    held.entry((identity.log, record.lsn)).or_default().push(record.payload);
-                }
+        records(in_memory.chain(self.closed_files()))
+    }
+
+    /// Every record that lies on disk in valid bytes, read past the machine.
+    pub(crate) fn held_on_disk(&self) -> BTreeMap<(LogId, Lsn), Vec<&[u8]>> {
+        let open = self.disk.open.values().filter_map(|file| {
+            let (identity, _) = SegmentIdentity::from_header(file.first_chunk::<SEGMENT_HEADER_SIZE>()?)?;
+            Some((identity, file.as_slice()))
+        });
+        records(open.chain(self.closed_files()))
+    }
+
+    fn closed_files(&self) -> impl Iterator<Item = (SegmentIdentity, &[u8])> {
+        self.disk.files.values().map(|file| (closed_file(file).0, &file[..file.len() - FOOTER_SIZE]))
+    }
+}
+
+fn records<'a>(copies: impl Iterator<Item = (SegmentIdentity, &'a [u8])>) -> BTreeMap<(LogId, Lsn), Vec<&'a [u8]>> {
+    let mut held: BTreeMap<(LogId, Lsn), Vec<&[u8]>> = BTreeMap::new();
+    for (identity, bytes) in copies {
+        let Ok(mut scanner) = Scanner::new(bytes, &identity) else { continue };
+        while let Ok(append) = scanner.next_append() {
+            for record in append.records() {
+                held.entry((identity.log, record.lsn)).or_default().push(record.payload);
             }
         }
-        held
     }
+    held
 }
 
 fn closed_file(bytes: &[u8]) -> (SegmentIdentity, Closure) {

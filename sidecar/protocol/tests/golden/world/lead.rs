@@ -259,7 +259,7 @@ impl World {
                 Some(Input::Opened(seat, identity.segment))
             }
             (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
-            (Some(Output::Flush(_, identity, end)), _) => {
+            (Some(Output::Flush(_, identity, _)), Ok(Answer::Flushed(end))) => {
                 Some(Input::Flushed(seat, Position::new(identity.segment, *end)))
             }
             _ => None,

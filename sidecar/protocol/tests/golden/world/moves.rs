@@ -212,7 +212,7 @@ impl World {
     pub(crate) fn move_anything(&mut self) -> bool {
         self.forget_the_dead();
         self.notice_losses();
-        self.move_message(None) || self.move_call() || self.move_write() || self.move_flush(None)
+        self.move_message(None) || self.move_call() || self.move_write() || self.move_hidden() || self.move_flush(None)
     }
 
     /// Moves until all is quiet. Time stands still.
