@@ -287,6 +287,7 @@ impl Host {
                 Answer::Bytes(self.buffer(slot)[..closure.end.0 as usize].to_vec())
             }
             Reply::Fetch(Place::Disk, identity, _) => Answer::Bytes(self.files[&identity.segment].bytes.clone()),
+            Reply::Flushed(_) => unreachable!("nobody asks for a flush under durability `memory`"),
             Reply::Done => Answer::Done,
             Reply::Refused(refusal) => Answer::Refused(refusal),
         });
