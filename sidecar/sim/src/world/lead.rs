@@ -10,7 +10,7 @@ use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
-use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, Seat};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{
@@ -140,7 +140,7 @@ impl World {
             lead.machine.turn(&mut out);
             self.acknowledge(of, lead);
             self.pass_barriers(lead);
-            self.checks.bounded_primary(&lead.machine, lead.memory.len(), SEGMENTS_MAX);
+            self.checks.bounded_primary(lead.memory.len());
             if out.is_empty() || lead.machine.is_over() {
                 return self.carry_out_all(of, lead, out);
             }

@@ -139,7 +139,7 @@ impl World {
                 StoreReply::Swapped(outcome)
             }
         };
-        if self.strikes(Fault::StoreMute, 60) {
+        if self.strikes(Fault::StoreMute, 120) {
             return;
         }
         let takes = self.random.within(300, 4000);
