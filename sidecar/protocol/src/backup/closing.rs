@@ -1,0 +1,119 @@
+//! Close: a segment is whole from now on.
+//!
+//! Part of [`Backup`]; [`flushing`](super::flushing) brings it to disk.
+
+use crate::config::Durability;
+use crate::rpc::{CloseRequest, Purpose, Refusal};
+
+use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
+
+impl Backup {
+    // Close: the segment is whole; flush it, then give its memory back.
+    pub(super) fn on_close(
+        &mut self,
+        id: RequestId,
+        request: CloseRequest,
+        out: &mut Vec<Output>,
+    ) -> Result<Option<Reply>, Refusal> {
+        self.admit(&request.caller)?;
+        let segment = request.identity.segment;
+        let here = |copy: &&Copy| copy.identity == request.identity;
+        let install = self.installs.get(&segment).filter(here).filter(|copy| copy.stage == Stage::Lent);
+        let copy = install.or_else(|| self.copies.get(&segment).filter(here));
+        let Some(copy) = copy else {
+            let why = "not here, or of another opening".to_owned();
+            return Err(Refusal::NoSuchCopy { segment, why });
+        };
+        let Some(slot) = copy.slot().filter(|_| copy.stage != Stage::Corrupt) else {
+            return Self::closed_already(copy, &request).map(|()| Some(Reply::Done));
+        };
+        match copy.stage {
+            Stage::Closed | Stage::Corrupt => {
+                Self::closed_already(copy, &request)?;
+                self.reply_when_safe(id, slot, out);
+                Ok(None)
+            }
+            // Closed by the primary that wrote it: the flush verifies, off the path.
+            Stage::Lent if copy.purpose == Purpose::Append => {
+                out.push(Output::EndLending(slot));
+                self.seal(slot, &request, out);
+                Ok(Some(Reply::Done))
+            }
+            // An image, or a recovered tail: from now on it may be the only copy that counts, so look first.
+            Stage::Lent | Stage::Recovered => {
+                if copy.stage == Stage::Lent {
+                    out.push(Output::EndLending(slot));
+                }
+                out.push(Output::Verify(slot, request.identity, request.closure));
+                self.closing = Some((id, slot, request));
+                Ok(None)
+            }
+        }
+    }
+
+    fn closed_already(copy: &Copy, request: &CloseRequest) -> Result<(), Refusal> {
+        let segment = request.identity.segment;
+        if copy.stage == Stage::Corrupt {
+            return Err(Refusal::Corrupt { segment });
+        }
+        if copy.closure == request.closure {
+            return Ok(());
+        }
+        let why = format!("closed at LSN {} already, not at {}", copy.closure.last, request.closure.last);
+        Err(Refusal::NoSuchCopy { segment, why })
+    }
+
+    /// Says that a slot is closed: now, or under durability `Flushed` once it is on disk. There a restart may find
+    /// nothing but the disk and still keep its identity, so what was only copied into memory must not count yet.
+    fn reply_when_safe(&mut self, id: RequestId, slot: Slot, out: &mut Vec<Output>) {
+        if self.promise.durability != Durability::Flushed {
+            return out.push(Output::Reply(id, Reply::Done));
+        }
+        if let Some(earlier) = self.unflushed.insert(slot, id) {
+            let why = "a later request waits for the same flush".to_owned();
+            let refusal = Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why };
+            out.push(Output::Reply(earlier, Reply::Refused(refusal)));
+        }
+    }
+
+    pub(super) fn on_verified(&mut self, slot: Slot, sound: bool, out: &mut Vec<Output>) {
+        let Some((id, _, request)) = self.closing.take_if(|(_, waiting, _)| *waiting == slot) else { return };
+        if sound {
+            self.seal(slot, &request, out);
+            return self.reply_when_safe(id, slot, out);
+        }
+        let segment = request.identity.segment;
+        let image = self.installs.get(&segment).is_some_and(|image| image.slot() == Some(slot));
+        if image {
+            self.installs.remove(&segment);
+            out.extend(Self::freed(slot));
+        }
+        out.push(Output::Reply(id, Reply::Refused(Refusal::Corrupt { segment })));
+        // The bytes have changed since the scan: the next inventory must tell what is left of them.
+        if !image {
+            out.push(Output::Scan(slot, request.identity));
+        }
+    }
+
+    /// The slot holds a whole segment from now on. An image takes the place of an older copy, which goes from memory; its
+    /// file stays until the flush replaces it, because until then it may be all that a restart would find.
+    fn seal(&mut self, slot: Slot, request: &CloseRequest, out: &mut Vec<Output>) {
+        let segment = request.identity.segment;
+        let is_image = self.installs.get(&segment).is_some_and(|image| image.slot() == Some(slot));
+        if is_image {
+            self.installs.remove(&segment);
+        }
+        let row = SlotRow {
+            identity: request.identity,
+            purpose: Purpose::Append,
+            lender: request.caller.epoch,
+            closed: Some(request.closure),
+        };
+        out.push(Output::SaveSlot(slot, Some(row)));
+        let old = self.copies.insert(segment, Copy::closed_in(slot, &row, request.closure));
+        if let Some(old) = old.filter(|_| is_image) {
+            self.free_memory(&old, out);
+        }
+        out.push(Output::StartFlush(slot, request.identity, request.closure));
+    }
+}

@@ -1,0 +1,104 @@
+//! Fence: stop every older epoch, then tell what is here.
+//!
+//! Part of [`Backup`]. See "Fencing" in `docs/protocol.md`.
+
+use crate::layout::Closure;
+use crate::planted::{self, Bug};
+use crate::rpc::{FenceRequest, Inventory, Refusal};
+
+use super::{Backup, Copy, Output, Promise, Reply, RequestId, Slot, Stage};
+
+/// A fence that waits for its scans.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PendingFence {
+    requests: Vec<RequestId>,
+    scans: Vec<Slot>,
+}
+
+impl Backup {
+    // Fence: persist the promise, revoke, scan, only then reply (S4, S5).
+    pub(super) fn on_fence(
+        &mut self,
+        id: RequestId,
+        request: &FenceRequest,
+        out: &mut Vec<Output>,
+    ) -> Result<Option<Reply>, Refusal> {
+        let caller = &request.caller;
+        self.admit_log(caller)?;
+        if caller.epoch < self.promise.epoch {
+            return Err(Refusal::Fenced { promised: self.promise.epoch });
+        }
+        if caller.epoch == self.promise.epoch && self.promise.log == Some(caller.log) {
+            // Asked again: the first fence is done, or its scans are under way.
+            return match &mut self.fence {
+                Some(fence) => {
+                    fence.requests.push(id);
+                    Ok(None)
+                }
+                None => Ok(Some(Reply::Inventory(self.inventory()))),
+            };
+        }
+        self.promise = Promise { log: Some(caller.log), epoch: caller.epoch, ..self.promise.clone() };
+        if !planted::has(Bug::EpochNotPersisted) {
+            out.push(Output::Persist(self.promise.clone()));
+        }
+        if !planted::has(Bug::FenceBeforeRevoke) {
+            out.push(Output::RevokeBelow(caller.epoch));
+        }
+        self.abandon_installs(out);
+        // Whoever waits for an older fence must not read the answer to a newer one.
+        let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
+        let fenced = || Reply::Refused(Refusal::Fenced { promised: caller.epoch });
+        out.extend(outrun.into_iter().map(|id| Output::Reply(id, fenced())));
+        let lent = self.copies.values().filter(|copy| copy.stage == Stage::Lent);
+        let scans: Vec<Slot> = lent.filter_map(Copy::slot).collect();
+        let wanted = self.copies.values().filter(|copy| copy.stage == Stage::Lent);
+        out.extend(wanted.filter_map(|copy| Some(Output::Scan(copy.slot()?, copy.identity))));
+        self.fence = Some(PendingFence { requests: vec![id], scans });
+        self.finish_fence(out);
+        Ok(None)
+    }
+
+    pub(super) fn on_scanned(&mut self, slot: Slot, closure: Closure, out: &mut Vec<Output>) {
+        if let Some(copy) = self.copies.values_mut().find(|copy| copy.slot() == Some(slot)) {
+            copy.stage = Stage::Recovered;
+            copy.closure = closure;
+        }
+        if let Some(fence) = &mut self.fence {
+            fence.scans.retain(|waiting| *waiting != slot);
+            self.finish_fence(out);
+        }
+        if self.ending {
+            self.finish_when_flushed(out);
+        }
+    }
+
+    /// An image counts only once closed, so one that its writer can no longer finish is nothing.
+    pub(super) fn abandon_installs(&mut self, out: &mut Vec<Output>) {
+        for image in std::mem::take(&mut self.installs).into_values() {
+            out.extend(image.slot().into_iter().flat_map(Self::freed));
+        }
+    }
+
+    fn finish_fence(&mut self, out: &mut Vec<Output>) {
+        if self.fence.as_ref().is_none_or(|fence| !fence.scans.is_empty()) {
+            return;
+        }
+        let inventory = self.inventory();
+        let requests = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
+        out.extend(requests.into_iter().map(|id| Output::Reply(id, Reply::Inventory(inventory.clone()))));
+    }
+
+    /// What this backup holds.
+    pub fn inventory(&self) -> Inventory {
+        let listed = self.copies.values().filter(|copy| copy.stage != Stage::Lent);
+        Inventory {
+            member: self.member.clone(),
+            boot: self.boot,
+            log: self.promise.log,
+            promised: self.promise.epoch,
+            trimmed: self.promise.trimmed,
+            copies: listed.map(|copy| copy.report(self.promise.durability)).collect(),
+        }
+    }
+}

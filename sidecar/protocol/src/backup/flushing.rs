@@ -1,0 +1,112 @@
+//! Bytes go to disk: closed segments in the background, open ones when asked, and all that is left when the process ends.
+//!
+//! Part of [`Backup`].
+
+use crate::ids::{Epoch, Offset};
+use crate::layout::SegmentIdentity;
+use crate::planted::{self, Bug};
+use crate::rpc::{FlushRequest, Refusal};
+
+use super::{Backup, Copy, FlushResult, Output, Place, Reply, RequestId, Slot, Stage};
+
+impl Backup {
+    pub(super) fn on_flushed(
+        &mut self,
+        slot: Slot,
+        identity: &SegmentIdentity,
+        result: &FlushResult,
+        out: &mut Vec<Output>,
+    ) {
+        let flushed = |copy: &&mut Copy| copy.slot() == Some(slot) && copy.identity == *identity && copy.flushing;
+        if let Some(copy) = self.copies.values_mut().find(flushed) {
+            copy.flushing = false;
+            let segment = identity.segment;
+            let reply = match result {
+                FlushResult::Done => {
+                    copy.place = Place::Disk;
+                    out.extend(Self::freed(slot));
+                    Some(Reply::Done)
+                }
+                FlushResult::Corrupt => {
+                    copy.stage = Stage::Corrupt;
+                    Some(Reply::Refused(Refusal::Corrupt { segment }))
+                }
+                FlushResult::Failed => None,
+            };
+            let waiting = reply.and_then(|reply| Some((self.unflushed.remove(&slot)?, reply)));
+            out.extend(waiting.map(|(id, reply)| Output::Reply(id, reply)));
+        }
+        if self.ending {
+            self.finish_when_flushed(out);
+        }
+    }
+
+    pub(super) fn on_tick(&mut self, out: &mut Vec<Output>) {
+        if planted::has(Bug::FenceBeforeRevoke) {
+            out.push(Output::RevokeBelow(self.promise.epoch));
+        }
+        for copy in self.copies.values_mut() {
+            if let (Stage::Closed, Some(slot), false) = (copy.stage, copy.slot(), copy.flushing) {
+                copy.flushing = true;
+                out.push(Output::StartFlush(slot, copy.identity, copy.closure));
+            }
+        }
+    }
+
+    // Flush: durability `flushed` asks for the bytes of an open segment.
+    pub(super) fn on_flush(
+        &mut self,
+        id: RequestId,
+        request: &FlushRequest,
+        out: &mut Vec<Output>,
+    ) -> Result<Option<Reply>, Refusal> {
+        self.admit(&request.caller)?;
+        let segment = request.identity.segment;
+        let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
+        match copy.map(|copy| (copy.stage, copy.slot())) {
+            // Closed meanwhile and on disk as a whole.
+            Some((Stage::Closed, None)) => Ok(Some(Reply::Flushed(request.end))),
+            Some((Stage::Lent | Stage::Closed, Some(slot))) if request.end.0 <= request.identity.size.bytes() => {
+                out.push(Output::StartOpenFlush(id, slot, request.identity, request.end));
+                Ok(None)
+            }
+            _ => Err(Refusal::NoSuchCopy { segment, why: "not lent to the caller".to_owned() }),
+        }
+    }
+
+    // Shutdown: nobody may write any more, then everything goes to disk. A refused promise of a later epoch stays open:
+    // `Epoch(u64::MAX)` is never persisted.
+    pub(super) fn on_shutdown(&mut self, out: &mut Vec<Output>) {
+        if self.ending {
+            return;
+        }
+        self.ending = true;
+        out.push(Output::RevokeBelow(Epoch(u64::MAX)));
+        self.abandon_installs(out);
+        for copy in self.copies.values().filter(|copy| copy.stage == Stage::Lent) {
+            out.extend(copy.slot().map(|slot| Output::Scan(slot, copy.identity)));
+        }
+        self.on_tick(out);
+        self.finish_when_flushed(out);
+    }
+
+    /// Ends once no flush is under way and no scan is awaited. Where the disk refused a segment the identity stays with
+    /// the memory alone.
+    pub(super) fn finish_when_flushed(&mut self, out: &mut Vec<Output>) {
+        let busy = self.copies.values().any(|copy| copy.stage == Stage::Lent || copy.flushing);
+        if busy || std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered);
+        out.extend(open.filter_map(|copy| Some(Output::FlushOpen(copy.slot()?, copy.identity, copy.closure))));
+        let refused = self.copies.values().any(|copy| copy.stage == Stage::Closed && copy.slot().is_some());
+        out.push(Output::Finish { complete: !refused });
+    }
+}
+
+pub(super) fn open_flush_reply(result: Result<Offset, String>) -> Reply {
+    match result {
+        Ok(end) => Reply::Flushed(end),
+        Err(why) => Reply::Refused(Refusal::Failed { why }),
+    }
+}

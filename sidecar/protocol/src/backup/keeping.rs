@@ -1,0 +1,81 @@
+//! What is kept, given and forgotten: images for others, trims, drops.
+//!
+//! Part of [`Backup`].
+
+use crate::ids::SegmentId;
+use crate::layout::SegmentIdentity;
+use crate::rpc::{DropRequest, FetchRequest, Refusal, TrimRequest};
+
+use super::{Backup, Copy, Output, Reply, Stage};
+
+impl Backup {
+    pub(super) fn on_fetch(&self, request: &FetchRequest) -> Result<Reply, Refusal> {
+        if request.group != self.group {
+            let why = format!("backup {} serves group {}, not {}", self.member, self.group, request.group);
+            return Err(Refusal::WrongLog { why });
+        }
+        let segment = request.identity.segment;
+        let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
+        match copy {
+            Some(copy) if copy.stage == Stage::Closed && copy.closure == request.closure => {
+                Ok(Reply::Fetch(copy.place, copy.identity, copy.closure))
+            }
+            Some(copy) if copy.stage == Stage::Corrupt => Err(Refusal::Corrupt { segment }),
+            Some(_) => Err(Refusal::NoSuchCopy { segment, why: "not closed at that LSN".to_owned() }),
+            None => Err(Refusal::NoSuchCopy { segment, why: "not here, or of another opening".to_owned() }),
+        }
+    }
+
+    // Trim: whole closed segments only, and never the last one, which tells where the log goes on.
+    pub(super) fn on_trim(&mut self, request: &TrimRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
+        self.admit(&request.caller)?;
+        if request.below > self.promise.trimmed {
+            self.promise.trimmed = request.below;
+            out.push(Output::Persist(self.promise.clone()));
+        }
+        let closed = |copy: &&Copy| copy.stage == Stage::Closed && copy.closure.records() > 0;
+        let Some(newest) = self.copies.values().filter(closed).map(|copy| copy.identity.segment).max() else {
+            return Ok(Reply::Done);
+        };
+        let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
+        let needless =
+            |copy: &&Copy| ended(copy) && copy.closure.last < request.below && copy.identity.segment < newest;
+        let segments: Vec<SegmentId> =
+            self.copies.values().filter(needless).map(|copy| copy.identity.segment).collect();
+        self.forget(&segments, out);
+        Ok(Reply::Done)
+    }
+
+    /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone.
+    pub(super) fn on_drop(&mut self, request: &DropRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
+        self.admit(&request.caller)?;
+        let report = |copy: &Copy| copy.report(self.promise.durability);
+        let seen = |copy: &&Copy| copy.stage != Stage::Lent && request.copies.contains(&report(copy));
+        let segments: Vec<SegmentId> = self.copies.values().filter(seen).map(|copy| copy.identity.segment).collect();
+        self.forget(&segments, out);
+        Ok(Reply::Done)
+    }
+
+    fn forget(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
+        for segment in segments {
+            if let Some(copy) = self.copies.remove(segment) {
+                self.free_memory(&copy, out);
+                out.push(Output::DeleteFile(*segment));
+            }
+        }
+    }
+
+    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity) {
+        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(|copy| copy.identity == *identity) {
+            copy.stage = Stage::Corrupt;
+        }
+    }
+
+    pub(super) fn free_memory(&mut self, copy: &Copy, out: &mut Vec<Output>) {
+        let Some(slot) = copy.slot() else { return };
+        let why = "replaced or dropped before it was on disk".to_owned();
+        let gone = Refusal::NoSuchCopy { segment: copy.identity.segment, why };
+        out.extend(self.unflushed.remove(&slot).map(|id| Output::Reply(id, Reply::Refused(gone))));
+        out.extend(Self::freed(slot));
+    }
+}

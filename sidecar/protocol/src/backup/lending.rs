@@ -1,0 +1,96 @@
+//! Open: lend a buffer, all zero, to the promised epoch.
+//!
+//! Part of [`Backup`].
+
+use crate::layout::readable_size;
+use crate::rpc::{OpenRequest, Purpose, Refusal};
+
+use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow};
+
+impl Backup {
+    // Open: lend a buffer, all zero, to the promised epoch.
+    pub(super) fn on_open(
+        &mut self,
+        id: RequestId,
+        request: &OpenRequest,
+        out: &mut Vec<Output>,
+    ) -> Result<Option<Reply>, Refusal> {
+        self.admit(&request.caller)?;
+        let identity = request.identity;
+        if identity.log != request.caller.log || identity.epoch > request.caller.epoch {
+            return Err(Refusal::BadRequest {
+                why: format!("segment {} is not of the caller's log", identity.segment),
+            });
+        }
+        if identity.size.bytes() > self.limits.slot_size {
+            let (size, slot) = (identity.size, readable_size(u64::from(self.limits.slot_size)));
+            let why = format!(
+                "segment size {size}: the buffers of backup {} are {slot}; start it with larger ones",
+                self.member
+            );
+            return Err(Refusal::BadRequest { why });
+        }
+        let row = SlotRow { identity, purpose: request.purpose, lender: request.caller.epoch, closed: None };
+        let known = match request.purpose {
+            Purpose::Append => self.copies.get(&identity.segment),
+            Purpose::Install => self.installs.get(&identity.segment),
+        };
+        // The reply to the first request may have been lost; lending anew would wipe what has been written since.
+        if let Some(slot) = known.filter(|copy| copy.is_lending(&row)).and_then(Copy::slot) {
+            return Ok(Some(Reply::Opened(slot)));
+        }
+        if request.purpose == Purpose::Append && known.is_some() {
+            let why = "a copy is here already: drop it first, if it is no part of the log".to_owned();
+            return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
+        }
+        let abandoned = known.and_then(Copy::slot);
+        let slot = self.free_slot(abandoned)?;
+        if self.promise.durability != request.durability {
+            self.promise.durability = request.durability;
+            out.push(Output::Persist(self.promise.clone()));
+        }
+        out.extend(abandoned.into_iter().flat_map(Self::freed));
+        let table = match request.purpose {
+            Purpose::Append => &mut self.copies,
+            Purpose::Install => &mut self.installs,
+        };
+        table.insert(identity.segment, Copy::lent(slot, &row));
+        out.push(Output::SaveSlot(slot, Some(row)));
+        out.push(Output::Lend(id, slot, request.caller.epoch));
+        Ok(None)
+    }
+
+    pub(super) fn on_lent(&mut self, id: RequestId, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
+        let reply = match result {
+            Ok(()) => Reply::Opened(slot),
+            Err(why) => {
+                self.copies.retain(|_, copy| copy.slot() != Some(slot));
+                self.installs.retain(|_, copy| copy.slot() != Some(slot));
+                out.extend(Self::freed(slot));
+                Reply::Refused(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why })
+            }
+        };
+        out.push(Output::Reply(id, reply));
+    }
+
+    /// A slot to lend, within the bound of what could be flushed. `freed` will be free by then.
+    fn free_slot(&self, freed: Option<Slot>) -> Result<Slot, Refusal> {
+        let used: Vec<Slot> = self.slots_in_use().filter(|slot| Some(*slot) != freed).collect();
+        let unflushed = self.unflushed_bytes() - freed.map_or(0, |_| u64::from(self.limits.slot_size));
+        if unflushed + u64::from(self.limits.slot_size) > self.limits.unflushed_bytes_max {
+            let why = format!(
+                "{} are lent or not yet flushed; backup {} may have at most {} (flush bandwidth × hold-up time)",
+                readable_size(unflushed),
+                self.member,
+                readable_size(self.limits.unflushed_bytes_max)
+            );
+            return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
+        }
+        // `freed` itself is not taken: its writer may still be on its way out.
+        let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
+        free.ok_or_else(|| Refusal::RetryLater {
+            after_ms: RETRY_AFTER_MS,
+            why: format!("all {} buffers of backup {} are in use", self.limits.slots, self.member),
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! What a backup's machine is told and what it wants done: its limits, its promise, inputs and outputs.
+//!
+//! Held and spoken by [`Backup`](super::Backup); the daemon carries [`Output`]s out.
+
+use crate::config::Durability;
+use crate::ids::{Epoch, LogId, Lsn, Offset, SegmentId};
+use crate::layout::{Closure, SegmentIdentity};
+use crate::rpc::{
+    Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest, Refusal,
+    TrimRequest,
+};
+
+use super::{Place, Slot, SlotRow};
+
+/// Limits that a backup is started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Buffers in the pool.
+    pub slots: u32,
+    /// Bytes of each.
+    pub slot_size: u32,
+    /// Most bytes that may be lent or closed but not yet on disk: flush bandwidth × hold-up time (ATC'18 section 3.2).
+    pub unflushed_bytes_max: u64,
+}
+
+/// What must survive the loss of all memory; kept on disk, fsynced before a promise is reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Promise {
+    /// The log this backup is bound to.
+    pub log: Option<LogId>,
+    /// No epoch below this one may change anything.
+    pub epoch: Epoch,
+    /// Records below are no longer needed.
+    pub trimmed: Lsn,
+    /// What the group's acks promise; decides whether disk alone is enough to keep the identity.
+    pub durability: Durability,
+}
+
+/// A number that pairs an input with the reply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What a caller asks of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Request {
+    /// Stop older epochs, tell what is here.
+    Fence(FenceRequest),
+    /// Tell what is here.
+    Inventory,
+    /// May this caller open a data channel?
+    Connect(Caller),
+    /// Lend a buffer.
+    Open(OpenRequest),
+    /// A segment ends.
+    Close(CloseRequest),
+    /// Bring an open segment to disk up to an offset.
+    Flush(FlushRequest),
+    /// Where are a closed segment's bytes?
+    Fetch(FetchRequest),
+    /// Forget what is no longer needed.
+    Trim(TrimRequest),
+    /// Forget what is not part of the log.
+    Drop(DropRequest),
+}
+
+/// What happens to a backup.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A caller asks.
+    Request(RequestId, Request),
+    /// The answer to [`Output::Scan`]: where the valid bytes of the slot end.
+    Scanned(Slot, Closure),
+    /// The answer to [`Output::Verify`]: whether the slot's bytes match the closure.
+    Verified(Slot, bool),
+    /// The answer to [`Output::Lend`]: lent, or why the pool has no memory for it.
+    Lent(RequestId, Slot, Result<(), String>),
+    /// The answer to [`Output::StartFlush`].
+    Flushed(Slot, SegmentIdentity, FlushResult),
+    /// The answer to [`Output::StartOpenFlush`]: where the last whole valid append on disk ends, or why the disk refused.
+    OpenFlushed(RequestId, Result<Offset, String>),
+    /// A closed segment that was read from disk did not match its footer.
+    FoundCorrupt(SegmentIdentity),
+    /// Time to try again what failed: flushes that found the disk full.
+    Tick,
+    /// The process is told to end (SIGTERM), or power is about to go (SIGPWR).
+    Shutdown,
+}
+
+/// How the flush of a closed segment ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FlushResult {
+    /// On disk, folder fsynced.
+    Done,
+    /// The slot's bytes do not match its closure: nothing was written.
+    Corrupt,
+    /// The disk refused; the bytes stay in memory and the flush is tried again at the next tick.
+    Failed,
+}
+
+/// A reply to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To `Fence` and `Inventory`.
+    Inventory(Inventory),
+    /// To `Connect`: accept a channel for this writer.
+    Connect(Epoch),
+    /// To `Open`: send the grant of this slot's lending.
+    Opened(Slot),
+    /// To `Fetch`: send the bytes that lie here.
+    Fetch(Place, SegmentIdentity, Closure),
+    /// To `Flush`: on disk up to here.
+    Flushed(Offset),
+    /// To the others.
+    Done,
+    /// To any.
+    Refused(Refusal),
+}
+
+/// What a backup must do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Write the promise to disk and fsync. Failure ends the process.
+    Persist(Promise),
+    /// Revoke every writer of an epoch below this one, with the fabric's barrier. Failure ends the process.
+    RevokeBelow(Epoch),
+    /// Record what a slot is used for, where a restart of the process finds it. Failure ends the process.
+    SaveSlot(Slot, Option<SlotRow>),
+    /// Lend the slot, all zero, to the writer of this epoch; answer with [`Input::Lent`] before the next output.
+    Lend(RequestId, Slot, Epoch),
+    /// End the slot's lending: its writer has finished.
+    EndLending(Slot),
+    /// Scan the slot for this segment; answer with [`Input::Scanned`] before the next output.
+    Scan(Slot, SegmentIdentity),
+    /// Check the slot's bytes against the closure; answer with [`Input::Verified`] before the next output.
+    Verify(Slot, SegmentIdentity, Closure),
+    /// Write the closed segment to disk in the background, in place of any older file of that segment, open or closed;
+    /// answer with [`Input::Flushed`]. Flushes and deletions are carried out one after the other, in this order.
+    StartFlush(Slot, SegmentIdentity, Closure),
+    /// Bring an open segment's appends that end at or before the offset to disk, in the background; answer with
+    /// [`Input::OpenFlushed`]. Scan on from where the last flush ended, and write whole valid appends only: the request says
+    /// what has completed, and with RDMA that is with the network card, but perhaps not yet where the processor sees it;
+    /// zeros or half a record would be written and called flushed. And a work request may end in the middle of an append.
+    /// What is on disk already stays there: a late request may ask for less than an earlier one.
+    StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
+    /// Write an open segment to disk as it is, now, because the process is about to end.
+    FlushOpen(Slot, SegmentIdentity, Closure),
+    /// Give the slot's memory back: end its lending, if any, and its flush, of which nothing is reported any more.
+    Release(Slot),
+    /// Delete a flushed segment's file, whether open or closed.
+    DeleteFile(SegmentId),
+    /// Answer a request.
+    Reply(RequestId, Reply),
+    /// End the process. `complete`: everything is on disk; leave the mark that lets the identity survive the memory.
+    Finish {
+        /// Nothing is in memory only.
+        complete: bool,
+    },
+}
