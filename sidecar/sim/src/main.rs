@@ -1,4 +1,5 @@
-//! The simulator's command line: tells the story of one seed, or plays many and adds up what happened.
+//! The simulator's command line: tells the story of one seed, plays many and adds up what happened, or runs the
+//! exhaustive model.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use tailwind_sim::model::{self, Progress, SCENARIOS, Scenario};
 use tailwind_sim::runner::{self, Outcome, Wanted};
 
 /// How often progress is shown.
@@ -15,8 +17,10 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Plays whole Tailwind groups in virtual time, breaks everything that can break, and judges what the groups did.
 #[derive(Debug, Parser)]
-#[command(name = "tailwind-sim", version)]
+#[command(name = "tailwind-sim", version, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Play this seed and tell its story
     #[arg(conflicts_with_all = ["seeds", "minutes", "kept"])]
     seed: Option<u64>,
@@ -40,6 +44,15 @@ struct Args {
     jobs: Option<usize>,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Try every order of events of a small group: 2 sidecars, 2 backups, 2 epochs, 2 records
+    Exhaust {
+        /// Only this scenario
+        scenario: Option<String>,
+    },
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     // A broken rule is told below, with its seed.
@@ -56,6 +69,9 @@ fn main() -> ExitCode {
 
 /// True if no rule was broken.
 fn run(args: &Args) -> anyhow::Result<bool> {
+    if let Some(Command::Exhaust { scenario }) = &args.command {
+        return exhaust(scenario.as_deref());
+    }
     if let Some(seed) = args.seed {
         return tell(seed);
     }
@@ -83,6 +99,28 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}")?;
     }
     Ok(good && outcome.broken.is_empty())
+}
+
+fn exhaust(name: Option<&str>) -> anyhow::Result<bool> {
+    let scenarios = match name {
+        None => SCENARIOS.to_vec(),
+        Some(name) => {
+            let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+            let known = Scenario::named(name);
+            vec![known.with_context(|| format!("scenario `{name}`: must be one of {}", names.join(" | ")))?]
+        }
+    };
+    let outcomes = model::run(&scenarios, |progress| {
+        let mut out = std::io::stdout().lock();
+        // A reader that has gone ends the run by itself.
+        let _ = match progress {
+            Progress::Begun(scenario) => writeln!(out, "{}: {}", scenario.name, scenario.about),
+            Progress::Ended(outcome) => writeln!(out, "{outcome}"),
+        };
+    });
+    let states: usize = outcomes.iter().map(|outcome| outcome.states).sum();
+    writeln!(std::io::stdout(), "{states} states in all")?;
+    Ok(outcomes.iter().all(|outcome| outcome.counterexample.is_none() && outcome.exhausted))
 }
 
 fn tell(seed: u64) -> anyhow::Result<bool> {
