@@ -41,7 +41,7 @@ pub struct Rules {
     pub durability: Durability,
     /// Size of the segments to open.
     pub segment_size: SegmentSize,
-    /// How long a member may hold up the next segment before it counts as lost.
+    /// How long a member may hold up the next segment, or in durability `Flushed` acks, before it counts as lost.
     pub open_patience_ms: u64,
     /// Pause between two searches for a spare.
     pub recruit_interval_ms: u64,
@@ -174,7 +174,8 @@ pub struct Primary {
     recruit_after: Time,
     /// Number of the latest post to any seat.
     posts: Post,
-    stall: Option<Stall>,
+    segment_stall: Option<Stall<(SegmentId, SegmentId)>>,
+    ack_stall: Option<Stall<Position>>,
     over: bool,
 }
 
@@ -203,7 +204,8 @@ impl Primary {
             recruiting: false,
             recruit_after: now,
             posts: Post::default(),
-            stall: None,
+            segment_stall: None,
+            ack_stall: None,
             over: false,
             config,
         };
@@ -360,10 +362,7 @@ impl Primary {
     }
 
     fn advance_acked(&mut self) {
-        let reached = |member: &Member| match self.rules.durability {
-            Durability::Flushed => member.flushed.min(member.completed),
-            Durability::Memory | Durability::Battery => member.completed,
-        };
+        let reached = |member: &Member| self.reached(member);
         let needless = planted::has(Bug::AckAllButOne) && self.required().count() > 1;
         if let Some(acked) = self.required().skip(usize::from(needless)).map(reached).min() {
             self.acked = self.acked.max(acked);

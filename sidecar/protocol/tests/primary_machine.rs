@@ -64,16 +64,22 @@ struct Desk {
     mute: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
     closes: Vec<SegmentId>,
+    /// Flushes that wait for an answer, and up to where.
+    flushes: BTreeMap<MemberId, Position>,
 }
 
 impl Desk {
     fn start(members: usize, backups: u8) -> Desk {
+        Desk::start_with(members, rules(backups))
+    }
+
+    fn start_with(members: usize, rules: Rules) -> Desk {
         let mut out = Vec::new();
         let now = Time(0);
-        let primary = Primary::new(config(members), rules(backups), &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, lost, closes) = Default::default();
+        let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
+        let (seats, segments, mute, lost, closes, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
-        let mut desk = Desk { primary, now, seats, swap, recruits, over, segments, mute, lost, closes };
+        let mut desk = Desk { primary, now, seats, swap, recruits, over, segments, mute, lost, closes, flushes };
         desk.carry(out);
         desk
     }
@@ -105,6 +111,11 @@ impl Desk {
                     self.seats.retain(|_, known| *known != seat);
                 }
                 Output::Swap(swap) => self.swap = Some(swap),
+                Output::Flush(seat, identity, end) => {
+                    let id = self.seats.iter().find(|(_, known)| **known == seat).map(|(id, _)| id.clone());
+                    let asked = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
+                    assert_eq!(asked, None, "one flush at a time");
+                }
                 Output::Recruit => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
@@ -125,6 +136,12 @@ impl Desk {
         let index = usize::from(self.seats.get(id)?.index);
         let (segment, _, to) = self.primary.next_post(index, u32::MAX)?;
         Some(Position::new(segment, to))
+    }
+
+    /// Answers the flush under way: on disk up to here.
+    fn flushed(&mut self, id: &MemberId, end: u32) {
+        let asked = self.flushes.remove(id).expect("a flush is under way");
+        self.step(Input::Flushed(self.seats[id], Position::new(asked.segment, Offset(end))));
     }
 
     fn complete(&mut self, id: &MemberId, count: u32) {
@@ -397,4 +414,113 @@ fn no_segment_is_closed_under_a_barriers_empty_write() {
     assert_eq!(desk.closes, [], "the empty write would meet a buffer that is no longer lent, and fail its queue pair");
     desk.complete(&id, 1);
     assert_eq!(desk.closes, [SegmentId(1)]);
+}
+
+/// Two members that flush, and appends that end at each of these offsets, completed everywhere.
+fn flushing(ends: &[u32]) -> (Desk, [MemberId; 2]) {
+    let mut desk = Desk::start_with(2, Rules { durability: Durability::Flushed, ..rules(2) });
+    let ids = [member(1).id, member(2).id];
+    for end in ends {
+        complete_everywhere(&mut desk, &ids, *end);
+    }
+    (desk, ids)
+}
+
+fn complete_everywhere(desk: &mut Desk, ids: &[MemberId], end: u32) {
+    desk.append(end);
+    for id in ids {
+        assert!(desk.post(id).is_some());
+        desk.complete(id, 1);
+    }
+}
+
+fn first(end: u32) -> Position {
+    Position::new(SegmentId(1), Offset(end))
+}
+
+#[test]
+fn what_a_flush_left_out_is_asked_for_again() {
+    let (mut desk, [one, two]) = flushing(&[144, 300]);
+    assert_eq!(desk.flushes[&one], first(144), "the rest has completed since");
+    desk.flushed(&one, 144);
+    desk.flushed(&two, 72);
+    assert_eq!(desk.primary.acked(), first(72), "no further than the one that is least far");
+    assert_eq!(desk.flushes[&two], first(300), "some of it came: at once");
+    desk.flushed(&one, 300);
+    desk.flushed(&two, 72);
+    assert_eq!(desk.flushes.get(&two), None, "nothing came: not in circles");
+    desk.turn();
+    assert_eq!(desk.flushes.get(&two), None);
+    desk.step(Input::Tick);
+    assert_eq!(desk.flushes[&two], first(300));
+    desk.flushed(&two, 72);
+    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 400);
+    assert_eq!(desk.flushes[&two], first(400), "there is more to find");
+    desk.flushed(&two, 300);
+    assert_eq!(desk.primary.acked(), first(300));
+    desk.flushed(&one, 400);
+    desk.flushed(&two, 400);
+    assert_eq!((desk.primary.acked(), desk.flushes.len()), (first(400), 0));
+    assert!(desk.primary.positions().hold());
+}
+
+/// Lets so much time pass; whose flushes are under way gets the same answer each time.
+fn wait(desk: &mut Desk, ms: u64, answers: &[(&MemberId, u32)]) {
+    for _ in 0..ms / 100 {
+        desk.now = desk.now.plus(100);
+        desk.step(Input::Tick);
+        for (id, end) in answers {
+            if desk.flushes.contains_key(*id) {
+                desk.flushed(id, *end);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_that_gets_nothing_to_disk_is_dropped() {
+    let (mut desk, [one, two]) = flushing(&[144]);
+    desk.flushed(&one, 144);
+    // A bit has flipped behind its first 72 bytes.
+    wait(&mut desk, 900, &[(&two, 72)]);
+    assert_eq!(desk.lost, []);
+    wait(&mut desk, 300, &[(&two, 72)]);
+    assert_eq!(desk.lost, [two], "it, and nobody else, holds up the acks");
+    let swap = desk.swap.take().expect("it is swapped out");
+    assert_eq!(swap.proposed.members.len(), 1);
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(desk.primary.acked(), first(144));
+}
+
+#[test]
+fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
+    let (mut desk, [one, two]) = flushing(&[]);
+    for end in [144, 200, 300] {
+        complete_everywhere(&mut desk, &[one.clone(), two.clone()], end);
+        desk.flushed(&one, end);
+        wait(&mut desk, 900, &[]);
+        desk.flushed(&two, end);
+        assert_eq!(desk.lost, [], "acks go on, if slowly");
+    }
+    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 400);
+    desk.flushed(&one, 400);
+    wait(&mut desk, 1200, &[]);
+    assert_eq!(desk.lost, [two]);
+}
+
+#[test]
+fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
+    let (mut desk, [one, two]) = flushing(&[144]);
+    wait(&mut desk, 5000, &[(&one, 0), (&two, 0)]);
+    assert_eq!(desk.lost, []);
+    assert!(!desk.over);
+    for id in [&one, &two] {
+        if !desk.flushes.contains_key(id) {
+            desk.step(Input::Tick);
+        }
+        desk.flushed(id, 144);
+    }
+    assert_eq!(desk.primary.acked(), first(144));
+    wait(&mut desk, 5000, &[]);
+    assert_eq!(desk.lost, [], "idle is not slow");
 }

@@ -62,10 +62,7 @@ impl Primary {
     fn has_caught_up(&self, member: &Member) -> bool {
         let repaired = matches!(&member.standing, Standing::Newcomer { repairs } if repairs.is_empty());
         let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
-        let reached = match self.rules.durability {
-            Durability::Flushed => member.flushed.min(member.completed),
-            _ => member.completed,
-        };
+        let reached = self.reached(member);
         let opened = member.opened >= self.segments.active_id();
         let early = planted::has(Bug::NewcomerTooEarly) && member.standing != Standing::InSet;
         !member.lost && (early || repaired && images && opened && reached >= self.acked)
@@ -150,9 +147,24 @@ impl Primary {
         }
     }
 
-    /// A member that has not lent the next segment for too long, or one that keeps the open end from shrinking, counts
-    /// as lost: one slow disk must not stop the group. If everybody is slow there is nobody to go on with, so wait.
+    /// A member that has not lent the next segment for too long, one that keeps the open end from shrinking, or one whose
+    /// flushes keep acks from moving counts as lost: one slow disk must not stop the group. If everybody is slow there is
+    /// nobody to go on with, so wait.
     pub(super) fn drop_who_holds_up(&mut self, now: Time, out: &mut Vec<Output>) {
+        let slow = self.who_holds_up_segments();
+        let ends = (self.segments.oldest(), self.segments.active_id());
+        self.segment_stall = Stall::follow(self.segment_stall, ends, now, &slow);
+        if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
+            self.drop_slow(slow, out);
+        }
+        let slow = self.who_holds_up_acks();
+        self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, &slow);
+        if self.ack_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
+            self.drop_slow(slow, out);
+        }
+    }
+
+    fn who_holds_up_segments(&self) -> Vec<Seat> {
         let active = self.segments.active_id();
         let oldest = self.segments.oldest();
         let wanted = if self.is_ready() { active.next() } else { active };
@@ -164,22 +176,45 @@ impl Primary {
             let closes_late = full && m.first_opened <= oldest && m.closed < oldest;
             !m.lost && (opens_late || closes_late)
         };
-        let slow: Vec<Seat> = self.members.iter().flatten().filter(holds_up).map(|member| member.seat).collect();
+        self.members.iter().flatten().filter(holds_up).map(|member| member.seat).collect()
+    }
+
+    /// Durability `Flushed`: whoever has completed more than is acknowledged and does not get it to its disk. That disk may
+    /// hang; or a bit has flipped in its open buffer, so that it never finds another valid append there.
+    fn who_holds_up_acks(&self) -> Vec<Seat> {
+        let holds_up = |m: &&Member| {
+            let unflushed = self.segments.after(m.flushed).is_some_and(|(from, _)| from < m.completed);
+            !m.lost && unflushed && self.reached(m) <= self.acked
+        };
+        let flushes = self.rules.durability == Durability::Flushed;
+        self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()
+    }
+
+    fn is_too_long(&self, since: Time, now: Time) -> bool {
+        now >= since.plus(self.rules.open_patience_ms)
+    }
+
+    /// Counts them as lost, if enough others are left.
+    fn drop_slow(&mut self, slow: Vec<Seat>, out: &mut Vec<Output>) {
         let left = self.required().filter(|m| !m.lost && !slow.contains(&m.seat)).count();
-        let stall = Stall { since: now, oldest, active };
-        match self.stall.filter(|known| (known.oldest, known.active) == (oldest, active) && !slow.is_empty()) {
-            None => self.stall = (!slow.is_empty()).then_some(stall),
-            Some(known) if now < known.since.plus(self.rules.open_patience_ms) => {}
-            Some(_) if left < usize::from(self.rules.min_in_sync.max(1)) => {}
-            Some(_) => slow.into_iter().for_each(|seat| self.on_lost(seat, out)),
+        if left >= usize::from(self.rules.min_in_sync.max(1)) {
+            slow.into_iter().for_each(|seat| self.on_lost(seat, out));
         }
     }
 }
 
-/// Since when neither end of the open segments has moved.
+/// Since when somebody has been slow and what they hold up has not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stall {
+pub(super) struct Stall<At> {
     since: Time,
-    oldest: SegmentId,
-    active: SegmentId,
+    at: At,
+}
+
+impl<At: PartialEq> Stall<At> {
+    fn follow(known: Option<Stall<At>>, at: At, now: Time, slow: &[Seat]) -> Option<Stall<At>> {
+        if slow.is_empty() {
+            return None;
+        }
+        known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))
+    }
 }

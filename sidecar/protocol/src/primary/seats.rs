@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::config::MemberRef;
+use crate::config::{Durability, MemberRef};
 use crate::ids::{Position, SegmentId};
 use crate::planted::{self, Bug};
 
@@ -155,6 +155,14 @@ impl Primary {
     pub(super) fn is_required(&self, member: &Member) -> bool {
         let proposed = self.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&member.reference));
         member.standing == Standing::InSet || proposed
+    }
+
+    /// How far a member has what an ack promises.
+    pub(super) fn reached(&self, member: &Member) -> Position {
+        match self.rules.durability {
+            Durability::Flushed => member.flushed.min(member.completed),
+            Durability::Memory | Durability::Battery => member.completed,
+        }
     }
 
     /// Everyone the path knows: name, whether in the set, whether lost, how far completed. For status.
