@@ -14,7 +14,7 @@ use tailwind_protocol::layout::{
     CHECKSUM_SIZE, Chain, Closure, FIRST_LSN_MAX, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE,
     SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize, record_size,
 };
-use tailwind_protocol::scan::{Scanner, StopReason, scan, verify};
+use tailwind_protocol::scan::{Scanner, StopReason, scan, scan_on, verify};
 
 /// What one PCIe write or one cache line carries: a torn write is made of whole ones.
 const LINE: usize = 64;
@@ -364,6 +364,25 @@ fn a_scan_that_stopped_stops_there_again() {
     let closure = scanner.closure();
     assert_eq!(scanner.next_append().unwrap_err(), scanner.next_append().unwrap_err());
     assert_eq!(scanner.closure(), closure);
+}
+
+#[test]
+fn a_scan_goes_on_with_the_tail_alone() {
+    let log = small_log();
+    let whole = scan(&log.bytes, &log.identity);
+    for cut in 0..=log.end() {
+        let known = scan(&log.bytes[..cut], &log.identity).closure;
+        let tail = &log.bytes[known.end.0 as usize..];
+        assert_eq!(scan_on(tail, &log.identity, known), whole, "cut at {cut}");
+        let mut unseen = tail.to_vec();
+        unseen.truncate(log.end() - known.end.0 as usize);
+        if let Some(last) = unseen.last_mut() {
+            *last = 0;
+            let rest = scan_on(&unseen, &log.identity, known);
+            assert_eq!(rest, scan(&[&log.bytes[..known.end.0 as usize], &unseen].concat(), &log.identity));
+            assert!(rest.closure.end < whole.closure.end, "cut at {cut}");
+        }
+    }
 }
 
 #[test]
