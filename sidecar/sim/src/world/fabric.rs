@@ -127,7 +127,7 @@ impl World {
         let now = self.queue.now();
         let parts = self.parts(bytes.len() as u32);
         let (least, most) = self.plan.latency;
-        let late = self.strikes(Fault::PlacedLate, 10).then(|| self.random.within(1, 500) * MS).unwrap_or(0);
+        let late = if self.strikes(Fault::PlacedLate, 10) { self.random.within(1, 500) * MS } else { 0 };
         let early = self.strikes(Fault::EarlyCompletion, 200);
         let placement = self.plan.placement;
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
@@ -182,7 +182,7 @@ impl World {
             return Vec::new();
         }
         if !self.plan.has(Fault::Torn) || !self.random.one_in(4) {
-            return vec![0..length];
+            return std::iter::once(0..length).collect();
         }
         let unit = if self.random.one_in(2) { LINE } else { self.plan.packet_size };
         let units = u64::from(length.div_ceil(unit));

@@ -58,6 +58,9 @@ impl World {
         // Primaries are what it is about: half of what strikes sidecars strikes one.
         let leads = self.sidecars.iter().find(|sidecar| matches!(sidecar.role, Role::Primary(_)));
         let sidecar = leads.map(|lead| lead.no).filter(|_| self.random.one_in(2)).unwrap_or(sidecar);
+        // Power that goes in the middle of a flush is what tears it.
+        let flushing = self.hosts.iter().find(|host| host.flushing).map(|host| host.no);
+        let host = flushing.filter(|_| fault == Fault::HostDies && self.random.one_in(2)).unwrap_or(host);
         if self.strike(fault, host, sidecar) {
             self.tally.count(fault);
         }

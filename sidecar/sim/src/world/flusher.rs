@@ -63,10 +63,9 @@ impl World {
         let host = &mut self.hosts[no.0];
         host.flushing = false;
         // It was cancelled meanwhile, or another one has come to the front: that one takes its time too.
-        if let Some(job) = host.jobs.pop_front() {
-            if let Some(input) = self.carry_out_job(no, job) {
-                self.tell_host(no, input);
-            }
+        let job = host.jobs.pop_front();
+        if let Some(input) = job.and_then(|job| self.carry_out_job(no, job)) {
+            self.tell_host(no, input);
         }
         self.start_flush(no);
     }

@@ -85,7 +85,7 @@ pub(crate) struct Host {
     boots: u64,
     pub(crate) disk: Disk,
     pub(super) jobs: VecDeque<Job>,
-    pub(super) flushing: bool,
+    pub(crate) flushing: bool,
     /// The pool has no memory.
     pub(crate) stingy: bool,
     /// Outputs that the process still carries out before it dies.

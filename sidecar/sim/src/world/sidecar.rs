@@ -69,6 +69,8 @@ pub(crate) enum Again {
     Open(Seat),
     Order(Seat),
     Image(ImageId),
+    /// So many writes were left at the last look.
+    ImageIdle(ImageId, usize),
     Survey,
 }
 
@@ -243,6 +245,7 @@ impl World {
             Again::Open(seat) => self.ask_next_open(to, seat),
             Again::Order(seat) => self.ask_next_order(to, seat),
             Again::Image(image) => self.move_image(to, image),
+            Again::ImageIdle(image, writes) => self.give_up_idle_image(to, image, writes),
             Again::Survey => self.survey(to),
         }
     }
