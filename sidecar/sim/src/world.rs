@@ -171,14 +171,13 @@ impl World {
         }
         self.calm_down();
         let calm = self.queue.now();
-        while !self.is_back() {
-            if self.queue.now() > calm + RETURN_MAX {
-                self.judge_absence();
-                break;
-            }
+        while !self.is_back() && self.queue.now() < calm + RETURN_MAX {
             self.step();
         }
-        self.tally.return_max = self.queue.now() - calm;
+        match self.is_back() {
+            true => self.tally.return_max = self.queue.now() - calm,
+            false => self.judge_absence(),
+        }
         self.tally.simulated = self.queue.now();
         self.tally.events = self.queue.count();
         tell!(self, "the end: {} records acknowledged, {} read", self.tally.acked, self.tally.read);

@@ -4,6 +4,7 @@ use tailwind_protocol::planted::{self, Bug};
 use tailwind_sim::runner::play;
 
 /// Plays seeds until one breaks a rule, and says after how many that was, and which rule.
+#[expect(clippy::print_stdout, reason = "how soon a bug is found is what a reader of the test wants to see")]
 fn hunt(bug: Bug, within: u64) {
     planted::plant(Some(bug));
     let found = (0..within).find_map(|seed| Some((seed + 1, play(seed, false).end.err()?)));
