@@ -7,6 +7,7 @@
 
 mod app;
 mod candidate;
+mod daemon;
 mod disk;
 mod fabric;
 mod faults;
@@ -17,6 +18,7 @@ mod judge;
 mod lead;
 mod network;
 mod queue;
+mod seats;
 mod sidecar;
 mod store;
 

@@ -8,8 +8,9 @@ use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{scan, scan_on};
 
+use super::daemon::flush_result;
 use super::disk::ClosedFile;
-use super::host::{Host, HostEvent, flush_result};
+use super::host::{Host, HostEvent};
 use super::queue::MS;
 use super::{Event, HostNo, World};
 use crate::trace::{self, tell};

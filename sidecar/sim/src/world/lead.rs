@@ -6,27 +6,21 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use tailwind_protocol::backup::{Request, Slot};
-use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome};
+use tailwind_protocol::backup::Request;
+use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, Seat};
-use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{
-    Caller, CloseRequest, DropRequest, FenceRequest, FlushRequest, Inventory, OpenRequest, Purpose as Lent, Refusal,
-    TrimRequest,
-};
+use tailwind_protocol::rpc::{Caller, FlushRequest};
 use tailwind_protocol::segment::{SegmentWriter, append_size};
 
-use super::fabric::{ChannelId, Key};
-use super::host::Running;
-use super::image::{RETRY_LATER, Whom};
-use super::network::{Answer, Silence};
+use super::image::Whom;
 use super::queue::Micros;
-use super::sidecar::{Again, HEARTBEAT_SILENCE, Purpose, Role, failure};
+use super::seats::Link;
+use super::sidecar::{Purpose, Role};
 use super::store::Ask;
-use super::{HostNo, SidecarNo, World, group};
+use super::{SidecarNo, World, group};
 use crate::trace::{records, tell};
 
 /// How long a member may hold up the next segment.
@@ -36,39 +30,22 @@ const RECRUIT_INTERVAL_MS: u64 = 250;
 /// Bytes of one write request at most.
 const POST_SIZE_MAX: u32 = 32 << 10;
 
-/// The way to one member.
-#[derive(Debug)]
-pub(crate) struct Link {
-    member: MemberRef,
-    host: HostNo,
-    /// The backup's process when it took its seat: with another one its connections have ended.
-    life: u32,
-    heard: Micros,
-    channel: Option<ChannelId>,
-    /// What is asked of the member, one after the other; the first one is under way while `ordering`.
-    orders: VecDeque<Output>,
-    ordering: bool,
-    openings: VecDeque<SegmentIdentity>,
-    opening: bool,
-    remotes: BTreeMap<SegmentId, (Slot, Key)>,
-}
-
 /// A primary.
 #[derive(Debug)]
 pub(crate) struct Lead {
     pub(crate) machine: Primary,
     pub(crate) epoch: Epoch,
-    caller: Caller,
+    pub(super) caller: Caller,
     pub(crate) memory: BTreeMap<SegmentId, (SegmentIdentity, Vec<u8>)>,
     writer: Option<SegmentWriter>,
-    links: BTreeMap<Seat, Link>,
+    pub(super) links: BTreeMap<Seat, Link>,
     /// Appends that wait for room.
     pub(crate) backlog: VecDeque<Vec<Rc<[u8]>>>,
     /// Appends that wait for their ack: where each ends, and its records.
     pub(crate) unacked: VecDeque<(Position, Lsn, Lsn)>,
     pub(crate) barriers: Vec<(Post, Micros)>,
     /// The swap that was sent last has had no answer.
-    unanswered: bool,
+    pub(super) unanswered: bool,
 }
 
 impl World {
@@ -312,215 +289,6 @@ impl World {
             self.tally.barriers += 1;
             self.checks.barrier_passed(lead.epoch, asked);
         }
-    }
-
-    fn ask_open(&mut self, of: SidecarNo, lead: &mut Lead, seat: Seat) {
-        let durability = self.plan.durability;
-        let Some(link) = lead.links.get_mut(&seat).filter(|link| !link.opening) else { return };
-        let Some(identity) = link.openings.front().copied() else { return };
-        link.opening = true;
-        let request = OpenRequest { caller: lead.caller.clone(), identity, purpose: Lent::Append, durability };
-        self.call(of, link.host, Request::Open(request), Purpose::Open(seat, identity));
-    }
-
-    fn ask_order(&mut self, of: SidecarNo, lead: &mut Lead, seat: Seat) {
-        let Some(link) = lead.links.get_mut(&seat).filter(|link| !link.ordering) else { return };
-        let caller = lead.caller.clone();
-        let request = match link.orders.front() {
-            Some(Output::Close(_, identity, closure)) => {
-                Request::Close(CloseRequest { caller, identity: *identity, closure: *closure })
-            }
-            Some(Output::Drop(_, copies)) => Request::Drop(DropRequest { caller, copies: copies.clone() }),
-            Some(Output::Trim(_, below)) => Request::Trim(TrimRequest { caller, below: *below }),
-            _ => return,
-        };
-        link.ordering = true;
-        self.call(of, link.host, request, Purpose::Order(seat));
-    }
-
-    pub(crate) fn ask_next_open(&mut self, of: SidecarNo, seat: Seat) {
-        self.with_lead(of, |world, lead| {
-            if let Some(link) = lead.links.get_mut(&seat) {
-                link.opening = false;
-            }
-            world.ask_open(of, lead, seat);
-        });
-    }
-
-    pub(crate) fn ask_next_order(&mut self, of: SidecarNo, seat: Seat) {
-        self.with_lead(of, |world, lead| {
-            if let Some(link) = lead.links.get_mut(&seat) {
-                link.ordering = false;
-            }
-            world.ask_order(of, lead, seat);
-        });
-    }
-
-    pub(crate) fn on_connect_answer(&mut self, of: SidecarNo, seat: Seat, answer: Result<Answer, Silence>) {
-        let Some(link) = self.link(of, seat) else { return };
-        match answer {
-            Ok(Answer::Connected(boot, channel)) if boot == link.member.boot => {
-                link.channel = Some(channel);
-                self.ask_next_open(of, seat);
-                self.ask_next_order(of, seat);
-            }
-            // Other memory behind the name: this is not the member that was meant.
-            Ok(Answer::Connected(_, channel)) => {
-                self.close_sender(channel);
-                self.primary_input(of, Input::Lost(seat));
-            }
-            other => self.seat_failed(of, seat, failure(other)),
-        }
-    }
-
-    pub(crate) fn on_open_answer(
-        &mut self,
-        of: SidecarNo,
-        seat: Seat,
-        identity: SegmentIdentity,
-        answer: Result<Answer, Silence>,
-    ) {
-        let Some(link) = self.link(of, seat) else { return };
-        match answer {
-            Ok(Answer::Granted(slot, key)) => {
-                link.remotes.insert(identity.segment, (slot, key));
-                link.openings.pop_front();
-                self.primary_input(of, Input::Opened(seat, identity.segment));
-                self.ask_next_open(of, seat);
-            }
-            Ok(Answer::Refused(Refusal::RetryLater { .. })) => self.plan_again(of, RETRY_LATER, Again::Open(seat)),
-            other => self.seat_failed(of, seat, failure(other)),
-        }
-    }
-
-    pub(crate) fn on_order_answer(&mut self, of: SidecarNo, seat: Seat, answer: Result<Answer, Silence>) {
-        let Some(link) = self.link(of, seat) else { return };
-        match answer {
-            Ok(Answer::Done) => {
-                if let Some(Output::Close(_, identity, _)) = link.orders.pop_front() {
-                    self.primary_input(of, Input::Closed(seat, identity.segment));
-                }
-                self.ask_next_order(of, seat);
-            }
-            Ok(Answer::Refused(Refusal::RetryLater { .. })) => self.plan_again(of, RETRY_LATER, Again::Order(seat)),
-            other => self.seat_failed(of, seat, failure(other)),
-        }
-    }
-
-    pub(crate) fn on_flush_answer(
-        &mut self,
-        of: SidecarNo,
-        seat: Seat,
-        segment: SegmentId,
-        answer: Result<Answer, Silence>,
-    ) {
-        match answer {
-            Ok(Answer::Flushed(end)) => self.primary_input(of, Input::Flushed(seat, Position::new(segment, end))),
-            other => self.seat_failed(of, seat, failure(other)),
-        }
-    }
-
-    fn seat_failed(&mut self, of: SidecarNo, seat: Seat, failure: Failure) {
-        match failure {
-            Failure::Superseded(epoch) => self.primary_input(of, Input::Superseded(epoch)),
-            Failure::Unreachable(_) => self.primary_input(of, Input::Lost(seat)),
-        }
-    }
-
-    fn link(&mut self, of: SidecarNo, seat: Seat) -> Option<&mut Link> {
-        match &mut self.sidecars[of.0].role {
-            Role::Primary(lead) => lead.links.get_mut(&seat),
-            _ => None,
-        }
-    }
-
-    fn seat_of(&self, of: SidecarNo, channel: ChannelId) -> Option<Seat> {
-        let lead = self.sidecars[of.0].lead()?;
-        lead.links.iter().find(|(_, link)| link.channel == Some(channel)).map(|(seat, _)| *seat)
-    }
-
-    pub(crate) fn on_completed(&mut self, of: SidecarNo, channel: ChannelId) {
-        if let Some(seat) = self.seat_of(of, channel) {
-            self.with_lead(of, |_, lead| lead.machine.completed(usize::from(seat.index), 1));
-        } else {
-            self.on_image_written(of, channel);
-        }
-    }
-
-    pub(crate) fn on_broken(&mut self, of: SidecarNo, channel: ChannelId) {
-        self.tell_broken(channel);
-        if let Some(seat) = self.seat_of(of, channel) {
-            self.primary_input(of, Input::Lost(seat));
-        } else {
-            self.on_image_broken(of, channel);
-        }
-    }
-
-    pub(crate) fn on_primary_swapped(&mut self, of: SidecarNo, outcome: SwapOutcome) {
-        if let Role::Primary(lead) = &mut self.sidecars[of.0].role {
-            lead.unanswered = outcome == SwapOutcome::Unknown;
-        }
-        self.primary_input(of, Input::Swapped(outcome));
-    }
-
-    /// The watch has shown another configuration.
-    pub(crate) fn on_primary_news(&mut self, of: SidecarNo, seen: &Configuration) {
-        if self.sidecars[of.0].lead().is_some_and(|lead| seen.epoch > lead.epoch) {
-            self.primary_input(of, Input::Superseded(seen.epoch));
-        }
-    }
-
-    pub(crate) fn on_primary_tick(&mut self, of: SidecarNo) {
-        for seat in self.silent_seats(of) {
-            self.primary_input(of, Input::Lost(seat));
-        }
-        self.primary_input(of, Input::Tick);
-    }
-
-    /// Members whose process has ended, or whose heartbeats have not come for too long.
-    fn silent_seats(&mut self, of: SidecarNo) -> Vec<Seat> {
-        let now = self.queue.now();
-        let Role::Primary(lead) = &mut self.sidecars[of.0].role else { return Vec::new() };
-        let mut silent = Vec::new();
-        for (seat, link) in &mut lead.links {
-            let host = &self.hosts[link.host.0];
-            let reachable = self.cuts.is_whole(of, link.host) && !host.is_dark();
-            if reachable && host.running == Running::Up && host.life == link.life {
-                link.heard = now;
-            }
-            let ended = reachable && (host.life != link.life || host.running == Running::Down);
-            if ended || now > link.heard + HEARTBEAT_SILENCE {
-                silent.push(*seat);
-            }
-        }
-        silent
-    }
-
-    /// Backups that answered the search for a spare: the first one outside the set is fenced under our epoch.
-    pub(crate) fn on_spares_found(&mut self, of: SidecarNo, mut found: Vec<(MemberRef, Inventory)>) {
-        let Some(lead) = self.sidecars[of.0].lead() else { return };
-        found.retain(|(member, _)| lead.machine.config().member(&member.id).is_none());
-        let caller = lead.caller.clone();
-        if found.is_empty() {
-            return self.primary_input(of, Input::NoSpare);
-        }
-        let (member, _) = self.random.pick(&found).clone();
-        let host = self.host_of(&member.id);
-        self.call(of, host, Request::Fence(FenceRequest { caller }), Purpose::Recruit(member));
-    }
-
-    pub(crate) fn on_recruit_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
-        let input = match answer {
-            Ok(Answer::Inventory(inventory)) => {
-                tell!(self, "{} recruits {}", self.sidecars[of.0].name, member.id);
-                Input::Recruited(MemberRef { boot: inventory.boot, ..member }, inventory)
-            }
-            other => match failure(other) {
-                Failure::Superseded(epoch) => Input::Superseded(epoch),
-                Failure::Unreachable(_) => Input::NoSpare,
-            },
-        };
-        self.primary_input(of, input);
     }
 }
 
