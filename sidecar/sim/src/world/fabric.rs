@@ -17,6 +17,7 @@ use super::queue::{MS, Micros};
 use super::sidecar::Notice;
 use super::{Event, HostNo, SidecarNo, World};
 use crate::plan::Placement;
+use crate::random::Random;
 use crate::tally::Fault;
 use crate::trace::tell;
 
@@ -336,6 +337,12 @@ impl World {
             // Of the one that was being sent the first parts are on their way.
             let kept = if nth == left { self.random.below(work.parts.len() as u64 + 1) as usize } else { 0 };
             work.parts.iter_mut().skip(kept).for_each(|part| *part = None);
+            let at = work.at;
+            if let Some(Some(last)) = work.parts.get_mut(kept.wrapping_sub(1))
+                && nth == left
+            {
+                last.end = line_within(&mut self.random, at, last);
+            }
         }
         self.tally.count(Fault::PartialWrite);
     }
@@ -373,16 +380,30 @@ impl World {
     fn settle(&mut self, id: ChannelId, slot: Option<Slot>) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         let (to, epoch) = (channel.to, channel.epoch);
+        let placement = self.plan.placement;
         let mut landing = Vec::new();
+        // In order: from the first byte that does not come on, nothing comes any more.
+        let mut flows = true;
         for work in channel.works.values_mut().filter(|work| slot.is_none_or(|slot| work.slot == slot)) {
+            flows |= placement != Placement::InOrder;
+            let promised = work.acked && !planted::has(Bug::CompletionBeforePlacement);
             for part in &mut work.parts {
-                let promised = work.acked && !planted::has(Bug::CompletionBeforePlacement);
-                if let Some(range) = part.take()
-                    && (promised || self.random.one_in(2))
-                {
-                    let (slot, key, at, bytes) = (work.slot, work.key, work.at, Rc::clone(&work.bytes));
-                    landing.push(Ghost { channel: id, to, epoch, slot, key, at, bytes, range });
-                }
+                let Some(range) = part.take() else { continue };
+                let pieces = match (promised, placement) {
+                    (true, _) => vec![range],
+                    (false, Placement::Arbitrary) => some_lines(&mut self.random, work.at, range),
+                    (false, _) if !flows => Vec::new(),
+                    (false, _) if self.random.one_in(2) => vec![range],
+                    (false, _) => {
+                        flows = false;
+                        let end = line_within(&mut self.random, work.at, &range);
+                        vec![Range { end, ..range }]
+                    }
+                };
+                let (slot, key, at) = (work.slot, work.key, work.at);
+                let bytes = || Rc::clone(&work.bytes);
+                let ghost = |range| Ghost { channel: id, to, epoch, slot, key, at, bytes: bytes(), range };
+                landing.extend(pieces.into_iter().map(ghost));
             }
         }
         landing.iter().for_each(|part| self.place(part));
@@ -436,6 +457,21 @@ impl World {
             tell!(self, "{from}: the queue pair to {to} has failed");
         }
     }
+}
+
+/// An end for this range, which begins `at` bytes into the buffer: between two lines, or one of its own.
+fn line_within(random: &mut Random, at: u32, range: &Range<u32>) -> u32 {
+    let lines = u64::from((range.end - range.start).div_ceil(LINE));
+    let end = (at + range.start) / LINE * LINE + random.within(0, lines) as u32 * LINE;
+    end.saturating_sub(at).clamp(range.start, range.end)
+}
+
+/// Some of the lines of this range, in a few pieces.
+fn some_lines(random: &mut Random, at: u32, range: Range<u32>) -> Vec<Range<u32>> {
+    let mut cuts: Vec<u32> = (0..random.below(PARTS_MAX)).map(|_| line_within(random, at, &range)).collect();
+    cuts.extend([range.start, range.end]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|_| random.one_in(2)).collect()
 }
 
 impl Fabric {

@@ -24,7 +24,7 @@ use super::{SidecarNo, World, group};
 use crate::trace::{records, tell};
 
 /// How long a member may hold up the next segment.
-const OPEN_PATIENCE_MS: u64 = 2000;
+const OPEN_PATIENCE_MS: u64 = 400;
 /// Pause between two searches for a spare.
 const RECRUIT_INTERVAL_MS: u64 = 250;
 /// Bytes of one write request at most.
