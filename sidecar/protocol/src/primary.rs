@@ -56,6 +56,8 @@ pub enum Input {
     Closed(Seat, SegmentId),
     /// Answer to [`Output::Install`].
     Installed(Seat, SegmentId),
+    /// Answer to [`Output::Trim`] and [`Output::Drop`].
+    Tidied(Seat),
     /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less than was asked, or more.
     Flushed(Seat, Position),
     /// A member failed: its channel, its heartbeat, or an RPC that has no other remedy.
@@ -228,6 +230,7 @@ impl Primary {
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
             Input::Installed(seat, segment) => self.on_installed(seat, segment),
+            Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Lost(seat) => self.on_lost(seat, out),
             Input::Swapped(outcome) => self.on_swapped(outcome, out),

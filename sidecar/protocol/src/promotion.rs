@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
-use crate::ids::{Claim, Epoch, LogId, MemberId, SegmentId, Version};
+use crate::ids::{Claim, Epoch, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
@@ -47,7 +47,7 @@ pub enum Input {
     Swapped(SwapOutcome),
     /// Answer to [`Output::Fence`].
     Fenced(Epoch, MemberId, Result<Inventory, Failure>),
-    /// Answer to [`Output::Drop`], [`Output::Close`] and [`Output::Install`].
+    /// Answer to [`Output::Trim`], [`Output::Drop`], [`Output::Close`] and [`Output::Install`].
     Repaired(Epoch, Task, Result<(), Failure>),
     /// Time passes; expected every few milliseconds.
     Tick,
@@ -56,6 +56,8 @@ pub enum Input {
 /// One piece of work at one member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Task {
+    /// Learn that the beginning of the log is gone.
+    Trim(MemberId),
     /// Forget what is no part of the log.
     Drop(MemberId),
     /// Close the copy that is there.
@@ -69,7 +71,7 @@ impl Task {
     fn ordered(&self) -> Option<&MemberId> {
         match self {
             Task::Drop(_) => None,
-            Task::Close(member, _) | Task::Install(member, _) => Some(member),
+            Task::Trim(member) | Task::Close(member, _) | Task::Install(member, _) => Some(member),
         }
     }
 }
@@ -85,6 +87,8 @@ pub enum Output {
     Swap(Swap),
     /// Fence this member under the configuration's epoch.
     Fence(Configuration, MemberRef),
+    /// Tell this member that records below are no longer needed.
+    Trim(Configuration, MemberRef, Lsn),
     /// Forget these copies.
     Drop(Configuration, MemberRef, Vec<CopyReport>),
     /// Close this copy where the recovered log says.
@@ -180,18 +184,23 @@ struct Recovered {
 }
 
 impl Recovered {
-    /// Gives each member that has none under way its next close or image, oldest segment first: where a loss of power
+    /// Gives each member that has none under way its next work. First it learns of a trimmed beginning, because with what it
+    /// then drops it could no longer tell that from a loss. Then closes and images, oldest segment first: where a loss of power
     /// leaves nothing but the disk, no member may have a later segment without the one before. Images come after
     /// everybody's closes, because one can be copied only from a copy that is closed.
     fn hand_out(&mut self, tasks: &mut Vec<Task>, out: &mut Vec<Output>) {
         let Recovered { config, reference, plans, .. } = self;
-        for (member, plan) in plans.iter_mut().filter(|(_, plan)| !plan.drop.is_empty()) {
-            tasks.push(Task::Drop(member.id.clone()));
-            out.push(Output::Drop(config.clone(), member.clone(), std::mem::take(&mut plan.drop)));
-        }
         let is_busy =
             |tasks: &[Task], id: &MemberId| tasks.iter().any(|task| task.ordered().is_some_and(|busy| busy == id));
         for (member, plan) in plans.iter_mut() {
+            if let Some(below) = plan.trim.take() {
+                tasks.push(Task::Trim(member.id.clone()));
+                out.push(Output::Trim(config.clone(), member.clone(), below));
+            }
+            if !is_busy(tasks, &member.id) && !plan.drop.is_empty() {
+                tasks.push(Task::Drop(member.id.clone()));
+                out.push(Output::Drop(config.clone(), member.clone(), std::mem::take(&mut plan.drop)));
+            }
             if !is_busy(tasks, &member.id) && !plan.close.is_empty() {
                 let (identity, closure) = plan.close.remove(0);
                 tasks.push(Task::Close(member.id.clone(), identity.segment));

@@ -239,7 +239,10 @@ pub struct RepairPlan {
     pub close: Vec<(SegmentIdentity, Closure)>,
     /// Segments to copy from a holder, oldest first.
     pub install: Vec<(SegmentIdentity, Closure)>,
-    /// Copies to forget.
+    /// Records below are gone, and the member does not know it: without that, it would take its missing beginning for a
+    /// loss when it is the last one left.
+    pub trim: Option<Lsn>,
+    /// Copies to forget, after the trim.
     pub drop: Vec<CopyReport>,
 }
 
@@ -269,12 +272,13 @@ impl RepairPlan {
         }
         let alien = |copy: &&CopyReport| !kept.contains(&copy.identity.segment) && !is_before(first, copy);
         plan.drop = inventory.copies.iter().filter(alien).copied().collect();
+        plan.trim = first.filter(|first| *first > Lsn(1) && *first > inventory.trimmed);
         plan
     }
 
     /// True when the member holds the log already.
     pub fn is_empty(&self) -> bool {
-        self.close.is_empty() && self.install.is_empty() && self.drop.is_empty()
+        self.close.is_empty() && self.install.is_empty() && self.drop.is_empty() && self.trim.is_none()
     }
 }
 

@@ -8,7 +8,7 @@ use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset,
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::Inventory;
+use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
 fn member(number: usize) -> MemberRef {
     MemberRef {
@@ -523,4 +523,20 @@ fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
     assert_eq!(desk.primary.acked(), first(144));
     wait(&mut desk, 5000, &[]);
     assert_eq!(desk.lost, [], "idle is not slow");
+}
+
+/// Alone, it could not be recovered from: what it drops lies where the log was trimmed.
+#[test]
+fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
+    let mut desk = Desk::start(1, 2);
+    desk.step(Input::Tick);
+    let spare = member(2);
+    let identity = SegmentIdentity { segment: SegmentId(7), ..desk.segments[0] };
+    let closure = Closure { first: Lsn(50), last: Lsn(60), end: Offset(500), chain: Chain(1) };
+    let alien = CopyReport { identity, state: CopyState::Open, closure };
+    let inventory = Inventory { copies: vec![alien], ..holds_nothing(&spare) };
+    desk.step(Input::Recruited(spare.clone(), inventory));
+    assert_eq!(desk.swap, None);
+    desk.step(Input::Tidied(desk.seats[&spare.id]));
+    assert!(desk.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
 }

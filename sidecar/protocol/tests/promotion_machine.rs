@@ -55,6 +55,7 @@ impl Desk {
     /// Tasks asked for last: kind, member, segment.
     fn tasks(&self) -> Vec<Task> {
         let tasks = self.out.iter().filter_map(|output| match output {
+            Output::Trim(_, member, _) => Some(Task::Trim(member.id.clone())),
             Output::Drop(_, member, _) => Some(Task::Drop(member.id.clone())),
             Output::Close(_, member, identity, _) => Some(Task::Close(member.id.clone(), identity.segment)),
             Output::Install(_, member, identity, ..) => Some(Task::Install(member.id.clone(), identity.segment)),
@@ -147,5 +148,22 @@ fn each_member_is_repaired_oldest_segment_first() {
     assert_eq!(desk.done(close(&m2, 1)), [install(&m2.id, 2)]);
     assert_eq!(desk.done(install(&m2.id, 2)), [install(&m2.id, 3)]);
     desk.done(install(&m2.id, 3));
+    assert!(matches!(desk.out.as_slice(), [Output::Won(..)]), "{:?}", desk.out);
+}
+
+/// A member that missed a trim, and is the only one left, would take the missing beginning for a loss.
+#[test]
+fn a_member_learns_of_a_trim_before_it_drops_anything() {
+    let mut desk = Desk::start(100);
+    desk.read(&config(2));
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    let (m1, m2) = (member(1), member(2));
+    let trimmed = Inventory { trimmed: Lsn(21), ..inventory(&m1, vec![copy(3, CopyState::Closed)]) };
+    desk.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(trimmed)));
+    let late = vec![copy(1, CopyState::Closed), copy(2, CopyState::Open), copy(3, CopyState::Closed)];
+    desk.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, late))));
+    assert_eq!(desk.tasks(), [Task::Trim(m2.id.clone())]);
+    assert_eq!(desk.done(Task::Trim(m2.id.clone())), [Task::Drop(m2.id.clone())], "closed ones go with the trim");
+    desk.done(Task::Drop(m2.id.clone()));
     assert!(matches!(desk.out.as_slice(), [Output::Won(..)]), "{:?}", desk.out);
 }

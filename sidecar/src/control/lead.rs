@@ -264,15 +264,13 @@ impl Worker {
                     self.report("close", result, Input::Closed(self.seat, identity.segment));
                 }
                 Output::Drop(_, copies) => {
-                    if let Err(failure) = self.link.drop_copies(copies).await {
-                        self.fail("drop", failure);
-                    }
+                    let result = self.link.drop_copies(copies).await;
+                    self.report("drop", result, Input::Tidied(self.seat));
                 }
                 // A member that does not know of a trim takes the missing beginning for a loss when it is the last one left.
                 Output::Trim(_, below) => {
-                    if let Err(failure) = self.link.trim(below).await {
-                        self.fail("trim", failure);
-                    }
+                    let result = self.link.trim(below).await;
+                    self.report("trim", result, Input::Tidied(self.seat));
                 }
                 _ => unreachable!("not an order for a seat"),
             }

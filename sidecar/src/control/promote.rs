@@ -120,6 +120,10 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
                 Input::Fenced(config.epoch, member.id, result)
             });
         }
+        Output::Trim(config, member, below) => {
+            let link = links.get(&context, &config, &member);
+            spawn(answers, async move { Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await) });
+        }
         Output::Drop(config, member, copies) => {
             let link = links.get(&context, &config, &member);
             spawn(answers, async move {

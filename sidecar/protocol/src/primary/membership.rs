@@ -3,7 +3,7 @@
 //! Part of [`Primary`]. See "Membership" in `docs/protocol.md`.
 
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::SegmentId;
+use crate::ids::{Lsn, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
@@ -60,7 +60,7 @@ impl Primary {
 
     /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
     fn has_caught_up(&self, member: &Member) -> bool {
-        let repaired = matches!(&member.standing, Standing::Newcomer { repairs } if repairs.is_empty());
+        let repaired = matches!(&member.standing, Standing::Newcomer { repairs, chores: 0 } if repairs.is_empty());
         let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
         let reached = self.reached(member);
         let opened = member.opened >= self.segments.active_id();
@@ -129,7 +129,8 @@ impl Primary {
         let sealed: Vec<SegmentIdentity> =
             self.segments.iter().filter(|s| s.closure.is_some()).map(|s| s.identity).collect();
         plan.drop.retain(|copy| !sealed.contains(&copy.identity));
-        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs }, out) else { return };
+        let chores = u8::from(self.first_readable() > Lsn(1)) + u8::from(!plan.drop.is_empty());
+        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs, chores }, out) else { return };
         self.trim_to_first(seat, out);
         if !plan.drop.is_empty() {
             out.push(Output::Drop(seat, plan.drop));
@@ -141,8 +142,15 @@ impl Primary {
         out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
     }
 
+    /// Orders are carried out one after the other, so the first ones to be confirmed are those of the start.
+    pub(super) fn on_tidied(&mut self, seat: Seat) {
+        if let Some(Member { standing: Standing::Newcomer { chores, .. }, .. }) = self.member_mut(seat) {
+            *chores = chores.saturating_sub(1);
+        }
+    }
+
     pub(super) fn on_installed(&mut self, seat: Seat, segment: SegmentId) {
-        if let Some(Member { standing: Standing::Newcomer { repairs }, .. }) = self.member_mut(seat) {
+        if let Some(Member { standing: Standing::Newcomer { repairs, .. }, .. }) = self.member_mut(seat) {
             repairs.retain(|waiting| *waiting != segment);
         }
     }

@@ -34,6 +34,9 @@ pub enum Standing {
     Newcomer {
         /// Closed segments that it does not hold yet.
         repairs: Vec<SegmentId>,
+        /// Trims and drops that it was sent when it took its seat and has not confirmed: until it knows of a trimmed
+        /// beginning, and has let go of what is no part of the log, nobody could recover from it alone.
+        chores: u8,
     },
 }
 

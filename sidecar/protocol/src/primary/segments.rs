@@ -209,7 +209,7 @@ impl Primary {
     pub(super) fn on_closed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
         member.closed = member.closed.max(segment);
-        if let Standing::Newcomer { repairs } = &mut member.standing {
+        if let Standing::Newcomer { repairs, .. } = &mut member.standing {
             repairs.retain(|waiting| *waiting != segment);
         }
         self.forget_what_is_closed(out);
@@ -232,7 +232,7 @@ impl Primary {
             out.push(Output::Forget(id, closure));
             // A newcomer that came after this segment was active needs it as a closed image.
             for member in self.members.iter_mut().flatten().filter(|member| member.first_opened > id) {
-                if let Standing::Newcomer { repairs } = &mut member.standing {
+                if let Standing::Newcomer { repairs, .. } = &mut member.standing {
                     repairs.push(id);
                     out.push(Output::Install(member.seat, identity, closure));
                 }

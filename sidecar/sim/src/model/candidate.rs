@@ -51,6 +51,7 @@ impl Step<'_> {
                     let (to, then) = (self.host_of(&member.id), Then::Fence(config.epoch, member.id));
                     self.send(side, to, Request::Fence(request), then);
                 }
+                Output::Trim(..) => unreachable!("nothing is trimmed in the model"),
                 Output::Drop(config, member, copies) => {
                     let request = DropRequest { caller: self.caller(config.log, config.epoch), copies };
                     let then = Then::Repair(config.epoch, Task::Drop(member.id.clone()));

@@ -204,6 +204,7 @@ impl Step<'_> {
                 channel.lendings.insert(identity.segment, (slot, key));
                 Some(Input::Opened(seat, identity.segment))
             }
+            (Some(Output::Trim(..) | Output::Drop(..)), _) => Some(Input::Tidied(seat)),
             (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
             _ => None,
         };

@@ -6,7 +6,7 @@ use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::{MemberRef, SwapOutcome};
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
-use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, Inventory};
+use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, Inventory, TrimRequest};
 
 use super::image::Whom;
 use super::network::{Answer, Silence};
@@ -76,6 +76,11 @@ impl World {
                 Output::Fence(config, member) => {
                     let request = Request::Fence(FenceRequest { caller: caller(&config) });
                     let purpose = Purpose::Fence(config.epoch, member.id.clone());
+                    self.call(of, self.host_of(&member.id), request, purpose);
+                }
+                Output::Trim(config, member, below) => {
+                    let request = Request::Trim(TrimRequest { caller: caller(&config), below });
+                    let purpose = Purpose::Repair(config.epoch, Task::Trim(member.id.clone()));
                     self.call(of, self.host_of(&member.id), request, purpose);
                 }
                 Output::Drop(config, member, copies) => {

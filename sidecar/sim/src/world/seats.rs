@@ -126,9 +126,11 @@ impl World {
         let Some(link) = self.link(of, seat) else { return };
         match answer {
             Ok(Answer::Done) => {
-                if let Some(Output::Close(_, identity, _)) = link.orders.pop_front() {
-                    self.primary_input(of, Input::Closed(seat, identity.segment));
-                }
+                let done = match link.orders.pop_front() {
+                    Some(Output::Close(_, identity, _)) => Input::Closed(seat, identity.segment),
+                    _ => Input::Tidied(seat),
+                };
+                self.primary_input(of, done);
                 self.ask_next_order(of, seat);
             }
             Ok(Answer::Refused(Refusal::RetryLater { .. })) => self.plan_again(of, RETRY_LATER, Again::Order(seat)),

@@ -5,7 +5,7 @@ use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{LogId, SidecarId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Task};
-use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, Refusal};
+use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, Refusal, TrimRequest};
 
 use super::host::Answer;
 use super::network::{Ask, Image, Message, Silence, Then, Whom};
@@ -48,6 +48,11 @@ impl World {
                 Output::Fence(config, member) => {
                     let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
                     self.send(name, &member.id, Request::Fence(request), Then::Fence(config.epoch));
+                }
+                Output::Trim(config, member, below) => {
+                    let request = TrimRequest { caller: self.caller(config.log, config.epoch), below };
+                    let then = Then::Repair(config.epoch, Task::Trim(member.id.clone()));
+                    self.send(name, &member.id, Request::Trim(request), then);
                 }
                 Output::Drop(config, member, copies) => {
                     let request = DropRequest { caller: self.caller(config.log, config.epoch), copies };

@@ -258,6 +258,7 @@ impl World {
                 channel.lendings.insert(identity.segment, (*slot, *key));
                 Some(Input::Opened(seat, identity.segment))
             }
+            (Some(Output::Trim(..) | Output::Drop(..)), _) => Some(Input::Tidied(seat)),
             (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
             (Some(Output::Flush(_, identity, _)), Ok(Answer::Flushed(end))) => {
                 Some(Input::Flushed(seat, Position::new(identity.segment, *end)))
