@@ -41,6 +41,8 @@ faults! {
     BackupFreezes = 400 "backup process frozen and resumed",
     /// The host loses power: memory and unfsynced writes are gone.
     HostDies = 600 "backup host lost with its memory",
+    /// All hosts lose power at one moment.
+    Blackout = 250 "power lost everywhere at once",
     /// The host and its disk are gone; an empty backup takes the name.
     VolumeLost = 250 "backup replaced by an empty one",
     /// SIGTERM: everything is flushed, then the process ends.

@@ -65,6 +65,7 @@ pub(crate) enum Event {
     Host(HostNo, u32, HostEvent),
     HostTick(HostNo),
     Restart(HostNo),
+    PowerGone(HostNo),
     /// To a sidecar's process of this life.
     Sidecar(SidecarNo, u32, Notice),
     SidecarTick(SidecarNo),
@@ -201,6 +202,7 @@ impl World {
                 self.queue.plan(HOST_TICK, Event::HostTick(no));
             }
             Event::Restart(no) => self.restart_host(no),
+            Event::PowerGone(no) => self.on_power_gone(no),
             Event::Sidecar(no, life, notice) => self.on_notice(no, life, notice),
             Event::SidecarTick(no) => {
                 self.on_notice(no, self.sidecars[no.0].life, Notice::Tick);

@@ -14,13 +14,23 @@ use crate::world::{Host, HostNo, Key};
 pub(super) struct Receivers {
     /// The newest fence that it has reported.
     reported: BTreeMap<HostNo, Epoch>,
-    /// Under which epoch each request was asked, and whether it was a fence.
-    asked: BTreeMap<RequestId, (Epoch, bool)>,
+    /// Requests that were taken and not answered.
+    asked: BTreeMap<RequestId, Asked>,
+}
+
+/// A request that a backup has taken.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    epoch: Epoch,
+    fence: bool,
+    /// What the backup had reported by then.
+    reported: Epoch,
 }
 
 impl Checks {
-    pub(crate) fn asked(&mut self, _host: &Host, id: RequestId, request: &Request) {
-        let asked = match request {
+    pub(crate) fn asked(&mut self, host: &Host, id: RequestId, request: &Request) {
+        let reported = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
+        let (epoch, fence) = match request {
             Request::Fence(request) => (request.caller.epoch, true),
             Request::Connect(caller) => (caller.epoch, false),
             Request::Open(request) => (request.caller.epoch, false),
@@ -30,11 +40,11 @@ impl Checks {
             Request::Drop(request) => (request.caller.epoch, false),
             Request::Inventory | Request::Fetch(_) => return,
         };
-        self.receivers.asked.insert(id, asked);
+        self.receivers.asked.insert(id, Asked { epoch, fence, reported });
     }
 
     pub(crate) fn replies(&mut self, host: &Host, id: RequestId, reply: &Reply) {
-        let Some((epoch, fence)) = self.receivers.asked.remove(&id) else { return };
+        let Some(Asked { epoch, fence, reported: before }) = self.receivers.asked.remove(&id) else { return };
         let reported = self.receivers.reported.entry(host.no).or_default();
         match reply {
             Reply::Inventory(_) if fence => {
@@ -49,8 +59,11 @@ impl Checks {
                 *reported = (*reported).max(epoch);
             }
             Reply::Refused(_) => {}
-            // A flush or a close that was admitted before the fence may end after it.
-            Reply::Done => {}
+            // What was taken before a fence may end after it; what came after it must have been refused.
+            Reply::Done | Reply::Flushed(_) if epoch < before => {
+                let name = &host.name;
+                broken("S5", format!("{name} serves epoch {epoch}, asked after it has reported the fence of {before}"));
+            }
             Reply::Connect(_) | Reply::Opened(_) if epoch < *reported => {
                 let name = &host.name;
                 broken("S5", format!("{name} serves epoch {epoch} after it has reported the fence of {reported}"));

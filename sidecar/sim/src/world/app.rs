@@ -15,6 +15,7 @@ use super::lead::Lead;
 use super::network::{Answer, Silence};
 use super::sidecar::{Purpose, Role};
 use super::{HostNo, SidecarNo, World, group};
+use crate::check::broken;
 use crate::trace::tell;
 
 /// Appends that wait for room, or for their ack, before the app waits too.
@@ -111,6 +112,11 @@ impl World {
             return;
         }
         let next = app.next_read.max(lead.machine.first_readable());
+        if next > app.next_read
+            && let Some(lost) = self.checks.owed().find(|record| record.lsn >= app.next_read && record.lsn < next)
+        {
+            broken("S1", format!("the log begins at {next}, and record {} is owed", lost.lsn));
+        }
         let found = lead.machine.closed().iter().find(|(_, closure)| closure.last >= next).copied();
         self.sidecars[of.0].app.next_read = next;
         match found {
@@ -171,6 +177,10 @@ impl World {
 
     fn heard(&mut self, of: SidecarNo, reader: tailwind_protocol::ids::Epoch, lsn: Lsn, payload: &[u8]) {
         self.tally.read += 1;
+        let expected = self.sidecars[of.0].app.next_read;
+        if lsn != expected {
+            broken("S2", format!("the app of epoch {reader} reads {lsn}, {expected} is next"));
+        }
         self.checks.read(reader, lsn, payload);
         self.sidecars[of.0].app.next_read = lsn.next();
     }

@@ -61,6 +61,11 @@ impl World {
             Output::StartOpenFlush(id, slot, identity, end) => {
                 self.queue_flush(no, Job::Open(id, slot, identity, end));
             }
+            // The daemon ends rather than say that all is on disk.
+            Output::FlushOpen(..) if self.hosts[no.0].disk.full => {
+                self.kill_host(no);
+                self.plan_restart(no);
+            }
             Output::FlushOpen(slot, identity, closure) => {
                 let host = &mut self.hosts[no.0];
                 let bytes = host.bytes(slot, 0..closure.end.0 as usize).to_vec();

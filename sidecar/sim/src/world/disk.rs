@@ -56,16 +56,17 @@ impl Disk {
         self.closed.insert(file.identity.segment, file);
     }
 
-    /// Brings an open segment's first bytes to the file. What is there already stays: a late request may ask for less.
+    /// Writes an open segment's first bytes to the file, over what no fsync has confirmed. What an fsync has confirmed stays:
+    /// a late request may ask for less.
     pub(crate) fn write_open(&mut self, identity: SegmentIdentity, bytes: &[u8]) -> &mut OpenFile {
         let fresh = || OpenFile { identity, bytes: Vec::new(), synced: 0 };
         let file = self.open.entry(identity.segment).or_insert_with(fresh);
         if file.identity != identity {
             *file = fresh();
         }
-        if bytes.len() > file.bytes.len() {
-            let known = file.bytes.len();
-            file.bytes.extend_from_slice(&bytes[known..]);
+        if bytes.len() > file.synced {
+            file.bytes.truncate(file.synced);
+            file.bytes.extend_from_slice(&bytes[file.synced..]);
         }
         file
     }

@@ -75,6 +75,8 @@ pub(crate) struct Channel {
     sender_open: bool,
     receiver_open: bool,
     broken: bool,
+    /// The sender knows, or its card has given up: completions that come later mean nothing to it.
+    given_up: bool,
 }
 
 /// A part of a request that is placed again: a retransmission that took the long way.
@@ -118,6 +120,7 @@ impl World {
             sender_open: true,
             receiver_open: true,
             broken: false,
+            given_up: false,
         };
         self.fabric.channels.insert(id, channel);
         id
@@ -310,10 +313,14 @@ impl World {
         let Some(channel) = self.fabric.channels.get(&id) else { return false };
         let (from, life) = (channel.from, channel.life);
         if !self.cuts.back.contains(&(from, channel.to)) {
-            return channel.broken;
+            // A receiver that was fenced meanwhile changes nothing: what it had confirmed before is on its way.
+            return channel.given_up || !channel.sender_open;
         }
         match self.queue.now() > acked_at + RETRY_TIME {
-            true => self.break_channel(id, true),
+            true => {
+                self.break_channel(id, true);
+                self.fabric.channels.entry(id).and_modify(|channel| channel.given_up = true);
+            }
             false => {
                 let again = Event::Sidecar(from, life, Notice::Completed(id, acked_at));
                 self.queue.plan(RETRY_PAUSE, again);
@@ -452,7 +459,8 @@ impl World {
     }
 
     pub(crate) fn tell_broken(&mut self, id: ChannelId) {
-        if let Some(channel) = self.fabric.channels.get(&id) {
+        if let Some(channel) = self.fabric.channels.get_mut(&id) {
+            channel.given_up = true;
             let (from, to) = (&self.sidecars[channel.from.0].name, &self.hosts[channel.to.0].name);
             tell!(self, "{from}: the queue pair to {to} has failed");
         }

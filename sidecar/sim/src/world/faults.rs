@@ -7,7 +7,7 @@ use tailwind_protocol::backup::Input;
 use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::MemberId;
 
-use super::host::{HostEvent, Running};
+use super::host::Running;
 use super::queue::{MS, Micros};
 use super::sidecar::{Process, Role};
 use super::{Event, HostNo, SidecarNo, World};
@@ -75,6 +75,7 @@ impl World {
             Fault::BackupDies => self.strike_backup(host),
             Fault::BackupFreezes => self.strike_backup_frozen(host, heal),
             Fault::HostDies => self.strike_host(host),
+            Fault::Blackout => self.strike_everything(heal),
             Fault::VolumeLost => self.strike_volume(host),
             Fault::BackupStops => {
                 self.tell_host(host, Input::Shutdown);
@@ -186,14 +187,34 @@ impl World {
         }
         if self.plan.durability == Durability::Battery && self.random.one_in(2) {
             tell!(self, "{}: the power is going", self.hosts[host.0].name);
+            self.hosts[host.0].power_goes = true;
             self.tell_host(host, Input::Shutdown);
-            let life = self.hosts[host.0].life;
-            self.queue.plan(HOLD_UP, Event::Host(host, life, HostEvent::PowerGone));
+            self.queue.plan(HOLD_UP, Event::PowerGone(host));
             return true;
         }
         tell!(self, "{} loses power", self.hosts[host.0].name);
         self.darken_host(host);
         self.plan_restart(host);
+        true
+    }
+
+    /// Nothing is lost where the disks prove everything. Elsewhere, rarely, it is all gone, and the group must say so rather
+    /// than go on without it.
+    fn strike_everything(&mut self, heal: Micros) -> bool {
+        let proved = |set: &Configuration| {
+            set.members.iter().all(|member| self.hosts[self.host_of(&member.id).0].disk.proves_everything())
+        };
+        if !self.sets().all(proved) && !self.random.one_in(30) {
+            return false;
+        }
+        tell!(self, "the power fails everywhere");
+        for no in (0..self.hosts.len()).map(HostNo) {
+            self.darken_host(no);
+            self.plan_restart(no);
+        }
+        for no in (0..self.sidecars.len()).map(SidecarNo) {
+            self.strike_sidecar_dead(no, heal);
+        }
         true
     }
 
@@ -320,8 +341,17 @@ impl World {
         }
     }
 
+    /// The hold-up time is over.
+    pub(crate) fn on_power_gone(&mut self, no: HostNo) {
+        if std::mem::take(&mut self.hosts[no.0].power_goes) {
+            tell!(self, "{}: the hold-up time is over", self.hosts[no.0].name);
+            self.darken_host(no);
+            self.plan_restart(no);
+        }
+    }
+
     pub(crate) fn restart_host(&mut self, no: HostNo) {
-        if matches!(self.hosts[no.0].running, Running::Down | Running::Dark) {
+        if !self.hosts[no.0].power_goes && matches!(self.hosts[no.0].running, Running::Down | Running::Dark) {
             self.start_host(no);
         }
     }

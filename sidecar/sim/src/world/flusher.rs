@@ -50,6 +50,16 @@ impl World {
     fn start_flush(&mut self, no: HostNo) {
         let host = &mut self.hosts[no.0];
         let Some(job) = host.jobs.front().filter(|_| !host.flushing && host.is_up()) else { return };
+        // What is being flushed is in the file at once; it is safe only at the end.
+        if let Job::Open(_, slot, identity, end) = *job
+            && !host.disk.full
+            && !host.disk.closed.contains_key(&identity.segment)
+        {
+            let bytes = host.verified(slot, &identity, end);
+            host.disk.write_open(identity, &bytes);
+        }
+        let host = &mut self.hosts[no.0];
+        let Some(job) = host.jobs.front() else { return };
         host.flushing = true;
         let (life, slow) = (host.life, if host.disk.slow { 50 } else { 1 });
         let takes = match job {

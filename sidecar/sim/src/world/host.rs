@@ -40,8 +40,6 @@ pub(crate) enum HostEvent {
     Step,
     /// The flush under way is done.
     Flushed,
-    /// The hold-up time is over.
-    PowerGone,
 }
 
 /// What the process and the machine under it are doing.
@@ -86,6 +84,8 @@ pub(crate) struct Host {
     pub(crate) flushing: bool,
     /// The pool has no memory.
     pub(crate) stingy: bool,
+    /// The power is going; nobody starts anything here until it is back.
+    pub(crate) power_goes: bool,
     /// Outputs that the process still carries out before it dies.
     pub(crate) fuse: Option<u32>,
     /// Bits that were flipped: segment, and where in it.
@@ -121,6 +121,7 @@ impl Host {
             jobs: VecDeque::new(),
             flushing: false,
             stingy: false,
+            power_goes: false,
             fuse: None,
             flips: Vec::new(),
         };
@@ -307,9 +308,6 @@ impl World {
     pub(crate) fn on_host_event(&mut self, no: HostNo, life: u32, event: HostEvent) {
         let host = &mut self.hosts[no.0];
         if host.life != life || !host.is_up() {
-            if matches!(event, HostEvent::PowerGone) && host.life == life && !host.is_dark() {
-                self.darken_host(no);
-            }
             return;
         }
         match event {
@@ -319,10 +317,6 @@ impl World {
                 self.wake_host(no);
             }
             HostEvent::Flushed => self.on_flush_done(no),
-            HostEvent::PowerGone => {
-                tell!(self, "{}: the hold-up time is over", self.hosts[no.0].name);
-                self.darken_host(no);
-            }
             HostEvent::Asked(..) | HostEvent::Happened(_) => {
                 host.inbox.push_back(event);
                 self.wake_host(no);

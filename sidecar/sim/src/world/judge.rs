@@ -65,7 +65,7 @@ impl World {
                 }
                 let record = self.checks.truth(segment.identity.epoch, lsn);
                 for (member, host) in self.present(config) {
-                    if !self.holds(host, record) {
+                    if !self.keeps(host, record) {
                         broken("S3", format!("{lsn} is shown to the app, and {} does not hold it", member.id));
                     }
                 }
@@ -89,7 +89,7 @@ impl World {
                 continue;
             }
             for record in self.checks.owed() {
-                if !self.holds(host, record) {
+                if !self.keeps(host, record) {
                     broken("S8", format!("{} joins the set and does not hold record {}", member.id, record.lsn));
                 }
             }
@@ -108,6 +108,15 @@ impl World {
     fn present<'a>(&'a self, config: &'a Configuration) -> impl Iterator<Item = (&'a MemberRef, &'a Host)> {
         let members = config.members.iter().map(|member| (member, &self.hosts[self.host_of(&member.id).0]));
         members.filter(|(member, host)| host.boot == member.boot)
+    }
+
+    /// True when a backup holds a record where a loss of power, in the group's durability mode, leaves it with its identity:
+    /// under `flushed` that is on its disk.
+    fn keeps(&self, host: &Host, record: &Submitted) -> bool {
+        match self.plan.durability {
+            Durability::Flushed => on_disk(host, record),
+            Durability::Memory | Durability::Battery => self.holds(host, record),
+        }
     }
 
     /// True when a backup's memory (after a barrier) or disk has exactly this record where its primary put it. A flipped
