@@ -205,7 +205,7 @@ impl World {
     pub(crate) fn on_land(&mut self, id: ChannelId, number: u64, nth: usize) {
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         let Some(work) = channel.works.get_mut(&number) else { return };
-        if self.cuts.there.contains(&(channel.from, channel.to)) && !work.acked {
+        if self.cuts.data_there.contains(&(channel.from, channel.to)) && !work.acked {
             if self.queue.now() < work.due + LINGER_MAX {
                 self.queue.plan(RETRY_PAUSE, Event::Land(id, number, nth));
             }
@@ -270,7 +270,7 @@ impl World {
             return;
         }
         let Some(work) = channel.works.get_mut(&number) else { return };
-        if self.cuts.there.contains(&(from, to)) || channel.acks < number {
+        if self.cuts.data_there.contains(&(from, to)) || channel.acks < number {
             // It is sent again until the sender's card gives up.
             return match self.queue.now() > work.due + RETRY_TIME {
                 true => self.break_channel(id, true),
@@ -312,7 +312,7 @@ impl World {
     pub(crate) fn holds_up_completion(&mut self, id: ChannelId, acked_at: Micros) -> bool {
         let Some(channel) = self.fabric.channels.get(&id) else { return false };
         let (from, life) = (channel.from, channel.life);
-        if !self.cuts.back.contains(&(from, channel.to)) {
+        if !self.cuts.data_back.contains(&(from, channel.to)) {
             // A receiver that was fenced meanwhile changes nothing: what it had confirmed before is on its way.
             return channel.given_up || !channel.sender_open;
         }

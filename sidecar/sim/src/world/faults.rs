@@ -295,10 +295,7 @@ impl World {
 
     pub(crate) fn on_heal(&mut self, heal: Heal) {
         match heal {
-            Heal::Link(sidecar, host) => {
-                self.cuts.there.remove(&(sidecar, host));
-                self.cuts.back.remove(&(sidecar, host));
-            }
+            Heal::Link(sidecar, host) => self.cuts.heal(sidecar, host),
             Heal::Peers(a, b) => drop(self.cuts.peers.remove(&(a.min(b), a.max(b)))),
             Heal::Store => self.store.down = false,
             Heal::StoreFor(sidecar) => self.store.cut.retain(|cut| *cut != sidecar),

@@ -65,18 +65,27 @@ pub(crate) struct Cuts {
     pub(crate) there: BTreeSet<(SidecarNo, HostNo)>,
     /// From the backup to the sidecar.
     pub(crate) back: BTreeSet<(SidecarNo, HostNo)>,
+    /// The same two for the fabric, which has a network of its own.
+    pub(crate) data_there: BTreeSet<(SidecarNo, HostNo)>,
+    pub(crate) data_back: BTreeSet<(SidecarNo, HostNo)>,
     /// Between sidecars, the smaller number first.
     pub(crate) peers: BTreeSet<(SidecarNo, SidecarNo)>,
 }
 
 impl Cuts {
-    /// True when both directions work.
+    /// True when heartbeats get through.
     pub(crate) fn is_whole(&self, sidecar: SidecarNo, host: HostNo) -> bool {
         !self.there.contains(&(sidecar, host)) && !self.back.contains(&(sidecar, host))
     }
 
     pub(crate) fn are_peers_apart(&self, a: SidecarNo, b: SidecarNo) -> bool {
         self.peers.contains(&(a.min(b), a.max(b)))
+    }
+
+    pub(crate) fn heal(&mut self, sidecar: SidecarNo, host: HostNo) {
+        for set in [&mut self.there, &mut self.back, &mut self.data_there, &mut self.data_back] {
+            set.remove(&(sidecar, host));
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -148,18 +157,31 @@ impl World {
     }
 
     pub(crate) fn cut(&mut self, sidecar: SidecarNo, host: HostNo, there: bool, back: bool) {
+        // Mostly one cable carries both; a card or a switch port may fail alone.
+        let (control, data) = *self.random.pick(&[(true, true), (true, true), (true, false), (false, true)]);
         tell!(
             self,
-            "the link {} {} is cut{}",
+            "the link {} {} is cut{}{}",
             self.sidecars[sidecar.0].name,
             self.hosts[host.0].name,
-            if there && back { "" } else { " one way" }
+            if there && back { "" } else { " one way" },
+            match (control, data) {
+                (true, false) => ", for control only",
+                (false, true) => ", for data only",
+                _ => "",
+            }
         );
-        if there {
-            self.cuts.there.insert((sidecar, host));
-        }
-        if back {
-            self.cuts.back.insert((sidecar, host));
+        let link = (sidecar, host);
+        let cuts = &mut self.cuts;
+        for (set, cut) in [
+            (&mut cuts.there, there && control),
+            (&mut cuts.back, back && control),
+            (&mut cuts.data_there, there && data),
+            (&mut cuts.data_back, back && data),
+        ] {
+            if cut {
+                set.insert(link);
+            }
         }
     }
 }
