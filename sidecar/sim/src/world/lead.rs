@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::Configuration;
-use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, MemberId, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
@@ -44,6 +44,8 @@ pub(crate) struct Lead {
     /// Appends that wait for their ack: where each ends, and its records.
     pub(crate) unacked: VecDeque<(Position, Lsn, Lsn)>,
     pub(crate) barriers: Vec<(Post, Micros)>,
+    /// Members lost in this term, the latest last: as spares they come after all others.
+    pub(super) lost: Vec<MemberId>,
     /// The swap that was sent last has had no answer.
     pub(super) unanswered: bool,
 }
@@ -75,6 +77,7 @@ impl World {
             backlog: VecDeque::new(),
             unacked: VecDeque::new(),
             barriers: Vec::new(),
+            lost: Vec::new(),
             unanswered: false,
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
@@ -181,6 +184,8 @@ impl World {
             Output::Disconnect(seat) => {
                 if let Some(link) = lead.links.remove(&seat) {
                     tell!(self, "{} loses {}", self.sidecars[of.0].name, link.member.id);
+                    lead.lost.retain(|known| *known != link.member.id);
+                    lead.lost.push(link.member.id.clone());
                     if let Some(channel) = link.channel {
                         self.close_sender(channel);
                     }

@@ -235,7 +235,8 @@ impl World {
         if found.is_empty() {
             return self.primary_input(of, Input::NoSpare);
         }
-        let (member, _) = self.random.pick(&found).clone();
+        found.sort_by_key(|(member, _)| lead.lost.iter().position(|id| *id == member.id));
+        let (member, _) = found.remove(0);
         let host = self.host_of(&member.id);
         self.call(of, host, Request::Fence(FenceRequest { caller }), Purpose::Recruit(member));
     }
