@@ -304,6 +304,50 @@ fn an_image_under_durability_flushed_counts_when_it_is_on_disk() {
     assert_eq!(desk.backup.inventory().copies[0].state, CopyState::Closed);
 }
 
+fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> Request {
+    Request::Open(OpenRequest { caller, identity, purpose, durability: Durability::Flushed })
+}
+
+/// From the raise on it keeps its identity after a loss of power, so whatever it holds must be on its disk by then.
+#[test]
+fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
+    let mut desk = promised();
+    desk.scanned = closure(3);
+    desk.fence(6);
+    let next = || open_flushed(caller(6), identity(2, 6), Purpose::Append);
+    let refused = |desk: &mut Desk, why: &str| {
+        let reply = desk.ask(next());
+        assert!(matches!(reply, Some(Reply::Refused(Refusal::RetryLater { .. }))), "{why}: {reply:?}");
+        assert_eq!(desk.out.len(), 1, "{why}: {:?}", desk.out);
+        assert_eq!(desk.backup.promise().durability, Durability::Memory, "{why}");
+    };
+    refused(&mut desk, "recovered, in memory only");
+    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 3)), Some(Reply::Done));
+    refused(&mut desk, "closed, in memory only");
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(matches!(desk.ask(next()), Some(Reply::Opened(_))));
+    assert_eq!(desk.backup.promise().durability, Durability::Flushed);
+    // What is lent to the caller itself is covered by its flushes.
+    assert!(matches!(desk.ask(open_flushed(caller(6), identity(3, 6), Purpose::Append)), Some(Reply::Opened(_))));
+}
+
+/// An image may be what replaces the copy that is in memory only: it is let in, but raises nothing.
+#[test]
+fn an_image_comes_in_before_durability_can_be_raised() {
+    let mut desk = promised();
+    desk.scanned = closure(3);
+    desk.fence(6);
+    let image = desk.ask(open_flushed(caller(6), identity(1, 5), Purpose::Install));
+    assert!(matches!(image, Some(Reply::Opened(Slot(1)))), "{image:?}");
+    assert_eq!(desk.backup.promise().durability, Durability::Memory, "the tail would be lost with the power");
+    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    let next = || open_flushed(caller(6), identity(2, 6), Purpose::Append);
+    assert!(matches!(desk.ask(next()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    desk.step(Input::Flushed(Slot(1), identity(1, 5), FlushResult::Done));
+    assert!(matches!(desk.ask(next()), Some(Reply::Opened(_))));
+    assert_eq!(desk.backup.promise().durability, Durability::Flushed);
+}
+
 #[test]
 fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
     let mut desk = promised();

@@ -2,10 +2,11 @@
 //!
 //! Part of [`Backup`].
 
+use crate::config::Durability;
 use crate::layout::readable_size;
 use crate::rpc::{OpenRequest, Purpose, Refusal};
 
-use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow};
+use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
 impl Backup {
     // Open: lend a buffer, all zero, to the promised epoch.
@@ -45,10 +46,7 @@ impl Backup {
         }
         let abandoned = known.and_then(Copy::slot);
         let slot = self.free_slot(abandoned)?;
-        if self.promise.durability != request.durability {
-            self.promise.durability = request.durability;
-            out.push(Output::Persist(self.promise.clone()));
-        }
+        self.take_durability(request, out)?;
         out.extend(abandoned.into_iter().flat_map(Self::freed));
         let table = match request.purpose {
             Purpose::Append => &mut self.copies,
@@ -71,6 +69,30 @@ impl Backup {
             }
         };
         out.push(Output::Reply(id, reply));
+    }
+
+    /// What the caller's acks promise, from now on. Once that is `Flushed` this backup keeps its identity on the strength of
+    /// its disk, so nothing may be in memory only by then, apart from what this caller writes and flushes itself. Until
+    /// then an append waits, but an image need not: it may be what replaces such a copy, and it can count in memory.
+    fn take_durability(&mut self, request: &OpenRequest, out: &mut Vec<Output>) -> Result<(), Refusal> {
+        if self.promise.durability == request.durability {
+            return Ok(());
+        }
+        let lent = |copy: &Copy| copy.stage == Stage::Lent && copy.lender == request.caller.epoch;
+        let volatile = self.copies.values().find(|copy| copy.slot().is_some() && !lent(copy));
+        if let (Durability::Flushed, Some(copy)) = (request.durability, volatile) {
+            if request.purpose == Purpose::Install {
+                return Ok(());
+            }
+            let why = format!(
+                "backup {} does not have segment {} on disk yet, so durability cannot become flushed",
+                self.member, copy.identity.segment
+            );
+            return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
+        }
+        self.promise.durability = request.durability;
+        out.push(Output::Persist(self.promise.clone()));
+        Ok(())
     }
 
     /// A slot to lend, within the bound of what could be flushed. `freed` will be free by then.
