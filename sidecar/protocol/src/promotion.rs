@@ -5,7 +5,7 @@
 //! reading the configuration and runs the ordinary path again under a higher epoch; there are no repair branches.
 //! Nothing of the recovered log may be shown to the app before [`Output::Won`]. See "Promotion" in `docs/protocol.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use crate::ids::{Claim, Epoch, LogId, Lsn, MemberId, SegmentId, Version};
@@ -25,6 +25,9 @@ pub struct Rules {
     pub fence_patience_ms: u64,
     /// Pause between two tries of whatever failed.
     pub retry_ms: u64,
+    /// How long repairs may go on without any piece of work being finished, before the promotion tries to do without the
+    /// members that it waits for.
+    pub repair_patience_ms: u64,
 }
 
 /// How a call to a member failed.
@@ -72,6 +75,12 @@ impl Task {
         match self {
             Task::Drop(_) => None,
             Task::Trim(member) | Task::Close(member, _) | Task::Install(member, _) => Some(member),
+        }
+    }
+
+    fn member(&self) -> &MemberId {
+        match self {
+            Task::Trim(member) | Task::Drop(member) | Task::Close(member, _) | Task::Install(member, _) => member,
         }
     }
 }
@@ -151,7 +160,7 @@ enum State {
     Surveying(Survey),
     Claiming(Swap),
     Fencing(Fencing),
-    Repairing(Recovered, Vec<Task>),
+    Repairing(Repairing),
     Shrinking(Recovered, Swap),
     Over,
 }
@@ -174,10 +183,32 @@ struct Fencing {
     damage: Option<Damage>,
 }
 
+impl Fencing {
+    /// What the fenced members hold, apart from these.
+    fn fenced_without(&self, unfit: &BTreeSet<MemberId>) -> Vec<&Inventory> {
+        self.answers.values().flatten().filter(|inventory| !unfit.contains(&inventory.member)).collect()
+    }
+
+    /// True when nobody is left to wait for, apart from these.
+    fn has_all_without(&self, unfit: &BTreeSet<MemberId>) -> bool {
+        let wanted = self.config.members.iter().filter(|member| !unfit.contains(&member.id)).count();
+        self.fenced_without(unfit).len() == wanted
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Repairing {
+    recovered: Recovered,
+    /// Under way.
+    tasks: Vec<Task>,
+    /// When the last piece of work was finished, or the first was handed out.
+    progress: Time,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Recovered {
     config: Configuration,
-    /// Members that were fenced in time.
+    /// Members that were fenced in time, and are fit.
     fenced: Vec<MemberRef>,
     reference: Reference,
     plans: Vec<(MemberRef, RepairPlan)>,
@@ -234,6 +265,9 @@ pub struct Promotion {
     state: State,
     /// The epoch that this candidate last claimed; someone else's beyond it means that the race is lost.
     claimed: Option<Epoch>,
+    /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others are there:
+    /// each of those holds everything that was acknowledged.
+    unfit: BTreeSet<MemberId>,
 }
 
 impl Promotion {
@@ -241,7 +275,8 @@ impl Promotion {
     /// anew for each promotion.
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
-        Promotion { me, rules, new_log, next_claim: Claim(seed), state: State::Reading, claimed: None }
+        let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
+        Promotion { me, rules, new_log, next_claim, state, claimed: None, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -363,19 +398,29 @@ impl Promotion {
         self.choose(now, out);
     }
 
-    /// Goes on once every member is fenced, or enough are and patience has run out.
+    /// Goes on once every member is fenced, or enough are and patience has run out. Members that are unfit count as not
+    /// fenced, unless the others are too few or do not have the whole log: then everybody counts again.
     fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
         let needed = self.needed();
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
-        let fenced: Vec<&Inventory> = fencing.answers.values().flatten().collect();
-        let all = fenced.len() == fencing.config.members.len();
         let patience_over = now >= fencing.since.plus(self.rules.fence_patience_ms);
-        if !all && (fenced.len() < needed || !patience_over) {
-            return;
+        let enough = |unfit: &BTreeSet<MemberId>| {
+            fencing.fenced_without(unfit).len() >= needed && (patience_over || fencing.has_all_without(unfit))
+        };
+        if !enough(&self.unfit) {
+            if !enough(&BTreeSet::new()) {
+                return;
+            }
+            self.unfit.clear();
         }
+        let fenced = fencing.fenced_without(&self.unfit);
         let reference = match Reference::assemble(fenced.iter().copied()) {
             Ok(reference) => reference,
+            Err(_) if !self.unfit.is_empty() => {
+                self.unfit.clear();
+                return self.choose(now, out);
+            }
             // Go on asking, those too that have answered: a person may bring back what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
@@ -391,11 +436,7 @@ impl Promotion {
             reference,
             plans,
         };
-        self.begin_repair(recovered, out);
-    }
-
-    fn begin_repair(&mut self, recovered: Recovered, out: &mut Vec<Output>) {
-        self.state = State::Repairing(recovered, Vec::new());
+        self.state = State::Repairing(Repairing { recovered, tasks: Vec::new(), progress: now });
         self.go_on_repairing(out);
     }
 
@@ -407,28 +448,37 @@ impl Promotion {
         result: Result<(), Failure>,
         out: &mut Vec<Output>,
     ) {
-        let State::Repairing(recovered, tasks) = &mut self.state else { return };
-        if recovered.config.epoch != epoch {
+        let State::Repairing(repairing) = &mut self.state else { return };
+        if repairing.recovered.config.epoch != epoch {
             return;
         }
         match result {
             Ok(()) => {
-                tasks.retain(|waiting| waiting != task);
+                repairing.tasks.retain(|waiting| waiting != task);
+                repairing.progress = now;
                 self.go_on_repairing(out);
             }
             Err(Failure::Superseded(epoch)) => self.lose(epoch, out),
-            Err(Failure::Unreachable(_)) => self.pause(now),
+            Err(Failure::Unreachable(_)) => self.try_without([task.member().clone()], now),
         }
+    }
+
+    /// These members answer and cannot be repaired: back to the start, and on without them if enough others are there.
+    fn try_without(&mut self, unfit: impl IntoIterator<Item = MemberId>, now: Time) {
+        self.unfit.extend(unfit);
+        self.pause(now);
     }
 
     /// Has everybody take the next step; after the last one comes the set, then the win.
     fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
-        let State::Repairing(recovered, tasks) = &mut self.state else { return };
+        let State::Repairing(Repairing { recovered, tasks, .. }) = &mut self.state else { return };
         recovered.hand_out(tasks, out);
         if !tasks.is_empty() && !planted::has(Bug::TailExposedEarly) {
             return;
         }
-        let State::Repairing(recovered, _) = std::mem::replace(&mut self.state, State::Over) else { return };
+        let State::Repairing(Repairing { recovered, .. }) = std::mem::replace(&mut self.state, State::Over) else {
+            return;
+        };
         if recovered.fenced.len() == recovered.config.members.len() {
             return out.push(Output::Won(recovered.config, recovered.reference));
         }
@@ -470,6 +520,10 @@ impl Promotion {
                 self.choose(now, out);
             }
             State::Fencing(fencing) if fencing.damage.is_none() => self.choose(now, out),
+            State::Repairing(repairing) if now >= repairing.progress.plus(self.rules.repair_patience_ms) => {
+                let stuck: Vec<MemberId> = repairing.tasks.iter().map(|task| task.member().clone()).collect();
+                self.try_without(stuck, now);
+            }
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
+use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
 fn primary(name: &str) -> PrimaryRef {
@@ -28,21 +28,44 @@ fn config(members: u128) -> Configuration {
 /// A promotion, and what it has asked for last.
 struct Desk {
     machine: Promotion,
+    now: Time,
     out: Vec<Output>,
 }
 
 impl Desk {
     fn start(seed: u64) -> Desk {
-        let rules = Rules { backups: 2, min_in_sync: 1, fence_patience_ms: 100, retry_ms: 10 };
+        Desk::start_with(seed, 1)
+    }
+
+    fn start_with(seed: u64, min_in_sync: u8) -> Desk {
+        let rules = Rules { backups: 2, min_in_sync, fence_patience_ms: 100, retry_ms: 10, repair_patience_ms: 1000 };
         let mut out = Vec::new();
         let machine = Promotion::start(primary("s1"), rules, LogId(9), seed, &mut out);
-        Desk { machine, out }
+        Desk { machine, now: Time(0), out }
     }
 
     fn step(&mut self, input: Input) -> &[Output] {
         self.out.clear();
-        self.machine.step(Time(0), input, &mut self.out);
+        self.machine.step(self.now, input, &mut self.out);
         &self.out
+    }
+
+    fn wait(&mut self, ms: u64) -> &[Output] {
+        self.now = self.now.plus(ms);
+        self.step(Input::Tick)
+    }
+
+    /// Claims the next epoch, after `found`; the members to fence.
+    fn claim(&mut self, found: &Configuration) -> Configuration {
+        let swap = self.read(found);
+        self.step(Input::Swapped(SwapOutcome::Applied));
+        swap.proposed
+    }
+
+    fn fenced(&mut self, config: &Configuration, member: &MemberRef, copies: Vec<CopyReport>) -> Vec<Task> {
+        let inventory = Inventory { promised: config.epoch, ..inventory(member, copies) };
+        self.step(Input::Fenced(config.epoch, member.id.clone(), Ok(inventory)));
+        self.tasks()
     }
 
     fn read(&mut self, found: &Configuration) -> Swap {
@@ -166,4 +189,88 @@ fn a_member_learns_of_a_trim_before_it_drops_anything() {
     assert_eq!(desk.done(Task::Trim(m2.id.clone())), [Task::Drop(m2.id.clone())], "closed ones go with the trim");
     desk.done(Task::Drop(m2.id.clone()));
     assert!(matches!(desk.out.as_slice(), [Output::Won(..)]), "{:?}", desk.out);
+}
+
+fn ids(members: &[MemberRef]) -> Vec<&str> {
+    members.iter().map(|member| member.id.as_str()).collect()
+}
+
+/// Two members whose only segment is open; m1 is repaired, m2 is not. What they asked for is in the epoch returned.
+fn half_repaired(min_in_sync: u8) -> (Desk, Configuration) {
+    let mut desk = Desk::start_with(100, min_in_sync);
+    let config = desk.claim(&config(2));
+    desk.fenced(&config, &member(1), vec![copy(1, CopyState::Open)]);
+    let tasks = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+    assert_eq!(tasks, [Task::Close(member(1).id, SegmentId(1)), Task::Close(member(2).id, SegmentId(1))]);
+    desk.now = desk.now.plus(600);
+    assert_eq!(desk.done(Task::Close(member(1).id, SegmentId(1))), []);
+    (desk, config)
+}
+
+/// Goes back to the start and fences again; what it asks for once both members have answered.
+fn again(desk: &mut Desk, config: &Configuration) -> (Configuration, Vec<Task>) {
+    assert_eq!(desk.wait(10), [Output::ReadConfig]);
+    let config = desk.claim(config);
+    let early = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+    assert_eq!(early, [], "one that is unfit is not recovered from while another may answer");
+    let tasks = desk.fenced(&config, &member(1), vec![copy(1, CopyState::Closed)]);
+    (config, tasks)
+}
+
+/// Its disk is full under durability `flushed`: the close never ends.
+#[test]
+fn a_member_whose_repair_hangs_is_left_out() {
+    let (mut desk, config) = half_repaired(1);
+    assert_eq!(desk.wait(990), [], "the last piece of work was finished not so long ago");
+    assert_eq!(desk.wait(10), []);
+    let (config, tasks) = again(&mut desk, &config);
+    assert_eq!(tasks, []);
+    let [Output::Swap(swap)] = desk.out.as_slice() else { panic!("{:?}", desk.out) };
+    assert_eq!((swap.proposed.epoch, ids(&swap.proposed.members)), (config.epoch, vec!["m1"]));
+    let won = desk.step(Input::Swapped(SwapOutcome::Applied));
+    let [Output::Won(_, reference)] = won else { panic!("{won:?}") };
+    assert_eq!(reference.segments[0].holders, [member(1).id], "a member outside the set is no source");
+}
+
+#[test]
+fn a_member_whose_repair_fails_is_left_out() {
+    let (mut desk, config) = half_repaired(1);
+    let failed = Err(Failure::Unreachable("no answer".to_owned()));
+    desk.step(Input::Repaired(config.epoch, Task::Close(member(2).id, SegmentId(1)), failed));
+    again(&mut desk, &config);
+    assert!(matches!(desk.out.as_slice(), [Output::Swap(swap)] if ids(&swap.proposed.members) == ["m1"]));
+}
+
+#[test]
+fn if_too_few_are_fit_everybody_counts_again() {
+    let (mut desk, config) = half_repaired(2);
+    assert_eq!(desk.wait(1000), []);
+    let (config, tasks) = again(&mut desk, &config);
+    assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))]);
+    desk.step(Input::Repaired(config.epoch, tasks[0].clone(), Ok(())));
+    assert!(matches!(desk.out.as_slice(), [Output::Won(won, _)] if ids(&won.members) == ["m1", "m2"]));
+}
+
+/// The other one is gone meanwhile: better a member that may be repaired this time than nobody.
+#[test]
+fn a_member_that_is_unfit_counts_again_when_patience_with_the_others_is_over() {
+    let (mut desk, config) = half_repaired(1);
+    desk.wait(1000);
+    desk.wait(10);
+    let config = desk.claim(&config);
+    assert_eq!(desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]), []);
+    desk.wait(100);
+    assert_eq!(desk.tasks(), [Task::Close(member(2).id, SegmentId(1))]);
+}
+
+#[test]
+fn a_member_that_is_unfit_counts_again_when_the_others_lack_something() {
+    let (mut desk, config) = half_repaired(1);
+    desk.wait(1000);
+    desk.wait(10);
+    let config = desk.claim(&config);
+    // m1's copy has rotten meanwhile.
+    desk.fenced(&config, &member(1), vec![copy(1, CopyState::Corrupt)]);
+    let tasks = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+    assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", desk.out);
 }

@@ -21,6 +21,9 @@ use super::member::{MemberLink, survey};
 const TICK: Duration = Duration::from_millis(5);
 /// Pause between two tries of whatever failed.
 const RETRY: Duration = Duration::from_millis(50);
+/// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
+/// flush of one a few.
+const REPAIR_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a swap of unknown outcome is sent again.
 const SWAP_AGAIN: Duration = Duration::from_millis(100);
 /// The same trouble is logged at most so often.
@@ -43,6 +46,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         min_in_sync: context.rules.min_in_sync,
         fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
         retry_ms: RETRY.as_millis() as u64,
+        repair_patience_ms: REPAIR_PATIENCE.as_millis() as u64,
     };
     let (answers, mut inputs) = mpsc::unbounded_channel();
     let mut outputs = Vec::new();

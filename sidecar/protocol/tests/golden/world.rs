@@ -69,6 +69,7 @@ impl Options {
             min_in_sync: self.min_in_sync,
             fence_patience_ms: 1000,
             retry_ms: 100,
+            repair_patience_ms: 5000,
         }
     }
 }

@@ -33,9 +33,14 @@ impl Names {
 }
 
 /// There are two moments: [`SOON`](super::act::SOON), when no patience has run out, and later, when all of it has. Pauses
-/// before a retry are over at once.
-pub(super) const PROMOTION: promotion::Rules =
-    promotion::Rules { backups: HOSTS as u8, min_in_sync: 1, fence_patience_ms: 1, retry_ms: 0 };
+/// before a retry are over at once. Patience with repairs never runs out: here every request is answered or fails.
+pub(super) const PROMOTION: promotion::Rules = promotion::Rules {
+    backups: HOSTS as u8,
+    min_in_sync: 1,
+    fence_patience_ms: 1,
+    retry_ms: 0,
+    repair_patience_ms: u64::MAX / 2,
+};
 
 /// As for [`PROMOTION`].
 pub(super) const PRIMARY: primary::Rules = primary::Rules {

@@ -20,6 +20,8 @@ use crate::trace::{self, names, tell};
 const FENCE_PATIENCE_MS: u64 = 150;
 /// Pause between two tries of whatever failed.
 const RETRY_MS: u64 = 50;
+/// Patience with members whose repair gets no further.
+const REPAIR_PATIENCE_MS: u64 = 2000;
 
 /// A candidate.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ impl World {
             min_in_sync: plan.min_in_sync,
             fence_patience_ms: FENCE_PATIENCE_MS,
             retry_ms: RETRY_MS,
+            repair_patience_ms: REPAIR_PATIENCE_MS,
         };
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
