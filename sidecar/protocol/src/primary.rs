@@ -42,6 +42,7 @@ pub struct Rules {
     /// Size of the segments to open.
     pub segment_size: SegmentSize,
     /// How long a member may hold up the next segment, or in durability `Flushed` acks, before it counts as lost.
+    /// A newcomer counts as lost when it gets no further for twice as long.
     pub open_patience_ms: u64,
     /// Pause between two searches for a spare.
     pub recruit_interval_ms: u64,
@@ -413,6 +414,7 @@ impl Primary {
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
         self.members.iter_mut().flatten().for_each(|member| member.fruitless = Position::default());
         self.drop_who_holds_up(now, out);
+        self.give_up_newcomers(now, out);
         self.recruit(now, out);
     }
 

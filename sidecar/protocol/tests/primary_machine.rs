@@ -62,6 +62,8 @@ struct Desk {
     segments: Vec<SegmentIdentity>,
     /// Members that do not answer a close.
     mute: BTreeSet<MemberId>,
+    /// Members that lend nothing.
+    stingy: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
     closes: Vec<SegmentId>,
     /// Flushes that wait for an answer, and up to where.
@@ -77,9 +79,10 @@ impl Desk {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, lost, closes, flushes) = Default::default();
+        let (seats, segments, mute, stingy, lost, closes, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
-        let mut desk = Desk { primary, now, seats, swap, recruits, over, segments, mute, lost, closes, flushes };
+        let mut desk =
+            Desk { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, flushes };
         desk.carry(out);
         desk
     }
@@ -101,8 +104,10 @@ impl Desk {
             match output {
                 Output::Connect(seat, member) => drop(self.seats.insert(member.id, seat)),
                 Output::Prepare(identity) => self.segments.push(identity),
-                Output::Open(seat, identity) => self.step(Input::Opened(seat, identity.segment)),
-                Output::Close(seat, identity, _) if !self.is_mute(seat) => {
+                Output::Open(seat, identity) if !self.is_among(&self.stingy, seat) => {
+                    self.step(Input::Opened(seat, identity.segment));
+                }
+                Output::Close(seat, identity, _) if !self.is_among(&self.mute, seat) => {
                     self.closes.push(identity.segment);
                     self.step(Input::Closed(seat, identity.segment));
                 }
@@ -123,8 +128,13 @@ impl Desk {
         }
     }
 
-    fn is_mute(&self, seat: Seat) -> bool {
-        self.seats.iter().any(|(id, known)| *known == seat && self.mute.contains(id))
+    fn is_among(&self, members: &BTreeSet<MemberId>, seat: Seat) -> bool {
+        self.seats.iter().any(|(id, known)| *known == seat && members.contains(id))
+    }
+
+    fn recruit(&mut self, number: usize) -> Seat {
+        self.step(Input::Recruited(member(number), holds_nothing(&member(number))));
+        self.seats[&member(number).id]
     }
 
     fn append(&mut self, end: u32) {
@@ -539,4 +549,66 @@ fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
     assert_eq!(desk.swap, None);
     desk.step(Input::Tidied(desk.seats[&spare.id]));
     assert!(desk.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
+}
+
+/// A group of one with two closed segments, looking for more members.
+fn with_two_closed(backups: u8) -> Desk {
+    let mut desk = Desk::start(1, backups);
+    assert!(fill(&mut desk, 1) && fill(&mut desk, 2));
+    assert_eq!(desk.primary.closed().len(), 2);
+    desk.step(Input::Tick);
+    desk
+}
+
+/// Its pool is at its bound: every open is told to come again later.
+#[test]
+fn a_newcomer_that_lends_nothing_is_given_up() {
+    let mut desk = Desk::start(1, 2);
+    desk.stingy.insert(member(2).id);
+    desk.step(Input::Tick);
+    desk.recruit(2);
+    wait(&mut desk, 2000, &[]);
+    assert_eq!(desk.lost, []);
+    desk.recruits = false;
+    wait(&mut desk, 100, &[]);
+    assert_eq!(desk.lost, [member(2).id]);
+    assert!(desk.recruits && !desk.over, "there may be a better one");
+}
+
+#[test]
+fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
+    let mut desk = with_two_closed(2);
+    let seat = desk.recruit(2);
+    for segment in [1, 2] {
+        wait(&mut desk, 1900, &[]);
+        assert_eq!((desk.lost.as_slice(), &desk.swap), (&[][..], &None));
+        desk.step(Input::Installed(seat, SegmentId(segment)));
+    }
+    // It waits for the config store now, and not the other way round.
+    assert!(desk.swap.is_some());
+    wait(&mut desk, 5000, &[]);
+    assert_eq!(desk.lost, []);
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+
+    let mut desk = with_two_closed(2);
+    let seat = desk.recruit(2);
+    desk.step(Input::Installed(seat, SegmentId(1)));
+    wait(&mut desk, 2100, &[]);
+    assert_eq!(desk.lost, [member(2).id]);
+}
+
+/// Few images are copied at once, whoever they are for: a newcomer waits until it is its turn.
+#[test]
+fn a_newcomer_may_wait_for_the_images_of_another() {
+    let mut desk = with_two_closed(3);
+    let (two, _) = (desk.recruit(2), desk.recruit(3));
+    for segment in [1, 2] {
+        wait(&mut desk, 1900, &[]);
+        desk.step(Input::Installed(two, SegmentId(segment)));
+    }
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    wait(&mut desk, 1900, &[]);
+    assert_eq!(desk.lost, []);
+    wait(&mut desk, 200, &[]);
+    assert_eq!(desk.lost, [member(3).id]);
 }

@@ -32,7 +32,7 @@ use crate::trace::{Trace, tell};
 
 pub(crate) use fabric::Key;
 use fabric::{ChannelId, Fabric, Ghost};
-use faults::{Heal, Lasting};
+use faults::Heal;
 pub(crate) use host::Host;
 use host::HostEvent;
 use network::{Cuts, Envelope};
@@ -97,8 +97,6 @@ pub struct World {
     pub(crate) tally: Tally,
     /// Faults strike.
     pub(crate) storm: bool,
-    /// A backup that stays broken once the faults have stopped.
-    lasting: Option<(HostNo, Lasting)>,
     /// Requests that backups have taken.
     pub(crate) requests: u64,
     /// When a record was acknowledged last.
@@ -130,7 +128,6 @@ impl World {
             trace: Trace::new(listening),
             tally: Tally { seeds: 1, ..Tally::default() },
             storm: true,
-            lasting: None,
             requests: 0,
             last_ack: 0,
             acks_in_calm: 0,
@@ -240,14 +237,10 @@ impl World {
         self.last_ack = now;
     }
 
-    /// The group serves again: somebody has acknowledged since the faults stopped and has read everything back, and the set is
-    /// as large as it can be.
+    /// The group serves again: somebody has acknowledged since the faults stopped and has read everything back.
     fn is_back(&self) -> bool {
         let reads = |sidecar: &&Sidecar| matches!(sidecar.role, Role::Primary(_)) && sidecar.app.has_read_all();
-        let healthy = self.hosts.len() - usize::from(self.lasting.is_some());
-        let members = self.store.content().map_or(0, |config| config.members.len());
         self.acks_in_calm >= 3
-            && members >= healthy.min(usize::from(self.plan.backups))
             && self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up).any(|sidecar| reads(&sidecar))
     }
 

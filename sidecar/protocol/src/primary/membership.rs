@@ -3,7 +3,7 @@
 //! Part of [`Primary`]. See "Membership" in `docs/protocol.md`.
 
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::{Lsn, SegmentId};
+use crate::ids::{Lsn, Position, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
@@ -60,12 +60,17 @@ impl Primary {
 
     /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
     fn has_caught_up(&self, member: &Member) -> bool {
-        let repaired = matches!(&member.standing, Standing::Newcomer { repairs, chores: 0 } if repairs.is_empty());
         let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
-        let reached = self.reached(member);
+        let newcomer = member.standing != Standing::InSet;
+        let early = planted::has(Bug::NewcomerTooEarly);
+        !member.lost && newcomer && (early || images && !self.lacks_something(member))
+    }
+
+    /// True for a newcomer that has not done all that it was asked for.
+    fn lacks_something(&self, member: &Member) -> bool {
+        let Standing::Newcomer { repairs, chores } = &member.standing else { return false };
         let opened = member.opened >= self.segments.active_id();
-        let early = planted::has(Bug::NewcomerTooEarly) && member.standing != Standing::InSet;
-        !member.lost && (early || repaired && images && opened && reached >= self.acked)
+        !repairs.is_empty() || *chores > 0 || !opened || self.reached(member) < self.acked
     }
 
     pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
@@ -161,12 +166,12 @@ impl Primary {
     pub(super) fn drop_who_holds_up(&mut self, now: Time, out: &mut Vec<Output>) {
         let slow = self.who_holds_up_segments();
         let ends = (self.segments.oldest(), self.segments.active_id());
-        self.segment_stall = Stall::follow(self.segment_stall, ends, now, &slow);
+        self.segment_stall = Stall::follow(self.segment_stall, ends, now, !slow.is_empty());
         if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             self.drop_slow(slow, out);
         }
         let slow = self.who_holds_up_acks();
-        self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, &slow);
+        self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, !slow.is_empty());
         if self.ack_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             self.drop_slow(slow, out);
         }
@@ -198,6 +203,40 @@ impl Primary {
         self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()
     }
 
+    /// A newcomer that gets no further for twice the patience is given up: it holds a place that a spare could take, and
+    /// under load it fills the open end.
+    pub(super) fn give_up_newcomers(&mut self, now: Time, out: &mut Vec<Output>) {
+        let repairs = |member: &Member| match &member.standing {
+            Standing::Newcomer { repairs, .. } if !member.lost => repairs.len(),
+            _ => 0,
+        };
+        let all_repairs = self.members.iter().flatten().map(repairs).sum();
+        let mut stuck = Vec::new();
+        for index in 0..self.members.len() {
+            let Some(member) = &self.members[index] else { continue };
+            let Standing::Newcomer { chores, .. } = member.standing else { continue };
+            let opened = member.opened >= self.segments.active_id();
+            let progress = Progress {
+                opened: member.opened,
+                chores,
+                // Few images are copied at once, whoever they are for. But an open waits for nobody else's.
+                repairs: if opened { all_repairs } else { repairs(member) },
+                completed: member.completed,
+                flushed: member.flushed,
+            };
+            let stalls = !member.lost && !self.is_required(member) && self.lacks_something(member);
+            let stall = Stall::follow(member.stall, progress, now, stalls);
+            let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_patience_ms);
+            if stall.is_some_and(too_long) {
+                stuck.push(member.seat);
+            }
+            if let Some(member) = &mut self.members[index] {
+                member.stall = stall;
+            }
+        }
+        stuck.into_iter().for_each(|seat| self.on_lost(seat, out));
+    }
+
     fn is_too_long(&self, since: Time, now: Time) -> bool {
         now >= since.plus(self.rules.open_patience_ms)
     }
@@ -211,6 +250,16 @@ impl Primary {
     }
 }
 
+/// How far a newcomer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Progress {
+    opened: SegmentId,
+    chores: u8,
+    repairs: usize,
+    completed: Position,
+    flushed: Position,
+}
+
 /// Since when somebody has been slow and what they hold up has not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stall<At> {
@@ -219,8 +268,8 @@ pub(super) struct Stall<At> {
 }
 
 impl<At: PartialEq> Stall<At> {
-    fn follow(known: Option<Stall<At>>, at: At, now: Time, slow: &[Seat]) -> Option<Stall<At>> {
-        if slow.is_empty() {
+    fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
+        if !stalls {
             return None;
         }
         known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))

@@ -9,6 +9,7 @@ use crate::config::{Durability, MemberRef};
 use crate::ids::{Position, SegmentId};
 use crate::planted::{self, Bug};
 
+use super::membership::{Progress, Stall};
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
 /// A member's place on the append path. A seat that is taken again has another tenancy, so that late answers meant for
@@ -81,6 +82,8 @@ pub(super) struct Member {
     pub(super) last_posted: Post,
     /// Its latest post that has completed.
     pub(super) last_completed: Post,
+    /// Of a newcomer: since when it has got no further.
+    pub(super) stall: Option<Stall<Progress>>,
 }
 
 impl Member {
@@ -133,6 +136,7 @@ impl Primary {
             in_flight: VecDeque::with_capacity(INFLIGHT_MAX),
             last_posted: Post::default(),
             last_completed: Post::default(),
+            stall: None,
         });
         out.push(Output::Connect(seat, reference));
         Some(seat)

@@ -32,15 +32,6 @@ pub(crate) enum Heal {
     Pool(HostNo),
 }
 
-/// How a backup may stay broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lasting {
-    Dark,
-    Cut,
-    DiskFull,
-    NoBuffer,
-}
-
 impl World {
     /// True when this fault strikes now; then it is counted.
     pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u64) -> bool {
@@ -320,31 +311,6 @@ impl World {
         }
     }
 
-    /// A backup that stays broken, if enough sound members are there without it.
-    fn draw_lasting(&mut self) -> Option<(HostNo, Lasting)> {
-        let host = HostNo(self.random.below(self.hosts.len() as u64) as usize);
-        let lasting = *self.random.pick(&[Lasting::Dark, Lasting::Cut, Lasting::DiskFull, Lasting::NoBuffer]);
-        let needed = usize::from(self.plan.min_in_sync);
-        let name = &self.hosts[host.0].name;
-        let enough = self.sets().all(|set| self.sound_members(set, Some(name)) >= needed.min(set.members.len()));
-        (enough && self.store.content().is_some() && self.random.one_in(2)).then_some((host, lasting))
-    }
-
-    fn start_lasting(&mut self) {
-        let Some((no, lasting)) = self.lasting else { return };
-        tell!(self, "{} stays broken: {lasting:?}", self.hosts[no.0].name);
-        match lasting {
-            Lasting::Dark => self.darken_host(no),
-            Lasting::DiskFull => self.hosts[no.0].disk.full = true,
-            Lasting::NoBuffer => self.hosts[no.0].stingy = true,
-            Lasting::Cut => {
-                for sidecar in (0..self.sidecars.len()).map(SidecarNo) {
-                    self.cut(sidecar, no, true, true);
-                }
-            }
-        }
-    }
-
     fn thaw_host(&mut self, host: HostNo) {
         if self.hosts[host.0].running == Running::Frozen {
             self.hosts[host.0].running = Running::Up;
@@ -352,10 +318,9 @@ impl World {
         }
     }
 
-    /// What was broken works again; in half of the seeds all but one backup, which the group must do without.
+    /// Everything that was broken works again.
     pub(crate) fn calm_down(&mut self) {
         tell!(self, "the faults stop");
-        self.lasting = self.draw_lasting();
         self.storm = false;
         self.cuts.clear();
         self.store.down = false;
@@ -366,7 +331,6 @@ impl World {
             self.thaw_host(no);
             self.restart_host(no);
         }
-        self.start_lasting();
         for no in (0..self.sidecars.len()).map(SidecarNo) {
             self.sidecars[no.0].watch_lag = 0;
             self.thaw_sidecar(no);
@@ -384,11 +348,7 @@ impl World {
     }
 
     pub(crate) fn restart_host(&mut self, no: HostNo) {
-        let stays_dark = self.lasting == Some((no, Lasting::Dark));
-        if !stays_dark
-            && !self.hosts[no.0].power_goes
-            && matches!(self.hosts[no.0].running, Running::Down | Running::Dark)
-        {
+        if !self.hosts[no.0].power_goes && matches!(self.hosts[no.0].running, Running::Down | Running::Dark) {
             self.start_host(no);
         }
     }
