@@ -51,7 +51,8 @@ impl World {
                 };
                 host.flips.iter().any(before)
             };
-            self.present(config).all(|(_, host)| cut_short(host))
+            // Nobody with the memory of a member is no excuse.
+            self.present(config).next().is_some() && self.present(config).all(|(_, host)| cut_short(host))
         };
         let excused = checks.won(self.queue.now(), config, reference, rotten);
         self.checks = checks;
