@@ -15,15 +15,11 @@ mod table;
 mod thread;
 mod wake;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tailwind_fabric::shm::ShmReceiver;
-use tailwind_fabric::tcp::TcpReceiver;
-use tailwind_fabric::{Pool, Receiver};
 use tailwind_protocol::backup::{Backup, Input, Limits};
 use tailwind_protocol::layout::readable_size;
 use tokio::net::TcpListener;
@@ -32,7 +28,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::http;
-use crate::options::{FabricOption, write_port_file};
+use crate::options::write_port_file;
 use crate::tls::{Role, Tls};
 
 use actor::{Actor, Handle};
@@ -56,6 +52,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         metrics_listen,
         tls,
         fabric,
+        rdma,
         data_listen,
         pool,
         buffers,
@@ -86,7 +83,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         kernel: wake::kernel_boot_id()?,
     };
     let Woken { disk, pool, table, promise_file, standing, found, strange_files } = wake::wake(&home)?;
-    let receiver = receive(fabric, &pool, data_listen, address, tls.as_ref())?;
+    let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, tls.as_ref())?;
 
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| disk.measure_bandwidth(), Ok)?;
@@ -131,30 +128,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
     serve_until(ended, listener, metrics_listener, desk, tls.as_ref()).await
-}
-
-/// The fabric's receiving half. Making it is the barrier for every writer of an earlier life of this process.
-fn receive(
-    fabric: FabricOption,
-    pool: &Arc<Pool>,
-    data_listen: Option<SocketAddr>,
-    control: SocketAddr,
-    tls: Option<&Tls>,
-) -> anyhow::Result<Box<dyn Receiver>> {
-    match fabric {
-        FabricOption::Shm => {
-            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
-            Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
-        }
-        FabricOption::Tcp => {
-            let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
-            // Without TLS the secrets that guard this port would travel in the clear.
-            http::check_guarded(address, tls)?;
-            let receiver = TcpReceiver::bind(Arc::clone(pool), address)?;
-            info!(address = %receiver.address(), "listening for records");
-            Ok(Box::new(receiver))
-        }
-    }
 }
 
 /// Serves while `ended` has not come to its end.

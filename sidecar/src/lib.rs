@@ -2,11 +2,13 @@
 //!
 //! `run` is a primary or a standby: [`run`] wires it, [`path`] is the append path on its own thread, [`control`] moves
 //! between the roles, [`store`] is where elections are decided. `backup` is the daemon that lends memory: [`backup`].
-//! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`commands`] are for people.
+//! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`fabric`] chooses what moves the bytes.
+//! [`commands`] are for people.
 
 pub mod backup;
 pub mod commands;
 pub mod control;
+pub mod fabric;
 pub mod http;
 pub mod logging;
 pub mod options;

@@ -7,21 +7,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 
+use crate::fabric::{FabricOption, RdmaOptions};
 use crate::tls::TlsOptions;
-
-/// Which fabric moves the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FabricOption {
-    /// Memory of the same host, written directly: one machine, for development and tests
-    Shm,
-    /// TCP, on any network: backups spend CPU on copying
-    Tcp,
-}
 
 /// A backup that a sidecar may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +88,9 @@ pub struct RunOptions {
     /// How bytes reach the backups; the same for every process of the group
     #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
     pub fabric: FabricOption,
+    /// Used with --fabric verbs and auto.
+    #[command(flatten)]
+    pub rdma: RdmaOptions,
     /// Users that may connect to the socket; none listed: root and the sidecar's own user
     #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
     pub allow_uid: Vec<u32>,

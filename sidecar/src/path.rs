@@ -298,13 +298,21 @@ impl Path {
                 idle_since = Instant::now();
             }
             turns = turns.wrapping_add(1);
-            if idle_since.elapsed() >= self.options.spin {
+            if idle_since.elapsed() >= self.options.spin && !self.arm() {
                 self.sleep(TICK)?;
             } else if turns.is_multiple_of(LOOK_AROUND_TURNS) {
                 self.sleep(Duration::ZERO)?;
             }
         }
         Ok(())
+    }
+
+    /// Has the data channels ring when something completes. True if something has completed already.
+    fn arm(&mut self) -> bool {
+        match &mut self.part {
+            Part::Leading(replicator) => replicator.arm(),
+            Part::Waiting { .. } => false,
+        }
     }
 
     /// Looks at everything once. Returns true if there was anything to do.

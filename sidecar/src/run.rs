@@ -15,9 +15,6 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tailwind_fabric::Sender;
-use tailwind_fabric::shm::ShmSender;
-use tailwind_fabric::tcp::TcpSender;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::rpc::path::HEARTBEATS;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,7 +23,7 @@ use tokio::sync::mpsc;
 use crate::control::log::LogView;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http;
-use crate::options::{FabricOption, RunOptions};
+use crate::options::RunOptions;
 use crate::path::{Command, Options as PathOptions, Path, Shared, Waker};
 use crate::store::Store;
 use crate::store::file::FileStore;
@@ -52,6 +49,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         durability,
         segment_size,
         fabric,
+        rdma,
         allow_uid,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
@@ -92,10 +90,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     if let Some(port_file) = &port_file {
         crate::options::write_port_file(port_file, address)?;
     }
-    let sender: Arc<dyn Sender> = match fabric {
-        FabricOption::Shm => Arc::new(ShmSender),
-        FabricOption::Tcp => Arc::new(TcpSender),
-    };
+    let sender = crate::fabric::sender(fabric, &rdma, address.ip())?;
     let waker = Waker::new().context("make the append path's bell")?;
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, outbox) = mpsc::unbounded_channel();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{Opening, Pool, Receiver, Sender, SlotId, Writer};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 use tailwind_protocol::layout::SegmentSize;
@@ -78,7 +78,7 @@ impl Bench {
             match output {
                 Output::Connect(seat, _) => {
                     let answer = receivers[usize::from(seat.index)].accept(Writer(1), &ShmSender.offer()).unwrap();
-                    let channel = ShmSender.connect(&answer, [127, 0, 0, 1].into()).unwrap();
+                    let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
                     commands.send(Command::Connected(seat, channel)).unwrap();
                 }
                 Output::Prepare(identity) => {

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use tailwind_fabric::shm::ShmSender;
 use tailwind_fabric::tcp::TcpSender;
 use tailwind_fabric::{
-    Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
+    Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
@@ -59,6 +59,7 @@ impl Primary {
         let sender: Box<dyn Sender> = match fabric {
             FabricKind::Shm => Box::new(ShmSender),
             FabricKind::Tcp => Box::new(TcpSender),
+            FabricKind::Verbs => unreachable!("it needs a device"),
         };
         Primary { client, epoch: Epoch(epoch), sender }
     }
@@ -81,10 +82,11 @@ impl Primary {
     }
 
     async fn connect(&self) -> Result<Box<dyn Channel>, CallError> {
-        let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
+        let opening = self.sender.begin().unwrap();
+        let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
         let ConnectReply { answer, .. } =
             self.client.call::<_, ConnectReply<Answer>>(path::CONNECT, &request, TIMEOUT).await?;
-        Ok(self.sender.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
+        Ok(opening.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
     }
 
     async fn lend(&self, segment: u64, durability: Durability) -> Result<Grant, CallError> {
@@ -377,7 +379,7 @@ async fn strangers_change_nothing() {
     let mut wrong = serde_json::to_value(&answer).unwrap();
     wrong["secret"] = "0".repeat(32).into();
     let wrong: Answer = serde_json::from_value(wrong).unwrap();
-    let stranger = TcpSender.connect(&wrong, address.ip());
+    let stranger = Box::new(TcpSender).connect(&wrong, address.ip());
     if let Ok(mut channel) = stranger {
         let (mut local, shared) = TcpSender.allocate(4096).unwrap();
         local.publish(4096);

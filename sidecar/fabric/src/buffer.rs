@@ -35,6 +35,9 @@ pub struct SharedBuffer {
 }
 
 struct Memory {
+    /// Goes before the mapping: a card must let go of memory before the kernel takes it back.
+    #[cfg(feature = "verbs")]
+    region: Option<crate::verbs::Region>,
     map: MmapRaw,
     capacity: u32,
     /// published ≤ capacity; only [`AppendBuffer::publish`] stores it.
@@ -45,8 +48,32 @@ impl AppendBuffer {
     /// Zeroed and prefaulted memory of `capacity` bytes, and its reading side.
     pub fn new(capacity: u32) -> io::Result<(AppendBuffer, SharedBuffer)> {
         let map = MmapOptions::new().len(capacity as usize).populate().map_anon()?.into();
-        let shared = SharedBuffer { memory: Arc::new(Memory { map, capacity, published: AtomicU32::new(0) }) };
-        Ok((AppendBuffer { shared: shared.clone() }, shared))
+        let memory = Memory {
+            #[cfg(feature = "verbs")]
+            region: None,
+            map,
+            capacity,
+            published: AtomicU32::new(0),
+        };
+        Ok(AppendBuffer::over(memory))
+    }
+
+    /// The same, registered: `register` gets the memory's address and its length, which is at least 1. The memory stays
+    /// mapped until the region is gone.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn registered(
+        capacity: u32,
+        register: impl FnOnce(*mut u8, usize) -> io::Result<crate::verbs::Region>,
+    ) -> io::Result<(AppendBuffer, SharedBuffer)> {
+        let length = (capacity as usize).max(1);
+        let map: MmapRaw = MmapOptions::new().len(length).populate().map_anon()?.into();
+        let region = Some(register(map.as_mut_ptr(), length)?);
+        Ok(AppendBuffer::over(Memory { region, map, capacity, published: AtomicU32::new(0) }))
+    }
+
+    fn over(memory: Memory) -> (AppendBuffer, SharedBuffer) {
+        let shared = SharedBuffer { memory: Arc::new(memory) };
+        (AppendBuffer { shared: shared.clone() }, shared)
     }
 
     /// Everything not yet published, for writing. Zero where it has never been written.
@@ -112,6 +139,12 @@ impl SharedBuffer {
     /// Bytes in all.
     pub fn capacity(&self) -> u32 {
         self.memory.capacity
+    }
+
+    /// The registration, if the sender that allocated it registers.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn region(&self) -> Option<&crate::verbs::Region> {
+        self.memory.region.as_ref()
     }
 }
 

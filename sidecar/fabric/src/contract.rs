@@ -7,11 +7,12 @@
 //!
 //! 1. **One work request, one range.** [`Channel::post`] writes one contiguous range of the local buffer to the same
 //!    offsets of the remote slot. Within a range bytes may land in any order; nothing may be inferred from a part of
-//!    it.
+//!    it. It is on its way at the latest after the next [`Channel::poll`].
 //! 2. **Completion.** Writes of one channel complete in the order they were posted. A completion means: every byte of
 //!    the write, and of all earlier writes of the channel, is in the receiver's memory and will be seen by any
 //!    [`Pool::read`](crate::Pool::read) that follows a completed revocation. An empty range is a valid write: it proves
-//!    at completion that the channel had not been revoked when it was posted.
+//!    at completion that the channel had not been revoked when it was posted. Of the lending it proves nothing: RDMA
+//!    looks at no key where there are no bytes.
 //! 3. **Barrier.** When [`Receiver::revoke_below`] returns, (a) no write of a revoked writer completes any more, (b) no
 //!    byte of a revoked writer lands any more in memory that [`Pool::read`](crate::Pool::read) shows, and (c) every
 //!    write that has completed is in that memory. It must not wait for the sender: a sender may be frozen in the middle
@@ -23,16 +24,14 @@
 //!    one.
 //! 7. **A new receiver over an old pool is a barrier** for every writer of earlier process lives, as if revoked.
 //!
-//! # How `verbs` fits
+//! # How a channel is opened
 //!
-//! A writer is a protection domain with its queue pairs; [`Offer`] and [`Answer`] carry queue-pair number, GID,
-//! starting PSN and MTU; a [`Grant`] carries address and rkey; [`Receiver::revoke_below`] takes the write rights away,
-//! moves the queue pairs to ERROR, drains, destroys them and deregisters the lendings, in that order
-//! (`ibv_modify_qp(3)`, `ibv_dereg_mr(3)`).
+//! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`] → its [`Answer`] travels back →
+//! [`Opening::connect`]. Offers, answers and grants travel inside the control RPC and nowhere else.
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -58,6 +57,8 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricKind {
+    /// One-sided RDMA writes by network card; the receiver's CPU does nothing.
+    Verbs,
     /// Memory of the same host, written directly.
     Shm,
     /// TCP, on any network; the receiver's CPU copies.
@@ -67,16 +68,38 @@ pub enum FabricKind {
 impl fmt::Display for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            FabricKind::Verbs => "verbs",
             FabricKind::Shm => "shm",
             FabricKind::Tcp => "tcp",
         })
     }
 }
 
+/// One end of a reliable connection, as the other end must know it: `ibv_modify_qp(3)`, INIT to RTR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Queue-pair number, 24 bits.
+    pub queue_pair: u32,
+    /// The port's GID: on RoCE its IP address, IPv4 as `::ffff:a.b.c.d`.
+    pub gid: Ipv6Addr,
+    /// The port's local identifier on InfiniBand; 0 on RoCE.
+    pub lid: u16,
+    /// Number of the first packet that this end sends, 24 bits: random, so that packets of an earlier connection with the
+    /// same queue-pair numbers do not fit.
+    pub first_psn: u32,
+    /// Bytes of a packet that this end's port takes: 256 to 4096.
+    pub mtu: u16,
+}
+
 /// What a sender tells a receiver to open a channel; travels inside the control RPC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
 pub enum Offer {
+    /// The sender's end of the connection.
+    Verbs {
+        /// Where writes will come from.
+        endpoint: Endpoint,
+    },
     /// Same host: nothing to say.
     Shm,
     /// The receiver answers with an address and a secret.
@@ -87,6 +110,14 @@ pub enum Offer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
 pub enum Answer {
+    /// The receiver's end of the connection, ready for writes.
+    Verbs {
+        /// Where writes go.
+        endpoint: Endpoint,
+        /// The receiver's card places the bytes of a write by rising address: `ibv_query_qp_data_in_order(3)`. Reported
+        /// to people; nothing rests on it.
+        in_order: bool,
+    },
     /// Same host: nothing to say.
     Shm,
     /// Connect to this port (of the host that answered, when the address is unspecified) and present the secret.
@@ -102,6 +133,15 @@ pub enum Answer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
 pub enum Grant {
+    /// Registered memory.
+    Verbs {
+        /// Where the slot begins in the receiver's address space.
+        address: u64,
+        /// The rkey of this lending.
+        key: u32,
+        /// Bytes of the slot.
+        length: u32,
+    },
     /// A memory-backed file that the sender maps.
     Shm {
         /// Absolute path of the file.
@@ -123,6 +163,15 @@ pub enum Grant {
 /// A lent slot as the sender sees it, made from a [`Grant`] by [`Sender::attach`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub enum RemoteBuffer {
+    /// Address, key and length.
+    Verbs {
+        /// Where the slot begins in the receiver's address space.
+        address: u64,
+        /// Named in each write.
+        key: u32,
+        /// Bytes of the slot.
+        length: u32,
+    },
     /// The mapped file.
     Shm(ShmRemote),
     /// Key and length.
@@ -134,6 +183,39 @@ pub enum RemoteBuffer {
     },
 }
 
+impl Offer {
+    /// The fabric that it is for.
+    pub fn kind(&self) -> FabricKind {
+        match self {
+            Offer::Verbs { .. } => FabricKind::Verbs,
+            Offer::Shm => FabricKind::Shm,
+            Offer::Tcp => FabricKind::Tcp,
+        }
+    }
+}
+
+impl Answer {
+    /// The fabric that it is for.
+    pub fn kind(&self) -> FabricKind {
+        match self {
+            Answer::Verbs { .. } => FabricKind::Verbs,
+            Answer::Shm => FabricKind::Shm,
+            Answer::Tcp { .. } => FabricKind::Tcp,
+        }
+    }
+}
+
+impl Grant {
+    /// The fabric that it is for.
+    pub fn kind(&self) -> FabricKind {
+        match self {
+            Grant::Verbs { .. } => FabricKind::Verbs,
+            Grant::Shm { .. } => FabricKind::Shm,
+            Grant::Tcp { .. } => FabricKind::Tcp,
+        }
+    }
+}
+
 /// What went wrong on either side, outside the write path.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
@@ -141,7 +223,7 @@ pub enum FabricError {
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The other side speaks another fabric.
-    #[error("fabric mismatch: this side runs {ours}, the other side offered {theirs}")]
+    #[error("fabric mismatch: this side runs {ours}, the other side {theirs}: give both the same --fabric")]
     Mismatch {
         /// This side.
         ours: FabricKind,
@@ -207,12 +289,18 @@ pub trait Sender: Send + Sync {
     fn kind(&self) -> FabricKind;
     /// Local memory that may be posted from (registered, where the fabric asks for it), prefaulted.
     fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError>;
-    /// What to send to the receiver to open one channel.
-    fn offer(&self) -> Offer;
-    /// Opens the channel that the receiver has accepted. `peer` is the receiver's host as the control RPC reached it.
-    fn connect(&self, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError>;
+    /// Prepares this side's end of one channel.
+    fn begin(&self) -> Result<Box<dyn Opening>, FabricError>;
     /// Makes a lent slot writable from this process.
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError>;
+}
+
+/// A channel that is being opened: this side's end of it.
+pub trait Opening: Send {
+    /// What to send to the receiver.
+    fn offer(&self) -> Offer;
+    /// Opens the channel that the receiver has accepted. `peer` is the receiver's host as the control RPC reached it.
+    fn connect(self: Box<Self>, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError>;
 }
 
 /// One ordered stream of writes to one receiver. On the append path: no call allocates, blocks or logs.
@@ -223,8 +311,12 @@ pub trait Channel: Send + fmt::Debug {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError>;
     /// How many further writes have completed, in the order they were posted. Also moves queued bytes along.
     fn poll(&mut self) -> Result<u32, ChannelError>;
-    /// Readable when [`Channel::poll`] has something to report; none where completions are immediate.
+    /// Readable when [`Channel::poll`] has something to report, if [`Channel::arm`] was called since the last time that it
+    /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
+    /// To be called before sleeping on [`Channel::readiness`], with everything polled. True when something has completed
+    /// or failed meanwhile: then poll, instead of sleeping.
+    fn arm(&mut self) -> bool;
     /// True while bytes wait for the socket to take them: watch [`Channel::readiness`] for writability too.
     fn wants_write(&self) -> bool;
 }

@@ -1,6 +1,6 @@
 //! The one place that moves bytes to remote memory.
 //!
-//! [`contract`] says what a fabric promises; [`shm`] and [`tcp`] keep it. The backup daemon calls the receiving half
+//! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The backup daemon calls the receiving half
 //! ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This crate knows nothing of logs: a writer
 //! is a number, a slot is a piece of memory, a write is a range of bytes.
 
@@ -11,6 +11,7 @@ pub mod pool;
 mod secret;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 pub use buffer::{AppendBuffer, SharedBuffer};
 pub use contract::*;

@@ -69,6 +69,12 @@ impl Mapping {
         self.slot_size
     }
 
+    /// Where the slot begins in this process. No reference to its bytes may be made.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.memory.as_mut_ptr()
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Panics

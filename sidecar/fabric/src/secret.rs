@@ -56,6 +56,12 @@ pub(crate) fn key() -> Result<u64, FabricError> {
     }
 }
 
+/// A packet number of InfiniBand, 24 bits.
+#[cfg(feature = "verbs")]
+pub(crate) fn packet_number() -> Result<u32, FabricError> {
+    Ok(u32::from_le_bytes(random()?) & 0x00ff_ffff)
+}
+
 fn random<const N: usize>() -> Result<[u8; N], FabricError> {
     let mut bytes = [0; N];
     let refused = |error: getrandom::Error| FabricError::io("draw random bytes")(io::Error::other(error.to_string()));

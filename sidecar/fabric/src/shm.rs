@@ -39,8 +39,8 @@ use rustix::fs::OFlags;
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::contract::{
-    Answer, Channel, ChannelError, FabricError, FabricKind, Grant, Offer, Receiver, RemoteBuffer, Sender, SlotId,
-    Writer,
+    Answer, Channel, ChannelError, FabricError, FabricKind, Grant, Offer, Opening, Receiver, RemoteBuffer, Sender,
+    SlotId, Writer,
 };
 use crate::mapping::{Flag, Mapping};
 use crate::pool::{Claim, Pool};
@@ -96,7 +96,7 @@ impl Receiver for ShmReceiver {
         self.check(writer)?;
         match offer {
             Offer::Shm => Ok(Answer::Shm),
-            Offer::Tcp => Err(mismatch(FabricKind::Tcp)),
+            other => Err(mismatch(other.kind())),
         }
     }
 
@@ -143,15 +143,8 @@ impl Sender for ShmSender {
         AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
     }
 
-    fn offer(&self) -> Offer {
-        Offer::Shm
-    }
-
-    fn connect(&self, answer: &Answer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        match answer {
-            Answer::Shm => Ok(Box::<ShmChannel>::default()),
-            Answer::Tcp { .. } => Err(mismatch(FabricKind::Tcp)),
-        }
+    fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
+        Ok(Box::new(*self))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
@@ -160,7 +153,21 @@ impl Sender for ShmSender {
                 let memory = open(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
                 Ok(RemoteBuffer::Shm(ShmRemote { memory: Arc::new(memory) }))
             }
-            Grant::Tcp { .. } => Err(mismatch(FabricKind::Tcp)),
+            other => Err(mismatch(other.kind())),
+        }
+    }
+}
+
+/// There is nothing to prepare: the sender itself is the opening.
+impl Opening for ShmSender {
+    fn offer(&self) -> Offer {
+        Offer::Shm
+    }
+
+    fn connect(self: Box<Self>, answer: &Answer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+        match answer {
+            Answer::Shm => Ok(Box::<ShmChannel>::default()),
+            other => Err(mismatch(other.kind())),
         }
     }
 }
@@ -191,6 +198,10 @@ impl Channel for ShmChannel {
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn arm(&mut self) -> bool {
+        self.completed > 0 || self.failure.is_some()
     }
 
     fn wants_write(&self) -> bool {

@@ -35,6 +35,30 @@ impl Harness for Tcp {
     }
 }
 
+/// Needs an RDMA device: soft-RoCE in a virtual machine does, see `e2e/rdma`.
+#[cfg(feature = "rdma-tests")]
+mod rdma {
+    use tailwind_fabric::verbs::{Choice, Tuning, VerbsReceiver, VerbsSender, Wishes, choose, survey};
+
+    use super::*;
+
+    pub(super) struct Verbs;
+
+    fn choice() -> Choice {
+        choose(&survey().unwrap(), &Wishes::default()).unwrap()
+    }
+
+    impl Harness for Verbs {
+        fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
+            Box::new(VerbsReceiver::open(pool, &choice(), Tuning::default()).unwrap())
+        }
+
+        fn sender() -> Box<dyn Sender> {
+            Box::new(VerbsSender::open(&choice(), Tuning::default()).unwrap())
+        }
+    }
+}
+
 /// One test for each promise and fabric, so that a failure names both.
 macro_rules! contract_suite {
     ($($fabric:ident: $harness:ty),*) => {$(
@@ -90,3 +114,5 @@ macro_rules! contract_suite {
 }
 
 contract_suite!(shm: Shm, tcp: Tcp);
+#[cfg(feature = "rdma-tests")]
+contract_suite!(verbs: rdma::Verbs);

@@ -11,7 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{Answer, ChannelError, Grant, Offer, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer};
+use tailwind_fabric::{
+    Answer, ChannelError, Grant, Offer, Opening, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer,
+};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -45,7 +47,7 @@ impl Backup {
                 assert_eq!(length, SLOT_SIZE);
                 key
             }
-            Grant::Shm { .. } => unreachable!(),
+            _ => unreachable!(),
         }
     }
 
@@ -211,8 +213,8 @@ fn a_secret_is_good_once() {
     assert_eq!(first.ack(), 1, "the first goes on");
 
     let answer = backup.answer(1);
-    TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
-    let refused = TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap_err();
+    Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    let refused = Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap_err();
     assert!(refused.to_string().starts_with("open a data connection to 127.0.0.1:"), "{refused}");
 }
 
@@ -373,7 +375,7 @@ fn dropping_the_receiver_ends_everything() {
     promptly(move || drop(receiver));
     assert_eq!(connected.last_words(), b"");
     assert_eq!(stranger.last_words(), b"");
-    assert!(TcpSender.connect(&answer, address.ip()).is_err());
+    assert!(Box::new(TcpSender).connect(&answer, address.ip()).is_err());
     TcpReceiver::bind(pool, address).unwrap();
 }
 
@@ -383,7 +385,7 @@ fn an_unspecified_address_means_the_host_that_answered() {
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let mut receiver = TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
     let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
-    TcpSender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
 }
 
 /// A receiver played by hand, to see what the sender makes of it.
@@ -397,7 +399,7 @@ fn played(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::Fabri
         let _ = stream.read(&mut [0; 1000]);
     });
     let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
-    let mut channel = TcpSender.connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
+    let mut channel = Box::new(TcpSender).connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
     let (mut writer, local) = TcpSender.allocate(8).unwrap();
     writer.publish(8);
     channel.post(&RemoteBuffer::Tcp { key: 1, length: 8 }, &local, 0..8).unwrap();

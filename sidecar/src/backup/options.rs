@@ -9,7 +9,8 @@ use clap::value_parser;
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 
-use crate::options::{FabricOption, parse_segment_size, parse_size};
+use crate::fabric::{FabricOption, RdmaOptions};
+use crate::options::{parse_segment_size, parse_size};
 use crate::tls::TlsOptions;
 
 /// Lend memory to a group's log, and keep its closed segments on disk
@@ -38,9 +39,12 @@ pub struct BackupOptions {
     #[command(flatten)]
     pub tls: TlsOptions,
 
-    /// How records arrive: `shm` where the primary runs on this host, `tcp` on any network. Equal in the whole group
+    /// How records arrive; the same for every process of the group
     #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
     pub fabric: FabricOption,
+    /// Used with --fabric verbs and auto.
+    #[command(flatten)]
+    pub rdma: RdmaOptions,
     /// Where the tcp fabric listens for records; the address of --listen and any free port when not given
     #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
     pub data_listen: Option<SocketAddr>,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{Answer, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{Answer, Opening, Pool, Receiver, Sender, SlotId, Writer};
 use tailwind_protocol::backup::{Found, Promise, Slot, SlotRow};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
@@ -257,7 +257,7 @@ fn load(
         let (mut local, shared) = ShmSender.allocate(length)?;
         local.tail_mut()[..bytes.len()].copy_from_slice(&bytes);
         local.publish(length);
-        let mut channel = ShmSender.connect(&Answer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        let mut channel = Box::new(ShmSender).connect(&Answer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
         channel.post(&remote, &shared, 0..length).context("write to an own buffer")?;
         let row = SlotRow { identity: *identity, purpose: Purpose::Append, lender: identity.epoch, closed: None };
         table.save(slot, Some(&row))?;

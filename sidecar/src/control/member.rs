@@ -76,15 +76,17 @@ impl MemberLink {
 
     /// Opens one data channel.
     pub async fn connect(&self) -> Result<Box<dyn Channel>, Failure> {
-        let request = ConnectRequest { caller: self.caller(), offer: self.sender.offer() };
+        let sender = Arc::clone(&self.sender);
+        let begun = tokio::task::spawn_blocking(move || sender.begin()).await;
+        let opening = begun.map_err(unreachable)?.map_err(unreachable)?;
+        let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
         let reply: ConnectReply<Answer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
         if reply.boot != self.member.boot {
             let why = format!("backup {} has restarted without the memory that it was fenced with", self.member.id);
             return Err(Failure::Unreachable(why));
         }
         let peer = self.peer();
-        let sender = Arc::clone(&self.sender);
-        let connected = tokio::task::spawn_blocking(move || sender.connect(&reply.answer, peer)).await;
+        let connected = tokio::task::spawn_blocking(move || opening.connect(&reply.answer, peer)).await;
         connected.map_err(unreachable)?.map_err(unreachable)
     }
 

@@ -161,6 +161,11 @@ impl Replicator {
         progress
     }
 
+    /// Before sleeping: see [`Channel::arm`]. True if there is something to poll already.
+    pub fn arm(&mut self) -> bool {
+        self.links.iter_mut().flatten().fold(false, |ready, link| link.channel.arm() | ready)
+    }
+
     fn lose(&mut self, index: usize, now: Time) {
         if let Some(link) = self.links[index].take() {
             self.primary.step(now, Input::Lost(link.seat), &mut self.outputs);

@@ -1,9 +1,11 @@
 //! The folder of a pool: who may enter it, how its files are named and opened, what a crash may have left in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
@@ -13,6 +15,8 @@ use super::error::{PoolError, io_error};
 
 /// The mode bit of folders like /tmp and /dev/shm, which nobody may close to others.
 const STICKY: u32 = 0o1000;
+/// How long a process may take to die: it unmaps and unpins its memory meanwhile.
+const LAST_BREATH: Duration = Duration::from_secs(10);
 /// Extension of a slot file that is being made.
 pub(super) const TEMPORARY: &str = "tmp";
 
@@ -41,14 +45,78 @@ pub(super) fn private_folder(dir: &Path) -> Result<PathBuf, PoolError> {
 }
 
 /// Keeps other processes out for as long as the file is open.
+///
+/// A dying process lets go of the lock before the kernel has taken its network cards' rights away. So the file names its
+/// owner, and the next one waits until that process is gone altogether.
 pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join("lock");
     let file = options().create(true).open(&path).map_err(io_error("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(PoolError::InUse { dir: dir.to_owned(), by: "another backup daemon" }),
-        Err(TryLockError::Error(error)) => Err(io_error("lock", &path)(error)),
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(PoolError::InUse { dir: dir.to_owned(), by: "another backup daemon" });
+        }
+        Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
     }
+    if let Some(before) = Owner::read(&file) {
+        let deadline = Instant::now() + LAST_BREATH;
+        while before.lives() {
+            if Instant::now() > deadline {
+                return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that does not finish dying" });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Owner::this().write(&file).map_err(io_error("write", &path))?;
+    Ok(file)
+}
+
+/// A process, told from a later one with the same number by its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owner {
+    pid: u32,
+    /// Clock ticks since the kernel started: field 22 of `/proc/PID/stat`, proc(5).
+    start: String,
+}
+
+impl Owner {
+    fn this() -> Owner {
+        let pid = std::process::id();
+        Owner { pid, start: start_of(pid).unwrap_or_default() }
+    }
+
+    fn read(mut file: &File) -> Option<Owner> {
+        let mut text = String::new();
+        file.read_to_string(&mut text).ok()?;
+        let (pid, start) = text.trim_end().split_once(' ')?;
+        Some(Owner { pid: pid.parse().ok()?, start: start.to_owned() })
+    }
+
+    fn write(&self, mut file: &File) -> io::Result<()> {
+        file.set_len(0)?;
+        file.seek(SeekFrom::Start(0))?;
+        writeln!(file, "{} {}", self.pid, self.start)
+    }
+
+    /// Whether any of its threads may still hold what the process had. This very process does not count: the pool that it
+    /// had open has been dropped.
+    fn lives(&self) -> bool {
+        if *self == Owner::this() || start_of(self.pid).as_ref() != Some(&self.start) {
+            return false;
+        }
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return false };
+        // A thread that is a zombie has given everything back before: exit(2) in the kernel closes files first.
+        threads.flatten().any(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+        })
+    }
+}
+
+fn start_of(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Counted behind the name, which may hold blanks.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19).map(str::to_owned)
 }
 
 /// How files of the pool are opened: for reading and writing, by the owner alone, never through a symbolic link.
@@ -99,5 +167,34 @@ pub(super) fn remove_if_present(path: &Path) -> Result<(), PoolError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_owner_before_must_be_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(lock(dir.path()).unwrap());
+        drop(lock(dir.path()).unwrap());
+        assert_eq!(Owner::read(&File::open(dir.path().join("lock")).unwrap()), Some(Owner::this()));
+
+        let mut sleeper = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let owner = Owner { pid: sleeper.id(), start: start_of(sleeper.id()).unwrap() };
+        assert!(owner.lives());
+        assert!(!Owner { start: "1".to_owned(), ..owner.clone() }.lives(), "another process with the same number");
+        let file = File::options().write(true).open(dir.path().join("lock")).unwrap();
+        owner.write(&file).unwrap();
+        let dying = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            sleeper.kill().unwrap();
+            sleeper
+        });
+        drop(lock(dir.path()).unwrap());
+        assert!(!owner.lives(), "the lock was given only when it was dead, though nobody has waited for it yet");
+        dying.join().unwrap().wait().unwrap();
     }
 }

@@ -202,6 +202,11 @@ impl Channel for TcpChannel {
         Some(self.stream.as_fd())
     }
 
+    /// A socket stays readable until it is read.
+    fn arm(&mut self) -> bool {
+        self.failure.is_some()
+    }
+
     fn wants_write(&self) -> bool {
         !self.unsent.is_empty()
     }

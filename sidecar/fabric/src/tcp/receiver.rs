@@ -47,9 +47,9 @@ impl Receiver for TcpReceiver {
 
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError> {
         self.registry.check(writer)?;
-        if let Offer::Shm = offer {
-            return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: FabricKind::Shm });
-        }
+        let Offer::Tcp = offer else {
+            return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: offer.kind() });
+        };
         if !self.door.is_open() {
             let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
             return Err(FabricError::io("accept a data connection")(ended));

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
-use crate::contract::{Answer, Channel, FabricError, FabricKind, Grant, Offer, RemoteBuffer, Sender};
+use crate::contract::{Answer, Channel, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender};
 use crate::secret::Secret;
 
 use super::channel::TcpChannel;
@@ -29,23 +29,30 @@ impl Sender for TcpSender {
         AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
     }
 
-    fn offer(&self) -> Offer {
-        Offer::Tcp
-    }
-
-    fn connect(&self, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let Answer::Tcp { address, secret } = answer else { return Err(mismatch()) };
-        let host = if address.ip().is_unspecified() { peer } else { address.ip() };
-        let address = SocketAddr::new(host, address.port());
-        let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
-        Ok(Box::new(channel))
+    fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
+        Ok(Box::new(*self))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
         match *grant {
             Grant::Tcp { key, length } => Ok(RemoteBuffer::Tcp { key, length }),
-            Grant::Shm { .. } => Err(mismatch()),
+            ref other => Err(mismatch(other.kind())),
         }
+    }
+}
+
+/// There is nothing to prepare: the receiver chooses the address and the secret.
+impl Opening for TcpSender {
+    fn offer(&self) -> Offer {
+        Offer::Tcp
+    }
+
+    fn connect(self: Box<Self>, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+        let Answer::Tcp { address, secret } = answer else { return Err(mismatch(answer.kind())) };
+        let host = if address.ip().is_unspecified() { peer } else { address.ip() };
+        let address = SocketAddr::new(host, address.port());
+        let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
+        Ok(Box::new(channel))
     }
 }
 
@@ -81,6 +88,6 @@ fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
     Ok(TcpChannel::new(stream))
 }
 
-fn mismatch() -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Tcp, theirs: FabricKind::Shm }
+fn mismatch(theirs: FabricKind) -> FabricError {
+    FabricError::Mismatch { ours: FabricKind::Tcp, theirs }
 }

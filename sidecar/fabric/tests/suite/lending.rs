@@ -95,7 +95,7 @@ pub(crate) fn an_ended_lending_completes_no_write_and_keeps_its_bytes<H: Harness
 pub(crate) fn the_other_fabric_is_refused<H: Harness>() {
     let mut world = World::new::<H>();
     let (offer, answer, grant) = match world.receiver.kind() {
-        FabricKind::Shm => (
+        FabricKind::Shm | FabricKind::Verbs => (
             Offer::Tcp,
             r#"{"fabric":"tcp","address":"127.0.0.1:1","secret":"0123456789abcdef0123456789abcdef"}"#,
             r#"{"fabric":"tcp","key":1,"length":4096}"#,
@@ -106,17 +106,18 @@ pub(crate) fn the_other_fabric_is_refused<H: Harness>() {
     mismatch(world.receiver.accept(Writer(1), &offer).unwrap_err());
     mismatch(world.sender.attach(&serde_json::from_str(grant).unwrap()).unwrap_err());
     let peer = "127.0.0.1".parse().unwrap();
-    mismatch(world.sender.connect(&serde_json::from_str(answer).unwrap(), peer).unwrap_err());
+    mismatch(world.sender.begin().unwrap().connect(&serde_json::from_str(answer).unwrap(), peer).unwrap_err());
 }
 
 pub(crate) fn messages_survive_the_control_rpc<H: Harness>() {
     let mut world = World::new::<H>();
-    let offer = serde_json::to_string(&world.sender.offer()).unwrap();
+    let opening = world.sender.begin().unwrap();
+    let offer = serde_json::to_string(&opening.offer()).unwrap();
     let answer = world.receiver.accept(Writer(1), &serde_json::from_str(&offer).unwrap()).unwrap();
     let answer = serde_json::to_string(&answer).unwrap();
     let grant = serde_json::to_string(&world.receiver.lend(Writer(1), SlotId(0)).unwrap()).unwrap();
     let peer = "127.0.0.1".parse().unwrap();
-    let mut channel = world.sender.connect(&serde_json::from_str(&answer).unwrap(), peer).unwrap();
+    let mut channel = opening.connect(&serde_json::from_str(&answer).unwrap(), peer).unwrap();
     let remote = world.sender.attach(&serde_json::from_str(&grant).unwrap()).unwrap();
     channel.post(&remote, &world.local(b"bytes"), 0..5).unwrap();
     complete(&mut *channel, 1);

@@ -55,8 +55,9 @@ impl World {
     }
 
     pub(crate) fn channel(&mut self, writer: u64) -> Box<dyn Channel> {
-        let answer = self.receiver.accept(Writer(writer), &self.sender.offer()).unwrap();
-        self.sender.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
+        let opening = self.sender.begin().unwrap();
+        let answer = self.receiver.accept(Writer(writer), &opening.offer()).unwrap();
+        opening.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
     }
 
     pub(crate) fn lend(&mut self, writer: u64, slot: u32) -> RemoteBuffer {
@@ -104,12 +105,13 @@ pub(crate) fn complete(channel: &mut dyn Channel, count: u32) {
     assert_eq!(completed, count, "each write completes once");
 }
 
-/// Posts empty writes until the channel fails.
+/// Writes a byte over and over until the channel fails. Not an empty write, which proves nothing of a lending.
 pub(crate) fn failure(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) -> ChannelError {
     let mut failure = None;
+    let byte = 0..local.len().min(1);
     eventually("the channel fails", || {
         // A full queue is no failure, and only polling finds out what the receiver makes of it.
-        let posted = channel.post(remote, local, 0..0).err().filter(|error| *error != ChannelError::QueueFull);
+        let posted = channel.post(remote, local, byte.clone()).err().filter(|error| *error != ChannelError::QueueFull);
         failure = posted.or(channel.poll().err());
         failure.is_some()
     });

@@ -45,7 +45,7 @@ pub(crate) fn a_revoked_writer_gets_nothing_more_and_others_go_on<H: Harness>() 
     for below in [7, 7, 3] {
         world.receiver.revoke_below(Writer(below)).unwrap();
         let is_revoked = |error| matches!(error, FabricError::Revoked(Writer(6)));
-        assert!(is_revoked(world.receiver.accept(Writer(6), &world.sender.offer()).unwrap_err()));
+        assert!(is_revoked(world.receiver.accept(Writer(6), &world.sender.begin().unwrap().offer()).unwrap_err()));
         assert!(is_revoked(world.receiver.lend(Writer(6), SlotId(2)).unwrap_err()));
         channel.post(&remote, &local, 0..100).unwrap();
         complete(&mut *channel, 1);

@@ -1,0 +1,95 @@
+//! The fabric of RDMA network cards: one-sided writes on reliable-connected queue pairs, by libibverbs.
+//!
+//! The backup daemon makes a [`VerbsReceiver`], the sidecar a [`VerbsSender`], both over a [`Choice`] of device, port and
+//! GID. From the outside in:
+//!
+//! - `report` and `choice`: what devices the host has, and which of them to use. `patience`: how long a write is repeated.
+//!   These are in every build, so that options mean the same everywhere; the rest needs the feature `verbs`.
+//! - `device`, `memory`, `queue`: libibverbs' objects, each destroyed once and in order.
+//! - `events`: what a device reports outside of any work request.
+//! - `sender` and its `channel`: staged work requests, one doorbell and one signalled completion for each batch.
+//! - `receiver`: a protection domain for each writer, a registration for each lending.
+//! - `trial`: the preflight's measurements.
+//!
+//! # Why revocation is a barrier
+//!
+//! 1. A writer's queue pairs and registrations are in a protection domain of its own, and `rkey`s are made anew with each
+//!    lending. A work request needs both: it arrives on a queue pair and names a key of the same domain.
+//! 2. Revocation takes the write right from each queue pair of the writer, which tells a living sender at once (the card
+//!    answers with a NAK, `IBV_WC_REM_INV_REQ_ERR`). This is courtesy: the proof does not need it.
+//! 3. It moves each queue pair to ERROR and destroys it. `ibv_destroy_qp(3)` returns when the card has let go of the
+//!    queue pair: no packet for it is accepted afterwards, whatever is still on its way (promise 3b), and none is
+//!    acknowledged (3a).
+//! 4. Then it deregisters the writer's lendings. `ibv_dereg_mr(3)` returns when the card no longer uses their
+//!    translations, and the kernel unpins the pages behind it: what the card had accepted is in memory (3c).
+//! 5. Each is a synchronous command to the device and waits for no sender. If one fails, [`Receiver::revoke_below`]
+//!    reports it and the daemon ends, which has the kernel destroy all of them.
+//! 6. A later connection between the same queue-pair numbers starts at a random packet number (24 bits), so that stray
+//!    packets of an earlier one fall outside its window.
+//! 7. The kernel destroys what a dead process had before that process is gone, and [`Pool`] waits for the process
+//!    that had it before (promise 7).
+//!
+//! [`Receiver::revoke_below`]: crate::Receiver::revoke_below
+//! [`Pool`]: crate::Pool
+#![allow(unsafe_code, reason = "libibverbs is C; each call stands in a safe wrapper with its argument")]
+
+#[cfg(feature = "verbs")]
+mod channel;
+mod choice;
+#[cfg(feature = "verbs")]
+mod device;
+#[cfg(feature = "verbs")]
+mod events;
+#[cfg(feature = "verbs")]
+mod memory;
+mod patience;
+#[cfg(feature = "verbs")]
+mod queue;
+#[cfg(feature = "verbs")]
+mod receiver;
+mod report;
+#[cfg(feature = "verbs")]
+mod sender;
+#[cfg(feature = "verbs")]
+mod trial;
+
+#[cfg(feature = "verbs")]
+use ibverbs_sys as ffi;
+
+#[cfg(feature = "verbs")]
+pub use channel::VerbsChannel;
+pub use choice::{Choice, NoChoice, Wishes, choose};
+#[cfg(feature = "verbs")]
+pub use device::survey;
+#[cfg(feature = "verbs")]
+pub(crate) use memory::Region;
+pub use patience::{BadPatience, Patience};
+#[cfg(feature = "verbs")]
+pub use receiver::VerbsReceiver;
+pub use report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};
+#[cfg(feature = "verbs")]
+pub use sender::VerbsSender;
+#[cfg(feature = "verbs")]
+pub use trial::{Trial, trial};
+
+/// How packets are marked and repeated; both ends may differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// How long a write is repeated.
+    pub patience: Patience,
+    /// The IP header's traffic class (DSCP and ECN bits) on RoCE, as the switches' lossless class wants it.
+    pub traffic_class: u8,
+    /// InfiniBand's service level, or the priority on RoCE: 0 to 15.
+    pub service_level: u8,
+}
+
+/// A verbs call that returns 0 or an error number.
+#[cfg(feature = "verbs")]
+fn check(returned: i32) -> std::io::Result<()> {
+    match returned {
+        0 => Ok(()),
+        // Some calls return -1 and set errno.
+        -1 => Err(std::io::Error::last_os_error()),
+        number => Err(std::io::Error::from_raw_os_error(number)),
+    }
+}

@@ -1,0 +1,239 @@
+//! The sending end of one channel: work requests are staged, chained and rung in together.
+//!
+//! Called by the append path. All memory is there from the start: no call allocates, blocks or locks.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::event::epoll;
+
+use crate::buffer::SharedBuffer;
+use crate::contract::{Channel, ChannelError, RemoteBuffer};
+
+use super::device::status_text;
+use super::events::Health;
+use super::ffi;
+use super::queue::QueuePair;
+
+/// Work requests handed over with one doorbell at most.
+const STAGED_MAX: usize = 32;
+/// Completions taken at once; more wait for the next round.
+const TAKEN_MAX: usize = 16;
+
+/// One ordered stream of writes over one queue pair.
+#[derive(Debug)]
+pub struct VerbsChannel {
+    /// First, so that it goes before the memory that its work requests name.
+    pair: QueuePair,
+    staged: Staged,
+    /// The memory of each write that has not completed, oldest first. Its capacity is the depth of the send queue, and is
+    /// never exceeded.
+    in_flight: VecDeque<SharedBuffer>,
+    depth: usize,
+    message_max: u32,
+    /// Writes so far; the number of the last one. `posted - in_flight.len()` have completed.
+    posted: u64,
+    /// Completed and not yet told.
+    untold: u32,
+    /// The completion queue will ring.
+    armed: bool,
+    health: Arc<Health>,
+    /// Holds the completion queue's file descriptor and the bell of `health`.
+    readiness: OwnedFd,
+    failure: Option<ChannelError>,
+}
+
+/// Work requests in the making. Two arrays, chained by address when the doorbell rings.
+struct Staged {
+    requests: Box<[ffi::ibv_send_wr; STAGED_MAX]>,
+    pieces: Box<[ffi::ibv_sge; STAGED_MAX]>,
+    count: usize,
+}
+
+impl fmt::Debug for Staged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staged").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the pointers in it are set, used and forgotten within `VerbsChannel::ring`.
+unsafe impl Send for Staged {}
+
+impl VerbsChannel {
+    /// Over a connected queue pair whose send queue holds `depth` work requests of at most `message_max` bytes.
+    pub(super) fn new(
+        pair: QueuePair,
+        health: Arc<Health>,
+        depth: usize,
+        message_max: u32,
+    ) -> io::Result<VerbsChannel> {
+        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (completed, failed) = (pair.completions().fd(), health.bell());
+        epoll::add(&readiness, completed, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        epoll::add(&readiness, failed, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        Ok(VerbsChannel {
+            pair,
+            staged: Staged {
+                requests: Box::new([ffi::ibv_send_wr::default(); STAGED_MAX]),
+                pieces: Box::new([ffi::ibv_sge::default(); STAGED_MAX]),
+                count: 0,
+            },
+            in_flight: VecDeque::with_capacity(depth),
+            depth,
+            message_max,
+            posted: 0,
+            untold: 0,
+            armed: false,
+            health,
+            readiness,
+            failure: None,
+        })
+    }
+
+    /// Hands what is staged to the card: one doorbell, and a completion for the last of them, which speaks for all.
+    fn ring(&mut self) -> Result<(), ChannelError> {
+        let Staged { requests, pieces, count } = &mut self.staged;
+        let Some(last) = count.checked_sub(1) else { return Ok(()) };
+        for at in (0..=last).rev() {
+            let next = if at == last { ptr::null_mut() } else { ptr::from_mut(&mut requests[at + 1]) };
+            requests[at].next = next;
+            requests[at].sg_list = ptr::from_mut(&mut pieces[at]);
+        }
+        requests[last].send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        *count = 0;
+        // SAFETY: the chain was made just now, of requests that `stage` filled in, with one piece each. A piece lies within
+        // published bytes of a registered buffer (asserted in `post`), which never change again, and of which `in_flight` holds a
+        // clone until the write has completed; it goes after the queue pair.
+        unsafe { self.pair.post(requests.as_mut_ptr()) }.map_err(|_| ChannelError::Disconnected)
+    }
+
+    fn stage(&mut self, remote: (u64, u32), local: (u64, u32), length: u32) {
+        let Staged { requests, pieces, count } = &mut self.staged;
+        let (request, piece) = (&mut requests[*count], &mut pieces[*count]);
+        *piece = ffi::ibv_sge { addr: local.0, length, lkey: local.1 };
+        let inline = length > 0 && length <= self.pair.inline_max();
+        *request = ffi::ibv_send_wr {
+            wr_id: self.posted,
+            num_sge: i32::from(length > 0),
+            opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            send_flags: if inline { ffi::ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 },
+            ..Default::default()
+        };
+        request.wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.0, rkey: remote.1 };
+        *count += 1;
+    }
+
+    /// Takes what has completed.
+    fn take(&mut self) -> Result<(), ChannelError> {
+        let mut taken = [ffi::ibv_wc::default(); TAKEN_MAX];
+        loop {
+            let count = self.pair.completions().poll(&mut taken).map_err(|_| ChannelError::Disconnected)?;
+            for completion in &taken[..count] {
+                if let Some((status, _)) = completion.error() {
+                    return Err(failure_of(status));
+                }
+                // It speaks for all before it: a reliable connection completes in order.
+                let open = self.posted - completion.wr_id();
+                while self.in_flight.len() as u64 > open {
+                    self.in_flight.pop_front();
+                    self.untold += 1;
+                }
+            }
+            if count < taken.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn fail(&mut self, failure: ChannelError) {
+        self.staged.count = 0;
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Rings, and takes what has completed.
+    fn work(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let result = if self.health.has_failed() { Err(ChannelError::Disconnected) } else { self.ring() };
+        // What had completed before something broke counts.
+        if let Err(failure) = self.take().and(result) {
+            self.fail(failure);
+        }
+    }
+}
+
+/// What the receiver's NAKs mean; the rest is the network's or the card's. See docs/rdma.md.
+fn failure_of(status: ffi::ibv_wc_status::Type) -> ChannelError {
+    use ffi::ibv_wc_status as Status;
+    let failure = match status {
+        Status::IBV_WC_REM_ACCESS_ERR | Status::IBV_WC_REM_INV_REQ_ERR | Status::IBV_WC_REM_OP_ERR => {
+            ChannelError::Revoked
+        }
+        _ => ChannelError::Disconnected,
+    };
+    // Once in the life of a channel.
+    tracing::info!(status = %status_text(status), "a queue pair has failed");
+    failure
+}
+
+impl Channel for VerbsChannel {
+    fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let RemoteBuffer::Verbs { address, key, length } = *remote else {
+            panic!("a verbs channel writes verbs buffers")
+        };
+        assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
+        assert!(range.end <= length, "a write lies within its slot");
+        let size = range.end - range.start;
+        assert!(size <= self.message_max, "a write is no longer than the device takes");
+        let region = local.region().expect("a verbs channel posts memory that its sender has allocated");
+        assert!(
+            region.belongs_to(self.pair.domain()),
+            "a verbs channel posts memory that its own sender has allocated"
+        );
+        if self.in_flight.len() == self.depth {
+            return Err(ChannelError::QueueFull);
+        }
+        self.posted += 1;
+        let start = u64::from(range.start);
+        self.stage((address + start, key), (region.address() + start, region.local_key()), size);
+        self.in_flight.push_back(local.clone());
+        if self.staged.count == STAGED_MAX {
+            self.ring().inspect_err(|failure| self.fail(*failure))?;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<u32, ChannelError> {
+        self.work();
+        match (std::mem::take(&mut self.untold), self.failure) {
+            (0, Some(failure)) => Err(failure),
+            (completed, _) => Ok(completed),
+        }
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.readiness.as_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.armed || self.pair.completions().take_event() {
+            self.armed = self.pair.completions().notify().is_ok();
+        }
+        // What completed before it was armed will not ring. Also true where it cannot be armed: then nobody may sleep.
+        self.work();
+        self.untold > 0 || self.failure.is_some() || !self.armed
+    }
+
+    fn wants_write(&self) -> bool {
+        false
+    }
+}

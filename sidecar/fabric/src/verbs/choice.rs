@@ -1,0 +1,297 @@
+//! Which device, port and GID to use: never "the first one".
+//!
+//! Pure: from what a survey found and what the person or the device plugin wishes. Asked by the
+//! sidecar's and the backup's start, and by the preflight.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};
+
+/// What narrows the choice down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// A device by name.
+    pub device: Option<String>,
+    /// A port of it.
+    pub port: Option<u8>,
+    /// A place in the port's GID table.
+    pub gid_index: Option<u8>,
+    /// PCI addresses that a device plugin has given to this pod: see [`Wishes::pci_from`].
+    pub pci: Vec<String>,
+    /// This host's address in the group's network: of several ports, the one with this address.
+    pub address: Option<IpAddr>,
+}
+
+/// One port of one device, and where its address stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The device's name.
+    pub device: String,
+    /// From 1.
+    pub port: u8,
+    /// In the port's table.
+    pub gid_index: u8,
+}
+
+/// Why there is no choice. Each says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoChoice {
+    /// The host has none, or the container may not see it.
+    #[error(
+        "this host has no RDMA device: in a pod, request one from the device plugin; on a host, load the card's driver"
+    )]
+    NoDevice,
+    /// What was wished for is not there.
+    #[error("there is no RDMA device {wished}: found {found}")]
+    NotFound {
+        /// What was wished for.
+        wished: String,
+        /// What is there.
+        found: String,
+    },
+    /// Devices, but none with an active port and an address of ours.
+    #[error("no RDMA device can be used: {0}")]
+    Unusable(String),
+    /// More than one would do.
+    #[error("several RDMA devices would do ({0}): choose one with --rdma-device NAME or NAME/PORT")]
+    Ambiguous(String),
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} GID {}", self.device, self.port, self.gid_index)
+    }
+}
+
+impl Wishes {
+    /// The PCI addresses in variables `PCIDEVICE_*`, which the SR-IOV device plugin sets: lists parted by commas. Variables
+    /// that end in `_INFO` hold JSON instead.
+    pub fn pci_from(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+        let ours = variables.filter(|(name, _)| name.starts_with("PCIDEVICE_") && !name.ends_with("_INFO"));
+        let mut found: Vec<String> = ours
+            .flat_map(|(_, value)| value.split(',').map(|one| one.trim().to_owned()).collect::<Vec<_>>())
+            .filter(|one| !one.is_empty())
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// Chooses. Of several ports that would do it takes the one with the wished address, if there is exactly one.
+pub fn choose(devices: &[DeviceReport], wishes: &Wishes) -> Result<Choice, NoChoice> {
+    if devices.is_empty() {
+        return Err(NoChoice::NoDevice);
+    }
+    let candidates: Vec<&DeviceReport> = devices.iter().filter(|device| is_wished(device, wishes)).collect();
+    if candidates.is_empty() {
+        let wished = wishes.device.clone().unwrap_or_else(|| format!("at PCI {}", wishes.pci.join(" or ")));
+        return Err(NoChoice::NotFound { wished, found: names(devices.iter()) });
+    }
+    let ports = candidates.iter().flat_map(|device| device.ports.iter().map(move |port| (*device, port)));
+    let ports = ports.filter(|(_, port)| wishes.port.is_none_or(|wished| port.number == wished));
+    let usable: Vec<_> = ports.filter_map(|(device, port)| Some((device, port, best_gid(port, wishes)?))).collect();
+    let of_address: Vec<_> =
+        usable.iter().filter(|(_, _, gid)| wishes.address == Some(gid.address())).copied().collect();
+    match (&usable[..], &of_address[..]) {
+        ([(device, port, gid)], _) | (_, [(device, port, gid)]) => {
+            Ok(Choice { device: device.name.clone(), port: port.number, gid_index: gid.index })
+        }
+        ([], _) => Err(NoChoice::Unusable(why_not(&candidates, wishes))),
+        _ => {
+            let found =
+                usable.iter().map(|(device, port, gid)| format!("{}/{} {}", device.name, port.number, gid.address()));
+            Err(NoChoice::Ambiguous(found.collect::<Vec<_>>().join(", ")))
+        }
+    }
+}
+
+/// A name that was asked for goes before what a plugin gave.
+fn is_wished(device: &DeviceReport, wishes: &Wishes) -> bool {
+    match &wishes.device {
+        Some(name) => device.name == *name,
+        None => wishes.pci.is_empty() || device.pci.as_ref().is_some_and(|pci| wishes.pci.contains(pci)),
+    }
+}
+
+/// The entry of the table that packets can come from: on RoCE version 2 only, with an address of ours; routable ones
+/// before those of the link.
+fn best_gid<'a>(port: &'a PortReport, wishes: &Wishes) -> Option<&'a GidReport> {
+    if !port.is_active {
+        return None;
+    }
+    if let Some(index) = wishes.gid_index {
+        return port.gids.iter().find(|gid| gid.index == index);
+    }
+    let fits = |gid: &&GidReport| match port.link {
+        LinkLayer::Ethernet => gid.kind == GidKind::RoceV2 && gid.is_ours,
+        LinkLayer::InfiniBand => gid.kind == GidKind::InfiniBand,
+        LinkLayer::Other => false,
+    };
+    let rank = |gid: &&GidReport| {
+        let link_local = gid.gid.is_unicast_link_local();
+        (wishes.address != Some(gid.address()), link_local, gid.gid.to_ipv4_mapped().is_none(), gid.index)
+    };
+    port.gids.iter().filter(fits).min_by_key(rank)
+}
+
+fn why_not(devices: &[&DeviceReport], wishes: &Wishes) -> String {
+    let reasons = devices.iter().flat_map(|device| {
+        if let Some(problem) = &device.problem {
+            return vec![format!("{} cannot be opened ({problem})", device.name)];
+        }
+        let ports = device.ports.iter().filter(|port| wishes.port.is_none_or(|wished| port.number == wished));
+        let reasons: Vec<String> =
+            ports.map(|port| format!("{}/{} {}", device.name, port.number, lacks(port, wishes))).collect();
+        if reasons.is_empty() {
+            vec![format!("{} has no port {}", device.name, wishes.port.unwrap_or(1))]
+        } else {
+            reasons
+        }
+    });
+    reasons.collect::<Vec<_>>().join("; ")
+}
+
+/// What keeps a port from being used.
+fn lacks(port: &PortReport, wishes: &Wishes) -> String {
+    if !port.is_active {
+        return "is not active: check cable, switch port and `ip link`".to_owned();
+    }
+    if let Some(index) = wishes.gid_index {
+        return format!("has no GID {index}");
+    }
+    match port.link {
+        LinkLayer::Ethernet if port.gids.iter().any(|gid| gid.kind == GidKind::RoceV2) => {
+            "has no RoCE v2 GID with an address of this network namespace: give the pod the interface that belongs to the \
+             device (Multus), or an address on it"
+                .to_owned()
+        }
+        LinkLayer::Ethernet => "has no RoCE v2 GID: give its interface an IP address".to_owned(),
+        LinkLayer::InfiniBand => "has no GID: is a subnet manager running?".to_owned(),
+        LinkLayer::Other => "is neither RoCE nor InfiniBand: iWARP and EFA are not supported".to_owned(),
+    }
+}
+
+fn names<'a>(devices: impl Iterator<Item = &'a DeviceReport>) -> String {
+    let one = |device: &DeviceReport| match &device.pci {
+        Some(pci) => format!("{} at {pci}", device.name),
+        None => device.name.clone(),
+    };
+    devices.map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(index: u8, gid: &str, kind: GidKind, is_ours: bool) -> GidReport {
+        GidReport { index, gid: gid.parse().unwrap(), kind, is_ours }
+    }
+
+    fn port(number: u8, gids: Vec<GidReport>) -> PortReport {
+        let link = LinkLayer::Ethernet;
+        PortReport { number, is_active: true, link, mtu: 4096, lid: 0, message_max: 1 << 30, gids }
+    }
+
+    fn device(name: &str, pci: Option<&str>, ports: Vec<PortReport>) -> DeviceReport {
+        let (guid, pci) = (String::new(), pci.map(str::to_owned));
+        DeviceReport { name: name.to_owned(), guid, pci, queue_max: 1024, ports, problem: None }
+    }
+
+    /// A table as pods see it: link-local and both versions of each address, holes, and an address of another pod.
+    fn table(address: &str) -> Vec<GidReport> {
+        vec![
+            gid(0, "fe80::1", GidKind::RoceV1, false),
+            gid(1, "fe80::1", GidKind::RoceV2, false),
+            gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false),
+            gid(8, address, GidKind::RoceV1, true),
+            gid(9, address, GidKind::RoceV2, true),
+            gid(11, "fd00::1", GidKind::RoceV2, true),
+        ]
+    }
+
+    fn choice(device: &str, port: u8, gid_index: u8) -> Result<Choice, NoChoice> {
+        Ok(Choice { device: device.to_owned(), port, gid_index })
+    }
+
+    #[test]
+    fn takes_version_2_with_an_address_of_ours_from_a_table_with_holes() {
+        let devices = [device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))])];
+        assert_eq!(choose(&devices, &Wishes::default()), choice("mlx5_0", 1, 9));
+        let wishes = Wishes { address: Some("fd00::1".parse().unwrap()), ..Wishes::default() };
+        assert_eq!(choose(&devices, &wishes), choice("mlx5_0", 1, 11), "the group's own network goes first");
+        let wishes = Wishes { gid_index: Some(5), ..Wishes::default() };
+        assert_eq!(choose(&devices, &wishes), choice("mlx5_0", 1, 5), "who asks for an entry gets it");
+    }
+
+    #[test]
+    fn a_device_of_the_plugin_is_taken_and_no_other() {
+        let devices = [
+            device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),
+            device("mlx5_3", Some("0000:03:00.5"), vec![port(1, table("::ffff:10.9.0.2"))]),
+        ];
+        let wishes = |pci: &str| Wishes { pci: vec![pci.to_owned()], ..Wishes::default() };
+        assert_eq!(choose(&devices, &wishes("0000:03:00.5")), choice("mlx5_3", 1, 9));
+        let error = choose(&devices, &wishes("0000:81:00.1")).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no RDMA device at PCI 0000:81:00.1: found mlx5_0 at 0000:03:00.0, mlx5_3 at 0000:03:00.5"
+        );
+        let named = Wishes { device: Some("mlx5_0".into()), ..wishes("0000:03:00.5") };
+        assert_eq!(choose(&devices, &named), choice("mlx5_0", 1, 9), "a person goes before a plugin");
+    }
+
+    #[test]
+    fn of_several_the_one_in_the_groups_network_or_none() {
+        let devices = [
+            device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))]),
+            device("mlx5_1", None, vec![port(1, table("::ffff:10.8.0.1"))]),
+        ];
+        let wishes = Wishes { address: Some("10.8.0.1".parse().unwrap()), ..Wishes::default() };
+        assert_eq!(choose(&devices, &wishes), choice("mlx5_1", 1, 9));
+        let error = choose(&devices, &Wishes::default()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "several RDMA devices would do (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
+             NAME/PORT"
+        );
+    }
+
+    #[test]
+    fn says_what_every_port_lacks() {
+        let mut down = port(1, table("::ffff:10.9.0.1"));
+        down.is_active = false;
+        let foreign = port(2, vec![gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false)]);
+        let closed = DeviceReport { problem: Some("Permission denied".into()), ..device("mlx5_1", None, vec![]) };
+        let devices = [device("mlx5_0", None, vec![down, foreign, port(3, vec![])]), closed];
+        let error = choose(&devices, &Wishes::default()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no RDMA device can be used: mlx5_0/1 is not active: check cable, switch port and `ip link`; mlx5_0/2 has no RoCE \
+             v2 GID with an address of this network namespace: give the pod the interface that belongs to the device \
+             (Multus), or an address on it; mlx5_0/3 has no RoCE v2 GID: give its interface an IP address; mlx5_1 cannot be \
+             opened (Permission denied)"
+        );
+        assert_eq!(choose(&[], &Wishes::default()), Err(NoChoice::NoDevice));
+    }
+
+    #[test]
+    fn infiniband_needs_no_address() {
+        let mut port = port(1, vec![gid(0, "fe80::2:c903:0:1", GidKind::InfiniBand, false)]);
+        port.link = LinkLayer::InfiniBand;
+        assert_eq!(choose(&[device("mlx5_0", None, vec![port])], &Wishes::default()), choice("mlx5_0", 1, 0));
+    }
+
+    #[test]
+    fn reads_what_device_plugins_leave_in_the_environment() {
+        let variables = [
+            ("PCIDEVICE_NVIDIA_COM_CX6", "0000:03:00.5,0000:03:00.2"),
+            ("PCIDEVICE_NVIDIA_COM_CX6_INFO", "{\"0000:03:00.5\":{}}"),
+            ("PATH", "/bin"),
+            ("PCIDEVICE_OTHER", "0000:03:00.2"),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
+        assert_eq!(Wishes::pci_from(variables), ["0000:03:00.2", "0000:03:00.5"]);
+    }
+}

@@ -1,0 +1,105 @@
+//! How long a card repeats a write before it reports the other side gone.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The unit of the local acknowledgement timeout: InfiniBand Architecture volume 1, section 9.7.6.1.3.
+const UNIT_NS: u64 = 4096;
+/// A card may wait up to four times the timeout that it was given (same section).
+const SLACK: u32 = 4;
+/// Largest exponent: five bits in `ibv_modify_qp(3)`. 0 would mean "for ever".
+const EXPONENT_MAX: u8 = 31;
+/// Largest count: three bits.
+const RETRIES_MAX: u8 = 7;
+
+/// `timeout` and `retry_cnt` of a queue pair: a write is sent 1 + `retries` times, 4.096 µs × 2^`exponent` apart or up to
+/// four times that.
+///
+/// The default, 11 and 6, is 7 × 8.4 ms: a dead host or a cut link shows after 58 to 235 ms. One repetition less would save
+/// little time and forgive one lost packet less; an exponent less would take a busy switch for a dead one. And 7 is no
+/// number to soft-RoCE (`rxe`), which then repeats for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    exponent: u8,
+    retries: u8,
+}
+
+/// What cannot be a patience.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "must be EXPONENT/RETRIES, 1 to {EXPONENT_MAX} and 1 to {RETRIES_MAX}, such as 11/6: a write is sent 1 + RETRIES times, \
+     4.096 µs × 2^EXPONENT apart"
+)]
+pub struct BadPatience;
+
+impl Patience {
+    /// Both must be at least 1: exponent 0 waits for ever, and without a repetition one lost packet is a lost member.
+    pub fn new(exponent: u8, retries: u8) -> Result<Patience, BadPatience> {
+        let fits = (1..=EXPONENT_MAX).contains(&exponent) && (1..=RETRIES_MAX).contains(&retries);
+        fits.then_some(Patience { exponent, retries }).ok_or(BadPatience)
+    }
+
+    /// For `ibv_qp_attr.timeout`.
+    pub fn exponent(self) -> u8 {
+        self.exponent
+    }
+
+    /// For `ibv_qp_attr.retry_cnt`.
+    pub fn retries(self) -> u8 {
+        self.retries
+    }
+
+    /// From the loss of the other side to the error, at the earliest.
+    pub fn shortest(self) -> Duration {
+        Duration::from_nanos(UNIT_NS << self.exponent) * u32::from(self.retries + 1)
+    }
+
+    /// At the latest, on a card that keeps to the specification. Some have a floor of their own: `tailwind-sidecar doctor`
+    /// measures.
+    pub fn longest(self) -> Duration {
+        self.shortest() * SLACK
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { exponent: 11, retries: 6 }
+    }
+}
+
+impl FromStr for Patience {
+    type Err = BadPatience;
+
+    fn from_str(text: &str) -> Result<Patience, BadPatience> {
+        let (exponent, retries) = text.split_once('/').ok_or(BadPatience)?;
+        Patience::new(exponent.parse().map_err(|_| BadPatience)?, retries.parse().map_err(|_| BadPatience)?)
+    }
+}
+
+impl fmt::Display for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.exponent, self.retries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_finds_a_dead_host_in_tens_to_hundreds_of_milliseconds() {
+        let patience = Patience::default();
+        assert_eq!(patience.shortest().as_millis(), 58);
+        assert_eq!(patience.longest().as_millis(), 234);
+    }
+
+    #[test]
+    fn is_read_and_written_as_exponent_and_retries() {
+        assert_eq!("14/7".parse(), Patience::new(14, 7));
+        assert_eq!(Patience::default().to_string(), "11/6");
+        for bad in ["", "11", "11/", "0/7", "11/0", "32/7", "11/8", "a/7", "-1/7"] {
+            assert_eq!(bad.parse::<Patience>(), Err(BadPatience), "{bad}");
+        }
+    }
+}

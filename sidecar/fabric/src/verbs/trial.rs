@@ -1,0 +1,115 @@
+//! The preflight's measurements: does a device really write, how fast, and after what time does a dead end show?
+//!
+//! Asked by `tailwind-sidecar doctor` and at the start of a backup. Everything goes through the two halves of this fabric,
+//! as records do.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Tuning;
+use super::choice::Choice;
+use super::receiver::VerbsReceiver;
+use super::sender::VerbsSender;
+use crate::buffer::SharedBuffer;
+use crate::contract::{
+    Answer, Channel, ChannelError, Endpoint, FabricError, Receiver, RemoteBuffer, Sender, SlotId, Writer,
+};
+use crate::pool::Pool;
+
+/// Writes that are timed.
+const WRITES: usize = 1000;
+/// Lendings that are timed.
+const LENDINGS: usize = 8;
+/// Bytes of a timed write: a small record with its header and checksum.
+const WRITE_SIZE: u32 = 128;
+/// Within this time everything has happened, or something is wrong.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What was measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial {
+    /// Zeroed memory of one slot, registered and its key made: the median.
+    pub lending: Duration,
+    /// The same slot's deregistration: the median.
+    pub ending: Duration,
+    /// From the post of a small write to its completion, one at a time, looped back by the device: the median.
+    pub write: Duration,
+    /// From the post of a write that nobody answers to the error.
+    pub black_hole: Duration,
+    /// Bytes that the device takes with a work request itself.
+    pub inline_max: u32,
+    /// `ibv_query_qp_data_in_order(3)`.
+    pub in_order: bool,
+}
+
+/// Lends slots of `pool`, writes to one of them through the device and then into nothing. The pool's first slot is lost.
+pub fn trial(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> Result<Trial, FabricError> {
+    let mut receiver = VerbsReceiver::open(Arc::clone(pool), choice, tuning)?;
+    let sender = VerbsSender::open(choice, tuning)?;
+    let (mut lendings, mut endings) = (Vec::new(), Vec::new());
+    for _ in 0..LENDINGS {
+        let start = Instant::now();
+        receiver.lend(Writer(1), SlotId(0))?;
+        lendings.push(start.elapsed());
+        let start = Instant::now();
+        receiver.end_lending(SlotId(0));
+        endings.push(start.elapsed());
+    }
+    let remote = sender.attach(&receiver.lend(Writer(1), SlotId(0))?)?;
+    let (mut fresh, local) = sender.allocate(WRITE_SIZE)?;
+    fresh.publish(WRITE_SIZE);
+
+    let opening = sender.begin()?;
+    let answer = receiver.accept(Writer(1), &opening.offer())?;
+    let mut channel = opening.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+    let mut writes = Vec::with_capacity(WRITES);
+    for _ in 0..WRITES {
+        writes.push(time(&mut *channel, &remote, &local).map_err(failed("write through the device to itself"))?);
+    }
+    let Answer::Verbs { endpoint, in_order } = answer else { unreachable!("this receiver answers for verbs") };
+
+    // A number that the device has not given out lately: packets for it are dropped.
+    let nobody = Endpoint { queue_pair: (endpoint.queue_pair + 0x10_0000) & 0x00ff_ffff, ..endpoint };
+    let mut lost =
+        sender.begin()?.connect(&Answer::Verbs { endpoint: nobody, in_order }, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+    let start = Instant::now();
+    let black_hole = match time(&mut *lost, &remote, &local) {
+        Err(Some(_)) => start.elapsed(),
+        Ok(_) => return Err(failed("write to nobody")(None)),
+        Err(None) => return Err(failed("see a write to nobody fail")(None)),
+    };
+    receiver.revoke_below(Writer(2))?;
+    let inline_max = sender.inline_max()?;
+    let (lending, ending, write) = (median(lendings), median(endings), median(writes));
+    Ok(Trial { lending, ending, write, black_hole, inline_max, in_order })
+}
+
+/// From the post to the completion; `None` for an error that never comes.
+fn time(
+    channel: &mut dyn Channel,
+    remote: &RemoteBuffer,
+    local: &SharedBuffer,
+) -> Result<Duration, Option<ChannelError>> {
+    let start = Instant::now();
+    channel.post(remote, local, 0..WRITE_SIZE).map_err(Some)?;
+    while channel.poll().map_err(Some)? == 0 {
+        if start.elapsed() > DEADLINE {
+            return Err(None);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(start.elapsed())
+}
+
+fn failed(action: &'static str) -> impl FnOnce(Option<ChannelError>) -> FabricError {
+    move |error| {
+        let why = error.map_or_else(|| format!("nothing happened within {DEADLINE:?}"), |error| error.to_string());
+        FabricError::io(action)(std::io::Error::other(why))
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}

@@ -1,0 +1,220 @@
+//! Which fabric moves the bytes: from options to its two halves.
+//!
+//! Called by [`run`](crate::run) for the sending half, by [`backup`](crate::backup) for the receiving one, and by the
+//! preflight.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::{anyhow, ensure};
+use clap::{Args, ValueEnum};
+use tailwind_fabric::shm::{ShmReceiver, ShmSender};
+use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
+use tailwind_fabric::verbs::{Choice, Patience, Tuning, Wishes};
+use tailwind_fabric::{Pool, Receiver, Sender};
+
+use crate::http;
+use crate::tls::Tls;
+
+/// Which fabric moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FabricOption {
+    /// verbs where there is an RDMA device, else tcp, with a warning
+    Auto,
+    /// One-sided RDMA writes (RoCE v2 or InfiniBand): backups spend no CPU
+    Verbs,
+    /// Memory of the same host, written directly: one machine, for development and tests
+    Shm,
+    /// TCP, on any network: backups spend CPU on copying
+    Tcp,
+}
+
+/// An RDMA device, and perhaps one of its ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName {
+    name: String,
+    port: Option<u8>,
+}
+
+impl FromStr for DeviceName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<DeviceName, &'static str> {
+        let (name, port) = match text.split_once('/') {
+            Some((name, port)) => (name, Some(port.parse().map_err(|_| "must be NAME or NAME/PORT")?)),
+            None => (text, None),
+        };
+        if name.is_empty() || port == Some(0) {
+            return Err("must be NAME or NAME/PORT, with ports from 1");
+        }
+        Ok(DeviceName { name: name.to_owned(), port })
+    }
+}
+
+/// How RDMA is used where it is.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "RDMA")]
+pub struct RdmaOptions {
+    /// The RDMA device. When not given: what a device plugin has left in PCIDEVICE_*, or else the only one that can be used,
+    /// or the one whose port has the address of --listen
+    #[arg(long, env = "TAILWIND_RDMA_DEVICE", value_name = "NAME[/PORT]")]
+    pub rdma_device: Option<DeviceName>,
+    /// Place in the port's GID table. When not given: a RoCE v2 entry with an address of this network namespace
+    #[arg(long, env = "TAILWIND_RDMA_GID_INDEX", value_name = "INDEX")]
+    pub rdma_gid_index: Option<u8>,
+    /// How long a write is repeated: 1 + RETRIES times, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
+    /// finds a dead host within 58 to 235 ms; `doctor` measures
+    #[arg(long, env = "TAILWIND_RDMA_PATIENCE", value_name = "EXPONENT/RETRIES", default_value_t = Patience::default())]
+    pub rdma_patience: Patience,
+    /// Traffic class of RoCE packets, DSCP × 4: what the switches' lossless class wants, often 106
+    #[arg(long, env = "TAILWIND_RDMA_TRAFFIC_CLASS", value_name = "0-255", default_value_t = 0)]
+    pub rdma_traffic_class: u8,
+    /// InfiniBand's service level; on RoCE the priority
+    #[arg(long, env = "TAILWIND_RDMA_SERVICE_LEVEL", value_name = "0-15", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=15))]
+    pub rdma_service_level: u8,
+}
+
+impl RdmaOptions {
+    /// How packets are marked and repeated.
+    pub fn tuning(&self) -> Tuning {
+        let RdmaOptions { rdma_patience, rdma_traffic_class, rdma_service_level, .. } = *self;
+        Tuning { patience: rdma_patience, traffic_class: rdma_traffic_class, service_level: rdma_service_level }
+    }
+
+    /// What narrows the choice of a device down; `address` is this host's in the group's network, if it says any.
+    pub fn wishes(&self, address: Option<IpAddr>) -> Wishes {
+        Wishes {
+            device: self.rdma_device.as_ref().map(|device| device.name.clone()),
+            port: self.rdma_device.as_ref().and_then(|device| device.port),
+            gid_index: self.rdma_gid_index,
+            // A variable that is not text cannot be a list of PCI addresses.
+            pci: Wishes::pci_from(
+                std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+            ),
+            address: address.filter(|address| !address.is_unspecified()),
+        }
+    }
+}
+
+/// What an option has come to.
+enum Decision {
+    Verbs(Choice),
+    Shm,
+    Tcp,
+}
+
+fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Decision> {
+    match fabric {
+        FabricOption::Shm => Ok(Decision::Shm),
+        FabricOption::Tcp => Ok(Decision::Tcp),
+        FabricOption::Verbs => {
+            let choice = find_device(&rdma.wishes(Some(address))).map_err(|why| {
+                anyhow!("{why}; `tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA")
+            })?;
+            Ok(Decision::Verbs(choice))
+        }
+        FabricOption::Auto => match find_device(&rdma.wishes(Some(address))) {
+            Ok(choice) => Ok(Decision::Verbs(choice)),
+            Err(why) => {
+                tracing::warn!(%why, "no RDMA: records travel by tcp, which costs backups CPU time");
+                Ok(Decision::Tcp)
+            }
+        },
+    }
+}
+
+/// The sending half. `address` is where this sidecar listens.
+pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Arc<dyn Sender>> {
+    match decide(fabric, rdma, address)? {
+        Decision::Shm => Ok(Arc::new(ShmSender)),
+        Decision::Tcp => Ok(Arc::new(TcpSender)),
+        Decision::Verbs(choice) => open_sender(&choice, rdma.tuning()),
+    }
+}
+
+/// The receiving half. Making it is the barrier for every writer of an earlier life of this process. `control` is where this
+/// backup listens; `data_listen` where tcp does, if elsewhere.
+pub fn receiver(
+    fabric: FabricOption,
+    rdma: &RdmaOptions,
+    pool: &Arc<Pool>,
+    data_listen: Option<SocketAddr>,
+    control: SocketAddr,
+    tls: Option<&Tls>,
+) -> anyhow::Result<Box<dyn Receiver>> {
+    match decide(fabric, rdma, control.ip())? {
+        Decision::Tcp => {
+            let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
+            // Without TLS the secrets that guard this port would travel in the clear.
+            http::check_guarded(address, tls)?;
+            let receiver = TcpReceiver::bind(Arc::clone(pool), address)?;
+            tracing::info!(address = %receiver.address(), "listening for records");
+            Ok(Box::new(receiver))
+        }
+        Decision::Shm => {
+            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
+            Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
+        }
+        Decision::Verbs(choice) => {
+            let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
+            ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
+            open_receiver(pool, &choice, rdma.tuning())
+        }
+    }
+}
+
+/// The device to use; the error says why there is none and what to do.
+#[cfg(feature = "verbs")]
+pub fn find_device(wishes: &Wishes) -> Result<Choice, String> {
+    let devices =
+        tailwind_fabric::verbs::survey().map_err(|error| format!("RDMA devices cannot be listed: {error}"))?;
+    tailwind_fabric::verbs::choose(&devices, wishes).map_err(|error| error.to_string())
+}
+
+/// There is none.
+#[cfg(not(feature = "verbs"))]
+pub fn find_device(_wishes: &Wishes) -> Result<Choice, String> {
+    Err("this program was built without RDMA (cargo feature `verbs`)".to_owned())
+}
+
+#[cfg(feature = "verbs")]
+fn open_sender(choice: &Choice, tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
+    let sender = tailwind_fabric::verbs::VerbsSender::open(choice, tuning)?;
+    tracing::info!(device = %choice, patience = %tuning.patience, "RDMA");
+    Ok(Arc::new(sender))
+}
+
+#[cfg(feature = "verbs")]
+fn open_receiver(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
+    let receiver = tailwind_fabric::verbs::VerbsReceiver::open(Arc::clone(pool), choice, tuning)?;
+    tracing::info!(device = %choice, patience = %tuning.patience, "RDMA");
+    Ok(Box::new(receiver))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_sender(choice: &Choice, _tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
+    anyhow::bail!("{choice}: {}", "this program was built without RDMA")
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_receiver(_pool: &Arc<Pool>, choice: &Choice, _tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
+    anyhow::bail!("{choice}: {}", "this program was built without RDMA")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_given_by_name_and_perhaps_port() {
+        let device = |name: &str, port| Ok(DeviceName { name: name.to_owned(), port });
+        assert_eq!("mlx5_0".parse(), device("mlx5_0", None));
+        assert_eq!("mlx5_0/2".parse(), device("mlx5_0", Some(2)));
+        for bad in ["", "/1", "mlx5_0/", "mlx5_0/0", "mlx5_0/x", "mlx5_0/256"] {
+            assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
+        }
+    }
+}
