@@ -55,6 +55,28 @@ need_build_tools() {
     need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
 }
 
+# What virtual machines with soft-RoCE are made from: e2e/rdma/boot.
+need_machines() {
+    need qemu-system-x86 command -v qemu-system-x86_64
+    need busybox-static command -v busybox
+    need xz-utils command -v xz
+    need cpio command -v cpio
+    need kmod command -v modprobe
+    need iproute2 command -v rdma
+    need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
+}
+
+# What the crate ibverbs is built with. It brings the sources of rdma-core, which want cmake and libnl.
+need_verbs() {
+    need cmake command -v cmake
+    need pkg-config command -v pkg-config
+    need libclang-dev find_libclang
+    need libnl-3-dev can_include libnl3/netlink/netlink.h
+    need libnl-route-3-dev can_include libnl3/netlink/route/link.h
+    need libibverbs-dev can_include infiniband/verbs.h
+}
+find_libclang() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*'; }
+
 # Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
 need_rust() {
     local pinned said
