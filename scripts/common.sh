@@ -66,16 +66,15 @@ need_machines() {
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
 }
 
-# What the crate ibverbs is built with. It brings the sources of rdma-core, which want cmake and libnl.
+# What the crate ibverbs is built with: it brings the sources of rdma-core, of which it makes bindings, and links this
+# system's library. libibverbs-dev depends on the libnl that rdma-core asks for; make is only recommended by cmake.
 need_verbs() {
     need cmake command -v cmake
+    need make command -v make
     need pkg-config command -v pkg-config
-    need libclang-dev find_libclang
-    need libnl-3-dev can_include libnl3/netlink/netlink.h
-    need libnl-route-3-dev can_include libnl3/netlink/route/link.h
+    need libclang-dev compgen -G '/usr/lib/llvm-*/lib/libclang.so'
     need libibverbs-dev can_include infiniband/verbs.h
 }
-find_libclang() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*'; }
 
 # Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
 need_rust() {

@@ -24,7 +24,7 @@ const BOOT: Duration = Duration::from_secs(180);
 /// How long a command in a machine may take, unless [`Machine::run_within`] says otherwise.
 const COMMAND: Duration = Duration::from_secs(60);
 /// Longest life of a machine, in case that nobody is left to end it.
-const LIFE_S: &str = "3600";
+const LIFE_S: &str = "1800";
 /// How often a condition is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
