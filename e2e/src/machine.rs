@@ -205,7 +205,7 @@ impl Machine {
     /// Ends the machine as a power cut does. When this returns it runs no more.
     pub fn kill(mut self) -> Result<()> {
         self.script.end();
-        // QEMU dies after the script, but the console lives no longer than QEMU.
+        // If the script itself had to be killed QEMU dies after it; the console lives no longer than QEMU.
         let deadline = Instant::now() + PATIENCE;
         while self.fill(deadline).is_ok() {}
         ensure!(Instant::now() < deadline, "machine {} does not die", self.id);
@@ -280,10 +280,15 @@ impl Script {
     /// Tells it to end, which it does after it has killed what it has started.
     fn end(&mut self) {
         let deadline = Instant::now() + PATIENCE;
+        let mut signal = Some(Signal::TERM);
         while let Ok(None) = self.child.try_wait() {
-            // Not reaped yet, so the number is still its own.
-            let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
-            let _ = kill_process(Pid::from_child(&self.child), signal);
+            if Instant::now() > deadline {
+                signal = Some(Signal::KILL);
+            }
+            if let Some(signal) = signal.take() {
+                // Not reaped yet, so the number is still its own.
+                let _ = kill_process(Pid::from_child(&self.child), signal);
+            }
             std::thread::sleep(LOOK);
         }
     }
