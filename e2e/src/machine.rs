@@ -18,8 +18,8 @@ use tempfile::TempDir;
 
 use crate::view::PATIENCE;
 
-/// How long a boot may take: 3 s on an idle machine without KVM, ten times that on a busy one; the first of all also
-/// downloads a kernel of 70 MB.
+/// How long a boot may take: some 5 s were seen without KVM on two cores that others used too, and more with several at
+/// once; the first of all also downloads a kernel of 70 MB.
 const BOOT: Duration = Duration::from_secs(180);
 /// How long a command in a machine may take, unless [`Machine::run_within`] says otherwise.
 const COMMAND: Duration = Duration::from_secs(60);
@@ -91,7 +91,7 @@ impl Wire {
 pub struct Hardware {
     /// Processors.
     pub processors: usize,
-    /// Memory; half of it at most should be in files of `/dev/shm`.
+    /// Memory; `/dev/shm` holds three quarters of it at most.
     pub memory_mb: usize,
     /// Pages of 2 MiB that are set aside of that memory.
     pub huge_pages: usize,
