@@ -60,9 +60,15 @@ impl Scene {
         Ok(setup)
     }
 
-    /// A setup with the usual patience, for tests that do not mind who is primary and who is in the set.
+    /// A setup with the usual patience, for tests that do not mind who is primary and who is in the set. Over verbs it runs
+    /// in an emulated machine, ten times slower than its host: there silence means death later.
     pub fn restless_setup(&self, fabric: &str) -> Result<Setup> {
-        Ok(Setup::new(program()?, fabric))
+        let mut setup = Setup::new(program()?, fabric);
+        if fabric == "verbs" {
+            let patience = [("--heartbeat-silence-ms", "3000"), ("--fence-patience-ms", "1500")];
+            setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_owned())).to_vec();
+        }
+        Ok(setup)
     }
 
     /// A group with the usual setup, every member in the set.
@@ -108,9 +114,10 @@ fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Makes two tests of each function that takes the name of a fabric: `shm::name` and `tcp::name`.
+/// Makes three tests of each function that takes the name of a fabric: `shm::name`, `tcp::name` and `verbs::name`. The
+/// last needs an RDMA device: `./check` runs it in a virtual machine that has one.
 #[macro_export]
-macro_rules! on_both_fabrics {
+macro_rules! on_every_fabric {
     ($($name:ident),* $(,)?) => {
         mod shm {
             $(#[test]
@@ -122,6 +129,13 @@ macro_rules! on_both_fabrics {
             $(#[test]
             fn $name() {
                 super::$name("tcp");
+            })*
+        }
+        mod verbs {
+            $(#[test]
+            #[ignore = "needs an RDMA device"]
+            fn $name() {
+                super::$name("verbs");
             })*
         }
     };

@@ -8,13 +8,13 @@ use serde_json::Value;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Event, Lsn, Role, asynchronous};
 use tailwind_e2e::group::{Group, Who};
-use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::process::{resident_memory, run_to_end};
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary, wait_for_standby};
 use tailwind_e2e::workload::{Input, Numbered};
 
-on_both_fabrics!(
+on_every_fabric!(
     the_blocking_client,
     the_asynchronous_client,
     the_python_client,

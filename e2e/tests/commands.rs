@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tailwind_e2e::group::Group;
-use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::process::{Ended, run_to_end};
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, primary, wait_for_standby};
 use tailwind_e2e::workload::Numbered;
 
-on_both_fabrics!(what_is_appended_is_read, appending_goes_on_through_a_failover);
+on_every_fabric!(what_is_appended_is_read, appending_goes_on_through_a_failover);
 
 /// The fabric plays no part in the others.
 const FABRIC: &str = "shm";

@@ -9,12 +9,12 @@ use rustix::process::Signal;
 use tailwind_e2e::background::Background;
 use tailwind_e2e::checker::compare;
 use tailwind_e2e::group::{Group, Setup, Who};
-use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::scene::{Scene, is_root};
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
 use tailwind_e2e::workload::Numbered;
 
-on_both_fabrics!(
+on_every_fabric!(
     flushed_records_outlive_all_memory,
     a_clean_stop_outlives_all_memory,
     a_full_disk_stops_one_backup_and_not_the_group,

@@ -10,12 +10,12 @@ use tailwind_client::{Error, Lsn};
 use tailwind_e2e::background::Background;
 use tailwind_e2e::checker::compare;
 use tailwind_e2e::group::{Group, Who};
-use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, read_back, submit, wait_for_standby};
 use tailwind_e2e::workload::{Chapters, Numbered, Random};
 
-on_both_fabrics!(
+on_every_fabric!(
     the_primary_is_killed,
     a_backup_is_killed,
     two_of_three_backups_are_killed,

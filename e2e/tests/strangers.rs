@@ -19,12 +19,12 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 use serde_json::Value;
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::http;
-use tailwind_e2e::on_both_fabrics;
+use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
 use tailwind_e2e::workload::Numbered;
 
-on_both_fabrics!(a_group_over_tls_survives_its_primary, strangers_learn_and_change_nothing);
+on_every_fabric!(a_group_over_tls_survives_its_primary, strangers_learn_and_change_nothing);
 
 /// A certificate authority.
 struct Authority(Issuer<'static, KeyPair>, String);

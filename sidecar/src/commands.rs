@@ -6,6 +6,7 @@
 
 pub mod append;
 pub mod ask;
+pub mod doctor;
 pub mod framing;
 pub mod read;
 pub mod scan;
@@ -33,6 +34,8 @@ pub enum PeopleCommand {
     Barrier(ask::BarrierOptions),
     /// Tell how a sidecar and its group are
     Status(status::StatusOptions),
+    /// Tell whether this host can do RDMA, and what is to be done if it cannot
+    Doctor(doctor::DoctorOptions),
     /// Tell what a backup's buffer or segment file holds, without any process of the group
     Scan(scan::ScanOptions),
 }
@@ -47,6 +50,7 @@ impl PeopleCommand {
             PeopleCommand::Trim(options) => ("trim", ask::trim(options)),
             PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options)),
             PeopleCommand::Status(options) => ("status", status::run(options)),
+            PeopleCommand::Doctor(options) => ("doctor", doctor::run(options)),
             PeopleCommand::Scan(options) => ("scan", scan::run(options)),
         };
         match result {
@@ -65,6 +69,13 @@ impl PeopleCommand {
 fn counted(count: u64, noun: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{} {noun}{ending}", HumanCount(count))
+}
+
+/// Lines on standard output.
+fn print(lines: &[String]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    Ok(out.flush()?)
 }
 
 /// One line on standard error. Where even that cannot be written, nobody is there to be told.

@@ -18,13 +18,13 @@ use tailwind_e2e::workload::{App, Input, compare, percentile};
 #[command(name = "quickstart", max_term_width = 100)]
 struct Options {
     /// File whose lines are appended, one record each, again and again up to --records
-    #[arg(long, default_value = "/var/lib/dpkg/status")]
+    #[arg(long, default_value = "/var/lib/dpkg/status", overrides_with = "file")]
     file: PathBuf,
     /// Records at least; the file is repeated as often as needed
     #[arg(long, default_value_t = 1_000_000)]
     records: u64,
-    /// How bytes reach the backups: shm (memory of this host) or tcp
-    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp"])]
+    /// How bytes reach the backups: shm (memory of this host), tcp or verbs (RDMA)
+    #[arg(long, default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
     fabric: String,
     /// Copies of each record; one more backup is started as a spare
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]

@@ -281,6 +281,10 @@ pub trait Receiver: Send {
     fn end_lending(&mut self, slot: SlotId);
     /// Revokes every writer smaller than `writer`, for good (promise 3). On an error the caller must end the process.
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError>;
+    /// Why nothing can be lent any more, for people; `None` while all is well.
+    fn problem(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The sending half: makes channels and attaches grants. Used by control code, off the append path.

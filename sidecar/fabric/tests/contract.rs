@@ -35,8 +35,8 @@ impl Harness for Tcp {
     }
 }
 
-/// Needs an RDMA device: soft-RoCE in a virtual machine does, see `e2e/rdma`.
-#[cfg(feature = "rdma-tests")]
+/// Needs an RDMA device: `./check` runs these tests in a virtual machine that has one.
+#[cfg(feature = "verbs")]
 mod rdma {
     use tailwind_fabric::verbs::{Choice, Tuning, VerbsReceiver, VerbsSender, Wishes, choose, survey};
 
@@ -59,13 +59,13 @@ mod rdma {
     }
 }
 
-/// One test for each promise and fabric, so that a failure names both.
+/// One test for each promise and fabric, so that a failure names both. Each fabric has an attribute for its tests.
 macro_rules! contract_suite {
-    ($($fabric:ident: $harness:ty),*) => {$(
+    ($($fabric:ident: $harness:ty, $when:meta);*) => {$(
         mod $fabric {
             use super::*;
 
-            contract_suite!(@tests $harness, writing:
+            contract_suite!(@tests $when, $harness, writing:
                 bytes_land_at_the_same_offsets
                 a_whole_slot_is_one_write
                 many_large_writes_may_be_on_their_way
@@ -75,7 +75,7 @@ macro_rules! contract_suite {
                 a_failure_is_final
                 posting_and_polling_allocate_nothing
             );
-            contract_suite!(@tests $harness, lending:
+            contract_suite!(@tests $when, $harness, lending:
                 lent_memory_is_zero
                 an_earlier_lending_reaches_no_byte_of_a_later_one
                 a_grant_that_was_kept_back_opens_nothing_later
@@ -84,7 +84,7 @@ macro_rules! contract_suite {
                 messages_survive_the_control_rpc
                 a_restart_keeps_bytes_and_is_a_barrier
             );
-            contract_suite!(@tests $harness, revocation:
+            contract_suite!(@tests $when, $harness, revocation:
                 completed_writes_are_there_afterwards
                 an_empty_write_fails_afterwards
                 a_revoked_writer_gets_nothing_more_and_others_go_on
@@ -93,26 +93,29 @@ macro_rules! contract_suite {
             );
 
             #[test]
+            #[$when]
             #[should_panic]
             fn only_what_is_published_can_be_posted() {
                 suite::writing::only_what_is_published_can_be_posted::<$harness>();
             }
 
             #[test]
+            #[$when]
             #[should_panic(expected = "within its slot")]
             fn only_what_lies_in_the_slot_can_be_posted() {
                 suite::writing::only_what_lies_in_the_slot_can_be_posted::<$harness>();
             }
         }
     )*};
-    (@tests $harness:ty, $promise:ident: $($test:ident)*) => {$(
+    (@tests $when:meta, $harness:ty, $promise:ident: $($test:ident)*) => {$(
         #[test]
+        #[$when]
         fn $test() {
             suite::$promise::$test::<$harness>();
         }
     )*};
 }
 
-contract_suite!(shm: Shm, tcp: Tcp);
-#[cfg(feature = "rdma-tests")]
-contract_suite!(verbs: rdma::Verbs);
+contract_suite!(shm: Shm, cfg(test); tcp: Tcp, cfg(test));
+#[cfg(feature = "verbs")]
+contract_suite!(verbs: rdma::Verbs, ignore = "needs an RDMA device");

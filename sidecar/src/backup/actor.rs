@@ -60,6 +60,9 @@ pub(super) struct Report {
     pub(super) counts: Counts,
     #[serde(flatten)]
     pub(super) tallies: Tallies,
+    /// Why the fabric can lend nothing any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) problem: Option<String>,
 }
 
 /// What has happened since the process started.
@@ -231,8 +234,12 @@ impl Running {
             }
             Message::Report(reply) => {
                 let machine = &self.actor.machine;
-                let report =
-                    Report { promise: machine.promise().clone(), counts: machine.counts(), tallies: self.tallies };
+                let report = Report {
+                    promise: machine.promise().clone(),
+                    counts: machine.counts(),
+                    tallies: self.tallies,
+                    problem: self.actor.receiver.problem(),
+                };
                 // Whoever asked may have gone.
                 let _ = reply.send(report);
                 Ok(())

@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
-use super::actor::{Answer, Handle};
+use super::actor::{Answer, Handle, Report};
 use super::disk::{Disk, ReadError};
 use super::status::{self, About};
 
@@ -80,7 +80,7 @@ pub(super) fn control(desk: Desk) -> Router {
 pub(super) fn probes(desk: Desk) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
-        .route("/readyz", get(healthz))
+        .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(desk)
 }
@@ -265,10 +265,21 @@ async fn metrics(State(desk): State<Desk>) -> Response {
     }
 }
 
-/// The actor answers. It listens only once the start is done, so alive is ready.
+/// The actor answers.
 async fn healthz(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
         Ok(Some(_)) => "ok\n".into_response(),
+        _ => unwell(),
+    }
+}
+
+/// It listens only once the start is done, so alive is ready, unless the fabric has broken since.
+async fn readyz(State(desk): State<Desk>) -> Response {
+    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+        Ok(Some(Report { problem: None, .. })) => "ok\n".into_response(),
+        Ok(Some(Report { problem: Some(why), .. })) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+        }
         _ => unwell(),
     }
 }

@@ -85,6 +85,9 @@ impl MemberLink {
             let why = format!("backup {} has restarted without the memory that it was fenced with", self.member.id);
             return Err(Failure::Unreachable(why));
         }
+        if let Answer::Verbs { in_order, .. } = &reply.answer {
+            tracing::info!(member = %self.member.id, in_order, "RDMA: order of placement at the backup");
+        }
         let peer = self.peer();
         let connected = tokio::task::spawn_blocking(move || opening.connect(&reply.answer, peer)).await;
         connected.map_err(unreachable)?.map_err(unreachable)

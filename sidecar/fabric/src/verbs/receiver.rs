@@ -76,14 +76,11 @@ impl VerbsReceiver {
     }
 
     fn check(&self, writer: Writer) -> Result<(), FabricError> {
-        let ended = |why: &str| FabricError::io("use the RDMA device")(io::Error::other(why.to_owned()));
-        if let Some(why) = &self.stuck {
-            return Err(ended(why));
+        match self.problem() {
+            Some(why) => Err(FabricError::io("use the RDMA device")(io::Error::other(why))),
+            None if writer < self.revoked_below => Err(FabricError::Revoked(writer)),
+            None => Ok(()),
         }
-        if self.watcher.device_has_failed() {
-            return Err(ended("it has failed: restart this backup, and look at the host if that does not help"));
-        }
-        if writer < self.revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
     }
 
     /// The rights of a writer, at first none.
@@ -197,6 +194,11 @@ impl Receiver for VerbsReceiver {
             Some(why) => Err(FabricError::io("revoke writers")(io::Error::other(why.clone()))),
             None => Ok(()),
         }
+    }
+
+    fn problem(&self) -> Option<String> {
+        let failed = "the device has failed: restart this backup, and look at the host if that does not help";
+        self.stuck.clone().or_else(|| self.watcher.device_has_failed().then(|| failed.to_owned()))
     }
 }
 

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# What needs an RDMA device, in virtual machines that have one: scripts/rdma.sh [ROUNDS]. Part of ./check.
+# ROUNDS is how often each story of e2e/tests/kills.rs is told; more than the usual 2 make a longer hunt.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/common.sh
+rounds=${1:-2}
+FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+main() {
+    need_machines
+    install_missing
+    # The very build that the other tests are made from.
+    cargo test --workspace --features "$FEATURES" --locked --no-run 2>&1 | tee "$work/build"
+    take tests/contract.rs contract
+    take tests/kills.rs kills
+    strip --strip-debug -o "$work/tailwind-sidecar" "$(target)/debug/tailwind-sidecar"
+    printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" >"$work/script"
+    cat "$work/script"
+    SMP=2 MEM_MB=3072 TIMEOUT_S=$((300 + 60 * rounds)) \
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,kills} e2e/rdma/suite
+    TAILWIND_SIDECAR_PROGRAM=$work/tailwind-sidecar \
+        cargo test --package tailwind-e2e --features machines --locked --test machines
+}
+
+target() { realpath -m "${CARGO_TARGET_DIR:-target}"; }
+
+# take SOURCE NAME: the test program that cargo has made of SOURCE. Debug information would fill the machine's memory.
+take() {
+    local program
+    program=$(sed -n "s|^ *Executable $1 (\(.*\))$|\1|p" "$work/build")
+    strip --strip-debug -o "$work/$2" "$program"
+}
+
+main

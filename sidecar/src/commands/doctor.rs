@@ -1,0 +1,335 @@
+//! `doctor`: can this host do RDMA, and if not, what is to be done? One line for each thing that matters.
+//!
+//! [`examine`] looks, [`run`] prints. A backup over verbs asks the same and tells it in its readiness.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use clap::Args;
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use tailwind_fabric::verbs::Wishes;
+use tailwind_protocol::layout::{SegmentSize, readable_size};
+
+use crate::fabric::RdmaOptions;
+use crate::options::parse_segment_size;
+
+/// `CAP_IPC_LOCK` of capabilities(7): memory may be pinned beyond the limit.
+const CAP_IPC_LOCK: u32 = 14;
+/// The device nodes of libibverbs.
+const NODES: &str = "/dev/infiniband";
+
+/// Tell whether this host can do RDMA, and what is to be done if it cannot.
+#[derive(Args, Clone, Debug)]
+pub struct DoctorOptions {
+    /// Which device, and how.
+    #[command(flatten)]
+    rdma: RdmaOptions,
+    /// The folder that the trial's buffer is made in; choose the file system that the pool will be on
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pool: PathBuf,
+    /// Bytes of the trial's buffer: the group's segment size
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
+    segment_size: SegmentSize,
+    /// Write JSON instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found about one thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: &'static str,
+    /// Whether it will do.
+    pub verdict: Verdict,
+    /// What was found, and what to do unless it is good.
+    pub text: String,
+}
+
+/// Whether something will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It will.
+    Good,
+    /// It will, but could be better.
+    Poor,
+    /// RDMA does not work without it.
+    Bad,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Good => "ok",
+            Verdict::Poor => "poor",
+            Verdict::Bad => "FAIL",
+        };
+        write!(f, "{verdict:4}  {:12} {}", self.check, self.text)
+    }
+}
+
+impl Finding {
+    fn good(check: &'static str, text: impl Into<String>) -> Finding {
+        Finding { check, verdict: Verdict::Good, text: text.into() }
+    }
+
+    fn poor(check: &'static str, text: impl Into<String>) -> Finding {
+        Finding { check, verdict: Verdict::Poor, text: text.into() }
+    }
+
+    fn bad(check: &'static str, text: impl Into<String>) -> Finding {
+        Finding { check, verdict: Verdict::Bad, text: text.into() }
+    }
+}
+
+/// Looks and prints. An error if RDMA does not work here.
+pub fn run(options: &DoctorOptions) -> anyhow::Result<()> {
+    let findings = examine(options);
+    let lines: Vec<String> = match options.json {
+        true => vec![serde_json::to_string_pretty(&findings)?],
+        false => findings.iter().map(ToString::to_string).collect(),
+    };
+    super::print(&lines)?;
+    let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
+    if bad > 0 {
+        bail!("RDMA does not work here: see the {bad} lines that say FAIL; --fabric tcp does without RDMA");
+    }
+    Ok(())
+}
+
+/// Everything that matters, from the hardware up. What depends on something that is missing is left out.
+fn examine(options: &DoctorOptions) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let wishes = options.rdma.wishes(None);
+    findings.extend(devices(&wishes));
+    findings.push(nodes(Path::new(NODES)));
+    findings.push(memory_lock(options.segment_size));
+    findings.push(huge_pages(&options.pool));
+    findings.extend(ordering());
+    findings.extend(trial(options, &wishes));
+    findings
+}
+
+/// Device files: a container that has none sees devices in sysfs and cannot open them.
+fn nodes(folder: &Path) -> Finding {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut nodes: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    nodes.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("uverbs")));
+    nodes.sort_unstable();
+    let opens = |path: &&PathBuf| fs::File::options().read(true).write(true).open(path).is_ok();
+    match (nodes.iter().find(opens), nodes.first()) {
+        (Some(path), _) => Finding::good("nodes", format!("{} of {} opens", path.display(), nodes.len())),
+        (None, Some(path)) => Finding::bad(
+            "nodes",
+            format!("{} cannot be opened: the container's device rules forbid it; request the device", path.display()),
+        ),
+        (None, None) => Finding::bad(
+            "nodes",
+            format!(
+                "no uverbs* in {}: request the device from its plugin, or load ib_uverbs on the host",
+                folder.display()
+            ),
+        ),
+    }
+}
+
+/// Registered memory is pinned, and counts against RLIMIT_MEMLOCK unless the process may lock what it likes.
+fn memory_lock(segment_size: SegmentSize) -> Finding {
+    let may_lock = effective_capabilities().is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0);
+    match getrlimit(Resource::Memlock).current {
+        None => Finding::good("memory lock", "no limit"),
+        Some(limit) if may_lock => Finding::good(
+            "memory lock",
+            format!("capability IPC_LOCK (the limit of {} does not count)", readable_size(limit)),
+        ),
+        Some(limit) if limit < u64::from(segment_size.bytes()) => Finding::bad(
+            "memory lock",
+            format!(
+                "at most {} may be pinned, less than one buffer of {segment_size}: give the container the capability IPC_LOCK, \
+                 or raise the limit (ulimit -l, LimitMEMLOCK=)",
+                readable_size(limit)
+            ),
+        ),
+        Some(limit) => Finding::poor(
+            "memory lock",
+            format!(
+                "at most {} may be pinned: all buffers of a backup must fit, or give the container the capability IPC_LOCK",
+                readable_size(limit)
+            ),
+        ),
+    }
+}
+
+/// The set of proc(5), `/proc/self/status`.
+fn effective_capabilities() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// 2 MiB pages make registration a matter of a few entries instead of thousands.
+fn huge_pages(pool: &Path) -> Finding {
+    /// `HUGETLBFS_MAGIC` of statfs(2).
+    const HUGETLBFS: u64 = 0x958458f6;
+    if rustix::fs::statfs(pool).is_ok_and(|found| found.f_type as u64 == HUGETLBFS) {
+        return Finding::good("huge pages", format!("{} is on hugetlbfs", pool.display()));
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    match free.and_then(|count| count.trim().parse::<u64>().ok()) {
+        Some(0) | None => {
+            Finding::poor("huge pages", "none are free: buffers are of 4 KiB pages, and lending takes longer")
+        }
+        Some(free) => Finding::poor(
+            "huge pages",
+            format!("{free} are free, but {} is not on hugetlbfs: put --pool on one to use them", pool.display()),
+        ),
+    }
+}
+
+/// The variable has mlx5 cards place packets in any order. Nothing rests on their order, but somebody should know.
+fn ordering() -> Option<Finding> {
+    let set = std::env::var_os("MLX5_RELAXED_PACKET_ORDERING_ON").is_some();
+    set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it gains nothing here, unset it"))
+}
+
+#[cfg(feature = "verbs")]
+fn devices(wishes: &Wishes) -> Vec<Finding> {
+    use tailwind_fabric::verbs::{LinkLayer, choose, survey};
+    let devices = match survey() {
+        Ok(devices) => devices,
+        Err(error) => return vec![Finding::bad("devices", format!("cannot be listed: {error}"))],
+    };
+    let mut findings = Vec::new();
+    for device in &devices {
+        let place = device.pci.as_ref().map_or_else(String::new, |pci| format!(" at PCI {pci}"));
+        match &device.problem {
+            Some(problem) => {
+                findings.push(Finding::poor("device", format!("{}{place} cannot be opened: {problem}", device.name)));
+            }
+            None => findings.push(Finding::good("device", format!("{}{place}, GUID {}", device.name, device.guid))),
+        }
+        for port in &device.ports {
+            let link = match port.link {
+                LinkLayer::Ethernet => "RoCE",
+                LinkLayer::InfiniBand => "InfiniBand",
+                LinkLayer::Other => "neither RoCE nor InfiniBand",
+            };
+            let ours = port.gids.iter().filter(|gid| gid.is_ours).count();
+            let text = format!(
+                "{}/{} {link}, MTU {}, {} GIDs of which {ours} have addresses of ours",
+                device.name,
+                port.number,
+                port.mtu,
+                port.gids.len()
+            );
+            findings.push(match port.is_active {
+                true => Finding::good("port", text),
+                false => Finding::poor("port", format!("{text}: not active; check cable, switch port and `ip link`")),
+            });
+        }
+    }
+    findings.push(match choose(&devices, wishes) {
+        Ok(choice) => {
+            let port = devices.iter().find(|device| device.name == choice.device);
+            let port = port.and_then(|device| device.ports.iter().find(|port| port.number == choice.port));
+            let gid = port.and_then(|port| port.gids.iter().find(|gid| gid.index == choice.gid_index));
+            Finding::good(
+                "choice",
+                format!("{choice}{}", gid.map_or_else(String::new, |gid| format!(" {}", gid.address()))),
+            )
+        }
+        Err(why) => Finding::bad("choice", why.to_string()),
+    });
+    findings
+}
+
+#[cfg(not(feature = "verbs"))]
+fn devices(wishes: &Wishes) -> Vec<Finding> {
+    crate::fabric::find_device(wishes).err().map(|why| Finding::bad("choice", why)).into_iter().collect()
+}
+
+/// Does what a group does, small: lends a buffer, writes to it through the device, and writes into nothing.
+#[cfg(feature = "verbs")]
+fn trial(options: &DoctorOptions, wishes: &Wishes) -> Vec<Finding> {
+    use tailwind_fabric::Pool;
+    use tailwind_fabric::verbs::{Trial, trial};
+    let Ok(choice) = crate::fabric::find_device(wishes) else { return Vec::new() };
+    let folder = options.pool.join(format!("tailwind-doctor-{}", std::process::id()));
+    let tuning = options.rdma.tuning();
+    let result = Pool::open(&folder, 1, options.segment_size.bytes())
+        .map_err(|error| error.to_string())
+        .and_then(|pool| trial(&pool, &choice, tuning).map_err(|error| error.to_string()));
+    // Made by this process, and nobody else knows it.
+    let _ = fs::remove_dir_all(&folder);
+    let Trial { lending, ending, write, black_hole, inline_max, in_order } = match result {
+        Ok(trial) => trial,
+        Err(why) => return vec![Finding::bad("trial", why)],
+    };
+    let size = options.segment_size;
+    let (patience, soonest, latest) = (tuning.patience, tuning.patience.shortest(), tuning.patience.longest());
+    let dead_end = format!(
+        "a dead end shows after {black_hole:.0?} (--rdma-patience {patience} asks for {soonest:.0?} to {latest:.0?})"
+    );
+    vec![
+        Finding::good(
+            "lending",
+            format!("{size} zeroed and registered in {lending:.0?}, deregistered in {ending:.0?} (medians)"),
+        ),
+        Finding::good(
+            "write",
+            format!("128 bytes through the device and back in {write:.1?} (median), {inline_max} bytes inline"),
+        ),
+        match black_hole <= 2 * latest {
+            true => Finding::good("patience", dead_end),
+            false => Finding::poor(
+                "patience",
+                format!("{dead_end}: the card has a floor of its own; heartbeats find dead hosts first"),
+            ),
+        },
+        Finding::good(
+            "placement",
+            match in_order {
+                true => "the card places a write's bytes by rising address",
+                false => {
+                    "the card promises no order of a write's bytes; records are checked as a whole, so that none is needed"
+                }
+            },
+        ),
+    ]
+}
+
+#[cfg(not(feature = "verbs"))]
+fn trial(_options: &DoctorOptions, _wishes: &Wishes) -> Vec<Finding> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_verdict_a_thing_and_what_to_do() {
+        let line = Finding::bad("nodes", "no uverbs*: request the device").to_string();
+        assert_eq!(line, "FAIL  nodes        no uverbs*: request the device");
+    }
+
+    #[test]
+    fn says_which_device_nodes_there_are() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(nodes(folder.path()).verdict, Verdict::Bad);
+        fs::write(folder.path().join("rdma_cm"), "").unwrap();
+        assert_eq!(nodes(folder.path()).verdict, Verdict::Bad, "that is another one");
+        fs::write(folder.path().join("uverbs0"), "").unwrap();
+        assert_eq!(nodes(folder.path()).verdict, Verdict::Good);
+    }
+
+    #[test]
+    fn capabilities_are_read_from_proc() {
+        assert!(effective_capabilities().is_some());
+    }
+}
