@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What needs an RDMA device, in virtual machines that have one: scripts/rdma.sh [ROUNDS]. Part of ./check.
 # ROUNDS is how often each story of e2e/tests/kills.rs is told; more than the usual 2 make a longer hunt.
+# scripts/rdma.sh --report measures instead: our writes beside perftest's, and the CPU time of a backup.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
@@ -13,6 +14,26 @@ trap 'rm -rf "$work"' EXIT
 main() {
     need_machines
     install_missing
+    case $rounds in
+        --report) report ;;
+        *) hunt ;;
+    esac
+}
+
+report() {
+    need perftest command -v ib_write_bw
+    install_missing
+    cargo build --release --locked --package tailwind-sidecar --package tailwind-e2e --bins --features tailwind-sidecar/verbs
+    local program
+    for program in tailwind-sidecar rdma_report; do
+        strip --strip-debug -o "$work/$program" "$(target)/release/$program"
+    done
+    printf '#!/bin/sh\nexec rdma_report --program /usr/bin/tailwind-sidecar\n' >"$work/script"
+    SMP=2 MEM_MB=4096 TIMEOUT_S=900 \
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,rdma_report} ib_write_bw
+}
+
+hunt() {
     # The very build that the other tests are made from.
     cargo test --workspace --features "$FEATURES" --locked --no-run 2>&1 | tee "$work/build"
     take tests/contract.rs contract

@@ -95,6 +95,16 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_nanos(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()))
 }
 
+/// The same to the nanosecond, of the threads that live: `schedstat` of each.
+pub fn precise_cpu_time(pid: u32) -> Option<Duration> {
+    let threads = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task")).ok()?;
+    let spent = threads.flatten().map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    spent.sum::<Option<u64>>().map(Duration::from_nanos)
+}
+
 /// True when every thread of a process is stopped, from proc(5).
 pub fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task")) else { return false };

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::process::{free_port, run_to_end, with_options};
-use tailwind_e2e::scene::{Scene, is_root};
+use tailwind_e2e::scene::{Scene, cannot_run, is_root};
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
 use tailwind_e2e::workload::Numbered;
 
@@ -275,4 +275,42 @@ fn a_flush_folder_that_may_not_be_written() {
         format!("write to flush folder {}: give --flush-dir a folder that this user may write", folder.display());
     assert!(ended.errors.contains(&words), "{ended:?}");
     group.start_all().unwrap();
+}
+
+/// Where there is no device: whoever insists is told in one sentence, and whoever does not is served by tcp, with a warning.
+/// With a device the same tests run over it, in `kills` and the others.
+#[test]
+fn rdma_where_there_is_none() {
+    let has_device = fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if has_device {
+        cannot_run("rdma_where_there_is_none", "this host has an RDMA device");
+        return;
+    }
+    let scene = Scene::begin();
+    let mut setup = scene.setup("auto").unwrap();
+    (setup.backups, setup.copies) = (1, 1);
+    let group = scene.start(setup).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input(&scene), 0, 500).unwrap();
+    check_whole(&group, &input(&scene), end).unwrap();
+    let fallback = "no RDMA: records travel by tcp, which costs backups CPU time";
+    check_logs(&group, &[fallback]).unwrap();
+    assert_eq!(group.status(0)["fabric"], "tcp");
+    for log in ["sidecar0", "backup0"] {
+        let said = fs::read_to_string(group.log_file(log)).unwrap();
+        assert!(said.contains(fallback), "{said}");
+    }
+
+    let insist = [("--fabric", "verbs"), ("--listen", "127.0.0.1:0"), ("--name", "other")];
+    let (socket, pool) = (group.folder().join("other.sock"), group.pool(0).with_file_name("other"));
+    let own = [("--socket", socket.to_str().unwrap())];
+    let advice = "`tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA";
+    assert_refused(&mut with_options(&group.sidecar_command(0), insist.into_iter().chain(own)), advice);
+    let disk = group.folder().join("other-disk");
+    let own = [("--pool", pool.to_str().unwrap()), ("--flush-dir", disk.to_str().unwrap())];
+    assert_refused(&mut with_options(&group.backup_command(0), insist.into_iter().chain(own)), advice);
+
+    let mut doctor = Command::new(&group.setup().program);
+    assert_refused(doctor.arg("doctor"), "RDMA does not work here");
+    let bad = with_options(&group.sidecar_command(0), [("--rdma-patience", "0/7"), ("--listen", "127.0.0.1:0")]);
+    assert_refused(&mut { bad }, "must be EXPONENT/RETRIES, 1 to 31 and 1 to 7, such as 11/6");
 }

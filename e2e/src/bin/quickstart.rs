@@ -21,7 +21,7 @@ struct Options {
     #[arg(long, default_value = "/var/lib/dpkg/status", overrides_with = "file")]
     file: PathBuf,
     /// Records at least; the file is repeated as often as needed
-    #[arg(long, default_value_t = 1_000_000)]
+    #[arg(long, default_value_t = 1_000_000, overrides_with = "records")]
     records: u64,
     /// How bytes reach the backups: shm (memory of this host), tcp or verbs (RDMA)
     #[arg(long, default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
@@ -32,6 +32,10 @@ struct Options {
     /// The sidecar program; found beside this one if not given
     #[arg(long)]
     program: Option<PathBuf>,
+    /// How long a process may be silent until it counts as dead, in milliseconds: as the sidecars' own default when not given.
+    /// Emulated machines are slow and want seconds
+    #[arg(long)]
+    silence_ms: Option<u64>,
     /// Folder in memory for the backups' buffers
     #[arg(long, default_value = "/dev/shm")]
     memory: PathBuf,
@@ -39,8 +43,8 @@ struct Options {
 
 /// Records in flight: enough to keep the pipe full, few enough for latencies to mean something.
 const WINDOW: u64 = 2048;
-/// Appends one at a time, for the latency that a waiting app sees.
-const ONE_BY_ONE: u64 = 20_000;
+/// Of so many records one is appended alone, for the latency that a waiting app sees.
+const ONE_BY_ONE_IN: u64 = 50;
 
 struct Lines {
     lines: Vec<Vec<u8>>,
@@ -53,7 +57,7 @@ impl Input for Lines {
 }
 
 fn main() -> Result<()> {
-    let Options { file, records, fabric, backups, program: given, memory } = Options::parse();
+    let Options { file, records, fabric, backups, program: given, silence_ms, memory } = Options::parse();
     let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
     let mut lines: Vec<Vec<u8>> = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
     lines.pop_if(|last| last.is_empty());
@@ -66,7 +70,8 @@ fn main() -> Result<()> {
     );
     let rounds = records.div_ceil(lines.len() as u64).max(1);
     let input = Lines { lines };
-    let total = rounds * input.lines.len() as u64 + ONE_BY_ONE;
+    let one_by_one_count = records.div_ceil(ONE_BY_ONE_IN);
+    let total = rounds * input.lines.len() as u64 + one_by_one_count;
     let copies = usize::from(backups);
 
     let mut setup = Setup::new(given.map_or_else(program, Ok)?, &fabric);
@@ -75,6 +80,10 @@ fn main() -> Result<()> {
     setup.segment_size = "8MiB".to_owned();
     setup.buffers = 8;
     setup.memory = memory;
+    if let Some(silence) = silence_ms {
+        let patience = [("--heartbeat-silence-ms", silence), ("--fence-patience-ms", silence / 2)];
+        setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_string())).to_vec();
+    }
     println!("starting 1 primary, 1 standby, {copies} backups and 1 spare over {fabric}");
     let mut group = Group::start(setup)?;
     group.wait("every backup to be in the set", |group| group.members().len() == copies)?;
@@ -82,16 +91,16 @@ fn main() -> Result<()> {
     let progress = progress_bar(total, "append");
     let started = Instant::now();
     let mut app = App::new(&input, 1);
-    app.append_until(&group, ONE_BY_ONE, |acked| progress.set_position(acked))?;
+    app.append_until(&group, one_by_one_count, |acked| progress.set_position(acked))?;
     let mut one_by_one = std::mem::take(&mut app.seen.latencies);
 
     // Before anything is killed: what the path can do.
     app = resume(app, &input);
-    let pipelined = ONE_BY_ONE + (total - ONE_BY_ONE) * 2 / 5;
+    let pipelined = one_by_one_count + (total - one_by_one_count) * 2 / 5;
     let cpu_before = group.cpu_of_backups();
     let streaming = Instant::now();
     app.append_until(&group, pipelined, |acked| progress.set_position(acked))?;
-    let rate = (pipelined - ONE_BY_ONE) as f64 / streaming.elapsed().as_secs_f64();
+    let rate = (pipelined - one_by_one_count) as f64 / streaming.elapsed().as_secs_f64();
     let streamed = streaming.elapsed();
     let cpu = group.cpu_of_backups().saturating_sub(cpu_before);
     let mut latencies = app.seen.latencies.clone();
@@ -103,7 +112,7 @@ fn main() -> Result<()> {
     app.append_until(&group, next, |acked| progress.set_position(acked))?;
     let failover = killed.elapsed();
     progress.suspend(|| println!("the standby took over: first ack after {failover:.1?}"));
-    let second = pipelined + (total - ONE_BY_ONE) * 3 / 10;
+    let second = pipelined + (total - one_by_one_count) * 3 / 10;
     app.append_until(&group, second, |acked| progress.set_position(acked))?;
 
     let victim = group.members().first().cloned().context("a member to kill")?;

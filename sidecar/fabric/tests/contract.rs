@@ -74,6 +74,7 @@ macro_rules! contract_suite {
                 an_empty_write_completes_and_writes_nothing
                 a_failure_is_final
                 posting_and_polling_allocate_nothing
+                a_sleeper_is_woken
             );
             contract_suite!(@tests $when, $harness, lending:
                 lent_memory_is_zero

@@ -47,6 +47,9 @@ pub struct Finding {
     pub verdict: Verdict,
     /// What was found, and what to do unless it is good.
     pub text: String,
+    /// The time in it, where one was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nanoseconds: Option<u64>,
 }
 
 /// Whether something will do.
@@ -74,15 +77,21 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn good(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Good, text: text.into() }
+        Finding { check, verdict: Verdict::Good, text: text.into(), nanoseconds: None }
+    }
+
+    /// The same with the time that was measured.
+    #[cfg(feature = "verbs")]
+    fn took(self, time: std::time::Duration) -> Finding {
+        Finding { nanoseconds: u64::try_from(time.as_nanos()).ok(), ..self }
     }
 
     fn poor(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Poor, text: text.into() }
+        Finding { check, verdict: Verdict::Poor, text: text.into(), nanoseconds: None }
     }
 
     fn bad(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Bad, text: text.into() }
+        Finding { check, verdict: Verdict::Bad, text: text.into(), nanoseconds: None }
     }
 }
 
@@ -283,7 +292,8 @@ fn trial(options: &DoctorOptions, wishes: &Wishes) -> Vec<Finding> {
         Finding::good(
             "write",
             format!("128 bytes through the device and back in {write:.1?} (median), {inline_max} bytes inline"),
-        ),
+        )
+        .took(write),
         match black_hole <= 2 * latest {
             true => Finding::good("patience", dead_end),
             false => Finding::poor(

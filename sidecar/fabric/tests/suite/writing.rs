@@ -1,8 +1,9 @@
 //! Promises 1, 2 and 6: where bytes land, what a completion means, and that a failure is final.
 
-use tailwind_fabric::ChannelError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tailwind_fabric::{Channel, ChannelError, Writer};
 
-use super::{Harness, SLOT_SIZE, World, complete, eventually, failure, pattern};
+use super::{DEADLINE, Harness, SLOT_SIZE, World, complete, eventually, failure, pattern};
 
 pub(crate) fn bytes_land_at_the_same_offsets<H: Harness>() {
     let mut world = World::new::<H>();
@@ -91,6 +92,39 @@ pub(crate) fn an_empty_write_completes_and_writes_nothing<H: Harness>() {
     channel.post(&remote, &local, SLOT_SIZE..SLOT_SIZE).unwrap();
     complete(&mut *channel, 2);
     assert!(world.contents(0).iter().all(|byte| *byte == 0));
+}
+
+/// As the append path sleeps: with everything polled it arms the channel, and then only the file descriptor wakes it.
+pub(crate) fn a_sleeper_is_woken<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let local = world.local(&pattern(0));
+    for _ in 0..200 {
+        channel.post(&remote, &local, 0..100).unwrap();
+        assert_eq!(wake_up(&mut *channel), Ok(1));
+        assert_eq!(channel.poll(), Ok(0));
+    }
+    // A failure wakes it too.
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    let failure = channel.post(&remote, &local, 0..100).err().unwrap_or_else(|| wake_up(&mut *channel).unwrap_err());
+    assert!(matches!(failure, ChannelError::Revoked | ChannelError::Disconnected));
+}
+
+/// Polls and sleeps until there is something to report.
+fn wake_up(channel: &mut dyn Channel) -> Result<u32, ChannelError> {
+    loop {
+        match channel.poll() {
+            Ok(0) => {}
+            reported => return reported,
+        }
+        if channel.arm() {
+            continue;
+        }
+        let fd = channel.readiness().expect("what is not complete at once can be waited for");
+        let mut waiting = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let longest = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(poll(&mut waiting, Some(&longest)), Ok(1), "within {DEADLINE:?} it is woken");
+    }
 }
 
 pub(crate) fn only_what_is_published_can_be_posted<H: Harness>() {
