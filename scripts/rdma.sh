@@ -38,11 +38,12 @@ hunt() {
     cargo test --workspace --features "$FEATURES" --locked --no-run 2>&1 | tee "$work/build"
     take tests/contract.rs contract
     take tests/kills.rs kills
+    take tests/verbs.rs verbs
     strip --strip-debug -o "$work/tailwind-sidecar" "$(target)/debug/tailwind-sidecar"
     printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" >"$work/script"
     cat "$work/script"
     SMP=2 MEM_MB=3072 TIMEOUT_S=$((300 + 60 * rounds)) \
-        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,kills} e2e/rdma/suite
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,kills} e2e/rdma/suite
     TAILWIND_SIDECAR_PROGRAM=$work/tailwind-sidecar \
         cargo test --package tailwind-e2e --features machines --locked --test machines
 }

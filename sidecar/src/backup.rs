@@ -122,7 +122,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let About { group, member, boot, .. } = &about;
     info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 
-    let desk = Desk::new(handle.clone(), disk, pool, about, Duration::from_millis(heartbeat_interval_ms));
+    let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
+    let desk = Desk::new(handle.clone(), disk, pool, about, heartbeat);
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }

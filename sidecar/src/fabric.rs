@@ -12,10 +12,19 @@ use clap::{Args, ValueEnum};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{Choice, Patience, Tuning, Wishes};
-use tailwind_fabric::{Pool, Receiver, Sender};
+use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
 
 use crate::http;
 use crate::tls::Tls;
+
+/// Over verbs the cards notice dead hosts (an idle channel sends an empty write every 50 ms) and no processor has to: control
+/// heartbeats, which tell of backups that hang, are so many times slower. 25 and 300 ms become 1 and 12 s.
+const SLOWER_OVER_VERBS: u32 = 40;
+
+/// How many times slower control heartbeats of backups are over this fabric.
+pub fn heartbeat_factor(fabric: FabricKind) -> u32 {
+    if fabric == FabricKind::Verbs { SLOWER_OVER_VERBS } else { 1 }
+}
 
 /// Which fabric moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -97,7 +97,8 @@ pub struct RunOptions {
     /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
     pub heartbeat_interval_ms: u64,
-    /// A peer silent for so long is dead: shorter finds dead hosts faster, longer forgives pauses of busy machines
+    /// A peer silent for so long is dead: shorter finds dead hosts faster, longer forgives pauses of busy machines. For backups
+    /// over verbs 40 times as much, since cards notice dead hosts (--rdma-patience)
     #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
     pub heartbeat_silence_ms: u64,
     /// How long a promotion waits for slower members once enough are fenced; those that miss it are re-replicated

@@ -31,7 +31,7 @@ use super::thread::spawn_owned;
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
 const REQUESTS_MAX: usize = 256;
 /// How often failed flushes are tried again.
-const TICK: Duration = Duration::from_millis(200);
+const TICK: Duration = Duration::from_secs(1);
 
 /// A request, and what the fabric needs beside it.
 #[derive(Debug)]

@@ -225,7 +225,8 @@ struct Worker {
 
 impl Worker {
     async fn watch(self) {
-        let why = self.link.watch(self.context.rules.heartbeat_silence).await;
+        let factor = crate::fabric::heartbeat_factor(self.context.sender.kind());
+        let why = self.link.watch(self.context.rules.heartbeat_silence * factor).await;
         tracing::warn!(member = %self.link.member().id, %why, "no heartbeat");
         self.tell(Input::Lost(self.seat));
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
@@ -24,6 +25,11 @@ use super::queue::QueuePair;
 const STAGED_MAX: usize = 32;
 /// Completions taken at once; more wait for the next round.
 const TAKEN_MAX: usize = 16;
+/// A channel with nothing on its way sends an empty write after so long: only an unanswered packet shows that the other side
+/// is gone. Cards answer it, so that the other side's processor has no part in this heartbeat either.
+const KEEP_ALIVE: Duration = Duration::from_millis(50);
+/// Names that write among the completions; the others are numbered from 1.
+const PROBE: u64 = u64::MAX;
 
 /// One ordered stream of writes over one queue pair.
 #[derive(Debug)]
@@ -40,6 +46,10 @@ pub struct VerbsChannel {
     posted: u64,
     /// Completed and not yet told.
     untold: u32,
+    /// An empty write of the channel's own is on its way.
+    probing: bool,
+    /// When there was last a sign of life.
+    alive: Instant,
     /// The completion queue will ring.
     armed: bool,
     health: Arc<Health>,
@@ -65,7 +75,7 @@ impl fmt::Debug for Staged {
 unsafe impl Send for Staged {}
 
 impl VerbsChannel {
-    /// Over a connected queue pair whose send queue holds `depth` work requests of at most `message_max` bytes.
+    /// Over a connected queue pair whose send queue holds `depth` work requests, and one more, of at most `message_max` bytes.
     pub(super) fn new(
         pair: QueuePair,
         health: Arc<Health>,
@@ -88,6 +98,8 @@ impl VerbsChannel {
             message_max,
             posted: 0,
             untold: 0,
+            probing: false,
+            alive: Instant::now(),
             armed: false,
             health,
             readiness,
@@ -112,13 +124,13 @@ impl VerbsChannel {
         unsafe { self.pair.post(requests.as_mut_ptr()) }.map_err(|_| ChannelError::Disconnected)
     }
 
-    fn stage(&mut self, remote: (u64, u32), local: (u64, u32), length: u32) {
+    fn stage(&mut self, number: u64, remote: (u64, u32), local: (u64, u32), length: u32) {
         let Staged { requests, pieces, count } = &mut self.staged;
         let (request, piece) = (&mut requests[*count], &mut pieces[*count]);
         *piece = ffi::ibv_sge { addr: local.0, length, lkey: local.1 };
         let inline = length > 0 && length <= self.pair.inline_max();
         *request = ffi::ibv_send_wr {
-            wr_id: self.posted,
+            wr_id: number,
             num_sge: i32::from(length > 0),
             opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             send_flags: if inline { ffi::ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 },
@@ -137,6 +149,10 @@ impl VerbsChannel {
                 if let Some((status, _)) = completion.error() {
                     return Err(failure_of(status));
                 }
+                if completion.wr_id() == PROBE {
+                    self.probing = false;
+                    continue;
+                }
                 // It speaks for all before it: a reliable connection completes in order.
                 let open = self.posted - completion.wr_id();
                 while self.in_flight.len() as u64 > open {
@@ -147,6 +163,17 @@ impl VerbsChannel {
             if count < taken.len() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Asks for a sign of life if it is time.
+    fn keep_alive(&mut self) {
+        let now = Instant::now();
+        if !self.in_flight.is_empty() || self.probing {
+            self.alive = now;
+        } else if now.duration_since(self.alive) >= KEEP_ALIVE && self.failure.is_none() {
+            (self.probing, self.alive) = (true, now);
+            self.stage(PROBE, (0, 0), (0, 0), 0);
         }
     }
 
@@ -204,7 +231,7 @@ impl Channel for VerbsChannel {
         }
         self.posted += 1;
         let start = u64::from(range.start);
-        self.stage((address + start, key), (region.address() + start, region.local_key()), size);
+        self.stage(self.posted, (address + start, key), (region.address() + start, region.local_key()), size);
         self.in_flight.push_back(local.clone());
         if self.staged.count == STAGED_MAX {
             self.ring().inspect_err(|failure| self.fail(*failure))?;
@@ -225,6 +252,7 @@ impl Channel for VerbsChannel {
     }
 
     fn arm(&mut self) -> bool {
+        self.keep_alive();
         if !self.armed || self.pair.completions().take_event() {
             self.armed = self.pair.completions().notify().is_ok();
         }

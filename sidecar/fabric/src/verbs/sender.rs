@@ -46,7 +46,7 @@ impl Shared {
     fn queue_pair(&self) -> io::Result<QueuePair> {
         // Each write may leave a completion when the queue pair fails.
         let completions = Arc::new(CompletionQueue::new(self.domain.context(), self.depth + 1)?);
-        QueuePair::new(&self.domain, &completions, self.depth, INLINE)
+        QueuePair::new(&self.domain, &completions, self.depth + 1, INLINE)
     }
 }
 
@@ -89,7 +89,8 @@ impl VerbsSender {
         let open = || {
             let context = Arc::new(Context::open(&choice.device)?);
             let port = OpenPort::find(&context, choice)?;
-            let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(1) as u32);
+            // The channel's own probe takes a place too.
+            let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(2) as u32 - 1);
             let watcher = Watcher::start(&context)?;
             let domain = Arc::new(Domain::new(context)?);
             Ok(Shared { domain, port, tuning, depth, watcher })

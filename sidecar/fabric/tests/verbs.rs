@@ -1,0 +1,42 @@
+//! What only `verbs` promises. Needs an RDMA device: `./check` runs it in a virtual machine that has one.
+#![cfg(feature = "verbs")]
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use tailwind_fabric::verbs::{Tuning, VerbsReceiver, VerbsSender, Wishes, choose, survey};
+use tailwind_fabric::{Pool, Receiver, Sender, Writer};
+
+/// Within this time everything that must happen has happened, on the slowest machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A path that has nothing to write arms its channels every few milliseconds, and that is enough.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn an_idle_channel_notices_that_the_other_side_is_gone() {
+    let choice = choose(&survey().unwrap(), &Wishes::default()).unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
+    let mut receiver = VerbsReceiver::open(pool, &choice, Tuning::default()).unwrap();
+    let sender = VerbsSender::open(&choice, Tuning::default()).unwrap();
+    let opening = sender.begin().unwrap();
+    let answer = receiver.accept(Writer(1), &opening.offer()).unwrap();
+    let mut channel = opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();
+
+    // It lives through many signs of life, none of which is told as a completion.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        channel.arm();
+        assert_eq!(channel.poll(), Ok(0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
+    drop(receiver);
+    let start = Instant::now();
+    while channel.poll().is_ok() {
+        assert!(start.elapsed() < DEADLINE, "within {DEADLINE:?} the silence is noticed");
+        channel.arm();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
