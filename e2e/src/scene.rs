@@ -65,7 +65,8 @@ impl Scene {
     pub fn restless_setup(&self, fabric: &str) -> Result<Setup> {
         let mut setup = Setup::new(program()?, fabric);
         if fabric == "verbs" {
-            let patience = [("--heartbeat-silence-ms", "3000"), ("--fence-patience-ms", "1500")];
+            let patience =
+                [("--heartbeat-silence-ms", "3000"), ("--fence-patience-ms", "1500"), ("--rpc-timeout-ms", "10000")];
             setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_owned())).to_vec();
         }
         Ok(setup)
