@@ -303,6 +303,15 @@ impl Group {
         self.folder.path().join("config.json")
     }
 
+    /// The numbered file beside it that holds the newest configuration.
+    pub fn newest_config(&self) -> Result<PathBuf> {
+        let first = self.config();
+        let number =
+            |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("config.json.")?.parse::<u64>().ok();
+        let highest = fs::read_dir(self.folder()).context("list the folder")?.flatten().filter_map(number).max();
+        Ok(highest.map_or(first.clone(), |number| first.with_file_name(format!("config.json.{number}"))))
+    }
+
     /// The folder of a backup's buffers.
     pub fn pool(&self, index: usize) -> PathBuf {
         self.memory.path().join(&self.backups[index].name)

@@ -144,13 +144,16 @@ fn options_that_cannot_work() {
     let disk = group.flush_folder(0);
     assert_refused(&mut backup("--flush-dir", disk.to_str().unwrap()), "is in use by another backup daemon");
 
-    let good = fs::read_to_string(group.config()).unwrap();
+    let good = fs::read_to_string(group.newest_config().unwrap()).unwrap();
     let config = folder.join("other.json");
     let from = config.to_str().unwrap();
-    let newer = good.replace("\"tailwind_config\":1", "\"tailwind_config\":2");
+    let newer = good.replace("\"tailwind_config\":2", "\"tailwind_config\":3");
     for (content, words) in [
-        (&newer, "has format 2; this version reads format 1: run the newer version"),
-        (&good.replace("\"epoch\": 1", "\"epoch\": 3"), "is damaged (its CRC does not match): restore it from a copy"),
+        (&newer, "has format 3; this version reads format 2: run the newer version"),
+        (
+            &good.replace("\"epoch\": 1,", "\"epoch\": 3,"),
+            "is damaged (its CRC does not match): restore it from a copy",
+        ),
         (&good[..good.len() / 2].to_owned(), "is damaged"),
         (&String::new(), "is damaged (no header)"),
     ] {

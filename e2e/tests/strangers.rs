@@ -157,8 +157,11 @@ fn inventories(group: &Group, config: &Arc<ClientConfig>) -> Vec<Value> {
 
 /// Requests that would change something, or tell something, if they were heard.
 fn requests(group: &Group) -> Vec<(&'static str, &'static str, String)> {
-    let config: Value = fs::read_to_string(group.config()).unwrap().split_once('\n').unwrap().1.parse().unwrap();
-    let caller = serde_json::json!({ "caller": { "group": "demo", "log": config["log"], "epoch": 1_000_000 } });
+    let text = fs::read_to_string(group.newest_config().unwrap()).unwrap();
+    let config: Value = text.split_once('\n').unwrap().1.parse().unwrap();
+    let log = &config["configuration"]["log"];
+    assert!(!log.is_null(), "{text}");
+    let caller = serde_json::json!({ "caller": { "group": "demo", "log": log, "epoch": 1_000_000 } });
     vec![
         ("GET", "/status", String::new()),
         ("GET", "/metrics", String::new()),

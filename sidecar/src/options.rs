@@ -64,7 +64,8 @@ pub struct RunOptions {
     /// Serve /healthz, /readyz and /metrics without TLS here: for kubelets and Prometheus; they tell no records
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
-    /// The config store's file, on a file system that all sidecars of the group share
+    /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must have hard links;
+    /// locks that reach other hosts are not needed. Later contents are numbered files beside it
     /// [default: /var/lib/tailwind/GROUP/config.json]
     #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! The config store: where epoch, version, primary and members live, changed by compare-and-swap only.
 //!
-//! Asked by [`control`](crate::control). One implementation so far: a [`mod@file`] with a lock, for one machine or a shared
-//! file system with working `flock(2)`. The Kubernetes API joins as another variant.
+//! Asked by [`control`](crate::control). One implementation so far: a [`mod@file`], for one host or several that share a
+//! folder. The Kubernetes API joins as another variant.
 
 pub mod file;
 
@@ -17,7 +17,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// A config store.
 #[derive(Clone, Debug)]
 pub enum Store {
-    /// A local file.
+    /// A file, and its numbered successors.
     File(FileStore),
 }
 

@@ -1,20 +1,54 @@
-//! A config store in one file: a lock file beside it, compare under the lock, write anew, fsync, rename, fsync the folder.
+//! A config store in files that several hosts may share: each content is a file of its own, and the highest number rules.
 //!
-//! The file is JSON of two lines: a header with format version and CRC, and the configuration. It is never repaired by
-//! guessing: a damaged file is an error that names it and says what to do.
+//! `config.json` is number 0, the first content; its successors are `config.json.1`, `config.json.2` and so on. A swap
+//! writes and fsyncs a file under a name that nobody else uses, and links it to the next number: link(2) fails if the
+//! number is taken, on local file systems as over NFS and 9p, where flock(2) may not reach the other hosts. Superseded
+//! numbers are removed, so a swap that was asleep may take a number whose successors have come and gone. Its file is
+//! called stale; it must never count. Hence each file has a random tag, and names the tag of the file before, which it
+//! replaces. A number *stands* while the file before is there with the tag that it names; number 0 always stands.
+//!
+//! What is never broken:
+//! - Number n is removed only by who has linked n + 2 or more, which stood: the highest that stands, and the one before, stay.
+//! - Numbers are removed in ascending order, durably. Number 0 is first: in its place comes a file with another tag, so
+//!   that its place is never free again.
+//!
+//! A stale number never stands:
+//! 1. A swap links n + 1 after it has read n with tag t as the highest that stands.
+//! 2. If the link is stale, another n + 1 was there before, and was removed.
+//! 3. Before that, n with tag t was removed, since removal ascends. It never comes back: a tag is drawn for one file, and
+//!    that file is linked once.
+//! 4. So from the first moment of the stale n + 1 on there is no n with tag t. ∎
+//!
+//! Thus a swap whose link succeeds looks for n with tag t again. There it is: no n + 1 was ever there before, and the
+//! swap is done. It is not: the swap was done and superseded at once, or its link is stale; the outcome is unknown, and
+//! whoever tries the same again meets the conflict. Likewise a reader takes the highest number and then looks for the one
+//! before: there it is, so what it has read was the content of the group at some time. If a folder changes while it is
+//! listed, that time may be past, as with any store. Stale files are removed like superseded ones.
+//!
+//! A damaged file is never repaired by guessing: the error names it and says what to do.
 
+mod entry;
+
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
 use tailwind_protocol::config::{Configuration, Swap, SwapOutcome};
 
-/// The format that this version writes and reads.
-const FORMAT: u32 = 1;
+use entry::{Entry, FORMAT, Tag, Unreadable};
 
-/// A config store in a file.
+/// Looks at a folder that changes all the while, or swaps that lose the race for a number and then find nobody there.
+const LOOKS_MAX: usize = 50;
+/// Between two looks; with `LOOKS_MAX` half a second, far longer than the removal of a few files takes.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// A file on its way that is older than this was left by a process that died. Ages are told by the file system's clock.
+const DRAFT_LIFE: Duration = Duration::from_secs(3600);
+/// How names of files on their way end.
+const DRAFT: &str = ".new";
+
+/// A config store in a file and its numbered successors.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -36,11 +70,14 @@ pub enum StoreError {
     /// The content is not what was written.
     #[error(
         "config file {} is damaged ({why}): restore it from a copy; if every sidecar and backup of the group is stopped \
-         and its log is no longer needed, delete it together with the backups' folders", path.display()
+         and its log is no longer needed, delete {} and all {}.* together with the backups' folders",
+        path.display(), first.display(), first.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
+        /// Number 0 of its store.
+        first: PathBuf,
         /// What is wrong.
         why: String,
     },
@@ -58,79 +95,242 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError
     move |source| StoreError::Io { action, path: path.to_owned(), source }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Header {
-    tailwind_config: u32,
-    crc32: u32,
+/// A content that stood when it was looked at.
+struct Found {
+    number: u64,
+    tag: Tag,
+    configuration: Configuration,
+}
+
+/// A file on its way to a number. Its own name goes when it is dropped.
+struct Draft {
+    path: PathBuf,
+    entry: Entry,
+    number: u64,
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Else it is removed with those that dead processes have left.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What has become of a draft.
+#[derive(Debug, PartialEq, Eq)]
+enum Published {
+    /// It is the content, or was.
+    Standing,
+    /// The number was taken.
+    Late,
+    /// The number was free, and the one before was not there any more.
+    Doubtful,
 }
 
 impl FileStore {
-    /// A store at `path`; the folder is created if need be.
+    /// A store at `path`; the folder is created if need be. Fails where swaps could not work.
     pub fn new(path: &Path) -> Result<FileStore, StoreError> {
         let store = FileStore { path: path.to_owned() };
         let folder = store.folder();
         fs::create_dir_all(&folder).map_err(io("create folder", &folder))?;
-        store.lock()?;
-        store.read_unlocked()?;
+        store.look()?;
+        store.try_links()?;
         Ok(store)
     }
 
     /// The content, `None` if the group has never been started.
     pub fn read(&self) -> Result<Option<Configuration>, StoreError> {
-        // A rename replaces the file as a whole, so a reader needs no lock.
-        self.read_unlocked()
+        Ok(self.look()?.map(|found| found.configuration))
     }
 
     /// Replaces the content if it is still the one that the swap expects.
     pub fn swap(&self, swap: &Swap) -> Result<SwapOutcome, StoreError> {
-        let _lock = self.lock()?;
-        let found = self.read_unlocked()?;
-        if found.as_ref().map(Configuration::stamp) != swap.expected {
-            return Ok(SwapOutcome::Conflict(found));
+        for _ in 0..LOOKS_MAX {
+            let found = self.look()?;
+            if found.as_ref().map(|found| found.configuration.stamp()) != swap.expected {
+                return Ok(SwapOutcome::Conflict(found.map(|found| found.configuration)));
+            }
+            match self.publish(&self.draft(found.as_ref(), &swap.proposed)?)? {
+                Published::Standing => return Ok(SwapOutcome::Applied),
+                Published::Doubtful => return Ok(SwapOutcome::Unknown),
+                Published::Late => {}
+            }
         }
-        self.write(&swap.proposed)?;
-        Ok(SwapOutcome::Applied)
+        Ok(SwapOutcome::Unknown)
     }
 
-    fn read_unlocked(&self) -> Result<Option<Configuration>, StoreError> {
-        let text = match fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(self.damaged("not text")),
-            Err(source) => return Err(io("read config file", &self.path)(source)),
+    /// The highest number that stands.
+    fn look(&self) -> Result<Option<Found>, StoreError> {
+        let mut damaged = None;
+        for _ in 0..LOOKS_MAX {
+            let Some(first) = self.entry(0)? else { return Ok(None) };
+            let number = self.numbers()?.into_iter().max().unwrap_or(0);
+            let entry = if number == 0 { Some(first) } else { self.entry(number)? };
+            if let Some(Entry { tag, after, configuration: Some(configuration) }) = entry
+                && self.stands(number, after)?
+            {
+                return Ok(Some(Found { number, tag, configuration }));
+            }
+            // Somebody has removed what the list had shown, or had not: there is a higher number by now.
+            damaged = Some(self.damaged(number, "the number that belongs beside it is missing"));
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        damaged.map_or(Ok(None), Err)
+    }
+
+    /// True if the number before has the tag that it should have.
+    fn stands(&self, number: u64, after: Option<Tag>) -> Result<bool, StoreError> {
+        match (number, after) {
+            (0, _) => Ok(true),
+            (_, None) => Ok(false),
+            (_, Some(tag)) => Ok(self.entry(number - 1)?.is_some_and(|entry| entry.tag == tag)),
+        }
+    }
+
+    /// Writes the successor of what was found, under a name of its own.
+    fn draft(&self, found: Option<&Found>, proposed: &Configuration) -> Result<Draft, StoreError> {
+        let entry =
+            Entry { tag: self.tag()?, after: found.map(|found| found.tag), configuration: Some(proposed.clone()) };
+        self.write(entry, found.map_or(0, |found| found.number + 1))
+    }
+
+    fn write(&self, entry: Entry, number: u64) -> Result<Draft, StoreError> {
+        let bytes = entry.to_bytes().map_err(|error| self.damaged(number, &error.to_string()))?;
+        let draft = Draft { path: self.draft_path(entry.tag), entry, number };
+        let file = File::options().write(true).create_new(true).open(&draft.path);
+        let mut file = file.map_err(io("create", &draft.path))?;
+        file.write_all(&bytes).map_err(io("write", &draft.path))?;
+        file.sync_all().map_err(io("fsync", &draft.path))?;
+        Ok(draft)
+    }
+
+    /// Links a draft to its number, and removes what is superseded then.
+    fn publish(&self, draft: &Draft) -> Result<Published, StoreError> {
+        let target = self.path_of(draft.number);
+        match fs::hard_link(&draft.path, &target) {
+            Ok(()) => {}
+            // NFS asks again when an answer gets lost: then it is this very file that is in the way.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                if self.entry(draft.number)?.is_none_or(|entry| entry.tag != draft.entry.tag) {
+                    return Ok(Published::Late);
+                }
+            }
+            Err(error) => return Err(io("link to", &target)(error)),
+        }
+        self.fsync_folder()?;
+        if !self.stands(draft.number, draft.entry.after)? {
+            return Ok(Published::Doubtful);
+        }
+        // The swap is done, and the next one tidies up as well.
+        if let Err(error) = self.tidy(draft) {
+            tracing::warn!(%error, "remove superseded config files");
+        }
+        Ok(Published::Standing)
+    }
+
+    /// Removes the numbers below the one before `newest`, which stood: see the rules at the top.
+    fn tidy(&self, newest: &Draft) -> Result<(), StoreError> {
+        if newest.number < 2 {
+            return Ok(());
+        }
+        if self.entry(0)?.is_some_and(|first| first.configuration.is_some()) {
+            let keeper = self.write(Entry { tag: self.tag()?, after: None, configuration: None }, 0)?;
+            fs::rename(&keeper.path, &self.path).map_err(io("rename to", &self.path))?;
+            self.fsync_folder()?;
+        }
+        let mut superseded: Vec<u64> = self.numbers()?.into_iter().filter(|n| *n < newest.number - 1).collect();
+        superseded.sort_unstable();
+        let mut removed = false;
+        for number in superseded {
+            // The list may lack one that is there, and order matters.
+            for number in [number - 1, number].into_iter().filter(|number| *number > 0) {
+                if removed {
+                    self.fsync_folder()?;
+                }
+                removed = remove(&self.path_of(number))?;
+            }
+        }
+        self.remove_left_drafts(newest)
+    }
+
+    fn remove_left_drafts(&self, newest: &Draft) -> Result<(), StoreError> {
+        let age_of = |path: &Path| fs::metadata(path).and_then(|found| found.modified());
+        let now = age_of(&newest.path).map_err(io("look at", &newest.path))?;
+        for name in self.names()?.iter().filter(|name| name.ends_with(DRAFT)) {
+            let path = self.with_suffix(name);
+            // One that cannot be looked at has gone.
+            let age = age_of(&path).ok().and_then(|written| now.duration_since(written).ok());
+            if age.is_some_and(|age| age > DRAFT_LIFE) {
+                remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells at the start, and not at the first failover, that the file system has no hard links.
+    fn try_links(&self) -> Result<(), StoreError> {
+        let keeper = Entry { tag: self.tag()?, after: None, configuration: None };
+        let (draft, linked) = (self.write(keeper, 0)?, self.draft_path(self.tag()?));
+        let tried = fs::hard_link(&draft.path, &linked);
+        tried.map_err(io("make a hard link, which the config store's file system must be capable of,", &linked))?;
+        remove(&linked).map(|_| ())
+    }
+
+    /// What a number's file says; `None` if there is none.
+    fn entry(&self, number: u64) -> Result<Option<Entry>, StoreError> {
+        let path = self.path_of(number);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(io("read config file", &path)(error)),
         };
-        let (header, body) = text.split_once('\n').ok_or_else(|| self.damaged("no header"))?;
-        let header: Header = serde_json::from_str(header).map_err(|_| self.damaged("not a header"))?;
-        if header.tailwind_config > FORMAT {
-            return Err(StoreError::Newer { path: self.path.clone(), found: header.tailwind_config });
+        match Entry::from_bytes(&bytes) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(Unreadable::Newer(found)) => Err(StoreError::Newer { path, found }),
+            Err(Unreadable::Damaged(why)) => Err(self.damaged(number, &why)),
         }
-        if crc32fast::hash(body.as_bytes()) != header.crc32 {
-            return Err(self.damaged("its CRC does not match"));
-        }
-        serde_json::from_str(body).map(Some).map_err(|error| self.damaged(&error.to_string()))
     }
 
-    fn write(&self, config: &Configuration) -> Result<(), StoreError> {
-        let mut body = serde_json::to_string_pretty(config).map_err(|e| self.damaged(&e.to_string()))?;
-        body.push('\n');
-        let header = Header { tailwind_config: FORMAT, crc32: crc32fast::hash(body.as_bytes()) };
-        let header = serde_json::to_string(&header).map_err(|e| self.damaged(&e.to_string()))?;
-        let fresh = self.path.with_extension("new");
-        let mut file = File::create(&fresh).map_err(io("create", &fresh))?;
-        file.write_all(format!("{header}\n{body}").as_bytes()).map_err(io("write", &fresh))?;
-        file.sync_all().map_err(io("fsync", &fresh))?;
-        fs::rename(&fresh, &self.path).map_err(io("rename to", &self.path))?;
+    /// The numbers that are there, without 0.
+    fn numbers(&self) -> Result<Vec<u64>, StoreError> {
+        let parse = |name: &String| name.parse().ok().filter(|n: &u64| *n > 0 && n.to_string() == *name);
+        Ok(self.names()?.iter().filter_map(parse).collect())
+    }
+
+    /// What follows the name of number 0 and a dot in the names of files beside it.
+    fn names(&self) -> Result<Vec<String>, StoreError> {
+        let folder = self.folder();
+        let prefix = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(io("list folder", &folder))? {
+            let name = entry.map_err(io("list folder", &folder))?.file_name();
+            names.extend(name.to_str().and_then(|name| name.strip_prefix(&prefix)).map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    fn path_of(&self, number: u64) -> PathBuf {
+        if number == 0 { self.path.clone() } else { self.with_suffix(&number.to_string()) }
+    }
+
+    fn draft_path(&self, tag: Tag) -> PathBuf {
+        self.with_suffix(&format!("{:016x}{DRAFT}", tag.0))
+    }
+
+    fn with_suffix(&self, suffix: &str) -> PathBuf {
+        let mut path = OsString::from(&self.path);
+        path.push(".");
+        path.push(suffix);
+        path.into()
+    }
+
+    fn tag(&self) -> Result<Tag, StoreError> {
+        getrandom::u64().map(Tag).map_err(|error| io("draw a random tag for", &self.path)(io::Error::other(error)))
+    }
+
+    fn fsync_folder(&self) -> Result<(), StoreError> {
         let folder = self.folder();
         File::open(&folder).and_then(|folder| folder.sync_all()).map_err(io("fsync folder", &folder))
-    }
-
-    /// Held until dropped; other processes and tasks wait.
-    fn lock(&self) -> Result<File, StoreError> {
-        let path = self.path.with_extension("lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(io("open lock file", &path))?;
-        flock(&file, FlockOperation::LockExclusive).map_err(|e| io("lock", &path)(e.into()))?;
-        Ok(file)
     }
 
     fn folder(&self) -> PathBuf {
@@ -140,69 +340,24 @@ impl FileStore {
         }
     }
 
-    fn damaged(&self, why: &str) -> StoreError {
-        StoreError::Damaged { path: self.path.clone(), why: why.to_owned() }
+    fn damaged(&self, number: u64, why: &str) -> StoreError {
+        StoreError::Damaged { path: self.path_of(number), first: self.path.clone(), why: why.to_owned() }
+    }
+}
+
+/// NFS says of a file that another host has removed that its handle is stale.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle)
+}
+
+/// True if the file was there.
+fn remove(path: &Path) -> Result<bool, StoreError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if is_gone(&error) => Ok(false),
+        Err(error) => Err(io("remove", path)(error)),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use tailwind_protocol::config::PrimaryRef;
-    use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
-
-    fn config(epoch: u64) -> Configuration {
-        Configuration {
-            log: LogId(7),
-            epoch: Epoch(epoch),
-            claim: Claim(1),
-            version: Version(epoch),
-            primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:1".into() },
-            members: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn swaps_only_what_was_expected() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
-        assert_eq!(store.read().unwrap(), None);
-        let first = Swap { expected: None, proposed: config(1) };
-        assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Applied);
-        assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Conflict(Some(config(1))));
-        let second = Swap { expected: Some(config(1).stamp()), proposed: config(2) };
-        assert_eq!(store.swap(&second).unwrap(), SwapOutcome::Applied);
-        assert_eq!(store.read().unwrap(), Some(config(2)));
-    }
-
-    #[test]
-    fn only_one_of_many_racing_swaps_wins() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = FileStore::new(&folder.path().join("config.json")).unwrap();
-        let racers: Vec<_> = (1..=8)
-            .map(|epoch| {
-                let store = store.clone();
-                std::thread::spawn(move || store.swap(&Swap { expected: None, proposed: config(epoch) }).unwrap())
-            })
-            .collect();
-        let won = racers.into_iter().map(|r| r.join().unwrap());
-        assert_eq!(won.filter(|outcome| *outcome == SwapOutcome::Applied).count(), 1);
-    }
-
-    #[test]
-    fn says_what_is_wrong_with_a_file_that_it_cannot_use() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let store = FileStore::new(&path).unwrap();
-        store.swap(&Swap { expected: None, proposed: config(1) }).unwrap();
-        let good = fs::read_to_string(&path).unwrap();
-        for damage in [good.replace("\"epoch\": 1", "\"epoch\": 9"), good[..good.len() - 9].to_owned(), String::new()] {
-            fs::write(&path, damage).unwrap();
-            assert!(matches!(store.read(), Err(StoreError::Damaged { .. })));
-            assert!(store.swap(&Swap { expected: None, proposed: config(2) }).is_err(), "nothing is overwritten");
-        }
-        fs::write(&path, good.replace("\"tailwind_config\":1", "\"tailwind_config\":2")).unwrap();
-        let error = store.read().unwrap_err().to_string();
-        assert!(error.contains("format 2"), "{error}");
-    }
-}
+mod tests;

@@ -1,0 +1,263 @@
+use super::*;
+use tailwind_protocol::config::PrimaryRef;
+use tailwind_protocol::ids::{Claim, Epoch, LogId, Version};
+
+fn config(epoch: u64) -> Configuration {
+    claimed(epoch, 1)
+}
+
+fn claimed(epoch: u64, claim: u64) -> Configuration {
+    Configuration {
+        log: LogId(7),
+        epoch: Epoch(epoch),
+        claim: Claim(claim),
+        version: Version(epoch),
+        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:1".into() },
+        members: Vec::new(),
+    }
+}
+
+fn swap_to(epoch: u64) -> Swap {
+    Swap { expected: (epoch > 1).then(|| config(epoch - 1).stamp()), proposed: config(epoch) }
+}
+
+/// A store that has come to an epoch.
+fn store_at(folder: &Path, epoch: u64) -> FileStore {
+    let store = FileStore::new(&folder.join("config.json")).unwrap();
+    advance(&store, 0, epoch);
+    store
+}
+
+fn advance(store: &FileStore, from: u64, to: u64) {
+    for epoch in from + 1..=to {
+        assert_eq!(store.swap(&swap_to(epoch)).unwrap(), SwapOutcome::Applied);
+    }
+}
+
+/// A swap that has looked, written its file and fallen asleep.
+fn asleep(store: &FileStore, proposed: &Configuration) -> Draft {
+    store.draft(store.look().unwrap().as_ref(), proposed).unwrap()
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn swaps_only_what_was_expected() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
+    assert_eq!(store.read().unwrap(), None);
+    let first = swap_to(1);
+    assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Applied);
+    assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Conflict(Some(config(1))));
+    assert_eq!(store.swap(&swap_to(2)).unwrap(), SwapOutcome::Applied);
+    assert_eq!(store.swap(&first).unwrap(), SwapOutcome::Conflict(Some(config(2))));
+    assert_eq!(store.read().unwrap(), Some(config(2)));
+}
+
+#[test]
+fn keeps_the_newest_two_and_the_place_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 9);
+    assert_eq!(files(folder.path()), ["config.json", "config.json.7", "config.json.8"]);
+    assert_eq!(FileStore::new(&store.path).unwrap().read().unwrap(), Some(config(9)));
+}
+
+#[test]
+fn only_one_of_many_racing_swaps_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let racers: Vec<_> = (1..=8)
+        .map(|epoch| {
+            let store = store.clone();
+            std::thread::spawn(move || store.swap(&Swap { expected: None, proposed: config(epoch) }).unwrap())
+        })
+        .collect();
+    let won = racers.into_iter().map(|r| r.join().unwrap());
+    assert_eq!(won.filter(|outcome| *outcome == SwapOutcome::Applied).count(), 1);
+}
+
+/// Each racer always goes on from what it has read last; nobody waits for anybody. Readers watch the while.
+#[test]
+fn a_long_race_applies_each_epoch_once() {
+    const EPOCHS: u64 = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    let race = |racer: u64| {
+        let (mut won, mut doubtful, mut known) = (Vec::new(), Vec::new(), None);
+        loop {
+            let epoch = known.as_ref().map_or(0, |known: &Configuration| known.epoch.0) + 1;
+            if epoch > EPOCHS {
+                return (won, doubtful);
+            }
+            let swap = Swap { expected: known.as_ref().map(Configuration::stamp), proposed: claimed(epoch, racer) };
+            let outcome = store.swap(&swap).unwrap();
+            match outcome {
+                SwapOutcome::Applied => won.push((epoch, racer)),
+                SwapOutcome::Unknown => doubtful.push((epoch, racer)),
+                SwapOutcome::Conflict(_) => {}
+            }
+            known = store.read().unwrap();
+        }
+    };
+    let watch = || {
+        let mut seen = std::collections::BTreeMap::new();
+        loop {
+            let Some(config) = store.read().unwrap() else { continue };
+            let (epoch, claim) = (config.epoch.0, config.claim.0);
+            assert_eq!(*seen.entry(epoch).or_insert(claim), claim, "epoch {epoch} was shown with two contents");
+            if epoch >= EPOCHS {
+                return seen;
+            }
+        }
+    };
+    let (ends, seen) = std::thread::scope(|scope| {
+        let watchers: Vec<_> = (0..2).map(|_| scope.spawn(watch)).collect();
+        let racers: Vec<_> = (1..=6).map(|racer| scope.spawn(move || race(racer))).collect();
+        let ends: Vec<_> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
+        (ends, watchers.into_iter().map(|watcher| watcher.join().unwrap()).collect::<Vec<_>>())
+    });
+    let mut winners = std::collections::BTreeMap::new();
+    for (epoch, racer) in ends.iter().flat_map(|(won, _)| won) {
+        assert_eq!(winners.insert(*epoch, *racer), None, "epoch {epoch} was won twice");
+    }
+    // An epoch that nobody knows to have won is one of those whose outcome is unknown.
+    for epoch in (1..=EPOCHS).filter(|epoch| !winners.contains_key(epoch)) {
+        assert!(ends.iter().flat_map(|(_, doubtful)| doubtful).any(|(doubted, _)| *doubted == epoch), "{epoch}");
+    }
+    for (epoch, claim) in seen.into_iter().flatten() {
+        assert!(winners.get(&epoch).is_none_or(|winner| *winner == claim), "epoch {epoch} was shown and not won");
+    }
+    assert!(files(folder.path()).len() <= 8, "{:?}", files(folder.path()));
+}
+
+#[test]
+fn a_sleeper_whose_number_is_taken_is_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    for epoch in 1..9 {
+        let sleeper = asleep(&store, &claimed(epoch, 2));
+        advance(&store, epoch - 1, epoch);
+        assert_eq!(store.publish(&sleeper).unwrap(), Published::Late);
+        assert_eq!(store.read().unwrap(), Some(config(epoch)));
+    }
+}
+
+/// The sleeper read number n as the newest, and wakes up when number n + 1 has come and gone.
+#[test]
+fn a_sleeper_that_takes_a_number_anew_changes_nothing() {
+    for slept_at in 1..6 {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store_at(folder.path(), slept_at);
+        let sleeper = asleep(&store, &claimed(slept_at + 1, 2));
+        let second = asleep(&store, &claimed(slept_at + 1, 3));
+        advance(&store, slept_at, slept_at + 4);
+        assert_eq!(store.publish(&sleeper).unwrap(), Published::Doubtful);
+        assert_eq!(store.publish(&second).unwrap(), Published::Late);
+        let there = store.path_of(sleeper.number);
+        assert!(there.exists(), "nothing in its way");
+        assert_eq!(store.read().unwrap(), Some(config(slept_at + 4)));
+        advance(&store, slept_at + 4, slept_at + 5);
+        assert!(!there.exists(), "removed like what is superseded");
+    }
+}
+
+/// Worse: the folder's list shows the stale number only, since all others have changed while it was read.
+#[test]
+fn a_stale_number_never_stands() {
+    for slept_at in 1..6 {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store_at(folder.path(), slept_at);
+        let sleepers = [asleep(&store, &claimed(slept_at + 1, 2))];
+        advance(&store, slept_at, slept_at + 1);
+        let next = asleep(&store, &claimed(slept_at + 2, 2));
+        advance(&store, slept_at + 1, slept_at + 5);
+        for sleeper in sleepers.iter().chain([&next]) {
+            assert_eq!(store.publish(sleeper).unwrap(), Published::Doubtful);
+            assert!(!store.stands(sleeper.number, sleeper.entry.after).unwrap());
+        }
+        for number in store.numbers().unwrap().into_iter().filter(|number| *number > next.number) {
+            fs::remove_file(store.path_of(number)).unwrap();
+        }
+        let error = store.read().unwrap_err().to_string();
+        assert!(error.contains("is missing"), "{error}");
+    }
+}
+
+#[test]
+fn a_repeated_link_is_known_for_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 3);
+    let draft = asleep(&store, &config(4));
+    fs::hard_link(&draft.path, store.path_of(draft.number)).unwrap();
+    assert_eq!(store.publish(&draft).unwrap(), Published::Standing);
+    assert_eq!(store.read().unwrap(), Some(config(4)));
+}
+
+#[test]
+fn goes_on_after_one_that_died_between_link_and_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 3);
+    let draft = asleep(&store, &config(4));
+    fs::hard_link(&draft.path, store.path_of(draft.number)).unwrap();
+    std::mem::forget(draft);
+    assert_eq!(store.swap(&swap_to(4)).unwrap(), SwapOutcome::Conflict(Some(config(4))));
+    advance(&store, 4, 6);
+    assert_eq!(files(folder.path()).iter().filter(|name| name.ends_with(DRAFT)).count(), 1);
+    let old = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let left = old.into_iter().find(|path| path.to_str().unwrap().ends_with(DRAFT)).unwrap();
+    let long_ago = std::time::SystemTime::now() - 2 * DRAFT_LIFE;
+    File::options().write(true).open(&left).unwrap().set_modified(long_ago).unwrap();
+    advance(&store, 6, 7);
+    assert!(!left.exists());
+}
+
+#[test]
+fn goes_on_from_a_file_of_the_first_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let body = serde_json::to_string_pretty(&config(1)).unwrap() + "\n";
+    let header = format!("{{\"tailwind_config\":1,\"crc32\":{}}}\n", crc32fast::hash(body.as_bytes()));
+    fs::write(&path, header + &body).unwrap();
+    let store = FileStore::new(&path).unwrap();
+    assert_eq!(store.read().unwrap(), Some(config(1)));
+    advance(&store, 1, 5);
+    assert_eq!(store.read().unwrap(), Some(config(5)));
+}
+
+#[test]
+fn says_what_is_wrong_with_a_file_that_it_cannot_use() {
+    let folder = tempfile::tempdir().unwrap();
+    for epoch in [1, 4] {
+        let folder = folder.path().join(epoch.to_string());
+        fs::create_dir(&folder).unwrap();
+        let store = store_at(&folder, epoch);
+        let path = store.path_of(epoch - 1);
+        let good = fs::read_to_string(&path).unwrap();
+        let other = good.replace(&format!("\"epoch\": {epoch}"), "\"epoch\": 9");
+        for damage in [other, good[..good.len() - 9].to_owned(), String::new()] {
+            fs::write(&path, damage).unwrap();
+            let error = store.read().unwrap_err();
+            assert!(matches!(error, StoreError::Damaged { .. }));
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert!(store.swap(&swap_to(epoch + 1)).is_err(), "nothing is overwritten");
+        }
+        fs::write(&path, good.replace("\"tailwind_config\":2", "\"tailwind_config\":3")).unwrap();
+        let error = store.read().unwrap_err().to_string();
+        assert!(error.contains("format 3"), "{error}");
+    }
+}
+
+#[test]
+fn leaves_files_alone_that_are_not_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let others = ["config.json.007", "config.json.bak", "config.json.+3", "config.jsonl.5", "other.new"];
+    others.iter().for_each(|name| fs::write(folder.path().join(name), "somebody's").unwrap());
+    let store = store_at(folder.path(), 5);
+    assert_eq!(store.read().unwrap(), Some(config(5)));
+    assert!(others.iter().all(|name| folder.path().join(name).exists()));
+}
