@@ -159,9 +159,10 @@ impl Machine {
         self.commands += 1;
         let (begin, end) = (format!("\nbegin-{}\n", self.commands), format!("\nend-{} ", self.commands));
         let seconds = time.as_secs().max(1);
-        // A shell of its own for each, so that an error of syntax ends that one only.
+        // A shell of its own for each, so that an error of syntax ends that one only. By its path: busybox's timeout would
+        // start busybox's shell, which prefers its own tc to the real one.
         let line = format!(
-            "printf '\\nbegin-{number}\\n'; timeout -s KILL {seconds} sh -c {script} </dev/null 2>&1; \
+            "printf '\\nbegin-{number}\\n'; timeout -s KILL {seconds} /bin/sh -c {script} </dev/null 2>&1; \
              printf '\\nend-{number} %d\\n' $?\n",
             number = self.commands,
             script = quoted(script),
@@ -187,7 +188,7 @@ impl Machine {
     /// goes to a file in the shared folder.
     pub fn start(&mut self, script: &str, log: &str) -> Result<u32> {
         let log = quoted(&format!("/share/{log}"));
-        let line = format!("setsid sh -c {} </dev/null >{log} 2>&1 & echo $!", quoted(script));
+        let line = format!("setsid /bin/sh -c {} </dev/null >{log} 2>&1 & echo $!", quoted(script));
         let number = self.must(&line)?;
         number.trim().parse().with_context(|| format!("machine {}: process number {number:?}", self.id))
     }
