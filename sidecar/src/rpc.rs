@@ -129,6 +129,12 @@ impl BackupClient {
         }
     }
 
+    /// Returns once the other side has answered at all.
+    pub async fn answers(&self, patience: Duration) -> Result<(), CallError> {
+        let silent = |_| self.unreachable(path::HEARTBEATS, &format!("silent for {patience:?}"));
+        timeout(patience, self.open_heartbeats()).await.map_err(silent)?.map(|_| ())
+    }
+
     async fn open_heartbeats(&self) -> Result<(Link, Response<Incoming>), CallError> {
         let mut link = self.connect().await?;
         let request = self.request(Method::GET, path::HEARTBEATS, Bytes::new());

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::socket::Role;
+use tokio::task::JoinSet;
 
 use super::{Context, random_below};
 use crate::path::Command;
@@ -15,12 +16,16 @@ use crate::tls::Role as PeerRole;
 
 /// Standbys that notice at the same moment spread over this time, so that one of them usually wins at once.
 const SPREAD_MS: u64 = 8;
+/// Pause of a standby that finds its primary gone and too few members to take over with.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Pause before the config store is asked again after it failed.
 const STORE_RETRY: Duration = Duration::from_millis(200);
 
 /// Returns when this sidecar should try to become primary.
 pub async fn wait_for_turn(context: &Context) {
     let mut config = read(context).await;
+    // What has been told once, of this configuration.
+    let mut told = None;
     loop {
         let Some(known) = config else { return };
         let mine = known.primary == context.me;
@@ -42,16 +47,52 @@ pub async fn wait_for_turn(context: &Context) {
         config = tokio::select! {
             changed = context.store.changed(Some(known.stamp())) => Some(changed),
             why = client.watch_heartbeats(context.rules.heartbeat_silence) => {
-                tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
+                let news = told.replace(known.stamp()) != Some(known.stamp());
+                if news {
+                    tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
+                }
                 tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
+                let answer = enough_answer(context, &known).await;
                 let now = read(context).await;
                 if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
-                    return;
+                    match answer {
+                        Ok(()) => return,
+                        Err(why) if news => tracing::warn!(group = %context.group, %why, "waiting"),
+                        Err(_) => {}
+                    }
+                    tokio::time::sleep(LOOK_AGAIN).await;
                 }
                 now
             }
         };
     }
+}
+
+/// Whether as many members can be reached as a promotion needs; otherwise says why not. A sidecar that reaches the config
+/// store but not the backups must not claim an epoch: it would depose one primary after the other and win nothing.
+async fn enough_answer(context: &Context, config: &Configuration) -> Result<(), String> {
+    let needed = usize::from(context.rules.min_in_sync).min(config.members.len());
+    let mut asked = JoinSet::new();
+    for member in &config.members {
+        let client = BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup);
+        let patience = context.rules.heartbeat_silence;
+        asked.spawn(async move { client.answers(patience).await });
+    }
+    let (mut answered, mut missing) = (0, Vec::new());
+    while answered < needed {
+        match asked.join_next().await {
+            Some(Ok(Ok(()))) => answered += 1,
+            Some(Ok(Err(error))) => missing.push(error.to_string()),
+            Some(Err(error)) => missing.push(error.to_string()),
+            None => {
+                let missing = missing.join(", ");
+                return Err(format!(
+                    "{answered} of the last set's members answer, {needed} needed; missing: {missing}"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn read(context: &Context) -> Option<Configuration> {
