@@ -79,6 +79,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         "two backups have the same name (--backup NAME=HOST:PORT): names are unique in a group"
     );
 
+    // From here on to be told to end is no failure, however long a disk keeps the start waiting.
+    let told_to_end = told_to_end()?;
     let tls = tls.load(&group, PeerRole::Sidecar)?;
     let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
     let store = Store::File(FileStore::new(&config)?);
@@ -139,7 +141,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             Some(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
         },
-        () = told_to_end() => {
+        () = told_to_end => {
             tracing::info!(%group, sidecar = %name, "ending");
             context.path.send(Command::End);
             // Clients hear of it before the process goes.
@@ -152,14 +154,16 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     result
 }
 
-async fn told_to_end() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
+/// Signals are caught as soon as this returns; the future ends with the first.
+fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
+    let on = |kind| signal(kind).context("wait for signals");
+    let (mut term, mut int) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    })
 }
 
 /// Binds the append socket, mode 0660. A socket file that nobody listens on is left over from a dead process.

@@ -269,9 +269,10 @@ impl FileStore {
 
     /// Tells at the start, and not at the first failover, that the file system has no hard links.
     fn try_links(&self) -> Result<(), StoreError> {
-        let keeper = Entry { tag: self.tag()?, after: None, configuration: None };
-        let (draft, linked) = (self.write(keeper, 0)?, self.draft_path(self.tag()?));
-        let tried = fs::hard_link(&draft.path, &linked);
+        let (file, linked) = (self.draft_path(self.tag()?), self.draft_path(self.tag()?));
+        File::create_new(&file).map_err(io("create", &file))?;
+        let tried = fs::hard_link(&file, &linked);
+        remove(&file)?;
         tried.map_err(io("make a hard link, which the config store's file system must be capable of,", &linked))?;
         remove(&linked).map(|_| ())
     }
