@@ -162,3 +162,16 @@ async fn heartbeats_end_with_a_reason() {
     let why = client(address).watch_heartbeats(silence).await;
     assert!(why.contains("connect to"), "{why}");
 }
+
+#[tokio::test]
+async fn whoever_answers_at_all_can_be_told_from_the_silent() {
+    let router = Router::new()
+        .route(path::HEARTBEATS, get(|| async { Body::from_stream(stream::pending::<std::io::Result<&str>>()) }));
+    assert_eq!(serving(router).await.answers(TIMEOUT).await, Ok(()));
+    let (listener, address) = listener().await;
+    let why = client(address).answers(Duration::from_millis(200)).await.unwrap_err().to_string();
+    assert!(why.contains("silent for 200ms"), "{why}");
+    drop(listener);
+    let why = client(address).answers(TIMEOUT).await.unwrap_err().to_string();
+    assert!(why.contains("connect to"), "{why}");
+}
