@@ -4,13 +4,14 @@
 //! whatever certificate it is told to.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod certificates;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
@@ -24,42 +25,15 @@ use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
 use tailwind_e2e::workload::Numbered;
 
+use certificates::Authority;
+
 on_every_fabric!(a_group_over_tls_survives_its_primary, strangers_learn_and_change_nothing);
-
-/// A certificate authority.
-struct Authority(Issuer<'static, KeyPair>, String);
-
-impl Authority {
-    fn new() -> Authority {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let pem = params.self_signed(&key).unwrap().pem();
-        Authority(Issuer::new(params, key), pem)
-    }
-
-    /// Writes `NAME.pem` and `NAME.key` for this identity.
-    fn issue(&self, folder: &Path, name: &str, identity: &str) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.subject_alt_names = vec![SanType::URI(identity.try_into().unwrap())];
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
-        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
-    }
-}
 
 /// A group that speaks mutual TLS, and its folder of certificates.
 fn guarded(scene: &Scene, fabric: &str) -> (Group, tempfile::TempDir, Authority) {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
-    fs::write(folder.path().join("ca.pem"), &authority.1).unwrap();
-    for name in ["sidecar0", "sidecar1"] {
-        authority.issue(folder.path(), name, &format!("tailwind://demo/sidecar/{name}"));
-    }
-    for name in ["backup0", "backup1", "backup2", "backup3"] {
-        authority.issue(folder.path(), name, &format!("tailwind://demo/backup/{name}"));
-    }
+    authority.certify(folder.path(), &["sidecar0", "sidecar1"], &["backup0", "backup1", "backup2", "backup3"]);
     let mut setup = scene.setup(fabric).unwrap();
     setup.certificates = Some(folder.path().to_owned());
     (scene.start(setup).unwrap(), folder, authority)
