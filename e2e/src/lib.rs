@@ -2,11 +2,13 @@
 //!
 //! [`group`] starts and stops processes, [`view`] looks at them from outside, [`workload`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`scene`] gives each test its
-//! turn and its seed, [`steps`] are what many tests do. [`machine`] boots virtual machines with soft-RoCE. Used by the
+//! turn and its seed, [`steps`] are what many tests do. [`machine`] boots virtual machines with soft-RoCE, [`fleet`] a group over
+//! several of them. Used by the
 //! `quickstart` program and by the tests in `tests/`; `docs/testing.md` says what is tested where.
 
 pub mod background;
 pub mod checker;
+pub mod fleet;
 pub mod group;
 pub mod http;
 pub mod machine;

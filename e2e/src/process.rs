@@ -19,10 +19,20 @@ use crate::view::PATIENCE;
 /// Finds the program that belongs to this build, building it if need be.
 pub fn program() -> Result<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    program_with(&BUILT, &[])
+}
+
+/// The same, able to use RDMA. A program that is named by the environment should be as well.
+pub fn verbs_program() -> Result<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    program_with(&BUILT, &["--features", "verbs"])
+}
+
+fn program_with(built: &OnceLock<PathBuf>, options: &[&str]) -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("TAILWIND_SIDECAR_PROGRAM") {
         return Ok(path.into());
     }
-    if let Some(path) = BUILT.get() {
+    if let Some(path) = built.get() {
         return Ok(path.clone());
     }
     let me = std::env::current_exe().context("find this program")?;
@@ -30,14 +40,14 @@ pub fn program() -> Result<PathBuf> {
     let folder = folder.context("find the build folder")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package", "tailwind-sidecar", "--bin", "tailwind-sidecar"]);
+    build.args(["build", "--quiet", "--package", "tailwind-sidecar", "--bin", "tailwind-sidecar"]).args(options);
     if folder.ends_with("release") {
         build.arg("--release");
     }
     build.env("CARGO_TARGET_DIR", folder.parent().context("find the target folder")?);
     let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("build tailwind-sidecar")?;
     ensure!(status.success(), "tailwind-sidecar does not build");
-    Ok(BUILT.get_or_init(|| folder.join("tailwind-sidecar")).clone())
+    Ok(built.get_or_init(|| folder.join("tailwind-sidecar")).clone())
 }
 
 /// The same command with more options, or with other values of those it has.

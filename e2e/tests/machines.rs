@@ -1,16 +1,176 @@
-//! The virtual machines themselves: what tests with soft-RoCE rely on when they kill machines and cut wires.
+//! Groups over machines that die, are cut off and have a bad wire, over real verbs; and before that the virtual machines
+//! themselves: what tests with soft-RoCE rely on when they kill machines and cut wires.
 //!
 //! Behind the feature `machines`, since it boots kernels: `cargo test -p tailwind-e2e --features machines --test machines`.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod certificates;
+
 use std::fs;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tailwind_e2e::fleet::Fleet;
 use tailwind_e2e::machine::{Hardware, Machine, Wire};
+use tailwind_e2e::scene::Scene;
+use tailwind_e2e::steps::OUTAGE;
 use tailwind_e2e::view::PATIENCE;
+
+use certificates::Authority;
+
+/// Three emulated machines are enough work for a host.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Machines 1 to 3, each with a sidecar and a backup; machine 1 is primary, every backup is in the set. Of three copies
+/// two are needed, so that one machine may be missing, and one machine alone can acknowledge nothing.
+fn group() -> Fleet {
+    let certify = |folder: &Path| {
+        let sidecars = ["sidecar1", "sidecar2", "sidecar3"];
+        Authority::new().certify(folder, &sidecars, &["backup1", "backup2", "backup3"]);
+    };
+    let mut fleet = Fleet::boot(3, Path::new(env!("CARGO_BIN_EXE_appender")), certify).unwrap();
+    fleet.start().unwrap();
+    fleet
+}
+
+#[test]
+fn a_backups_host_dies() {
+    let (_alone, mut scene, mut fleet) = (alone(), Scene::begin(), group());
+    let app = fleet.append(1, scene.random.next()).unwrap();
+    fleet.wait_for_acks(&app, 500 + scene.random.below(1000)).unwrap();
+    fleet.kill(2 + scene.random.below(2) as usize).unwrap();
+    fleet.wait_for_members(2).unwrap();
+    fleet.wait_for_acks(&app, 2000).unwrap();
+    let end = fleet.finish(&app).unwrap();
+    fleet.check(1, &[&app], end).unwrap();
+    fleet.check_logs(&OUTAGE).unwrap();
+}
+
+#[test]
+fn the_primarys_host_dies() {
+    let (_alone, mut scene, mut fleet) = (alone(), Scene::begin(), group());
+    let app = fleet.append(1, scene.random.next()).unwrap();
+    fleet.wait_for_acks(&app, 500 + scene.random.below(1000)).unwrap();
+    fleet.kill(1).unwrap();
+    let acked = app.report().unwrap().acked;
+
+    let successor = fleet.wait_for_successor(1).unwrap();
+    let next = fleet.append(successor, scene.random.next()).unwrap();
+    let begun = next.report().unwrap();
+    assert!(begun.first > acked, "record {acked} was acknowledged, and {begun:?}");
+    assert_eq!(begun.epoch, fleet.status(successor)["epoch"]);
+    fleet.wait_for_acks(&next, 2000).unwrap();
+    let end = fleet.finish(&next).unwrap();
+    fleet.check(successor, &[&app, &next], end).unwrap();
+
+    // It comes back without its memory, and gets it filled.
+    fleet.boot_again(1).unwrap();
+    fleet.start_backup(1).unwrap();
+    fleet.wait_for_members(3).unwrap();
+    fleet.check_logs(&OUTAGE).unwrap();
+}
+
+/// It still reaches the config store, as where that is in another network, and finds its primary silent. It must not take
+/// the group away from it.
+#[test]
+fn a_standbys_host_is_cut_off() {
+    let (_alone, mut scene, mut fleet) = (alone(), Scene::begin(), group());
+    let app = fleet.append(1, scene.random.next()).unwrap();
+    fleet.wait_for_acks(&app, 500 + scene.random.below(1000)).unwrap();
+    let lonely = 2 + scene.random.below(2) as usize;
+    fleet.wire().block(lonely, true).unwrap();
+    let name = format!("sidecar{lonely}");
+    fleet.wait("it to find itself alone", |fleet| Ok(fleet.log(&name).contains("answer, 2 needed"))).unwrap();
+    fleet.wait_for_members(2).unwrap();
+    fleet.wait_for_acks(&app, 2000).unwrap();
+    fleet.wire().block(lonely, false).unwrap();
+    fleet.wait_for_members(3).unwrap();
+    assert_eq!(fleet.status(1)["epoch"], 1);
+    let end = fleet.finish(&app).unwrap();
+    fleet.check(1, &[&app], end).unwrap();
+    fleet.check_logs(&OUTAGE).unwrap();
+}
+
+#[test]
+fn the_primarys_cable_is_pulled_out() {
+    the_primary_is_cut_off(|fleet, cut| fleet.machine(1).unwrap().cut_link(cut).unwrap());
+}
+
+#[test]
+fn the_primarys_switch_is_broken() {
+    the_primary_is_cut_off(|fleet, cut| fleet.wire().block(1, cut).unwrap());
+}
+
+/// Nobody can reach the machine, and it can reach neither the others nor the config store. The old primary and its app go
+/// on as long as they can. The app on the new one begins after the last record of the log;
+/// from then on the old one acknowledges nothing, neither while it is cut off nor afterwards.
+fn the_primary_is_cut_off(cut_off: impl Fn(&mut Fleet, bool)) {
+    let (_alone, mut scene, mut fleet) = (alone(), Scene::begin(), group());
+    let app = fleet.append(1, scene.random.next()).unwrap();
+    fleet.wait_for_acks(&app, 500 + scene.random.below(1000)).unwrap();
+    fleet.hide_store(1, true).unwrap();
+    cut_off(&mut fleet, true);
+    let successor = fleet.wait_for_successor(1).unwrap();
+    let next = fleet.append(successor, scene.random.next()).unwrap();
+    let begun = next.report().unwrap();
+    let last = |when: &str| {
+        let report = app.report().unwrap();
+        assert!(report.acked < begun.first, "{when} the zombie has {report:?}, and its successor {begun:?}");
+        report
+    };
+    last("cut off");
+    fleet.wait_for_acks(&next, 1000).unwrap();
+    last("still cut off");
+
+    cut_off(&mut fleet, false);
+    fleet.hide_store(1, false).unwrap();
+    fleet.wait_for_acks(&next, 1000).unwrap();
+    fleet.wait_for_report(&app, "the old app to lose its primary", |report| report.end.is_some()).unwrap();
+    let report = last("in the end");
+    assert!(report.end.as_ref().unwrap().starts_with("lost "), "{report:?}");
+    let primary = format!("sidecar{successor}");
+    let steps_down = |fleet: &mut Fleet| {
+        let status = fleet.status(1);
+        Ok(status["role"] == "standby" && status["primary"] == *primary)
+    };
+    fleet.wait("the old primary to be a standby", steps_down).unwrap();
+    let end = fleet.finish(&next).unwrap();
+    fleet.check(successor, &[&app, &next], end).unwrap();
+    fleet.wait_for_members(3).unwrap();
+    let expected: Vec<&str> = OUTAGE.into_iter().chain(["event=port error", "the configuration"]).collect();
+    fleet.check_logs(&expected).unwrap();
+}
+
+/// Packets get lost and overtake each other, those of TCP as those of RDMA.
+#[test]
+fn the_wire_is_bad() {
+    let (_alone, mut scene, mut fleet) = (alone(), Scene::begin(), group());
+    for id in fleet.alive() {
+        let rule = "tc qdisc add dev eth0 root netem loss 1% delay 1ms reorder 25% 50%";
+        fleet.machine(id).unwrap().must(rule).unwrap();
+    }
+    let app = fleet.append(1, scene.random.next()).unwrap();
+    fleet.wait_for_acks(&app, 1000 + scene.random.below(1000)).unwrap();
+    fleet.kill(1).unwrap();
+    let acked = app.report().unwrap().acked;
+    let successor = fleet.wait_for_successor(1).unwrap();
+    let next = fleet.append(successor, scene.random.next()).unwrap();
+    let begun = next.report().unwrap();
+    assert!(begun.first > acked, "record {acked} was acknowledged, and {begun:?}");
+    fleet.wait_for_acks(&next, 1000).unwrap();
+    let end = fleet.finish(&next).unwrap();
+    fleet.check(successor, &[&app, &next], end).unwrap();
+    fleet.check_logs(&OUTAGE).unwrap();
+}
 
 #[test]
 fn machines_on_a_wire_are_cut_off_frozen_and_killed() {
+    let _alone = alone();
     let mut wire = Wire::lay(3).unwrap();
     let mut machines = wire.boot(&[1, 2, 3], &Hardware::default()).unwrap();
 
