@@ -362,15 +362,44 @@ fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
 fn no_more_is_lent_than_there_is_or_could_be_flushed() {
     let mut desk = Desk::fresh();
     desk.fence(5);
-    for segment in 1..=4 {
+    for segment in 1..=3 {
         assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
     }
-    let fifth = || open(caller(5), identity(5, 5), Purpose::Append);
-    assert!(matches!(desk.ask(fifth()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    let fourth = || open(caller(5), identity(4, 5), Purpose::Append);
+    assert!(matches!(desk.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
     assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert!(matches!(desk.ask(fifth()), Some(Reply::Refused(Refusal::RetryLater { .. }))), "closed is not flushed");
+    assert!(matches!(desk.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))), "closed is not flushed");
     desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert_eq!(desk.ask(fifth()), Some(Reply::Opened(Slot(0))));
+    assert_eq!(desk.ask(fourth()), Some(Reply::Opened(Slot(0))));
+}
+
+/// Whatever appends have left behind, the image that mends it finds a buffer; a second one waits for its turn.
+#[test]
+fn the_last_buffer_is_for_images() {
+    let mut desk = Desk::fresh();
+    desk.fence(5);
+    for segment in 1..=3 {
+        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    }
+    desk.scanned = closure(3);
+    desk.fence(6);
+    let image = |segment| open(caller(6), identity(segment, 5), Purpose::Install);
+    assert_eq!(desk.ask(image(1)), Some(Reply::Opened(Slot(3))));
+    assert!(matches!(desk.ask(image(2)), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    assert_eq!(desk.ask(image(2)), Some(Reply::Opened(Slot(0))), "the copy that was replaced has given its buffer back");
+}
+
+/// A pool that is too small for both serves appends.
+#[test]
+fn a_pool_of_two_keeps_nothing_for_images() {
+    let mut desk = Desk::start(Found { promise: Promise::default(), rows: vec![], files: vec![] }, 2);
+    desk.fence(5);
+    for segment in 1..=2 {
+        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    }
+    let third = open(caller(5), identity(3, 5), Purpose::Append);
+    assert!(matches!(desk.ask(third), Some(Reply::Refused(Refusal::RetryLater { .. }))));
 }
 
 #[test]

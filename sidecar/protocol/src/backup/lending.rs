@@ -8,6 +8,9 @@ use crate::rpc::{OpenRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
+/// What a primary needs to go on appending: a buffer that is being filled, and the next one.
+const SLOTS_FOR_APPENDS_MIN: u64 = 2;
+
 impl Backup {
     // Open: lend a buffer, all zero, to the promised epoch.
     pub(super) fn on_open(
@@ -45,7 +48,7 @@ impl Backup {
             return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
         }
         let abandoned = known.and_then(Copy::slot);
-        let slot = self.free_slot(abandoned)?;
+        let slot = self.free_slot(request.purpose, abandoned)?;
         self.take_durability(request, out)?;
         out.extend(abandoned.into_iter().flat_map(Self::freed));
         let table = match request.purpose {
@@ -96,23 +99,40 @@ impl Backup {
     }
 
     /// A slot to lend, within the bound of what could be flushed. `freed` will be free by then.
-    fn free_slot(&self, freed: Option<Slot>) -> Result<Slot, Refusal> {
+    fn free_slot(&self, purpose: Purpose, freed: Option<Slot>) -> Result<Slot, Refusal> {
         let used: Vec<Slot> = self.slots_in_use().filter(|slot| Some(*slot) != freed).collect();
-        let unflushed = self.unflushed_bytes() - freed.map_or(0, |_| u64::from(self.limits.slot_size));
-        if unflushed + u64::from(self.limits.slot_size) > self.limits.unflushed_bytes_max {
+        let kept = self.kept_for_images(purpose);
+        let wanted = used.len() as u64 + 1 + kept;
+        let bytes = |slots: u64| slots * u64::from(self.limits.slot_size);
+        let for_images = if kept > 0 { ", and one buffer more for images" } else { "" };
+        if bytes(wanted) > self.limits.unflushed_bytes_max {
             let why = format!(
-                "{} are lent or not yet flushed; backup {} may have at most {} (flush bandwidth × hold-up time)",
-                readable_size(unflushed),
+                "{} are lent or not yet flushed; backup {} may have at most {}{for_images} (flush bandwidth × hold-up time)",
+                readable_size(bytes(used.len() as u64)),
                 self.member,
-                readable_size(self.limits.unflushed_bytes_max)
+                readable_size(self.limits.unflushed_bytes_max - bytes(kept))
             );
             return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
         }
         // `freed` itself is not taken: its writer may still be on its way out.
         let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
-        free.ok_or_else(|| Refusal::RetryLater {
+        free.filter(|_| wanted <= u64::from(self.limits.slots)).ok_or_else(|| Refusal::RetryLater {
             after_ms: RETRY_AFTER_MS,
-            why: format!("all {} buffers of backup {} are in use", self.limits.slots, self.member),
+            why: format!(
+                "all {} buffers of backup {} are in use{for_images}",
+                u64::from(self.limits.slots) - kept,
+                self.member
+            ),
         })
+    }
+
+    /// Buffers that must stay free when one is lent for this purpose. The image that mends a copy needs a buffer of its own:
+    /// until it is whole, that copy may hold the only bytes there are. With every buffer lent for appends, a member whose
+    /// copies all ended too early could never be mended, and a group that cannot do without it would wait for ever.
+    ///
+    /// A pool of two has none to spare: one is being filled and one is ready.
+    fn kept_for_images(&self, purpose: Purpose) -> u64 {
+        let most = (self.limits.unflushed_bytes_max / u64::from(self.limits.slot_size)).min(self.limits.slots.into());
+        u64::from(purpose == Purpose::Append && most > SLOTS_FOR_APPENDS_MIN)
     }
 }

@@ -56,6 +56,7 @@ scripts! {
     race,
     rejoin,
     roll_over,
+    room_for_an_image,
     stalled,
     too_few,
     torn_across_segments,
