@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use tailwind_protocol::backup::{Backup, Found, Input, Limits, Output, Request, RequestId, Slot, SlotRow};
-use tailwind_protocol::config::MemberRef;
+use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, MemberId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
@@ -174,7 +174,14 @@ impl Host {
         if !self.disk.proves_everything() && !planted::has(Bug::IdentityKept) {
             self.boot = self.new_boot();
         }
-        self.flips.retain(|(identity, _)| self.disk.closed.contains_key(&identity.segment));
+        // What a clean end has written of an open segment stops where a flipped bit stopped the scan. Under `flushed` no bit
+        // in memory takes anything from the disk: what counts was there before.
+        let disk = &self.disk;
+        let clean_end = disk.complete && disk.promise.durability != Durability::Flushed;
+        let cut_short = |identity: &SegmentIdentity| {
+            clean_end && disk.open.get(&identity.segment).is_some_and(|file| file.identity == *identity)
+        };
+        self.flips.retain(|(identity, _)| disk.closed.contains_key(&identity.segment) || cut_short(identity));
     }
 
     /// An empty machine under the same name.
@@ -336,5 +343,42 @@ impl World {
     pub(crate) fn plan_restart(&mut self, no: HostNo) {
         let after = self.random.within(5, 1500) * MS;
         self.queue.plan(after, Event::Restart(no));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tailwind_protocol::ids::{Generation, LogId, SegmentId};
+
+    use super::*;
+
+    /// A backup with two bytes of an open segment on its disk and a flipped bit behind them; then the power goes.
+    fn left_after_a_flip(complete: bool, durability: Durability) -> usize {
+        let identity = SegmentIdentity {
+            log: LogId(1),
+            segment: SegmentId(1),
+            epoch: Epoch(1),
+            generation: Generation(1),
+            size: SegmentSize::MIN,
+        };
+        let mut host = Host::new(HostNo(0), 4, 4);
+        host.disk.write_open(identity, &[1, 2]).synced = 2;
+        host.disk.complete = complete;
+        host.disk.promise.durability = durability;
+        host.flips.push((identity, 2));
+        host.lose_memory();
+        host.flips.len()
+    }
+
+    /// It comes back as who it was, and without what lay behind the flipped bit.
+    #[test]
+    fn what_a_flipped_bit_has_cut_off_stays_cut_off_on_disk() {
+        assert_eq!(left_after_a_flip(true, Durability::Battery), 1);
+    }
+
+    #[test]
+    fn a_flipped_bit_goes_with_the_memory() {
+        assert_eq!(left_after_a_flip(false, Durability::Battery), 0);
+        assert_eq!(left_after_a_flip(true, Durability::Flushed), 0);
     }
 }
