@@ -387,7 +387,11 @@ fn the_last_buffer_is_for_images() {
     assert_eq!(desk.ask(image(1)), Some(Reply::Opened(Slot(3))));
     assert!(matches!(desk.ask(image(2)), Some(Reply::Refused(Refusal::RetryLater { .. }))));
     assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
-    assert_eq!(desk.ask(image(2)), Some(Reply::Opened(Slot(0))), "the copy that was replaced has given its buffer back");
+    assert_eq!(
+        desk.ask(image(2)),
+        Some(Reply::Opened(Slot(0))),
+        "the copy that was replaced has given its buffer back"
+    );
 }
 
 /// A pool that is too small for both serves appends.
@@ -400,6 +404,41 @@ fn a_pool_of_two_keeps_nothing_for_images() {
     }
     let third = open(caller(5), identity(3, 5), Purpose::Append);
     assert!(matches!(desk.ask(third), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+}
+
+/// It was lost in the middle of segment 1 and came back later: segment 2 it got as an image, and 1 has been trimmed.
+#[test]
+fn a_trim_takes_what_was_left_behind_unclosed() {
+    let trim = |below| Request::Trim(TrimRequest { caller: caller(5), below: Lsn(below) });
+    for (restarts, later_epoch) in [(false, 5), (true, 5), (false, 4)] {
+        let mut desk = Desk::fresh();
+        desk.fence(5);
+        let later = identity(2, later_epoch);
+        assert_eq!(desk.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(Slot(0))));
+        assert_eq!(desk.ask(open(caller(5), later, Purpose::Install)), Some(Reply::Opened(Slot(1))));
+        let closure = Closure { first: Lsn(4), ..closure(6) };
+        let close = Request::Close(CloseRequest { caller: caller(5), identity: later, closure });
+        assert_eq!(desk.ask(close), Some(Reply::Done));
+        if restarts {
+            let (promise, row) = (desk.backup.promise().clone(), |identity, closed| SlotRow {
+                identity,
+                purpose: Purpose::Append,
+                lender: Epoch(5),
+                closed,
+            });
+            let rows = vec![(Slot(0), row(identity(1, 5), None)), (Slot(1), row(later, Some(closure)))];
+            desk = Desk::start(Found { promise, rows, files: vec![] }, 4);
+        }
+        assert_eq!(desk.ask(trim(3)), Some(Reply::Done));
+        assert!(!desk.out.contains(&Output::Release(Slot(0))), "record 3 may be in it");
+        assert_eq!(desk.ask(trim(4)), Some(Reply::Done));
+        let same_log = later_epoch == 5;
+        assert_eq!(
+            desk.out.contains(&Output::Release(Slot(0))),
+            same_log,
+            "another epoch's segment 2 says nothing of it"
+        );
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl Plan {
                 Durability::Battery,
             ]),
             slots,
-            unflushed_slots_max: random.within(4, u64::from(slots) + 4) as u32,
+            unflushed_slots_max: random.within(3, u64::from(slots) + 4) as u32,
             placement: *random.pick(&[Placement::InOrder, Placement::InOrderWithinRequest, Placement::Arbitrary]),
             packet_size: *random.pick(&[256, 1024, 4096]),
             latency: (near, near * random.within(2, 40)),

@@ -2,7 +2,7 @@
 //!
 //! Part of [`Backup`].
 
-use crate::ids::SegmentId;
+use crate::ids::{Lsn, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::rpc::{DropRequest, FetchRequest, Refusal, TrimRequest};
 
@@ -26,7 +26,7 @@ impl Backup {
         }
     }
 
-    // Trim: whole closed segments only, and never the last one, which tells where the log goes on.
+    // Trim: whole segments only, and never the last closed one, which tells where the log goes on.
     pub(super) fn on_trim(&mut self, request: &TrimRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
         if request.below > self.promise.trimmed {
@@ -38,12 +38,24 @@ impl Backup {
             return Ok(Reply::Done);
         };
         let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
-        let needless =
-            |copy: &&Copy| ended(copy) && copy.closure.last < request.below && copy.identity.segment < newest;
+        let needless = |copy: &&Copy| {
+            ended(copy) && copy.closure.last < request.below && copy.identity.segment < newest
+                || !ended(copy) && self.is_left_behind(copy, request.below)
+        };
         let segments: Vec<SegmentId> =
             self.copies.values().filter(needless).map(|copy| copy.identity.segment).collect();
         self.forget(&segments, out);
         Ok(Reply::Done)
+    }
+
+    /// True for a copy that was never closed here and needs no closing any more: a later segment of the same epoch is closed,
+    /// and its first record is the first that is needed, or was trimmed too. So it is with a backup that was lost in the
+    /// middle of a segment and came back when that had been trimmed: nobody else would ever give its buffer back.
+    fn is_left_behind(&self, copy: &Copy, below: Lsn) -> bool {
+        let beyond = |later: &Copy| {
+            later.stage == Stage::Closed && later.identity.epoch == copy.identity.epoch && later.closure.first <= below
+        };
+        self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
     }
 
     /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone.

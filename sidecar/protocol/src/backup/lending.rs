@@ -47,6 +47,10 @@ impl Backup {
             let why = "a copy is here already: drop it first, if it is no part of the log".to_owned();
             return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
         }
+        if self.comes_late(&row) {
+            let why = "a later one of this epoch is closed here, so this request comes late".to_owned();
+            return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
+        }
         let abandoned = known.and_then(Copy::slot);
         let slot = self.free_slot(request.purpose, abandoned)?;
         self.take_durability(request, out)?;
@@ -59,6 +63,17 @@ impl Backup {
         out.push(Output::SaveSlot(slot, Some(row)));
         out.push(Output::Lend(id, slot, request.caller.epoch));
         Ok(None)
+    }
+
+    /// True for the late repetition of a request to append to a segment that has been closed and trimmed since. Nobody would
+    /// write that buffer, and nobody would close it: it would be gone until the next epoch.
+    ///
+    /// A primary asks for buffers from its active segment on and closes what lies behind that, each segment only after all
+    /// that it asked for up to there was lent. So where a later segment of its epoch is closed, nobody waits for this one.
+    fn comes_late(&self, asked: &SlotRow) -> bool {
+        let closed = |copy: &Copy| copy.stage == Stage::Closed && copy.identity.epoch == asked.lender;
+        let mut later = self.copies.range(asked.identity.segment.next()..);
+        asked.purpose == Purpose::Append && later.any(|(_, copy)| closed(copy))
     }
 
     pub(super) fn on_lent(&mut self, id: RequestId, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {

@@ -44,6 +44,7 @@ scripts! {
     flushed_promotion,
     flushed_unseen,
     late_drop,
+    late_open,
     lost_messages,
     member_dies_in_promotion,
     new_group,
