@@ -96,7 +96,9 @@ impl Checks {
             }
             return false;
         }
-        let lost = self.history.owed().find(|(lsn, epoch)| found.get(lsn) != Some(epoch));
+        // Trimmed or not, the last one must be there: it tells where the log goes on.
+        let last = self.history.owed.last_key_value().map(|(lsn, epoch)| (*lsn, *epoch));
+        let lost = self.history.owed().chain(last).find(|(lsn, epoch)| found.get(lsn) != Some(epoch));
         let excused = lost.is_some_and(|(lsn, epoch)| rotten(self.truth(epoch, lsn)));
         match lost {
             Some(_) if excused => self.history.owed.clear(),
@@ -175,6 +177,23 @@ mod tests {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(3), |_| false);
         checks.won(6, &configuration(3), &recovered(2), |_| false);
+    }
+
+    #[test]
+    #[should_panic(expected = "S1 is broken: record 2")]
+    fn the_number_of_a_trimmed_record_is_not_used_again() {
+        let mut checks = three_records();
+        checks.trimmed(Lsn(3));
+        checks.won(5, &configuration(2), &Reference::default(), |_| false);
+    }
+
+    #[test]
+    fn where_a_flipped_bit_took_all_of_the_log_it_begins_anew() {
+        let mut checks = three_records();
+        checks.trimmed(Lsn(3));
+        assert!(checks.won(5, &configuration(2), &Reference::default(), |_| true));
+        checks.submitted(identity(1, 2), Lsn(1), 72, &[record(b"d")]);
+        checks.acked(Epoch(2), Lsn(1));
     }
 
     #[test]
