@@ -49,7 +49,7 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
     pub data_listen: Option<SocketAddr>,
 
-    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process;
+    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, best with huge=always) that outlives this process;
     /// /dev/shm/tailwind-GROUP-NAME when not given
     #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
     pub pool: Option<PathBuf>,

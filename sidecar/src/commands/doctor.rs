@@ -182,22 +182,34 @@ fn effective_capabilities() -> Option<u64> {
 
 /// 2 MiB pages make registration a matter of a few entries instead of thousands.
 fn huge_pages(pool: &Path) -> Finding {
-    /// `HUGETLBFS_MAGIC` of statfs(2).
-    const HUGETLBFS: u64 = 0x958458f6;
-    if rustix::fs::statfs(pool).is_ok_and(|found| found.f_type as u64 == HUGETLBFS) {
-        return Finding::good("huge pages", format!("{} is on hugetlbfs", pool.display()));
-    }
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    match free.and_then(|count| count.trim().parse::<u64>().ok()) {
-        Some(0) | None => {
-            Finding::poor("huge pages", "none are free: buffers are of 4 KiB pages, and lending takes longer")
-        }
-        Some(free) => Finding::poor(
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let pool = fs::canonicalize(pool).unwrap_or_else(|_| pool.to_owned());
+    match mount_of(&mounts, &pool) {
+        Some(("hugetlbfs", _)) => Finding::poor(
             "huge pages",
-            format!("{free} are free, but {} is not on hugetlbfs: put --pool on one to use them", pool.display()),
+            format!(
+                "{} is on hugetlbfs, where a backup cannot keep its table yet: use a tmpfs with huge=always",
+                pool.display()
+            ),
+        ),
+        Some(("tmpfs", options)) if options.contains("huge=") && !options.contains("huge=never") => {
+            Finding::good("huge pages", format!("{} is on a tmpfs that has them", pool.display()))
+        }
+        _ => Finding::poor(
+            "huge pages",
+            format!("{} has 4 KiB pages, and lending takes longer: use a tmpfs with huge=always", pool.display()),
         ),
     }
+}
+
+/// Type and options of the file system that a path is on: the longest mount point above it, and of equal ones the last.
+fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
+    let fields = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        Some((fields.next()?, fields.next()?, fields.next()?))
+    });
+    let above = fields.filter(|(point, _, _)| path.starts_with(point));
+    above.max_by_key(|(point, _, _)| point.len()).map(|(_, kind, options)| (kind, options))
 }
 
 /// The variable has mlx5 cards place packets in any order. Nothing rests on their order, but somebody should know.
@@ -336,6 +348,16 @@ mod tests {
         assert_eq!(nodes(folder.path()).verdict, Verdict::Bad, "that is another one");
         fs::write(folder.path().join("uverbs0"), "").unwrap();
         assert_eq!(nodes(folder.path()).verdict, Verdict::Good);
+    }
+
+    #[test]
+    fn a_path_is_on_the_longest_mount_above_it() {
+        let mounts =
+            "/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nhuge /dev/shm/huge tmpfs rw,huge=always 0 0\n";
+        let kind = |path: &str| mount_of(mounts, Path::new(path));
+        assert_eq!(kind("/dev/shm/tailwind"), Some(("tmpfs", "rw")));
+        assert_eq!(kind("/dev/shm/huge/tailwind"), Some(("tmpfs", "rw,huge=always")));
+        assert_eq!(kind("/dev/shm2"), Some(("ext4", "rw")));
     }
 
     #[test]

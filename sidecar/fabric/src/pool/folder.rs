@@ -1,7 +1,7 @@
 //! The folder of a pool: who may enter it, how its files are named and opened, what a crash may have left in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -46,7 +46,7 @@ pub(super) fn private_folder(dir: &Path) -> Result<PathBuf, PoolError> {
 
 /// Keeps other processes out for as long as the file is open.
 ///
-/// A dying process lets go of the lock before the kernel has taken its network cards' rights away. So the file names its
+/// A dying process lets go of the lock before the kernel has taken its network cards' rights away. So the folder names its
 /// owner, and the next one waits until that process is gone altogether.
 pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join("lock");
@@ -58,16 +58,18 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         }
         Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
     }
-    if let Some(before) = Owner::read(&file) {
-        let deadline = Instant::now() + LAST_BREATH;
+    let deadline = Instant::now() + LAST_BREATH;
+    for before in Owner::all(dir)? {
         while before.lives() {
             if Instant::now() > deadline {
                 return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that does not finish dying" });
             }
             thread::sleep(Duration::from_millis(1));
         }
+        remove_if_present(&before.mark(dir))?;
     }
-    Owner::this().write(&file).map_err(io_error("write", &path))?;
+    let mark = Owner::this().mark(dir);
+    options().create(true).open(&mark).map_err(io_error("create", &mark))?;
     Ok(file)
 }
 
@@ -76,7 +78,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
 struct Owner {
     pid: u32,
     /// Clock ticks since the kernel started: field 22 of `/proc/PID/stat`, proc(5).
-    start: String,
+    start: u64,
 }
 
 impl Owner {
@@ -85,27 +87,34 @@ impl Owner {
         Owner { pid, start: start_of(pid).unwrap_or_default() }
     }
 
-    fn read(mut file: &File) -> Option<Owner> {
-        let mut text = String::new();
-        file.read_to_string(&mut text).ok()?;
-        let (pid, start) = text.trim_end().split_once(' ')?;
-        Some(Owner { pid: pid.parse().ok()?, start: start.to_owned() })
+    /// An empty file that names the owner: hugetlbfs has files, but nothing can be written to them.
+    fn mark(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("owner-{}-{}", self.pid, self.start))
     }
 
-    fn write(&self, mut file: &File) -> io::Result<()> {
-        file.set_len(0)?;
-        file.seek(SeekFrom::Start(0))?;
-        writeln!(file, "{} {}", self.pid, self.start)
+    /// Those that are named in a folder: the last owner, and perhaps one that died between two steps of `lock`.
+    fn all(dir: &Path) -> Result<Vec<Owner>, PoolError> {
+        let mut owners = Vec::new();
+        for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
+            let name = entry.map_err(io_error("list", dir))?.file_name();
+            let numbers = name.to_str().and_then(|name| name.strip_prefix("owner-")?.split_once('-'));
+            if let Some((pid, start)) = numbers
+                && let (Ok(pid), Ok(start)) = (pid.parse(), start.parse())
+            {
+                owners.push(Owner { pid, start });
+            }
+        }
+        Ok(owners)
     }
 
     /// Whether any of its threads may still hold what the process had. This very process does not count: the pool that it
     /// had open has been dropped.
     fn lives(&self) -> bool {
-        if *self == Owner::this() || start_of(self.pid).as_ref() != Some(&self.start) {
+        if *self == Owner::this() || start_of(self.pid) != Some(self.start) {
             return false;
         }
         let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return false };
-        // A thread that is a zombie has given everything back before: exit(2) in the kernel closes files first.
+        // A thread that is a zombie has given everything back before: the kernel closes files first.
         threads.flatten().any(|thread| {
             let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -113,10 +122,10 @@ impl Owner {
     }
 }
 
-fn start_of(pid: u32) -> Option<String> {
+fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Counted behind the name, which may hold blanks.
-    stat.rsplit_once(") ")?.1.split(' ').nth(19).map(str::to_owned)
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 /// How files of the pool are opened: for reading and writing, by the owner alone, never through a symbolic link.
@@ -180,14 +189,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         drop(lock(dir.path()).unwrap());
         drop(lock(dir.path()).unwrap());
-        assert_eq!(Owner::read(&File::open(dir.path().join("lock")).unwrap()), Some(Owner::this()));
+        assert_eq!(Owner::all(dir.path()).unwrap(), [Owner::this()]);
 
         let mut sleeper = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
         let owner = Owner { pid: sleeper.id(), start: start_of(sleeper.id()).unwrap() };
         assert!(owner.lives());
-        assert!(!Owner { start: "1".to_owned(), ..owner.clone() }.lives(), "another process with the same number");
-        let file = File::options().write(true).open(dir.path().join("lock")).unwrap();
-        owner.write(&file).unwrap();
+        assert!(!Owner { start: 1, ..owner.clone() }.lives(), "another process with the same number");
+        File::create(owner.mark(dir.path())).unwrap();
         let dying = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
             sleeper.kill().unwrap();
@@ -195,6 +203,7 @@ mod tests {
         });
         drop(lock(dir.path()).unwrap());
         assert!(!owner.lives(), "the lock was given only when it was dead, though nobody has waited for it yet");
+        assert_eq!(Owner::all(dir.path()).unwrap(), [Owner::this()]);
         dying.join().unwrap().wait().unwrap();
     }
 }

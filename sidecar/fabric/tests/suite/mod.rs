@@ -80,8 +80,11 @@ impl World {
     }
 }
 
-/// A new folder in memory, where there is one.
+/// A new folder in memory, where there is one; in `TAILWIND_TEST_MEMORY`, if that says where.
 pub(crate) fn folder() -> TempDir {
+    if let Some(memory) = std::env::var_os("TAILWIND_TEST_MEMORY") {
+        return tempfile::tempdir_in(memory).unwrap();
+    }
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
