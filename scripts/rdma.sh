@@ -42,7 +42,7 @@ hunt() {
     strip --strip-debug -o "$work/tailwind-sidecar" "$(target)/debug/tailwind-sidecar"
     printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" >"$work/script"
     cat "$work/script"
-    SMP=2 MEM_MB=3072 HUGEPAGES=64 TIMEOUT_S=$((600 + 120 * rounds)) \
+    SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((600 + 120 * rounds)) \
         e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,kills} e2e/rdma/suite
     TAILWIND_SIDECAR_PROGRAM=$work/tailwind-sidecar \
         cargo test --package tailwind-e2e --features machines --locked --test machines

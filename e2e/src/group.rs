@@ -42,7 +42,7 @@ pub struct Setup {
     pub backup_options: Vec<(&'static str, String)>,
     /// Folder with `ca.pem` and, for each process, `NAME.pem` and `NAME.key`: the control RPC by mutual TLS.
     pub certificates: Option<PathBuf>,
-    /// Prefix of the folders in memory; a RAM file system.
+    /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if that says which.
     pub memory: PathBuf,
 }
 
@@ -60,7 +60,7 @@ impl Setup {
             sidecar_options: Vec::new(),
             backup_options: Vec::new(),
             certificates: None,
-            memory: PathBuf::from("/dev/shm"),
+            memory: std::env::var_os("TAILWIND_TEST_MEMORY").map_or_else(|| "/dev/shm".into(), PathBuf::from),
         }
     }
 }

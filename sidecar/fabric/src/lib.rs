@@ -15,5 +15,5 @@ pub mod verbs;
 
 pub use buffer::{AppendBuffer, SharedBuffer};
 pub use contract::*;
-pub use pool::{Pool, PoolError};
+pub use pool::{MappedFile, Pool, PoolError};
 pub use secret::Secret;

@@ -14,6 +14,7 @@
 
 mod error;
 mod folder;
+mod mapped_file;
 
 use std::fs::{self, File};
 use std::io;
@@ -29,6 +30,7 @@ use crate::contract::SlotId;
 use crate::mapping::{FLAG_PAGE_SIZE, Flag, Mapping};
 
 pub use error::PoolError;
+pub use mapped_file::MappedFile;
 
 use error::io_error;
 use folder::{TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};

@@ -49,11 +49,12 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
     pub data_listen: Option<SocketAddr>,
 
-    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, best with huge=always) that outlives this process;
+    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process;
     /// /dev/shm/tailwind-GROUP-NAME when not given
     #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
     pub pool: Option<PathBuf>,
-    /// How many buffers to lend: two at least (one filling, one ready), and more for segments that wait for the disk
+    /// How many buffers to lend: three at least (one filling, one ready, one kept for images that mend a copy), and more for
+    /// segments that wait for the disk. With fewer a member whose copies all broke off cannot be mended
     #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..=BUFFERS_MAX))]
     pub buffers: u32,
     /// Bytes of a buffer, such as 8MiB or 64KiB: a power of two, at least the group's segment size

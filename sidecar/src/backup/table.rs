@@ -1,32 +1,41 @@
 //! The slot table: what each buffer of the pool is used for, beside the buffers, so that it lives and dies with them.
 //!
-//! Read at the start by [`wake`](super::wake); rows are rewritten in place by the [`actor`](super::actor), in space that
-//! was allocated when the table was made. The table's lock keeps a second daemon away from the pool.
+//! Read at the start by [`wake`](super::wake); rows are rewritten by the [`actor`](super::actor), in space that was allocated
+//! when the table was made. The table's lock keeps a second daemon away from the pool.
 //!
 //! # Bytes
-//! A header of 1024 bytes, then a row of 512 bytes for each slot. None straddles a page, so that a killed process leaves
-//! each of them written or not. All look alike:
+//! An entry of 4096 bytes for the owner, then one of 2048 bytes for each slot. An entry has two halves, so that a killed process
+//! leaves it as it was before or after: a write fills the half that does not count, and then a word, which is stored whole, says
+//! that it counts. (The pool may be on hugetlbfs, which takes no write(2): the file is written through its mapping.)
 //! ```text
-//! CRC-32 of what follows (4)  format version (2)  length of the JSON (2)  JSON  zeros
+//! entry: which half counts: 0 none, 1, 2 (8)  zeros up to 512  first half  second half
+//! half:  CRC-32 of what follows (4)  format version (2)  length of the JSON (2)  JSON  zeros
 //! ```
-//! A row of zeros is a free slot. A header of zeros is no table: it is written last.
+//! A row of which no half counts is a free slot. An owner of which none counts is no table: it is written last.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tailwind_fabric::MappedFile;
 use tailwind_protocol::backup::{Slot, SlotRow};
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
-const VERSION: u16 = 1;
-const UNIT_SIZE: usize = 512;
+const VERSION: u16 = 2;
+/// From an entry's beginning to its first half.
+const HALVES_AT: u64 = 512;
+/// Bytes of a row's half.
+const ROW_SIZE: usize = 512;
+/// Bytes of the owner's: its longest parts are two names.
+const OWNER_SIZE: usize = 1024;
+/// From one entry to the next.
+const ROW_STRIDE: u64 = 2048;
+const ROWS_AT: u64 = 4096;
 const HEAD_SIZE: usize = 8;
-/// A header's longest parts are two names.
-const HEADER_SIZE: usize = 2 * UNIT_SIZE;
+const _: () = assert!(HALVES_AT + 2 * ROW_SIZE as u64 <= ROW_STRIDE && HALVES_AT + 2 * OWNER_SIZE as u64 <= ROWS_AT);
 
 /// Whose memory this is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,121 +72,152 @@ pub(super) enum TableError {
 /// The open table.
 #[derive(Debug)]
 pub(super) struct SlotTable {
-    file: File,
+    file: MappedFile,
     path: PathBuf,
 }
 
-enum Unit<T> {
-    Nothing,
+enum Half<T> {
     Sound(T),
     Newer(u16),
     Damaged(&'static str),
 }
 
 impl SlotTable {
-    /// Opens the table in `pool`, making an empty file if there is none, and locks it.
+    /// Opens the table in `pool`, making one of nobody if there is none, and locks it.
     pub(super) fn open(pool: &Path) -> Result<SlotTable, TableError> {
         let path = pool.join("slots.table");
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(&path).map_err(io_error("open", &path))?;
         match file.try_lock() {
-            Ok(()) => Ok(SlotTable { file, path }),
+            Ok(()) => SlotTable::map(file, path, ROWS_AT),
             Err(TryLockError::WouldBlock) => Err(TableError::InUse { path: pool.to_owned() }),
             Err(TryLockError::Error(error)) => Err(io_error("lock", &path)(error)),
         }
     }
 
+    fn map(file: File, path: PathBuf, length: u64) -> Result<SlotTable, TableError> {
+        let file = MappedFile::map(file, length).map_err(io_error("map", &path))?;
+        Ok(SlotTable { file, path })
+    }
+
     /// Whose memory this is; `None`: nobody's.
     pub(super) fn owner(&self) -> Result<Option<Owner>, TableError> {
-        self.read::<HEADER_SIZE, _>(0, "header")
+        self.read::<OWNER_SIZE, _>(0, "owner")
     }
 
     /// The slots in use.
     pub(super) fn rows(&self) -> Result<Vec<(Slot, SlotRow)>, TableError> {
-        let length = self.file.metadata().map_err(io_error("read", &self.path))?.len();
-        let slots = length.saturating_sub(HEADER_SIZE as u64) / UNIT_SIZE as u64;
+        let slots = (self.file.len() - ROWS_AT) / ROW_STRIDE;
         let mut rows = Vec::new();
         for slot in (0..slots as u32).map(Slot) {
-            let row = self.read::<UNIT_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0))?;
+            let row = self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0))?;
             rows.extend(row.map(|row| (slot, row)));
         }
         Ok(rows)
     }
 
     /// Makes this the table of nobody, with room for `slots`.
-    pub(super) fn clear(&self, slots: u32) -> Result<(), TableError> {
-        self.file.set_len(0).map_err(io_error("empty", &self.path))?;
-        self.reserve(slots)
+    pub(super) fn clear(&mut self, slots: u32) -> Result<(), TableError> {
+        self.file.store(0, NONE);
+        self.reserve(slots)?;
+        let rows = (self.file.len() - ROWS_AT) / ROW_STRIDE;
+        (0..rows).for_each(|row| self.file.store(ROWS_AT + row * ROW_STRIDE, NONE));
+        Ok(())
     }
 
     /// Makes room for `slots`.
-    pub(super) fn reserve(&self, slots: u32) -> Result<(), TableError> {
-        fallocate(&self.file, FallocateFlags::empty(), 0, row_offset(Slot(slots)))
-            .map_err(|errno| io_error("allocate", &self.path)(errno.into()))
+    pub(super) fn reserve(&mut self, slots: u32) -> Result<(), TableError> {
+        // The handle that is locked stays open in the old mapping until the new one, a copy of the same handle, is there.
+        let file = self.file.file().try_clone().map_err(io_error("map", &self.path))?;
+        *self = SlotTable::map(file, self.path.clone(), row_offset(Slot(slots)))?;
+        Ok(())
     }
 
     /// Makes this the table of `owner`.
     pub(super) fn claim(&self, owner: &Owner) -> Result<(), TableError> {
-        self.write(0, &to_unit::<HEADER_SIZE>(owner))
+        self.write(0, &to_half::<OWNER_SIZE>(owner))
     }
 
     /// Records what a slot is used for.
     pub(super) fn save(&self, slot: Slot, row: Option<&SlotRow>) -> Result<(), TableError> {
-        let unit = row.map_or([0; UNIT_SIZE], to_unit::<UNIT_SIZE>);
-        self.write(row_offset(slot), &unit)
-    }
-
-    fn write(&self, offset: u64, unit: &[u8]) -> Result<(), TableError> {
-        self.file.write_all_at(unit, offset).map_err(io_error("write", &self.path))
-    }
-
-    fn read<const N: usize, T: DeserializeOwned>(&self, offset: u64, what: &str) -> Result<Option<T>, TableError> {
-        let mut unit = [0; N];
-        match self.file.read_exact_at(&mut unit, offset) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(io_error("read", &self.path)(error)),
-        }
-        match from_unit(&unit) {
-            Unit::Nothing => Ok(None),
-            Unit::Sound(value) => Ok(Some(value)),
-            Unit::Newer(found) => Err(TableError::Newer { path: self.path.clone(), found }),
-            Unit::Damaged(why) => Err(TableError::Damaged { path: self.path.clone(), what: format!("{what}: {why}") }),
+        match row {
+            Some(row) => self.write(row_offset(slot), &to_half::<ROW_SIZE>(row)),
+            None => {
+                self.file.store(row_offset(slot), NONE);
+                Ok(())
+            }
         }
     }
+
+    fn write<const N: usize>(&self, entry: u64, half: &[u8; N]) -> Result<(), TableError> {
+        let target = if self.counting(entry)? == FIRST { SECOND } else { FIRST };
+        self.file.write(half_offset(entry, target, N), half);
+        self.file.store(entry, target);
+        Ok(())
+    }
+
+    /// The word of an entry.
+    fn counting(&self, entry: u64) -> Result<u64, TableError> {
+        let mut word = [0; 8];
+        self.file.read(entry, &mut word).map_err(io_error("read", &self.path))?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn read<const N: usize, T: DeserializeOwned>(&self, entry: u64, what: &str) -> Result<Option<T>, TableError> {
+        let damaged = |why: &str| TableError::Damaged { path: self.path.clone(), what: format!("{what}: {why}") };
+        let counting = self.counting(entry)?;
+        match counting {
+            NONE => return Ok(None),
+            FIRST | SECOND => {}
+            _ => return Err(damaged("which half counts is not known")),
+        }
+        let mut half = [0; N];
+        self.file.read(half_offset(entry, counting, N), &mut half).map_err(io_error("read", &self.path))?;
+        match from_half(&half) {
+            Half::Sound(value) => Ok(Some(value)),
+            Half::Newer(found) => Err(TableError::Newer { path: self.path.clone(), found }),
+            Half::Damaged(why) => Err(damaged(why)),
+        }
+    }
+}
+
+/// Values of an entry's word.
+const NONE: u64 = 0;
+const FIRST: u64 = 1;
+const SECOND: u64 = 2;
+
+fn half_offset(entry: u64, half: u64, size: usize) -> u64 {
+    entry + HALVES_AT + (half - FIRST) * size as u64
 }
 
 fn row_offset(slot: Slot) -> u64 {
-    HEADER_SIZE as u64 + u64::from(slot.0) * UNIT_SIZE as u64
+    ROWS_AT + u64::from(slot.0) * ROW_STRIDE
 }
 
-fn to_unit<const N: usize>(value: &impl Serialize) -> [u8; N] {
+fn to_half<const N: usize>(value: &impl Serialize) -> [u8; N] {
     let json = serde_json::to_vec(value).expect("plain data");
-    assert!(json.len() <= N - HEAD_SIZE, "a unit holds the longest numbers and names");
-    let mut unit = [0; N];
-    unit[4..6].copy_from_slice(&VERSION.to_le_bytes());
-    unit[6..8].copy_from_slice(&(json.len() as u16).to_le_bytes());
-    unit[HEAD_SIZE..HEAD_SIZE + json.len()].copy_from_slice(&json);
-    let crc = crc32fast::hash(&unit[4..]);
-    unit[..4].copy_from_slice(&crc.to_le_bytes());
-    unit
+    assert!(json.len() <= N - HEAD_SIZE, "a half holds the longest numbers and names");
+    let mut half = [0; N];
+    half[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    half[6..8].copy_from_slice(&(json.len() as u16).to_le_bytes());
+    half[HEAD_SIZE..HEAD_SIZE + json.len()].copy_from_slice(&json);
+    let crc = crc32fast::hash(&half[4..]);
+    half[..4].copy_from_slice(&crc.to_le_bytes());
+    half
 }
 
-fn from_unit<const N: usize, T: DeserializeOwned>(unit: &[u8; N]) -> Unit<T> {
-    if unit.iter().all(|byte| *byte == 0) {
-        return Unit::Nothing;
+fn from_half<const N: usize, T: DeserializeOwned>(half: &[u8; N]) -> Half<T> {
+    if crc32fast::hash(&half[4..]).to_le_bytes() != half[..4] {
+        return Half::Damaged("checksum does not match");
     }
-    if crc32fast::hash(&unit[4..]).to_le_bytes() != unit[..4] {
-        return Unit::Damaged("checksum does not match");
-    }
-    let version = u16::from_le_bytes([unit[4], unit[5]]);
+    let version = u16::from_le_bytes([half[4], half[5]]);
     if version > VERSION {
-        return Unit::Newer(version);
+        return Half::Newer(version);
     }
-    let length = usize::from(u16::from_le_bytes([unit[6], unit[7]]));
-    let json = unit[HEAD_SIZE..].get(..length).and_then(|json| serde_json::from_slice(json).ok());
-    json.map_or(Unit::Damaged("not understood"), Unit::Sound)
+    let length = usize::from(u16::from_le_bytes([half[6], half[7]]));
+    let json = half[HEAD_SIZE..].get(..length).and_then(|json| serde_json::from_slice(json).ok());
+    json.map_or(Half::Damaged("not understood"), Half::Sound)
 }
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TableError {
@@ -213,7 +253,7 @@ mod tests {
 
     fn table() -> (tempfile::TempDir, SlotTable) {
         let dir = tempfile::tempdir().unwrap();
-        let table = SlotTable::open(dir.path()).unwrap();
+        let mut table = SlotTable::open(dir.path()).unwrap();
         table.clear(4).unwrap();
         (dir, table)
     }
@@ -251,9 +291,36 @@ mod tests {
     fn damage_is_told() {
         let (_dir, table) = table();
         table.save(Slot(1), Some(&longest_row())).unwrap();
-        table.file.write_all_at(b"?", row_offset(Slot(1)) + 40).unwrap();
+        table.file.write(half_offset(row_offset(Slot(1)), FIRST, ROW_SIZE) + 40, b"?");
         let error = table.rows().unwrap_err().to_string();
         assert!(error.contains("row of slot 1"), "{error}");
+    }
+
+    #[test]
+    fn a_write_that_was_cut_off_leaves_the_row_as_it_was() {
+        let (_dir, table) = table();
+        let row = |epoch| SlotRow { lender: Epoch(epoch), ..longest_row() };
+        for epoch in 1..4 {
+            table.save(Slot(3), Some(&row(epoch))).unwrap();
+            let counting = table.counting(row_offset(Slot(3))).unwrap();
+            let other = if counting == FIRST { SECOND } else { FIRST };
+            let cut_off = &to_half::<ROW_SIZE>(&row(9))[..200];
+            table.file.write(half_offset(row_offset(Slot(3)), other, ROW_SIZE), cut_off);
+            assert_eq!(table.rows().unwrap(), [(Slot(3), row(epoch))]);
+        }
+    }
+
+    #[test]
+    fn a_table_grows_and_is_cleared() {
+        let (_dir, mut table) = table();
+        table.save(Slot(3), Some(&longest_row())).unwrap();
+        table.claim(&owner()).unwrap();
+        table.reserve(1000).unwrap();
+        table.save(Slot(999), Some(&longest_row())).unwrap();
+        assert_eq!(table.rows().unwrap().len(), 2);
+        assert_eq!(table.owner().unwrap(), Some(owner()));
+        table.clear(4).unwrap();
+        assert_eq!((table.rows().unwrap(), table.owner().unwrap()), (vec![], None));
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl Home {
 fn resume(
     home: &Home,
     disk: Arc<Disk>,
-    table: SlotTable,
+    mut table: SlotTable,
     promise_file: PromiseFile,
     standing: Standing,
 ) -> anyhow::Result<Woken> {
@@ -163,7 +163,7 @@ fn resume(
 fn begin(
     home: &Home,
     disk: Arc<Disk>,
-    table: SlotTable,
+    mut table: SlotTable,
     promised: Option<(PromiseFile, Standing)>,
 ) -> anyhow::Result<Woken> {
     // Nobody's table first: from here until the last line of this function, a crash means starting over.

@@ -185,19 +185,16 @@ fn huge_pages(pool: &Path) -> Finding {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let pool = fs::canonicalize(pool).unwrap_or_else(|_| pool.to_owned());
     match mount_of(&mounts, &pool) {
-        Some(("hugetlbfs", _)) => Finding::poor(
-            "huge pages",
-            format!(
-                "{} is on hugetlbfs, where a backup cannot keep its table yet: use a tmpfs with huge=always",
-                pool.display()
-            ),
-        ),
+        Some(("hugetlbfs", _)) => Finding::good("huge pages", format!("{} is on hugetlbfs", pool.display())),
         Some(("tmpfs", options)) if options.contains("huge=") && !options.contains("huge=never") => {
             Finding::good("huge pages", format!("{} is on a tmpfs that has them", pool.display()))
         }
         _ => Finding::poor(
             "huge pages",
-            format!("{} has 4 KiB pages, and lending takes longer: use a tmpfs with huge=always", pool.display()),
+            format!(
+                "{} has 4 KiB pages, and lending takes longer: use hugetlbfs, or a tmpfs with huge=always",
+                pool.display()
+            ),
         ),
     }
 }
