@@ -20,15 +20,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Backup, Input, Limits};
 use tailwind_protocol::layout::readable_size;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::http;
 use crate::options::write_port_file;
+use crate::preflight::obstacle;
 use crate::tls::{Role, Tls};
 
 use actor::{Actor, Handle};
@@ -106,6 +108,11 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     // The start is done when the actor answers.
     handle.report().await.context("the backup thread has ended while it started")?;
 
+    let over_verbs = fabric_kind == FabricKind::Verbs;
+    let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
+    if let Some(why) = &obstacle {
+        error!(%why, "this backup cannot lend");
+    }
     let about = About {
         group,
         member,
@@ -118,6 +125,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
         strange_files,
+        obstacle,
     };
     let About { group, member, boot, .. } = &about;
     info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");

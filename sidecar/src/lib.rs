@@ -2,8 +2,8 @@
 //!
 //! `run` is a primary or a standby: [`run`] wires it, [`path`] is the append path on its own thread, [`control`] moves
 //! between the roles, [`store`] is where elections are decided. `backup` is the daemon that lends memory: [`backup`].
-//! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`fabric`] chooses what moves the bytes.
-//! [`commands`] are for people.
+//! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`fabric`] chooses what moves the bytes,
+//! [`preflight`] looks whether RDMA can. [`commands`] are for people.
 
 pub mod backup;
 pub mod commands;
@@ -13,6 +13,7 @@ pub mod http;
 pub mod logging;
 pub mod options;
 pub mod path;
+pub mod preflight;
 pub mod rpc;
 pub mod run;
 pub mod store;

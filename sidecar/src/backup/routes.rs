@@ -273,13 +273,13 @@ async fn healthz(State(desk): State<Desk>) -> Response {
     }
 }
 
-/// It listens only once the start is done, so alive is ready, unless the fabric has broken since.
+/// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
 async fn readyz(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
-        Ok(Some(Report { problem: None, .. })) => "ok\n".into_response(),
-        Ok(Some(Report { problem: Some(why), .. })) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
-        }
+        Ok(Some(Report { problem, .. })) => match problem.as_ref().or(desk.about.obstacle.as_ref()) {
+            None => "ok\n".into_response(),
+            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        },
         _ => unwell(),
     }
 }

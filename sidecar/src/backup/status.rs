@@ -24,6 +24,9 @@ pub(super) struct About {
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
     pub(super) strange_files: u64,
+    /// What keeps it from lending, found at the start; it is alive and not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) obstacle: Option<String>,
 }
 
 #[derive(Serialize)]
