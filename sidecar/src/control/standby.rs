@@ -3,7 +3,7 @@
 //! Called by [`control::run`](super::run). A dead process is noticed at once (its connections close), a dead or cut-off
 //! host after the heartbeat silence.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::socket::Role;
@@ -26,6 +26,8 @@ pub async fn wait_for_turn(context: &Context) {
     let mut config = read(context).await;
     // What has been told once, of this configuration.
     let mut told = None;
+    // Too few members answered the last time: then this side's network is in doubt, not only the primary.
+    let mut alone = false;
     loop {
         let Some(known) = config else { return };
         let mine = known.primary == context.me;
@@ -52,10 +54,16 @@ pub async fn wait_for_turn(context: &Context) {
                     tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
                 }
                 tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
+                let asked = Instant::now();
                 let answer = enough_answer(context, &known).await;
+                let in_doubt = alone || asked.elapsed() > context.rules.heartbeat_silence / 2;
+                alone = answer.is_err();
+                // Cut off itself, it took the primary for silent; back again, it would depose one that is well.
+                let is_back = answer.is_ok() && in_doubt && client.answers(context.rules.heartbeat_silence).await.is_ok();
                 let now = read(context).await;
                 if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
                     match answer {
+                        Ok(()) if is_back => told = None,
                         Ok(()) => return,
                         Err(why) if news => tracing::warn!(group = %context.group, %why, "waiting"),
                         Err(_) => {}
