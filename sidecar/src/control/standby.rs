@@ -26,7 +26,7 @@ pub async fn wait_for_turn(context: &Context) {
     let mut config = read(context).await;
     // What has been told once, of this configuration.
     let mut told = None;
-    // Too few members answered the last time: then this side's network is in doubt, not only the primary.
+    // Too few members answered the last time.
     let mut alone = false;
     loop {
         let Some(known) = config else { return };
@@ -46,24 +46,26 @@ pub async fn wait_for_turn(context: &Context) {
             primary: known.primary.id.to_string(),
         });
         let client = BackupClient::new(known.primary.control.clone(), context.tls.as_ref(), PeerRole::Sidecar);
+        let (silence, watched) = (context.rules.heartbeat_silence, Instant::now());
         config = tokio::select! {
             changed = context.store.changed(Some(known.stamp())) => Some(changed),
-            why = client.watch_heartbeats(context.rules.heartbeat_silence) => {
+            why = client.watch_heartbeats(silence) => {
                 let news = told.replace(known.stamp()) != Some(known.stamp());
                 if news {
                     tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
                 }
                 tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
+                // It may be this side that is, or has just been, cut off. Then it would depose a primary that is well.
+                let has_heard = watched.elapsed() > silence + silence / 2;
                 let asked = Instant::now();
                 let answer = enough_answer(context, &known).await;
-                let in_doubt = alone || asked.elapsed() > context.rules.heartbeat_silence / 2;
+                let in_doubt = alone || !has_heard || asked.elapsed() > silence / 2;
                 alone = answer.is_err();
-                // Cut off itself, it took the primary for silent; back again, it would depose one that is well.
-                let is_back = answer.is_ok() && in_doubt && client.answers(context.rules.heartbeat_silence).await.is_ok();
+                let is_well = answer.is_ok() && in_doubt && answers_in_time(&client, silence).await;
                 let now = read(context).await;
                 if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
                     match answer {
-                        Ok(()) if is_back => told = None,
+                        Ok(()) if is_well => told = None,
                         Ok(()) => return,
                         Err(why) if news => tracing::warn!(group = %context.group, %why, "waiting"),
                         Err(_) => {}
@@ -73,6 +75,21 @@ pub async fn wait_for_turn(context: &Context) {
                 now
             }
         };
+    }
+}
+
+/// Whether the primary answers after all. A network that is coming back refuses connections for a moment.
+async fn answers_in_time(client: &BackupClient, silence: Duration) -> bool {
+    let deadline = Instant::now() + silence;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        if client.answers(left).await.is_ok() {
+            return true;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
