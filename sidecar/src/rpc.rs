@@ -68,6 +68,15 @@ struct Idle {
     since: Instant,
 }
 
+/// How heartbeats have ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// The reason, for people.
+    pub why: String,
+    /// Whether there was any before.
+    pub heard: bool,
+}
+
 impl BackupClient {
     /// A client of the endpoint at `control` (`host:port`), which must show a certificate of the role `expected`.
     /// Connects when first asked.
@@ -111,8 +120,14 @@ impl BackupClient {
         Ok(bytes)
     }
 
-    /// Listens to heartbeats on a connection of its own. Returns when they end, with the reason.
-    pub async fn watch_heartbeats(&self, silence_max: Duration) -> String {
+    /// Listens to heartbeats on a connection of its own. Returns when they end.
+    pub async fn watch_heartbeats(&self, silence_max: Duration) -> Silence {
+        let mut heard = false;
+        let why = self.listen(silence_max, &mut heard).await;
+        Silence { why, heard }
+    }
+
+    async fn listen(&self, silence_max: Duration, heard: &mut bool) -> String {
         let silent = || format!("{}: silent for {silence_max:?}", self.control());
         let Ok(opened) = timeout(silence_max, self.open_heartbeats()).await else { return silent() };
         let (_link, mut response) = match opened {
@@ -121,7 +136,7 @@ impl BackupClient {
         };
         loop {
             match timeout(silence_max, response.body_mut().frame()).await {
-                Ok(Some(Ok(_))) => {}
+                Ok(Some(Ok(_))) => *heard = true,
                 Ok(Some(Err(error))) => return format!("{}: connection lost: {}", self.control(), causes(&error)),
                 Ok(None) => return format!("{}: connection closed", self.control()),
                 Err(_) => return silent(),

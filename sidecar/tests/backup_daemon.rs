@@ -482,7 +482,7 @@ async fn probes_metrics_and_heartbeats() {
 
     let watching = tokio::spawn({
         let client = primary.client.clone();
-        async move { client.watch_heartbeats(Duration::from_secs(5)).await }
+        async move { client.watch_heartbeats(Duration::from_secs(5)).await.why }
     });
     let beaten = tokio::time::timeout(Duration::from_millis(100), async {
         while !watching.is_finished() {
@@ -501,7 +501,7 @@ async fn a_hanging_process_falls_silent() {
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
     daemon.signal(Signal::STOP);
-    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await;
+    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await.why;
     assert!(why.contains("silent"), "{why}");
     daemon.signal(Signal::CONT);
     primary.inventory().await;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::{Context, random_below};
 use crate::path::Command;
-use crate::rpc::BackupClient;
+use crate::rpc::{BackupClient, Silence};
 use crate::tls::Role as PeerRole;
 
 /// Standbys that notice at the same moment spread over this time, so that one of them usually wins at once.
@@ -46,20 +46,19 @@ pub async fn wait_for_turn(context: &Context) {
             primary: known.primary.id.to_string(),
         });
         let client = BackupClient::new(known.primary.control.clone(), context.tls.as_ref(), PeerRole::Sidecar);
-        let (silence, watched) = (context.rules.heartbeat_silence, Instant::now());
+        let silence = context.rules.heartbeat_silence;
         config = tokio::select! {
             changed = context.store.changed(Some(known.stamp())) => Some(changed),
-            why = client.watch_heartbeats(silence) => {
+            Silence { why, heard } = client.watch_heartbeats(silence) => {
                 let news = told.replace(known.stamp()) != Some(known.stamp());
                 if news {
                     tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
                 }
                 tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
                 // It may be this side that is, or has just been, cut off. Then it would depose a primary that is well.
-                let has_heard = watched.elapsed() > silence + silence / 2;
                 let asked = Instant::now();
                 let answer = enough_answer(context, &known).await;
-                let in_doubt = alone || !has_heard || asked.elapsed() > silence / 2;
+                let in_doubt = alone || !heard || asked.elapsed() > silence / 2;
                 alone = answer.is_err();
                 let is_well = answer.is_ok() && in_doubt && answers_in_time(&client, silence).await;
                 let now = read(context).await;
