@@ -3,6 +3,8 @@
 
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"
+# Tests are built with RDMA, as releases are; clippy also looks at what is built without.
+FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
     BOLD=$'\e[1m' RED=$'\e[31m' PLAIN=$'\e[0m'

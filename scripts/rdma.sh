@@ -6,7 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 rounds=${1:-2}
-FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

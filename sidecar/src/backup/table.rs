@@ -108,21 +108,24 @@ impl SlotTable {
 
     /// The slots in use.
     pub(super) fn rows(&self) -> Result<Vec<(Slot, SlotRow)>, TableError> {
-        let slots = (self.file.len() - ROWS_AT) / ROW_STRIDE;
         let mut rows = Vec::new();
-        for slot in (0..slots as u32).map(Slot) {
+        for slot in self.slots() {
             let row = self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0))?;
             rows.extend(row.map(|row| (slot, row)));
         }
         Ok(rows)
     }
 
+    /// All that there is room for.
+    fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..((self.file.len() - ROWS_AT) / ROW_STRIDE) as u32).map(Slot)
+    }
+
     /// Makes this the table of nobody, with room for `slots`.
     pub(super) fn clear(&mut self, slots: u32) -> Result<(), TableError> {
         self.file.store(0, NONE);
         self.reserve(slots)?;
-        let rows = (self.file.len() - ROWS_AT) / ROW_STRIDE;
-        (0..rows).for_each(|row| self.file.store(ROWS_AT + row * ROW_STRIDE, NONE));
+        self.slots().for_each(|slot| self.file.store(row_offset(slot), NONE));
         Ok(())
     }
 

@@ -196,7 +196,7 @@ mod tests {
 
     fn device(name: &str, pci: Option<&str>, ports: Vec<PortReport>) -> DeviceReport {
         let (guid, pci) = (String::new(), pci.map(str::to_owned));
-        DeviceReport { name: name.to_owned(), guid, pci, queue_max: 1024, ports, problem: None }
+        DeviceReport { name: name.to_owned(), guid, pci, ports, problem: None }
     }
 
     /// A table as pods see it: link-local and both versions of each address, holes, and an address of another pod.

@@ -30,15 +30,13 @@ fn report(raw: &*mut ffi::ibv_device) -> DeviceReport {
     let device = ibverbs::Device::from(raw);
     let name = device.name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let guid = device.guid().map(|guid| format!("{:016x}", u64::from(guid))).unwrap_or_default();
-    let empty = DeviceReport { pci: pci(&name), guid, name, queue_max: 0, ports: Vec::new(), problem: None };
+    let empty = DeviceReport { pci: pci(&name), guid, name, ports: Vec::new(), problem: None };
     let opened = Context::of(*raw, empty.name.clone()).and_then(|context| {
-        let attributes = context.attributes()?;
-        let numbers = 1..=attributes.phys_port_cnt;
-        let ports = numbers.map(|number| context.port(number)).collect::<io::Result<_>>()?;
-        Ok((attributes.max_qp_wr.max(0) as u32, ports))
+        let numbers = 1..=context.attributes()?.phys_port_cnt;
+        numbers.map(|number| context.port(number)).collect::<io::Result<_>>()
     });
     match opened {
-        Ok((queue_max, ports)) => DeviceReport { queue_max, ports, ..empty },
+        Ok(ports) => DeviceReport { ports, ..empty },
         Err(error) => DeviceReport { problem: Some(error.to_string()), ..empty },
     }
 }

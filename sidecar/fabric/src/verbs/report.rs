@@ -11,8 +11,6 @@ pub struct DeviceReport {
     pub guid: String,
     /// PCI address such as `0000:03:02.1`; none for software devices.
     pub pci: Option<String>,
-    /// Work requests that a queue holds at most.
-    pub queue_max: u32,
     /// Its ports, from 1.
     pub ports: Vec<PortReport>,
     /// Why it cannot be opened, if it cannot; there are no ports then.

@@ -1,6 +1,6 @@
 //! The preflight's measurements: does a device really write, how fast, and after what time does a dead end show?
 //!
-//! Asked by `tailwind-sidecar doctor` and at the start of a backup. Everything goes through the two halves of this fabric,
+//! Asked by `tailwind-sidecar doctor`. Everything goes through the two halves of this fabric,
 //! as records do.
 
 use std::net::{IpAddr, Ipv4Addr};
