@@ -1,0 +1,41 @@
+//! `ReplicaGroup`, the one resource of Tailwind: what a team writes ([`spec`]), what it reads ([`status`]), and the rules
+//! that both API server and operator check ([`problems`]).
+//!
+//! Known to the operator, to the sidecar's config store and to the end-to-end tests; knows nobody. The doc comments of
+//! fields are what `kubectl explain rg.spec` shows.
+
+#![allow(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
+
+pub mod names;
+pub mod spec;
+pub mod status;
+
+use kube::CustomResourceExt;
+
+pub use spec::{
+    Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement, Rdma, ReplicaGroup,
+    ReplicaGroupSpec, SegmentSize, TransportWish,
+};
+pub use status::{
+    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReplicaGroupStatus, Switchover,
+    Transport,
+};
+
+/// The definition as YAML, as it stands in `crds/replicagroups.yaml`.
+///
+/// # Panics
+/// Never: the definition is made of plain maps, lists and texts.
+pub fn definition() -> String {
+    let definition = serde_yaml::to_string(&ReplicaGroup::crd()).unwrap_or_else(|error| panic!("{error}"));
+    format!("# Generated from crds/src by `cargo run --package tailwind-crds`. Do not edit.\n{definition}")
+}
+
+/// What is wrong with a spec, one sentence each: the very rules that the API server checks, for objects that were stored
+/// before a rule was, or by a server that does not know CEL (older than 1.25).
+pub fn problems(group: &ReplicaGroup, before: Option<&ReplicaGroup>) -> Vec<String> {
+    let checked = match before {
+        None => group.validate_cel(),
+        Some(before) => group.validate_cel_update(before),
+    };
+    checked.err().into_iter().flatten().map(|error| error.message).collect()
+}

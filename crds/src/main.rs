@@ -1,0 +1,6 @@
+//! Prints the definition of `ReplicaGroup`.
+#![allow(clippy::print_stdout, reason = "a program that prints")]
+
+fn main() {
+    print!("{}", tailwind_crds::definition());
+}

@@ -1,0 +1,67 @@
+//! Labels, annotations, ports, paths and object names that operator, sidecars, backups and apps agree on.
+
+/// API group of the resource, and prefix of labels and annotations.
+pub const API_GROUP: &str = "replication.tailwind.dev";
+
+/// On app pods, by whoever makes them: belongs to this group, and is given a sidecar.
+pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
+/// On app pods, by the operator: `primary` on the primary alone.
+pub const LABEL_ROLE: &str = "replication.tailwind.dev/role";
+/// Value of [`LABEL_ROLE`].
+pub const ROLE_PRIMARY: &str = "primary";
+/// On backup pods: their group.
+pub const LABEL_BACKUP_OF: &str = "replication.tailwind.dev/backup-of";
+
+/// On app pods: `"false"` for pods that bring their own sidecar container.
+pub const ANNOTATION_INJECT: &str = "replication.tailwind.dev/inject";
+/// On app pods, by the webhook: the image of the sidecar that was injected.
+pub const ANNOTATION_INJECTED: &str = "replication.tailwind.dev/injected";
+/// On app pods: users that may connect to the socket, such as `1000,1001`; any user of the pod if absent.
+pub const ANNOTATION_ALLOW_UID: &str = "replication.tailwind.dev/allow-uid";
+/// On a `ReplicaGroup`: the app pod that shall become primary.
+pub const ANNOTATION_SWITCHOVER: &str = "replication.tailwind.dev/switchover";
+/// On backup pods: what they were made from.
+pub const ANNOTATION_TEMPLATE: &str = "replication.tailwind.dev/template-hash";
+
+/// Readiness gate of backup pods: in the member set.
+pub const GATE_CAUGHT_UP: &str = "replication.tailwind.dev/caught-up";
+/// Finalizer of groups whose spec asks for it.
+pub const FINALIZER: &str = "replication.tailwind.dev/retire";
+
+/// Control endpoint of a sidecar, mutual TLS.
+pub const PORT_SIDECAR: u16 = 7410;
+/// Probes and metrics of a sidecar.
+pub const PORT_SIDECAR_PROBES: u16 = 7411;
+/// Control RPC of a backup, mutual TLS.
+pub const PORT_BACKUP: u16 = 7420;
+/// Probes and metrics of a backup.
+pub const PORT_BACKUP_PROBES: u16 = 7421;
+/// Where a backup takes records over TCP.
+pub const PORT_BACKUP_DATA: u16 = 7422;
+
+/// Folder of the append socket, shared between sidecar and app containers.
+pub const SOCKET_FOLDER: &str = "/run/tailwind";
+/// The append socket; what `TAILWIND_SOCKET` says in app containers.
+pub const SOCKET: &str = "/run/tailwind/log.sock";
+/// Where TLS material is mounted.
+pub const TLS_FOLDER: &str = "/etc/tailwind/tls";
+
+/// Secret with the group's CA and its key; only the operator reads it.
+pub fn ca_secret(group: &str) -> String {
+    format!("{group}-tailwind-ca")
+}
+
+/// Secret with the sidecars' certificate; also the name of their Role and its binding.
+pub fn sidecar_secret(group: &str) -> String {
+    format!("{group}-tailwind-sidecar")
+}
+
+/// Secret with the backups' certificate.
+pub fn backup_secret(group: &str) -> String {
+    format!("{group}-tailwind-backup")
+}
+
+/// Service that follows the primary.
+pub fn primary_service(group: &str) -> String {
+    format!("{group}-primary")
+}

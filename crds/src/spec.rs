@@ -1,0 +1,402 @@
+//! What a team asks for.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Affinity, LocalObjectReference, ResourceRequirements, Toleration, TopologySpreadConstraint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::status::{ReplicaGroupStatus, Transport};
+
+/// A log of records, replicated at memory speed into the memory of backup pods, for one stateful app.
+///
+/// Label the app's pods with `replication.tailwind.dev/group: <name>`: each gets a sidecar, and one of them at a time may
+/// append records through the socket that TAILWIND_SOCKET names. An append is acknowledged when every current member holds
+/// it. When the primary dies, a standby pod takes over and has every acknowledged record.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "replication.tailwind.dev",
+    version = "v1alpha1",
+    kind = "ReplicaGroup",
+    plural = "replicagroups",
+    shortname = "rg",
+    category = "all",
+    namespaced,
+    status = "ReplicaGroupStatus",
+    derive = "PartialEq",
+    doc = "A log of records, replicated at memory speed into the memory of backup pods, for one stateful app.",
+    cel,
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')")
+        .message("metadata.name: at most 40 lower-case letters, digits and dashes, beginning with a letter: names of services and labels are made from it"),
+    printcolumn = r#"{"name":"Backups","type":"integer","jsonPath":".spec.backups","description":"Copies wanted"}"#,
+    printcolumn = r#"{"name":"Members","type":"integer","jsonPath":".status.members","description":"Copies that acknowledgements need, and have"}"#,
+    printcolumn = r#"{"name":"Epoch","type":"integer","jsonPath":".status.log.epoch","description":"Raised at every change of primary"}"#,
+    printcolumn = r#"{"name":"Primary","type":"string","jsonPath":".status.log.primary.name","description":"The app pod that may append"}"#,
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Transport","type":"string","jsonPath":".status.transport","priority":1}"#,
+    printcolumn = r#"{"name":"FailoverSafe","type":"string","jsonPath":".status.conditions[?(@.type==\"FailoverSafe\")].status","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.phaseReason","priority":1}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.minInSync) || self.minInSync <= self.backups")
+        .message("minInSync must not be greater than backups"),
+    validation = Rule::new("self.transport != 'Rdma' || has(self.rdma)")
+        .message("transport Rdma needs rdma: say which device request gives a pod its RDMA device"),
+    validation = Rule::new("self.transport != 'Tcp' || !has(self.rdma)")
+        .message("transport Tcp uses no RDMA device: remove rdma, or choose transport Auto or Rdma"),
+    validation = Rule::new("self.segmentSize == oldSelf.segmentSize")
+        .message("segmentSize cannot be changed: make a new group and copy the log into it"),
+    validation = Rule::new("self.durability == oldSelf.durability")
+        .message("durability cannot be changed: make a new group and copy the log into it"),
+    validation = Rule::new("self.transport == oldSelf.transport && has(self.rdma) == has(oldSelf.rdma)")
+        .message("transport cannot be changed, nor rdma added or removed: every process of the group must use the same")
+)]
+pub struct ReplicaGroupSpec {
+    /// Copies of each record, every one in another pod on another node. With r copies the log survives r - 1 deaths at once.
+    /// Three is the usual choice. 1 to 7.
+    #[serde(default = "three")]
+    #[schemars(range(min = 1, max = 7))]
+    pub backups: u8,
+
+    /// Copies needed to go on. With fewer, appends wait until backups return. Fewer keep appends going longer, more keep each
+    /// record safer. Half of backups, rounded up, if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 7))]
+    pub min_in_sync: Option<u8>,
+
+    /// What an acknowledgement promises. Memory: in the memory of every member. Battery: the same, and you attest that every
+    /// backup's node has power for holdUpSeconds after an outage. Flushed: on the disk of every member as well; slower.
+    /// Cannot be changed.
+    #[serde(default)]
+    pub durability: Durability,
+
+    /// The unit in which the log is opened, closed and flushed. Larger ones cost memory, smaller ones more control calls.
+    /// The longest record fits into one. Cannot be changed.
+    #[serde(default)]
+    pub segment_size: SegmentSize,
+
+    /// Buffers of one segment each that a backup has: its memory is buffers × segmentSize. Six at least; more for segments that
+    /// wait for the disk.
+    #[serde(default = "sixteen")]
+    #[schemars(range(min = 6, max = 4096))]
+    pub buffers: u32,
+
+    /// How bytes reach backups. Auto: Rdma where rdma is given, else Tcp. Rdma: one-sided RDMA writes; backups spend no CPU.
+    /// Tcp: any network. Cannot be changed.
+    #[serde(default)]
+    pub transport: TransportWish,
+
+    /// How a pod gets its RDMA device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<Rdma>,
+
+    /// Which nodes backups may run on. Two backups of a group never share a node.
+    #[serde(default)]
+    pub placement: Placement,
+
+    /// Where backups keep closed segments. An emptyDir on the node's disk if not given: the log then survives restarts of
+    /// containers, not the loss of pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flush_volume: Option<FlushVolume>,
+
+    /// Seconds that a backup is given to bring its memory to its disk when it has to stop; also how long its node goes on for
+    /// after an outage, for durability Battery. No more is lent than can be flushed in that time.
+    #[serde(default = "thirty")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub hold_up_seconds: u32,
+
+    /// CPU and memory of the backup container. Memory for the buffers is added to what stands here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_resources: Option<ResourceRequirements>,
+
+    /// CPU and memory of the sidecar container in app pods. It needs eight segments of memory at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sidecar_resources: Option<ResourceRequirements>,
+
+    /// Labels and annotations to add to backup pods, such as those that a mesh or a network plugin wants.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub backup_labels: BTreeMap<String, String>,
+
+    /// Annotations to add to backup pods.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub backup_annotations: BTreeMap<String, String>,
+
+    /// Priority class of backup pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority_class_name: Option<String>,
+
+    /// Secrets to pull the image of backup pods with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+
+    /// Whether to keep a PodDisruptionBudget for the backups: at most one leaves at a time, and only while all others are in
+    /// the set. Never made for a single backup, which it would keep from ever leaving.
+    #[serde(default = "yes")]
+    pub disruption_budget: bool,
+
+    /// Leave everything as it is: the operator reports and changes nothing. Failover goes on, since it needs no operator.
+    #[serde(default)]
+    pub paused: bool,
+
+    /// Nobody may append: the primary steps down and no standby takes over, until this is false again. The log stays.
+    #[serde(default)]
+    pub fenced: bool,
+}
+
+/// What an acknowledgement promises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Durability {
+    /// In the memory of every member.
+    #[default]
+    Memory,
+    /// As Memory; the nodes' hold-up power is attested.
+    Battery,
+    /// Also on the disk of every member.
+    Flushed,
+}
+
+/// How bytes shall reach backups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TransportWish {
+    /// Rdma where rdma is given, else Tcp.
+    #[default]
+    Auto,
+    /// One-sided RDMA writes.
+    Rdma,
+    /// Any network.
+    Tcp,
+}
+
+/// Size of a segment: a power of two from 64 KiB to 64 MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs, reason = "each says its size")]
+pub enum SegmentSize {
+    #[serde(rename = "64Ki")]
+    Ki64,
+    #[serde(rename = "128Ki")]
+    Ki128,
+    #[serde(rename = "256Ki")]
+    Ki256,
+    #[serde(rename = "512Ki")]
+    Ki512,
+    #[serde(rename = "1Mi")]
+    Mi1,
+    #[serde(rename = "2Mi")]
+    Mi2,
+    #[serde(rename = "4Mi")]
+    Mi4,
+    #[default]
+    #[serde(rename = "8Mi")]
+    Mi8,
+    #[serde(rename = "16Mi")]
+    Mi16,
+    #[serde(rename = "32Mi")]
+    Mi32,
+    #[serde(rename = "64Mi")]
+    Mi64,
+}
+
+impl SegmentSize {
+    /// The size in bytes.
+    pub fn bytes(self) -> u64 {
+        (64 << 10) << self as u64
+    }
+}
+
+/// How a pod gets its RDMA device: exactly one of extendedResource and resourceClaimTemplateName.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.extendedResource) != has(self.resourceClaimTemplateName)")
+        .message("exactly one of extendedResource and resourceClaimTemplateName must be given")
+)]
+pub struct Rdma {
+    /// A device plugin's resource, such as that of an SR-IOV pool or of shared HCAs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extended_resource: Option<ExtendedResource>,
+
+    /// A ResourceClaimTemplate in the group's namespace, for devices of dynamic resource allocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub resource_claim_template_name: Option<String>,
+
+    /// Networks of Multus to attach, where the device's addresses come from one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub networks: Vec<Network>,
+
+    /// Run backups and the pods of the app in the node's own network, where the device's addresses are. Ports 7420 to 7422 must
+    /// be free on every node. The app's pods have to ask for hostNetwork themselves.
+    #[serde(default)]
+    pub host_network: bool,
+
+    /// RDMA device to use, as NAME or NAME/PORT, where a pod sees several and none is named by the device plugin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub device: Option<String>,
+
+    /// Place in the port's GID table. If not given, a RoCE v2 entry with an address of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub gid_index: Option<u8>,
+
+    /// Traffic class of RoCE packets, DSCP × 4: what the switches' lossless class wants, often 106.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub traffic_class: Option<u8>,
+
+    /// InfiniBand's service level; on RoCE the priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 15))]
+    pub service_level: Option<u8>,
+
+    /// How long a write is repeated before its backup counts as lost, as EXPONENT/RETRIES of the RC timer: 1 + RETRIES times,
+    /// 4.096 µs × 2^EXPONENT apart. 11/6 if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]{1,2}/[0-7]$"))]
+    pub patience: Option<String>,
+
+    /// How the containers may pin the memory that RDMA needs. Capability: they run as root with IPC_LOCK and nothing else.
+    /// NodeLimit: they run as any user; the node's container runtime has a high enough limit (LimitMEMLOCK).
+    #[serde(default)]
+    pub memlock: Memlock,
+
+    /// Use huge pages of this size for the backups' buffers. The nodes must have them free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hugepages: Option<Hugepages>,
+}
+
+/// A device plugin's resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtendedResource {
+    /// Its name with its prefix, such as openshift.io/tailnic or rdma/rdma_shared_device_a.
+    #[schemars(length(min = 3, max = 316), regex(pattern = r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"))]
+    pub name: String,
+    /// How many a pod asks for.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 16))]
+    pub count: u8,
+}
+
+/// A network of Multus.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    /// Name of the NetworkAttachmentDefinition.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Its namespace, if not the group's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Name of the interface in the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+}
+
+/// How memory is pinned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Memlock {
+    /// Root with IPC_LOCK.
+    #[default]
+    Capability,
+    /// The node's limit is high enough.
+    NodeLimit,
+}
+
+/// Size of huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs, reason = "each says its size")]
+pub enum Hugepages {
+    #[serde(rename = "2Mi")]
+    Mi2,
+    #[serde(rename = "1Gi")]
+    Gi1,
+}
+
+/// Which nodes backups may run on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    /// Labels that a node must have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Affinity, beside the rule that two backups of a group never share a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Affinity>,
+    /// Taints that backups tolerate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    /// How backups spread, in place of the rule that they spread over zones where they can.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+}
+
+/// Where a backup keeps closed segments.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.claim) != has(self.emptyDirSizeLimit)")
+        .message("exactly one of claim and emptyDirSizeLimit must be given")
+)]
+pub struct FlushVolume {
+    /// A PersistentVolumeClaim of each backup's own, made and deleted with its pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<FlushClaim>,
+    /// An emptyDir on the node's disk, at most so large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_dir_size_limit: Option<Quantity>,
+}
+
+/// A claim for a backup's disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FlushClaim {
+    /// Its storage class; the cluster's default if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_class_name: Option<String>,
+    /// Its size: the log's closed segments, as far as the app does not trim them.
+    pub size: Quantity,
+}
+
+impl ReplicaGroupSpec {
+    /// How bytes reach backups.
+    pub fn transport(&self) -> Transport {
+        match self.transport {
+            TransportWish::Rdma => Transport::Rdma,
+            TransportWish::Auto if self.rdma.is_some() => Transport::Rdma,
+            TransportWish::Auto | TransportWish::Tcp => Transport::Tcp,
+        }
+    }
+
+    /// Copies needed to go on.
+    pub fn min_in_sync(&self) -> u8 {
+        self.min_in_sync.unwrap_or(self.backups.div_ceil(2))
+    }
+}
+
+fn three() -> u8 {
+    3
+}
+
+fn sixteen() -> u32 {
+    16
+}
+
+fn thirty() -> u32 {
+    30
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}

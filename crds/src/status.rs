@@ -1,0 +1,174 @@
+//! What is so. The sidecars write `log`, by compare-and-swap; the operator writes everything else.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What is so. Fields are optional because they have two writers.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaGroupStatus {
+    /// Generation of the spec that the rest of the status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Where the group stands, in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// Why, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_reason: Option<String>,
+    /// Ready, Progressing, Degraded, FailoverSafe, Fenced, Paused, Placeable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_owned()]))]
+    pub conditions: Vec<Condition>,
+    /// How bytes reach backups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// Copies that the primary recruits up to: spec.backups, and one more while a backup moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members_wanted: Option<u8>,
+    /// Copies that acknowledgements need, and have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<u8>,
+    /// Every backup pod, with the address that sidecars reach it at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_owned()]))]
+    pub backups: Vec<BackupStatus>,
+    /// A change of primary that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switchover: Option<Switchover>,
+    /// How far the log was when the operator last looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<Positions>,
+    /// Who is primary and who are the members. Written by the sidecars alone, by compare-and-swap: an edit by hand can lose
+    /// records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogStatus>,
+}
+
+/// Where a group stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// The spec breaks a rule; nothing is done before it is mended.
+    Invalid,
+    /// Backups are being made, or cannot be placed.
+    Pending,
+    /// Backups are there; no app pod has become primary yet.
+    WaitingForApp,
+    /// A primary, and every copy that is wanted.
+    Ready,
+    /// A primary, and fewer copies than wanted: appends go on.
+    Degraded,
+    /// Fewer copies than minInSync, or no primary where there was one: appends wait.
+    Unavailable,
+    /// Fenced by the spec.
+    Fenced,
+    /// Left alone by the operator.
+    Paused,
+    /// Being deleted.
+    Deleting,
+}
+
+/// How bytes reach backups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Transport {
+    /// One-sided RDMA writes.
+    Rdma,
+    /// Any network.
+    Tcp,
+}
+
+/// A backup pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BackupStatus {
+    /// The pod, and the member in the log.
+    pub name: String,
+    /// `host:port` of its control RPC; absent while the pod has no address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<String>,
+    /// Its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// What it does.
+    pub state: BackupState,
+    /// More about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// What a backup pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum BackupState {
+    /// Not on a node yet, or starting.
+    Pending,
+    /// Runs and is in no set: a primary may take it.
+    Spare,
+    /// In the set: holds the whole log.
+    Member,
+    /// In the set, and about to be replaced.
+    Leaving,
+    /// Cannot be reached or has failed.
+    Lost,
+}
+
+/// A change of primary that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Switchover {
+    /// The app pod that shall become primary.
+    pub to: String,
+    /// It does so if this is still the epoch.
+    pub from_epoch: u64,
+}
+
+/// How far a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Positions {
+    /// LSN of the first record that can be read.
+    pub first: u64,
+    /// LSN of the last record acknowledged.
+    pub acked: u64,
+}
+
+/// Who is primary and who are the members: (epoch, version) grows with every change and names the content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LogStatus {
+    /// The log: 128 random bits in hexadecimal, drawn when the group was first started.
+    pub id: String,
+    /// Raised at every change of primary.
+    pub epoch: u64,
+    /// 64 random bits in hexadecimal, drawn for the claim of this epoch.
+    pub claim: String,
+    /// Raised at every change of the member set.
+    pub version: u64,
+    /// The app pod that may append.
+    pub primary: LogPrimary,
+    /// The set: an acknowledgement needs every one of them.
+    pub members: Vec<LogMember>,
+}
+
+/// A primary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LogPrimary {
+    /// Its pod.
+    pub name: String,
+    /// `host:port` where standbys listen to its heartbeats.
+    pub control: String,
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LogMember {
+    /// Its pod.
+    pub name: String,
+    /// Identity of its memory when it joined, in hexadecimal: with another one it no longer holds what it held.
+    pub boot: String,
+    /// `host:port` of its control RPC.
+    pub control: String,
+}

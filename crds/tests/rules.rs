@@ -1,0 +1,82 @@
+//! The rules of a `ReplicaGroup`, as the API server checks them and as the operator does; and the committed definition.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use tailwind_crds::{ReplicaGroup, definition, problems};
+
+fn group(spec: &str) -> ReplicaGroup {
+    let text = format!(
+        "apiVersion: replication.tailwind.dev/v1alpha1\nkind: ReplicaGroup\nmetadata: {{name: orders, namespace: shop}}\nspec: {spec}"
+    );
+    serde_yaml::from_str(&text).unwrap()
+}
+
+fn said(spec: &str) -> Vec<String> {
+    problems(&group(spec), None)
+}
+
+#[test]
+fn the_committed_definition_is_the_generated_one() {
+    let committed = include_str!("../replicagroups.yaml");
+    assert!(committed == definition(), "run: cargo run --package tailwind-crds >crds/replicagroups.yaml");
+}
+
+#[test]
+fn an_empty_spec_is_a_good_one() {
+    let group = group("{}");
+    assert_eq!(problems(&group, None), Vec::<String>::new());
+    assert_eq!((group.spec.backups, group.spec.min_in_sync(), group.spec.buffers), (3, 2, 16));
+    assert_eq!(group.spec.segment_size.bytes(), 8 << 20);
+}
+
+#[test]
+fn more_copies_cannot_be_needed_than_wanted() {
+    assert_eq!(said("{backups: 2, minInSync: 2}"), Vec::<String>::new());
+    assert_eq!(said("{backups: 2, minInSync: 3}"), ["minInSync must not be greater than backups"]);
+}
+
+#[test]
+fn a_device_is_requested_in_exactly_one_way() {
+    let one = "exactly one of extendedResource and resourceClaimTemplateName must be given";
+    assert_eq!(said("{rdma: {extendedResource: {name: rdma/hca}}}"), Vec::<String>::new());
+    assert_eq!(said("{rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
+    assert_eq!(said("{rdma: {}}"), [one]);
+    assert_eq!(said("{rdma: {extendedResource: {name: rdma/hca}, resourceClaimTemplateName: nic}}"), [one]);
+}
+
+#[test]
+fn transport_and_device_fit_each_other() {
+    assert_eq!(said("{transport: Rdma}").len(), 1);
+    assert_eq!(said("{transport: Tcp, rdma: {resourceClaimTemplateName: nic}}").len(), 1);
+    assert_eq!(said("{transport: Rdma, rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
+}
+
+#[test]
+fn a_disk_is_asked_for_in_exactly_one_way() {
+    assert_eq!(said("{flushVolume: {emptyDirSizeLimit: 1Gi}}"), Vec::<String>::new());
+    assert_eq!(said("{flushVolume: {claim: {size: 1Gi}}}"), Vec::<String>::new());
+    assert_eq!(said("{flushVolume: {}}").len(), 1);
+}
+
+#[test]
+fn what_shapes_the_log_cannot_be_changed() {
+    let before = group("{}");
+    let after = |spec| problems(&group(spec), Some(&before));
+    assert_eq!(after("{backups: 5, minInSync: 1, buffers: 32, fenced: true}"), Vec::<String>::new());
+    for spec in
+        ["{segmentSize: 1Mi}", "{durability: Flushed}", "{transport: Tcp}", "{rdma: {resourceClaimTemplateName: x}}"]
+    {
+        let said = after(spec);
+        assert!(said.len() == 1 && said[0].contains("cannot be"), "{spec}: {said:?}");
+    }
+}
+
+#[test]
+fn names_are_short_enough_for_what_is_made_from_them() {
+    let mut group = group("{}");
+    for (name, good) in [("a", true), ("orders-2", true), ("2orders", false), ("orders-", false), ("or.ders", false)] {
+        group.metadata.name = Some(name.to_owned());
+        assert_eq!(problems(&group, None).is_empty(), good, "{name}");
+    }
+    group.metadata.name = Some("a".repeat(41));
+    assert_eq!(problems(&group, None).len(), 1);
+}
