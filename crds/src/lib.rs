@@ -32,6 +32,7 @@ pub fn definition() -> String {
 
 /// What is wrong with a spec, one sentence each: the very rules that the API server checks, for objects that were stored
 /// before a rule was, or by a server that does not know CEL (older than 1.25).
+#[cfg(feature = "rules")]
 pub fn problems(group: &ReplicaGroup, before: Option<&ReplicaGroup>) -> Vec<String> {
     let checked = match before {
         None => group.validate_cel(),

@@ -29,7 +29,6 @@ use crate::status::{ReplicaGroupStatus, Transport};
     status = "ReplicaGroupStatus",
     derive = "PartialEq",
     doc = "A log of records, replicated at memory speed into the memory of backup pods, for one stateful app.",
-    cel,
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')")
         .message("metadata.name: at most 40 lower-case letters, digits and dashes, beginning with a letter: names of services and labels are made from it"),
     printcolumn = r#"{"name":"Backups","type":"integer","jsonPath":".spec.backups","description":"Copies wanted"}"#,
@@ -42,6 +41,7 @@ use crate::status::{ReplicaGroupStatus, Transport};
     printcolumn = r#"{"name":"FailoverSafe","type":"string","jsonPath":".status.conditions[?(@.type==\"FailoverSafe\")].status","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.phaseReason","priority":1}"#
 )]
+#[cfg_attr(feature = "rules", kube(cel))]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.minInSync) || self.minInSync <= self.backups")

@@ -67,7 +67,11 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let mut signals = Signals::new()?;
-    let tls = tls.load(&group, Role::Backup)?;
+    let tls_options = tls;
+    let tls = tls_options.load(&group, Role::Backup)?;
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().keep_fresh(tls_options, group.clone(), Role::Backup));
+    }
     let listener = http::listen(listen, tls.as_ref()).await?;
     let address = listener.local_addr().context("read the control address")?;
     let metrics_listener = match metrics_listen {
@@ -152,7 +156,7 @@ async fn serve_until(
         // An error means that the sender is gone, which is the signal.
         let _ = stopped.changed().await;
     };
-    let guard = tls.map(|tls| tls.acceptor(Role::Sidecar));
+    let guard = tls.map(|tls| tls.guard(Role::Sidecar));
     let mut servers = tokio::task::JoinSet::new();
     servers.spawn(http::serve(listener, routes::control(desk.clone()), guard, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {

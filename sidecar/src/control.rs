@@ -12,6 +12,7 @@ pub mod promote;
 pub mod reader;
 pub mod standby;
 pub mod status;
+pub mod wishes;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,16 +20,17 @@ use std::time::{Duration, Instant};
 
 use tailwind_fabric::Sender;
 use tailwind_protocol::config::{Durability, PrimaryRef};
-use tailwind_protocol::ids::{GroupName, MemberId};
+use tailwind_protocol::ids::GroupName;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::Role;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::path::{Command, Event, Shared, Waker};
 use crate::store::Store;
 use crate::tls::Tls;
 
 use log::LogView;
+use wishes::Wishes;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
 const TERM_SHORT: Duration = Duration::from_secs(1);
@@ -49,9 +51,9 @@ pub struct Context {
     pub sender: Arc<dyn Sender>,
     /// Guards the control RPC; none on loopback.
     pub tls: Option<Tls>,
-    /// Every backup that may be used: name and control endpoint.
-    pub backups: Vec<(MemberId, String)>,
-    /// What the group wants.
+    /// What the group wants now.
+    pub wishes: watch::Receiver<Wishes>,
+    /// What the group has been made with, and how patient to be.
     pub rules: Rules,
     /// The append path.
     pub path: PathHandle,
@@ -61,13 +63,24 @@ pub struct Context {
     pub log: LogView,
 }
 
-/// What the group wants, and how patient to be.
+impl Context {
+    /// What the group wants now.
+    pub fn wishes(&self) -> Wishes {
+        self.wishes.borrow().clone()
+    }
+
+    /// Returns once the wishes are such.
+    pub async fn wished(&self, such: impl FnMut(&Wishes) -> bool) {
+        if self.wishes.clone().wait_for(such).await.is_err() {
+            // Wishes that never change, or a process that ends.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What the group has been made with, and how patient to be.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Members wanted.
-    pub backups: u8,
-    /// Members needed.
-    pub min_in_sync: u8,
     /// What an ack promises.
     pub durability: Durability,
     /// Size of segments.
@@ -109,7 +122,11 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
     tokio::spawn(sort_events(Arc::clone(&context), events, outputs));
     let mut pause = Duration::ZERO;
     loop {
+        stay_fenced(&context).await;
         standby::wait_for_turn(&context).await;
+        if context.wishes().fenced {
+            continue;
+        }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
         match promote::promote(&context).await {
             promote::Outcome::Won(config, reference) => {
@@ -123,12 +140,23 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
                 };
                 tokio::time::sleep(pause).await;
             }
+            promote::Outcome::Disturbed => tracing::info!(group = %context.group, "the group wants something else now"),
             promote::Outcome::Lost(epoch) => {
                 tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");
                 // Candidates that race back off at random.
                 tokio::time::sleep(Duration::from_millis(random_below(40))).await;
             }
         }
+    }
+}
+
+/// Returns at once, unless the group is to have no primary.
+async fn stay_fenced(context: &Context) {
+    if context.wishes().fenced {
+        tracing::warn!(group = %context.group, "fenced: nobody may append until this is taken back");
+        context.path.send(Command::Wait { role: Role::Standby, epoch: 0, primary: String::new() });
+        context.wished(|wishes| !wishes.fenced).await;
+        tracing::info!(group = %context.group, "no longer fenced");
     }
 }
 

@@ -25,10 +25,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
-use crate::tls::{self, Tls};
+use crate::tls::{self, Guard, Tls};
 
 /// Connections at a time: a few for each sidecar of a group, and room for people with a browser. Each costs two 16 KiB
 /// TLS records and a body of at most [`BODY_SIZE_MAX`]: 256 MiB if all were filled at once by holders of certificates.
@@ -103,12 +102,7 @@ pub async fn listen_openly(address: SocketAddr) -> Result<TcpListener, ListenErr
 }
 
 /// Serves `router` until `shutdown` is ready; then replies under way get a moment to leave. Never returns earlier.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    guard: Option<TlsAcceptor>,
-    shutdown: impl Future<Output = ()>,
-) {
+pub async fn serve(listener: TcpListener, router: Router, guard: Option<Guard>, shutdown: impl Future<Output = ()>) {
     let router = router.layer(middleware::from_fn(whole_body));
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stop, stopped) = watch::channel(());
@@ -147,13 +141,13 @@ async fn next_connection(
     }
 }
 
-async fn attend(stream: TcpStream, router: Router, guard: Option<TlsAcceptor>, stopped: watch::Receiver<()>) {
+async fn attend(stream: TcpStream, router: Router, guard: Option<Guard>, stopped: watch::Receiver<()>) {
     if let Err(error) = tune(&stream) {
         debug!(%error, "set socket options");
         return;
     }
     let Some(guard) = guard else { return talk(stream, router, stopped).await };
-    match timeout(HANDSHAKE_TIMEOUT, guard.accept(stream)).await {
+    match timeout(HANDSHAKE_TIMEOUT, guard.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => talk(stream, router, stopped).await,
         Ok(Err(error)) => debug!(error = tls::readable(&error), "refused a connection"),
         Err(_) => debug!("refused a connection: no handshake in time"),

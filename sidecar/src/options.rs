@@ -13,6 +13,8 @@ use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 
 use crate::fabric::{FabricOption, RdmaOptions};
+use crate::path::Allowed;
+use crate::store::kubernetes::GroupPath;
 use crate::tls::TlsOptions;
 
 /// A backup that a sidecar may use.
@@ -39,9 +41,49 @@ impl FromStr for BackupAddress {
     }
 }
 
+/// Who may connect to the socket, as an option says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllowedUid {
+    /// This user.
+    Uid(u32),
+    /// Everybody.
+    Any,
+}
+
+impl FromStr for AllowedUid {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<AllowedUid, &'static str> {
+        match text {
+            "any" => Ok(AllowedUid::Any),
+            number => number.parse().map(AllowedUid::Uid).map_err(|_| "must be a user's number, or any"),
+        }
+    }
+}
+
+impl AllowedUid {
+    /// What a list of them comes to.
+    pub fn all(listed: &[AllowedUid]) -> Allowed {
+        let uid = |allowed: &AllowedUid| match allowed {
+            AllowedUid::Uid(uid) => Some(*uid),
+            AllowedUid::Any => None,
+        };
+        match (listed, listed.iter().map(uid).collect::<Option<Vec<u32>>>()) {
+            ([], _) => Allowed::Own,
+            (_, Some(uids)) => Allowed::Listed(uids),
+            (_, None) => Allowed::Anybody,
+        }
+    }
+}
+
 /// Be a sidecar: primary, or a standby that takes over when the primary dies.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
+    /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store, and it says which
+    /// backups there are, how many copies are wanted, and how bytes reach them
+    #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
+    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "durability", "segment_size", "fabric"])]
+    pub replica_group: Option<GroupPath>,
     /// The group that this sidecar belongs to; the same for its standbys and backups
     #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
     pub group: GroupName,
@@ -70,7 +112,8 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A backup that may be used; give one for each, spares included
-    #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',', required = true)]
+    #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',')]
+    #[arg(required_unless_present = "replica_group")]
     pub backup: Vec<BackupAddress>,
     /// Copies wanted: with r copies the log survives r - 1 deaths at once. Three is the usual choice
     #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3)]
@@ -92,9 +135,10 @@ pub struct RunOptions {
     /// Used with --fabric verbs and auto.
     #[command(flatten)]
     pub rdma: RdmaOptions,
-    /// Users that may connect to the socket; none listed: root and the sidecar's own user
+    /// Users that may connect to the socket, or `any`, for a pod that nothing else can reach; none listed: root and the
+    /// sidecar's own user
     #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
-    pub allow_uid: Vec<u32>,
+    pub allow_uid: Vec<AllowedUid>,
     /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
     pub heartbeat_interval_ms: u64,
@@ -170,6 +214,19 @@ mod tests {
         }
         let error = parse_segment_size("3MiB").unwrap_err();
         assert_eq!(error, "segment size 3 MiB: must be a power of two between 64 KiB and 64 MiB");
+    }
+
+    #[test]
+    fn users_are_listed_or_all_may_come() {
+        let allowed = |texts: &[&str]| {
+            let listed: Vec<AllowedUid> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            AllowedUid::all(&listed)
+        };
+        assert_eq!(allowed(&[]), Allowed::Own);
+        assert_eq!(allowed(&["0", "1000"]), Allowed::Listed(vec![0, 1000]));
+        assert_eq!(allowed(&["0", "any"]), Allowed::Anybody);
+        assert!("everyone".parse::<AllowedUid>().is_err());
+        assert!(Allowed::Listed(vec![7]).admits(7) && !Allowed::Listed(vec![7]).admits(0) && Allowed::Own.admits(0));
     }
 
     #[test]

@@ -52,11 +52,33 @@ const SILENT_TURNS: u32 = 64;
 /// How often idle connections are looked at while a few busy ones keep the loop turning.
 const LOOK_AROUND_TURNS: u32 = 32;
 
+/// Users that may connect to the socket, told by `SO_PEERCRED`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// Root and the user of this process.
+    Own,
+    /// These.
+    Listed(Vec<u32>),
+    /// Whoever reaches the socket: for pods, whose containers share nothing with others.
+    Anybody,
+}
+
+impl Allowed {
+    /// Whether this user may connect.
+    pub fn admits(&self, uid: u32) -> bool {
+        match self {
+            Allowed::Own => uid == 0 || uid == rustix::process::geteuid().as_raw(),
+            Allowed::Listed(listed) => listed.contains(&uid),
+            Allowed::Anybody => true,
+        }
+    }
+}
+
 /// How the path is set up.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Users that may connect; empty: this process's own user and root.
-    pub allowed_uids: Vec<u32>,
+    /// Users that may connect.
+    pub allowed: Allowed,
     /// Size of segments, which bounds records and batches.
     pub segment_size: SegmentSize,
     /// How long to look for work before going to sleep.

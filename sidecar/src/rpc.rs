@@ -24,10 +24,9 @@ use tailwind_protocol::rpc::{FetchRequest, Refusal, path};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use crate::http::{self, HEAD_TIMEOUT};
-use crate::tls::{self, Role, Tls};
+use crate::tls::{self, Guard, Role, Tls};
 
 /// Largest reply but for segments: an inventory of 100 000 copies, of some 300 bytes each, fits twice.
 const REPLY_SIZE_MAX: usize = 64 << 20;
@@ -56,7 +55,7 @@ pub struct BackupClient(Arc<Client>);
 
 struct Client {
     control: String,
-    connector: Option<TlsConnector>,
+    guard: Option<Guard>,
     idle: Mutex<Vec<Idle>>,
     peer: Mutex<Option<IpAddr>>,
 }
@@ -83,7 +82,7 @@ impl BackupClient {
     pub fn new(control: impl Into<String>, tls: Option<&Tls>, expected: Role) -> BackupClient {
         BackupClient(Arc::new(Client {
             control: control.into(),
-            connector: tls.map(|tls| tls.connector(expected)),
+            guard: tls.map(|tls| tls.guard(expected)),
             idle: Mutex::default(),
             peer: Mutex::default(),
         }))
@@ -246,9 +245,10 @@ impl BackupClient {
         let peer = stream.peer_addr().map_err(|error| unreachable(error.to_string()))?.ip();
         http::tune(&stream).map_err(|error| unreachable(error.to_string()))?;
         *self.0.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(peer);
-        let Some(connector) = &self.0.connector else { return self.greet(stream).await };
+        let Some(guard) = &self.0.guard else { return self.greet(stream).await };
         let name = ServerName::IpAddress(peer.into());
-        let stream = connector.connect(name, stream).await.map_err(|error| unreachable(tls::readable(&error)))?;
+        let stream =
+            guard.connector().connect(name, stream).await.map_err(|error| unreachable(tls::readable(&error)))?;
         self.greet(stream).await
     }
 

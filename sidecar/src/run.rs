@@ -18,15 +18,18 @@ use axum::routing::get;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::rpc::path::HEARTBEATS;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use crate::control::log::LogView;
+use crate::control::wishes::Wishes;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http;
-use crate::options::RunOptions;
-use crate::path::{Command, Options as PathOptions, Path, Shared, Waker};
+use crate::options::{AllowedUid, BackupAddress, RunOptions};
+use crate::path::{Allowed, Command, Options as PathOptions, Path, Shared, Waker};
 use crate::store::Store;
 use crate::store::file::FileStore;
+use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
 use crate::tls::Role as PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
@@ -35,6 +38,7 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Runs a sidecar until it is told to end.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let RunOptions {
+        replica_group,
         group,
         name,
         socket,
@@ -59,33 +63,36 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         spin_us,
         tls,
     } = options;
-    ensure!((1..=MEMBERS_MAX as u8).contains(&backups), "--backups {backups}: must be 1 to {MEMBERS_MAX}");
-    let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
-    ensure!((1..=backups).contains(&min_in_sync), "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
-    ensure!(
-        backup.len() >= usize::from(min_in_sync),
-        "{} backups are listed (--backup NAME=HOST:PORT), but --min-in-sync needs {min_in_sync}",
-        backup.len()
-    );
     ensure!(
         heartbeat_silence_ms > 2 * heartbeat_interval_ms,
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
-    let mut names: Vec<_> = backup.iter().map(|backup| &backup.name).collect();
-    names.sort_unstable();
-    names.dedup();
-    ensure!(
-        names.len() == backup.len(),
-        "two backups have the same name (--backup NAME=HOST:PORT): names are unique in a group"
-    );
+    if replica_group.is_none() {
+        check_backups(&backup, backups, min_in_sync)?;
+    }
 
     // From here on to be told to end is no failure, however long a disk keeps the start waiting.
     let told_to_end = told_to_end()?;
-    let tls = tls.load(&group, PeerRole::Sidecar)?;
-    let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
-    let store = Store::File(FileStore::new(&config)?);
+    let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
+    let tls_options = tls;
+    let tls = tls_options.load(&group, PeerRole::Sidecar)?;
+    let Membership { store, shape, wishes, keeper } = match &replica_group {
+        Some(path) => join(path).await?,
+        None => {
+            let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
+            let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
+            let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
+            Membership::fixed(
+                Store::File(FileStore::new(&config)?),
+                Shape { durability, segment_size, fabric },
+                Wishes { members: backups, min_in_sync, backups: backups_known, fenced: false, switchover: None },
+            )
+        }
+    };
+    let Shape { durability, segment_size, fabric } = shape;
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
-    let listener = listen_on_socket(&socket)?;
+    let allowed = AllowedUid::all(&allow_uid);
+    let listener = listen_on_socket(&socket, &allowed)?;
 
     let endpoint = http::listen(listen, tls.as_ref()).await?;
     let address = endpoint.local_addr().context("read the control address")?;
@@ -97,7 +104,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, outbox) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::default());
-    let path_options = PathOptions { allowed_uids: allow_uid, segment_size, spin: Duration::from_micros(spin_us) };
+    let path_options = PathOptions { allowed, segment_size, spin: Duration::from_micros(spin_us) };
     let path = Path::new(path_options, name.to_string(), listener, inbox, events, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {
@@ -105,10 +112,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         store,
         sender,
         tls: tls.clone(),
-        backups: backup.into_iter().map(|backup| (backup.name, backup.control)).collect(),
+        wishes,
         rules: Rules {
-            backups,
-            min_in_sync,
             durability,
             segment_size,
             heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
@@ -129,7 +134,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let _ = path_ended.blocking_send(path.run());
     })?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    let admitted = tls.as_ref().map(|tls| tls.acceptor(PeerRole::Sidecar));
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().keep_fresh(tls_options, group.clone(), PeerRole::Sidecar));
+    }
+    let admitted = tls.as_ref().map(|tls| tls.guard(PeerRole::Sidecar));
     let guarded = http::serve(endpoint, router(&context, interval), admitted, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), outbox);
@@ -137,6 +145,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         result = roles => result,
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
         result = open => result,
+        _ = keeper => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
         end = path_end.recv() => match end {
             Some(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
@@ -154,6 +163,51 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     result
 }
 
+/// Where the group's configuration lives, and what the group wants.
+struct Membership {
+    store: Store,
+    shape: Shape,
+    wishes: watch::Receiver<Wishes>,
+    /// Never ends while the process is well.
+    keeper: JoinHandle<()>,
+}
+
+impl Membership {
+    fn fixed(store: Store, shape: Shape, wishes: Wishes) -> Membership {
+        let (told, wishes) = watch::channel(wishes);
+        let keeper = tokio::spawn(async move {
+            // Nobody tells anything new.
+            std::future::pending::<()>().await;
+            drop(told);
+        });
+        Membership { store, shape, wishes, keeper }
+    }
+}
+
+async fn join(path: &GroupPath) -> anyhow::Result<Membership> {
+    let Joined { store, shape, wishes, keeper } = kubernetes::join(path).await?;
+    Ok(Membership { store: Store::Kubernetes(Box::new(store)), shape, wishes, keeper })
+}
+
+fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {
+    ensure!((1..=MEMBERS_MAX as u8).contains(&backups), "--backups {backups}: must be 1 to {MEMBERS_MAX}");
+    let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
+    ensure!((1..=backups).contains(&min_in_sync), "--min-in-sync {min_in_sync}: must be 1 to --backups ({backups})");
+    ensure!(
+        listed.len() >= usize::from(min_in_sync),
+        "{} backups are listed (--backup NAME=HOST:PORT), but --min-in-sync needs {min_in_sync}",
+        listed.len()
+    );
+    let mut names: Vec<_> = listed.iter().map(|backup| &backup.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    ensure!(
+        names.len() == listed.len(),
+        "two backups have the same name (--backup NAME=HOST:PORT): names are unique in a group"
+    );
+    Ok(())
+}
+
 /// Signals are caught as soon as this returns; the future ends with the first.
 fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
     let on = |kind| signal(kind).context("wait for signals");
@@ -166,8 +220,8 @@ fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Binds the append socket, mode 0660. A socket file that nobody listens on is left over from a dead process.
-fn listen_on_socket(path: &FilePath) -> anyhow::Result<UnixListener> {
+/// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket file that nobody listens on is left over from a dead process.
+fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
         bail!(
@@ -189,7 +243,8 @@ fn listen_on_socket(path: &FilePath) -> anyhow::Result<UnixListener> {
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).with_context(|| format!("bind socket {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+    let mode = if *allowed == Allowed::Own { 0o660 } else { 0o666 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("set the mode of socket {}", path.display()))?;
     listener.set_nonblocking(true).context("make the socket non-blocking")?;
     Ok(listener)
@@ -242,6 +297,9 @@ async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 
 /// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary.
 async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    if context.wishes().fenced {
+        return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
+    }
     match status::describe(&context).await {
         Some(path) if path.role == "primary" || path.role == "standby" => (StatusCode::OK, format!("{}\n", path.role)),
         Some(path) => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", path.role)),

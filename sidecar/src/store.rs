@@ -1,17 +1,19 @@
 //! The config store: where epoch, version, primary and members live, changed by compare-and-swap only.
 //!
-//! Asked by [`control`](crate::control). One implementation so far: a [`mod@file`], for one host or several that share a
-//! folder. The Kubernetes API joins as another variant.
+//! Asked by [`control`](crate::control). A [`mod@file`], for one host or several that share a folder; or the `status.log` of
+//! a `ReplicaGroup`, [`kubernetes`], where the API server's etcd decides.
 
 pub mod file;
+pub mod kubernetes;
 
 use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
 
 use file::FileStore;
+use kubernetes::KubernetesStore;
 
-/// How often a watch looks for a new content.
+/// How often a watch looks for a new content of a file.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A config store.
@@ -19,31 +21,42 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 pub enum Store {
     /// A file, and its numbered successors.
     File(FileStore),
+    /// A `ReplicaGroup`.
+    Kubernetes(Box<KubernetesStore>),
 }
 
 impl Store {
     /// The content; the error is for people.
     pub async fn read(&self) -> Result<Option<Configuration>, String> {
-        let Store::File(store) = self.clone();
-        let read = tokio::task::spawn_blocking(move || store.read()).await;
-        read.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
+        match self.clone() {
+            Store::File(store) => {
+                let read = tokio::task::spawn_blocking(move || store.read()).await;
+                read.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
+            }
+            Store::Kubernetes(store) => store.read().await,
+        }
     }
 
     /// Compare-and-swap.
     pub async fn swap(&self, swap: Swap) -> SwapOutcome {
-        let Store::File(store) = self.clone();
-        match tokio::task::spawn_blocking(move || store.swap(&swap)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "swap the configuration");
-                SwapOutcome::Unknown
-            }
-            Err(_) => SwapOutcome::Unknown,
-        }
+        let outcome = match self.clone() {
+            Store::File(store) => match tokio::task::spawn_blocking(move || store.swap(&swap)).await {
+                Ok(outcome) => outcome.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            },
+            Store::Kubernetes(store) => store.swap(&swap).await,
+        };
+        outcome.unwrap_or_else(|error| {
+            tracing::warn!(%error, "swap the configuration");
+            SwapOutcome::Unknown
+        })
     }
 
-    /// Returns once the content is another than `known`, with that content.
+    /// Returns once the content is newer than `known`, with that content.
     pub async fn changed(&self, known: Option<Stamp>) -> Configuration {
+        if let Store::Kubernetes(store) = self {
+            return store.changed(known).await;
+        }
         loop {
             match self.read().await {
                 Ok(Some(config)) if Some(config.stamp()) != known => return config,

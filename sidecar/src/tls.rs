@@ -1,14 +1,15 @@
 //! Mutual TLS of the control RPC: who may speak is decided by the name in a certificate, not by where it connects from.
 //!
-//! Loaded once by `run` and `backup`; [`http`](crate::http) accepts with it, [`rpc`](crate::rpc) connects with it. The
-//! CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
+//! Loaded by `run` and `backup`, and again when its files change; [`http`](crate::http) accepts with it,
+//! [`rpc`](crate::rpc) connects with it. The CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
 
 pub mod identity;
 mod verifier;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -18,6 +19,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use identity::{Identity, IdentityError, Role};
 use verifier::Verifier;
+
+/// How often files are looked at: kubelets renew what they mount within about a minute, and certificates are renewed weeks
+/// before they expire.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where the TLS material lies. All three, or none: then control endpoints listen on loopback only.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -61,10 +66,29 @@ pub enum TlsError {
     Incomplete,
 }
 
-/// A process's TLS material, checked. Cheap to clone.
+/// A process's TLS material, checked. Cheap to clone; clones see what is [reloaded](Tls::keep_fresh).
 #[derive(Clone, Debug)]
 pub struct Tls {
-    material: Arc<Material>,
+    material: Arc<RwLock<Arc<Material>>>,
+}
+
+/// Whom a connection must be with, and how that is checked.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    tls: Tls,
+    peer: Role,
+}
+
+impl Guard {
+    /// For the next connection that comes in.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.tls.now().servers[self.peer as usize]))
+    }
+
+    /// For the next connection that goes out.
+    pub fn connector(&self) -> TlsConnector {
+        TlsConnector::from(Arc::clone(&self.tls.now().clients[self.peer as usize]))
+    }
 }
 
 #[derive(Debug)]
@@ -91,6 +115,50 @@ impl Tls {
     /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
     /// this group and role. Finding that out now is better than at the first failover.
     pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: Role) -> Result<Tls, TlsError> {
+        let material = Material::load(ca, cert, key, group, role)?;
+        Ok(Tls { material: Arc::new(RwLock::new(Arc::new(material))) })
+    }
+
+    /// Who this process is.
+    pub fn identity(&self) -> Identity {
+        self.now().identity.clone()
+    }
+
+    /// For connections with peers of this group that have the role `peer`.
+    pub fn guard(&self, peer: Role) -> Guard {
+        Guard { tls: self.clone(), peer }
+    }
+
+    /// Reads the files again for ever, so that certificates may be renewed under a running process. Connections that are
+    /// there stay; the next ones use what is new. Files that cannot be used change nothing and are told of once.
+    pub async fn keep_fresh(self, options: TlsOptions, group: GroupName, role: Role) {
+        let TlsOptions { tls_ca: Some(ca), tls_cert: Some(cert), tls_key: Some(key) } = options else { return };
+        let read = || [&ca, &cert, &key].map(|path| std::fs::read(path).ok());
+        let mut known = read();
+        loop {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            let now = read();
+            if now == known {
+                continue;
+            }
+            known = now;
+            match Material::load(&ca, &cert, &key, &group, role) {
+                Ok(material) => {
+                    tracing::info!(%group, certificate = %cert.display(), "certificate reloaded");
+                    *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
+                }
+                Err(error) => tracing::warn!(%group, %error, "the new certificate cannot be used; the old one stays"),
+            }
+        }
+    }
+
+    fn now(&self) -> Arc<Material> {
+        Arc::clone(&self.material.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Material {
+    fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: Role) -> Result<Material, TlsError> {
         let roots = Arc::new(read_roots(ca)?);
         let chain = read_certificates("--tls-cert", cert)?;
         let key_file = key;
@@ -129,22 +197,7 @@ impl Tls {
         };
         let servers = [server(Role::Sidecar)?, server(Role::Backup)?];
         let clients = [client(Role::Sidecar)?, client(Role::Backup)?];
-        Ok(Tls { material: Arc::new(Material { identity, servers, clients }) })
-    }
-
-    /// Who this process is.
-    pub fn identity(&self) -> &Identity {
-        &self.material.identity
-    }
-
-    /// Accepts peers of this group that have the role `admitted`.
-    pub fn acceptor(&self, admitted: Role) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.material.servers[admitted as usize]))
-    }
-
-    /// Connects to peers of this group that have the role `expected`.
-    pub fn connector(&self, expected: Role) -> TlsConnector {
-        TlsConnector::from(Arc::clone(&self.material.clients[expected as usize]))
+        Ok(Material { identity, servers, clients })
     }
 }
 

@@ -15,7 +15,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, Request, Response, VERSION, decode_response};
-use tailwind_sidecar::path::{Command, Options, Path, Shared, Waker};
+use tailwind_sidecar::path::{Allowed, Command, Options, Path, Shared, Waker};
 
 const BACKUPS: usize = 3;
 
@@ -53,7 +53,7 @@ impl Bench {
         let (commands, inbox) = std::sync::mpsc::channel();
         let (events, _outbox) = tokio::sync::mpsc::unbounded_channel();
         let segment_size = SegmentSize::DEFAULT;
-        let options = Options { allowed_uids: Vec::new(), segment_size, spin: Duration::ZERO };
+        let options = Options { allowed: Allowed::Own, segment_size, spin: Duration::ZERO };
         let waker = Waker::new().unwrap();
         let mut path =
             Path::new(options, "a".into(), listener, inbox, events, Arc::new(Shared::default()), &waker).unwrap();

@@ -71,6 +71,16 @@ pub enum Input {
     NoSpare,
     /// Someone has seen a newer epoch: a backup that refused, or the config store.
     Superseded(Epoch),
+    /// The group wants another number of copies, or has another bound. Members beyond the number stay until they are lost:
+    /// whoever wants fewer takes away the backup that shall go.
+    Wanted {
+        /// Members that the set shall have.
+        backups: u8,
+        /// Members that the set must have.
+        min_in_sync: u8,
+    },
+    /// The group is to have no primary.
+    Retire,
     /// The app no longer needs records below this LSN; at most one beyond the last acknowledged.
     Trim(Lsn),
     /// Time passes; expected every few milliseconds.
@@ -91,6 +101,8 @@ pub enum StepDown {
     },
     /// The config store holds something that this primary did not write: find out by becoming a candidate again.
     Confused,
+    /// The group is to have no primary.
+    Retired,
 }
 
 impl std::fmt::Display for StepDown {
@@ -99,6 +111,7 @@ impl std::fmt::Display for StepDown {
             StepDown::Superseded(epoch) => write!(f, "superseded by epoch {epoch}"),
             StepDown::TooFewMembers { left, needed } => write!(f, "{left} members left, {needed} needed"),
             StepDown::Confused => f.write_str("the config store holds a configuration of unknown origin"),
+            StepDown::Retired => f.write_str("the group is to have no primary"),
         }
     }
 }
@@ -238,6 +251,8 @@ impl Primary {
             Input::Recruited(member, inventory) => self.on_recruited(member, &inventory, out),
             Input::NoSpare => self.on_no_spare(now),
             Input::Superseded(epoch) => self.on_superseded(epoch, out),
+            Input::Wanted { backups, min_in_sync } => self.on_wanted(backups, min_in_sync),
+            Input::Retire => self.step_down(StepDown::Retired, out),
             Input::Trim(below) => self.on_trim(below, out),
             Input::Tick => self.on_tick(now, out),
         }
@@ -377,6 +392,11 @@ impl Primary {
         if epoch > self.config.epoch {
             self.step_down(StepDown::Superseded(epoch), out);
         }
+    }
+
+    /// Counts from the next decision on; a swap under way goes its way.
+    fn on_wanted(&mut self, backups: u8, min_in_sync: u8) {
+        self.rules = Rules { backups, min_in_sync, ..self.rules };
     }
 
     fn step_down(&mut self, why: StepDown, out: &mut Vec<Output>) {

@@ -612,3 +612,33 @@ fn a_newcomer_may_wait_for_the_images_of_another() {
     wait(&mut desk, 200, &[]);
     assert_eq!(desk.lost, [member(3).id]);
 }
+
+/// Somebody edits the group: more copies are recruited, fewer are not made up for.
+#[test]
+fn another_number_of_copies_counts_at_once() {
+    let mut desk = Desk::start(2, 2);
+    wait(&mut desk, 100, &[]);
+    assert!(!desk.recruits, "two of two");
+    desk.step(Input::Wanted { backups: 3, min_in_sync: 2 });
+    wait(&mut desk, 100, &[]);
+    assert!(desk.recruits);
+    desk.recruit(3);
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(desk.primary.config().members.len(), 3);
+
+    desk.recruits = false;
+    desk.step(Input::Wanted { backups: 2, min_in_sync: 2 });
+    desk.step(Input::Lost(desk.seats[&member(1).id]));
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    wait(&mut desk, 100, &[]);
+    assert_eq!((desk.primary.config().members.len(), desk.recruits), (2, false));
+    desk.step(Input::Lost(desk.seats[&member(2).id]));
+    assert!(desk.over, "one is left, and two are needed now");
+}
+
+#[test]
+fn a_group_that_is_to_have_no_primary_has_none() {
+    let mut desk = Desk::start(2, 2);
+    desk.step(Input::Retire);
+    assert!(desk.over && desk.primary.is_over());
+}

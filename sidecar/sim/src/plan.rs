@@ -63,7 +63,8 @@ impl Plan {
         let backups = random.within(1, 3) as u8;
         let slots = random.within(6, 14) as u32;
         let near = random.within(3, 60);
-        let faults = Fault::ALL.into_iter().filter(|fault| random.per_mille(fault.chance())).collect();
+        let planned = Fault::ALL.into_iter().filter(|fault| fault.chance() > 0);
+        let faults = planned.filter(|fault| random.per_mille(fault.chance())).collect();
         Plan {
             backups,
             spares: random.below(3) as u8,

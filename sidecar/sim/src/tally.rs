@@ -97,6 +97,8 @@ faults! {
     NoError = 400 "error completion never delivered",
     /// A key or queue pair number means something else than it did before.
     NumberReused = 1000 "key or queue pair number reused",
+    /// Somebody edits how many copies the group wants. Struck by [`wishes`](crate::world), not by the plan.
+    WishesChange = 0 "another number of copies wanted",
 }
 
 impl fmt::Display for Fault {

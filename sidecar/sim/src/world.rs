@@ -21,6 +21,7 @@ mod queue;
 mod seats;
 mod sidecar;
 mod store;
+mod wishes;
 
 use tailwind_protocol::ids::GroupName;
 
@@ -39,6 +40,7 @@ use network::{Cuts, Envelope};
 use queue::{MS, Micros, Queue};
 use sidecar::{Notice, Process, Role, Sidecar, TICK};
 use store::{Store, StoreCall};
+use wishes::Wishes;
 
 /// Once the faults have stopped and a sound member is there, an append is acknowledged within this time: claims race and
 /// back off (up to a second), opens wait for flushes (two seconds of patience each), images are copied.
@@ -78,6 +80,7 @@ pub(crate) enum Event {
     Sweep,
     Store(Box<StoreCall>),
     Strike,
+    Wish,
     Heal(Heal),
 }
 
@@ -95,6 +98,8 @@ pub struct World {
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
+    /// What the group wants now.
+    pub(crate) wishes: Wishes,
     /// Faults strike.
     pub(crate) storm: bool,
     /// Requests that backups have taken.
@@ -127,6 +132,7 @@ impl World {
             checks: Checks::default(),
             trace: Trace::new(listening),
             tally: Tally { seeds: 1, ..Tally::default() },
+            wishes: Wishes::new(seed, plan.backups, plan.min_in_sync),
             storm: true,
             requests: 0,
             last_ack: 0,
@@ -152,6 +158,7 @@ impl World {
         }
         world.queue.plan(SWEEP, Event::Sweep);
         world.queue.plan(60 * MS, Event::Strike);
+        world.plan_wishes();
         let plan = &world.plan;
         tell!(
             world,
@@ -223,6 +230,7 @@ impl World {
             }
             Event::Store(call) => self.on_store_call(*call),
             Event::Strike => self.on_strike(),
+            Event::Wish => self.on_wish(),
             Event::Heal(heal) => self.on_heal(heal),
         }
     }

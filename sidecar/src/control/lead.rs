@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::member::{MemberLink, survey};
+use super::wishes::Wishes;
 use super::{Context, PathHandle};
 use crate::path::Command;
 
@@ -56,9 +57,10 @@ pub async fn lead(
     reference: &Reference,
     outputs: &mut mpsc::UnboundedReceiver<Output>,
 ) -> anyhow::Result<StepDown> {
+    let mut wishes = context.wishes();
     let rules = Rules {
-        backups: context.rules.backups,
-        min_in_sync: context.rules.min_in_sync,
+        backups: wishes.members,
+        min_in_sync: wishes.min_in_sync,
         durability: context.rules.durability,
         segment_size: context.rules.segment_size,
         open_patience_ms: context.rules.open_patience.as_millis() as u64,
@@ -94,6 +96,11 @@ pub async fn lead(
                 continue;
             }
             Some(_) = term.tasks.join_next() => continue,
+            () = context.wished(|now| !now.wants_the_same(&wishes)) => {
+                wishes = context.wishes();
+                term.wish(&wishes);
+                continue;
+            }
             changed = context.store.changed(Some(term.config.stamp())) => {
                 if changed.epoch > term.config.epoch {
                     context.path.send(Command::Input(Input::Superseded(changed.epoch)));
@@ -198,6 +205,13 @@ impl Term {
         tracing::info!(group = %self.context.group, epoch = %config.epoch, version = %config.version, ?members, "member set changed");
         self.config = config;
         self.refresh_sources();
+    }
+
+    fn wish(&self, wishes: &Wishes) {
+        let Wishes { members, min_in_sync, fenced, .. } = *wishes;
+        tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group wants something else now");
+        let input = if fenced { Input::Retire } else { Input::Wanted { backups: members, min_in_sync } };
+        self.context.path.send(Command::Input(input));
     }
 
     /// Closed segments are read from members of the set first: a newcomer may not have them yet.

@@ -221,7 +221,8 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
 
 /// Asks every known backup what it holds, side by side; those that answer, in the order of the list.
 pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
-    let asked = context.backups.iter().map(|(id, control)| async move {
+    let known = context.wishes().backups;
+    let asked = known.iter().map(|(id, control)| async move {
         let client = BackupClient::new(control.clone(), context.tls.as_ref(), PeerRole::Backup);
         let inventory: Inventory = client.call(path::INVENTORY, &Empty {}, SURVEY_TIMEOUT).await.ok()?;
         if inventory.member != *id {

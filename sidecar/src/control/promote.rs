@@ -35,15 +35,18 @@ pub enum Outcome {
     Won(Configuration, Reference),
     /// Another sidecar claimed a newer epoch.
     Lost(Epoch),
+    /// The group wants something else than when the promotion began: it is as if this sidecar had died in the middle.
+    Disturbed,
 }
 
 /// Tries until it is won or lost.
 pub async fn promote(context: &Arc<Context>) -> Outcome {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
+    let wishes = context.wishes();
     let rules = Rules {
-        backups: context.rules.backups,
-        min_in_sync: context.rules.min_in_sync,
+        backups: wishes.members,
+        min_in_sync: wishes.min_in_sync,
         fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
         retry_ms: RETRY.as_millis() as u64,
         repair_patience_ms: REPAIR_PATIENCE.as_millis() as u64,
@@ -77,6 +80,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         let input = tokio::select! {
             Some(input) = inputs.recv() => input,
             _ = ticks.tick() => Input::Tick,
+            () = context.wished(|now| !now.wants_the_same(&wishes)) => return Outcome::Disturbed,
         };
         machine.step(now(), input, &mut outputs);
     }

@@ -18,8 +18,12 @@ use crate::tls::Role as PeerRole;
 const SPREAD_MS: u64 = 8;
 /// Pause of a standby that finds its primary gone and too few members to take over with.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Pause of a standby that was asked to take over and finds too few members.
+const SWITCHOVER_AGAIN: Duration = Duration::from_secs(1);
 /// Pause before the config store is asked again after it failed.
 const STORE_RETRY: Duration = Duration::from_millis(200);
+/// The same trouble with the config store is logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// Returns when this sidecar should try to become primary.
 pub async fn wait_for_turn(context: &Context) {
@@ -49,6 +53,20 @@ pub async fn wait_for_turn(context: &Context) {
         let silence = context.rules.heartbeat_silence;
         config = tokio::select! {
             changed = context.store.changed(Some(known.stamp())) => Some(changed),
+            () = context.wished(|wishes| wishes.fenced || wishes.calls(&context.me.id, known.epoch)) => {
+                if context.wishes().fenced {
+                    return;
+                }
+                match enough_answer(context, &known).await {
+                    Ok(()) => {
+                        tracing::info!(group = %context.group, primary = %known.primary.id, epoch = %known.epoch, "taking over, as asked");
+                        return;
+                    }
+                    Err(why) => tracing::warn!(group = %context.group, %why, "asked to take over, and cannot"),
+                }
+                tokio::time::sleep(SWITCHOVER_AGAIN).await;
+                read(context).await
+            }
             Silence { why, heard } = client.watch_heartbeats(silence) => {
                 let news = told.replace(known.stamp()) != Some(known.stamp());
                 if news {
@@ -95,7 +113,7 @@ async fn answers_in_time(client: &BackupClient, silence: Duration) -> bool {
 /// Whether as many members can be reached as a promotion needs; otherwise says why not. A sidecar that reaches the config
 /// store but not the backups must not claim an epoch: it would depose one primary after the other and win nothing.
 async fn enough_answer(context: &Context, config: &Configuration) -> Result<(), String> {
-    let needed = usize::from(context.rules.min_in_sync).min(config.members.len());
+    let needed = usize::from(context.wishes().min_in_sync).min(config.members.len());
     let mut asked = JoinSet::new();
     for member in &config.members {
         let client = BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup);
@@ -120,10 +138,15 @@ async fn enough_answer(context: &Context, config: &Configuration) -> Result<(), 
 }
 
 async fn read(context: &Context) -> Option<Configuration> {
+    let mut said: Option<Instant> = None;
     loop {
         match context.store.read().await {
             Ok(config) => return config,
-            Err(error) => tracing::warn!(%error, "read the configuration"),
+            Err(error) if said.is_none_or(|at| at.elapsed() > SAY_AGAIN) => {
+                tracing::warn!(%error, "read the configuration");
+                said = Some(Instant::now());
+            }
+            Err(_) => {}
         }
         tokio::time::sleep(STORE_RETRY).await;
     }

@@ -40,14 +40,15 @@ pub async fn describe(context: &Context) -> Option<Description> {
 /// The status as one JSON object.
 pub async fn json(context: &Context) -> String {
     let (closed_segments, memory_bytes) = context.log.sizes();
+    let wishes = context.wishes();
     let status = Status {
         group: context.group.as_str(),
         sidecar: context.me.id.as_str(),
         fabric: context.sender.kind().to_string(),
         durability: context.rules.durability.to_string(),
         segment_size: context.rules.segment_size.bytes(),
-        backups_wanted: context.rules.backups,
-        min_in_sync: context.rules.min_in_sync,
+        backups_wanted: wishes.members,
+        min_in_sync: wishes.min_in_sync,
         closed_segments,
         memory_bytes,
         path: describe(context).await,

@@ -16,7 +16,7 @@ struct Server {
     ended: tokio::task::JoinHandle<()>,
 }
 
-async fn start(guard: Option<TlsAcceptor>) -> Server {
+async fn start(guard: Option<crate::tls::Guard>) -> Server {
     let router = Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/length", post(|body: axum::body::Bytes| async move { body.len().to_string() }));
@@ -66,7 +66,7 @@ async fn a_taken_port_is_told() {
 #[tokio::test]
 async fn a_plain_peer_gets_nothing_from_a_tls_port() {
     let authority = Authority::new();
-    let server = start(Some(tls(&authority).acceptor(Role::Sidecar))).await;
+    let server = start(Some(tls(&authority).guard(Role::Sidecar))).await;
     let answer = server.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert!(!answer.contains("HTTP") && !answer.contains("hello"), "{answer:?}");
 }
@@ -104,7 +104,7 @@ async fn slow_peers_are_sent_away() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_shake_hands_is_sent_away() {
     let authority = Authority::new();
-    let server = start(Some(tls(&authority).acceptor(Role::Sidecar))).await;
+    let server = start(Some(tls(&authority).guard(Role::Sidecar))).await;
     assert_eq!(server.say(b"").await, "");
 }
 

@@ -91,10 +91,7 @@ impl Path {
     fn admit(&self, connection: &Connection) -> Result<(), String> {
         let peer = socket_peercred(connection.fd()).map_err(|error| format!("your user cannot be told: {error}"))?;
         let uid = peer.uid.as_raw();
-        let allowed = match self.options.allowed_uids.as_slice() {
-            [] => uid == 0 || uid == rustix::process::geteuid().as_raw(),
-            listed => listed.contains(&uid),
-        };
+        let allowed = self.options.allowed.admits(uid);
         if allowed { Ok(()) } else { Err(format!("user {uid} is not on the allow-list (--allow-uid)")) }
     }
 

@@ -42,7 +42,10 @@ async fn a_sidecar_and_a_backup_of_one_group_meet() {
     let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
     assert_eq!(backup.identity().to_string(), BACKUP);
-    assert_eq!(meet(sidecar.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await, (Ok(()), Ok(())));
+    assert_eq!(
+        meet(sidecar.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await,
+        (Ok(()), Ok(()))
+    );
 }
 
 #[tokio::test]
@@ -50,7 +53,10 @@ async fn a_standby_listens_to_a_primary() {
     let authority = Authority::new();
     let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", Role::Sidecar).unwrap();
     let primary = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
-    assert_eq!(meet(standby.connector(Role::Sidecar), primary.acceptor(Role::Sidecar)).await, (Ok(()), Ok(())));
+    assert_eq!(
+        meet(standby.guard(Role::Sidecar).connector(), primary.guard(Role::Sidecar).acceptor()).await,
+        (Ok(()), Ok(()))
+    );
 }
 
 #[tokio::test]
@@ -58,12 +64,13 @@ async fn a_client_of_the_wrong_group_or_role_stays_out() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
     let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", Role::Sidecar).unwrap();
-    let (client, server) = meet(stranger.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await;
+    let (client, server) = meet(stranger.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await;
     assert!(client.unwrap_err().contains("certificate of the other side"), "the client looks first");
     assert!(server.is_err());
 
     let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", Role::Backup).unwrap();
-    let (client, server) = meet(other_backup.connector(Role::Backup), backup.acceptor(Role::Sidecar)).await;
+    let (client, server) =
+        meet(other_backup.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("tailwind://db/backup/b1") && why.contains("role sidecar"), "{why}");
     assert!(client.is_err(), "not a byte comes back");
@@ -74,7 +81,8 @@ async fn a_server_of_the_wrong_role_is_left() {
     let authority = Authority::new();
     let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", Role::Sidecar).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
-    let (client, server) = meet(sidecar.connector(Role::Backup), impostor.acceptor(Role::Sidecar)).await;
+    let (client, server) =
+        meet(sidecar.guard(Role::Backup).connector(), impostor.guard(Role::Sidecar).acceptor()).await;
     let why = client.unwrap_err();
     assert!(why.contains("tailwind://db/sidecar/evil") && why.contains("role backup"), "{why}");
     assert!(server.is_err());
@@ -86,7 +94,7 @@ async fn a_client_of_another_ca_stays_out() {
     let backup = load(&ours.issue(BACKUP), "db", Role::Backup).unwrap();
     let stranger = load(&theirs.issue(SIDECAR), "db", Role::Sidecar).unwrap();
     // It does not even care who it talks to.
-    let (_, server) = meet(careless(&stranger, true), backup.acceptor(Role::Sidecar)).await;
+    let (_, server) = meet(careless(&stranger, true), backup.guard(Role::Sidecar).acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("not issued by the CA"), "{why}");
 }
@@ -95,14 +103,43 @@ async fn a_client_of_another_ca_stays_out() {
 async fn a_client_without_a_certificate_stays_out() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
-    let (client, server) = meet(careless(&backup, false), backup.acceptor(Role::Sidecar)).await;
+    let (client, server) = meet(careless(&backup, false), backup.guard(Role::Sidecar).acceptor()).await;
     assert!(server.is_err() && client.is_err());
+}
+
+/// A certificate is renewed, and its CA with it, while the processes live.
+#[tokio::test(start_paused = true)]
+async fn renewed_files_count_for_the_next_connection() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let (files, next) = (old.issue(BACKUP), new.issue(BACKUP));
+    let options = TlsOptions {
+        tls_ca: Some(files.ca.clone()),
+        tls_cert: Some(files.cert.clone()),
+        tls_key: Some(files.key.clone()),
+    };
+    let backup = load(&files, "db", Role::Backup).unwrap();
+    let guard = backup.guard(Role::Sidecar);
+    let renewal = tokio::spawn(backup.clone().keep_fresh(options, "db".parse().unwrap(), Role::Backup));
+    let sidecar = load(&new.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let meets = async || meet(sidecar.guard(Role::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
+    assert!(!meets().await, "another CA's");
+
+    // The key comes late: until then there is nothing to be used, and the old ones stay.
+    std::fs::copy(&next.cert, &files.cert).unwrap();
+    tokio::time::sleep(3 * RELOAD_INTERVAL).await;
+    let old_sidecar = load(&old.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    assert_eq!(meet(old_sidecar.guard(Role::Backup).connector(), guard.acceptor()).await, (Ok(()), Ok(())));
+    std::fs::copy(&next.key, &files.key).unwrap();
+    std::fs::copy(&next.ca, &files.ca).unwrap();
+    tokio::time::sleep(3 * RELOAD_INTERVAL).await;
+    assert!(meets().await, "renewed");
+    renewal.abort();
 }
 
 /// A client that accepts every server, with or without the certificate of `tls`.
 fn careless(tls: &Tls, with_certificate: bool) -> TlsConnector {
     let trusting = Arc::new(Trusting(verifier::provider()));
-    let mut config = ClientConfig::clone(&tls.material.clients[Role::Backup as usize]);
+    let mut config = ClientConfig::clone(&tls.now().clients[Role::Backup as usize]);
     config.dangerous().set_certificate_verifier(trusting.clone());
     if with_certificate {
         return TlsConnector::from(Arc::new(config));

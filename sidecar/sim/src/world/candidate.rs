@@ -37,10 +37,9 @@ pub(crate) struct Candidacy {
 
 impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
-        let plan = &self.plan;
         let rules = Rules {
-            backups: plan.backups,
-            min_in_sync: plan.min_in_sync,
+            backups: self.wishes.backups,
+            min_in_sync: self.wishes.min_in_sync,
             fence_patience_ms: FENCE_PATIENCE_MS,
             retry_ms: RETRY_MS,
             repair_patience_ms: REPAIR_PATIENCE_MS,

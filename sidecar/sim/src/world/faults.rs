@@ -322,6 +322,7 @@ impl World {
     pub(crate) fn calm_down(&mut self) {
         tell!(self, "the faults stop");
         self.storm = false;
+        self.wish_as_planned();
         self.cuts.clear();
         self.store.down = false;
         self.store.cut.clear();

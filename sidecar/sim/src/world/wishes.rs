@@ -1,0 +1,80 @@
+//! What the group wants: in some seeds somebody edits the spec while everything else goes on.
+//!
+//! Random numbers of its own, so that seeds without edits play as they did before there were any. The production sidecar
+//! treats a candidate whose group wants something else as if it had died; here some of them go on with what they know.
+
+use tailwind_protocol::primary::Input;
+
+use super::queue::{MS, Micros};
+use super::sidecar::Role;
+use super::{Event, SidecarNo, World};
+use crate::random::Random;
+use crate::tally::Fault;
+use crate::trace::tell;
+
+/// Tells these random numbers from all others of a seed.
+const SALT: u64 = 0x7769_7368_6573;
+/// Edits come so far apart at most.
+const PAUSE_MAX: Micros = 800 * MS;
+
+/// How many copies the group wants, and how many it needs.
+#[derive(Debug)]
+pub(crate) struct Wishes {
+    random: Random,
+    pub(crate) backups: u8,
+    pub(crate) min_in_sync: u8,
+}
+
+impl Wishes {
+    pub(crate) fn new(seed: u64, backups: u8, min_in_sync: u8) -> Wishes {
+        Wishes { random: Random::new(seed ^ SALT), backups, min_in_sync }
+    }
+}
+
+impl World {
+    /// In a third of the seeds there will be edits.
+    pub(super) fn plan_wishes(&mut self) {
+        if self.wishes.random.one_in(3) {
+            self.plan_wish();
+        }
+    }
+
+    fn plan_wish(&mut self) {
+        let pause = self.wishes.random.within(1, PAUSE_MAX);
+        self.queue.plan(pause, Event::Wish);
+    }
+
+    pub(super) fn on_wish(&mut self) {
+        if !self.storm {
+            return;
+        }
+        // Never less in sync than the plan says: it also bounds how many may lose their memory at once.
+        let least = self.plan.min_in_sync;
+        let backups = self.wishes.random.within(u64::from(least), self.hosts.len() as u64) as u8;
+        let min_in_sync = self.wishes.random.within(u64::from(least), u64::from(backups.min(least + 1))) as u8;
+        self.tally.count(Fault::WishesChange);
+        self.wish(backups, min_in_sync);
+        self.plan_wish();
+    }
+
+    /// The group wants what it was made with, and everybody knows it.
+    pub(super) fn wish_as_planned(&mut self) {
+        self.wish(self.plan.backups, self.plan.min_in_sync);
+    }
+
+    fn wish(&mut self, backups: u8, min_in_sync: u8) {
+        tell!(self, "{backups} members are wanted, {min_in_sync} in sync at least");
+        (self.wishes.backups, self.wishes.min_in_sync) = (backups, min_in_sync);
+        for no in (0..self.sidecars.len()).map(SidecarNo) {
+            let candidate_heeds = !self.storm || self.wishes.random.one_in(2);
+            match &self.sidecars[no.0].role {
+                Role::Primary(_) => self.primary_input(no, Input::Wanted { backups, min_in_sync }),
+                Role::Candidate(_) if candidate_heeds => {
+                    self.change_role(no, Role::Standby(0));
+                    self.wait_a_little(no, 10);
+                }
+                _ => {}
+            }
+        }
+    }
+}

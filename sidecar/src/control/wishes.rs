@@ -1,0 +1,43 @@
+//! What the group wants, where that may change while a sidecar lives.
+//!
+//! Fixed by options where the config store is a file; told by the `ReplicaGroup` where it is the Kubernetes API
+//! ([`store`](crate::store)). Read by every role.
+
+use tailwind_protocol::ids::{Epoch, MemberId, SidecarId};
+
+/// What the group wants now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// Members that the set shall have.
+    pub members: u8,
+    /// Members that it must have.
+    pub min_in_sync: u8,
+    /// Every backup that may be used: name and control endpoint.
+    pub backups: Vec<(MemberId, String)>,
+    /// The group is to have no primary.
+    pub fenced: bool,
+    /// A standby that shall take over from a primary that is well.
+    pub switchover: Option<Switchover>,
+}
+
+impl Wishes {
+    /// Whether a machine that was started with the one would do the same with the other.
+    pub fn wants_the_same(&self, other: &Wishes) -> bool {
+        let of = |wishes: &Wishes| (wishes.members, wishes.min_in_sync, wishes.fenced);
+        of(self) == of(other)
+    }
+
+    /// Whether this sidecar shall take over from the primary of this epoch.
+    pub fn calls(&self, me: &SidecarId, epoch: Epoch) -> bool {
+        self.switchover.as_ref().is_some_and(|switchover| switchover.to == *me && switchover.from == epoch)
+    }
+}
+
+/// Who shall take over from which epoch's primary. Once the epoch has passed it means nothing any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switchover {
+    /// The next primary.
+    pub to: SidecarId,
+    /// The epoch that shall end.
+    pub from: Epoch,
+}

@@ -1,0 +1,220 @@
+//! A config store in the `status.log` of a `ReplicaGroup`: the API server's etcd decides who wins.
+//!
+//! A swap is one JSON Patch (RFC 6902) on the status subresource: it tests what it expects and replaces `log`, in one
+//! transaction of etcd. No Lease is involved: whoever believes to be primary without being it is stopped by its backups.
+//! While the API server is away, nothing here succeeds and nothing of the append path waits for it: elections and changes
+//! of the member set do. One watch tells of changes; a task of the process keeps it up.
+
+mod convert;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::{StreamExt, TryStreamExt};
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, Patch as JsonPatch, PatchOperation, ReplaceOperation, TestOperation};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tailwind_crds::ReplicaGroup;
+use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::control::wishes::Wishes;
+
+pub use convert::{GroupPath, Shape};
+
+/// How long one request may take. Longer than any healthy API server needs, and shorter than people's patience.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// First writes that meet another change of the object, such as the operator's, are tried again so often.
+const FIRST_TRIES: usize = 10;
+/// Pause before a watch that has failed begins again.
+const WATCH_AGAIN: Duration = Duration::from_millis(500);
+/// The same trouble with a watch is logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(30);
+/// Names this writer in `metadata.managedFields`.
+const FIELD_MANAGER: &str = "tailwind-sidecar";
+
+/// A config store in a `ReplicaGroup`.
+#[derive(Clone)]
+pub struct KubernetesStore {
+    api: Api<ReplicaGroup>,
+    path: GroupPath,
+    seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
+}
+
+impl std::fmt::Debug for KubernetesStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("KubernetesStore").field(&self.path).finish()
+    }
+}
+
+/// A group that has been found.
+pub struct Joined {
+    /// Its config store.
+    pub store: KubernetesStore,
+    /// What of it never changes.
+    pub shape: Shape,
+    /// What of it may change.
+    pub wishes: watch::Receiver<Wishes>,
+    /// Keeps both up to date; whoever joins runs it, and ends when it does.
+    pub keeper: tokio::task::JoinHandle<()>,
+}
+
+/// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
+pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
+    let client = Client::try_default().await.context(
+        "no way to the Kubernetes API: --replica-group works in a pod with a service account token, or with a kubeconfig",
+    )?;
+    let api: Api<ReplicaGroup> = Api::namespaced(client, &path.namespace);
+    let (seen_by, mut seen) = watch::channel(None);
+    let watching = tokio::spawn(watch(api.clone(), path.clone(), seen_by));
+    let group = first(&mut seen).await?;
+    let shape = convert::shape(&group.spec)?;
+    let (tell, wishes) = watch::channel(convert::wishes(&group));
+    let mut news = seen.clone();
+    let keeper = tokio::spawn(async move {
+        while news.changed().await.is_ok() {
+            let Some(group) = news.borrow_and_update().clone() else { continue };
+            let now = convert::wishes(&group);
+            tell.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+        }
+        // The watch has ended, which only a panic can do.
+        drop(watching.await);
+    });
+    Ok(Joined { store: KubernetesStore { api, path: path.clone(), seen }, shape, wishes, keeper })
+}
+
+async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow::Result<Arc<ReplicaGroup>> {
+    let found = seen.wait_for(Option::is_some).await.context("the watch of the ReplicaGroup has ended")?;
+    found.clone().context("a group was waited for")
+}
+
+/// Keeps `seen` at the latest content for ever.
+async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
+    let mut said: Option<(String, tokio::time::Instant)> = None;
+    let mut say = |why: String| {
+        let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
+        if fresh {
+            tracing::warn!(group = %path, %why, "watch the ReplicaGroup");
+            said = Some((why, tokio::time::Instant::now()));
+        }
+    };
+    loop {
+        let mut changes = watcher::watch_object(api.clone(), path.name.as_str()).default_backoff().boxed();
+        loop {
+            match changes.try_next().await {
+                Ok(Some(Some(group))) => drop(seen.send_replace(Some(Arc::new(group)))),
+                Ok(Some(None)) => say("there is no such ReplicaGroup".to_owned()),
+                Ok(None) => break,
+                Err(error) => {
+                    say(error.to_string());
+                    tokio::time::sleep(WATCH_AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+impl KubernetesStore {
+    /// The content.
+    pub async fn read(&self) -> Result<Option<Configuration>, String> {
+        convert::configuration(&self.get().await?)
+    }
+
+    async fn get(&self) -> Result<ReplicaGroup, String> {
+        let told = |why: String| format!("read ReplicaGroup {}: {why}", self.path);
+        match timeout(REQUEST_TIMEOUT, self.api.get(self.path.name.as_str())).await {
+            Ok(got) => got.map_err(|error| told(error.to_string())),
+            Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
+        }
+    }
+
+    /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.
+    pub async fn swap(&self, swap: &Swap) -> Result<SwapOutcome, String> {
+        for _ in 0..FIRST_TRIES {
+            let group = self.get().await?;
+            let found = convert::configuration(&group)?;
+            if found.as_ref().map(Configuration::stamp) != swap.expected {
+                return Ok(SwapOutcome::Conflict(found));
+            }
+            match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {
+                Patched::Done => return Ok(SwapOutcome::Applied),
+                // Somebody else was faster: who, and with what, is read at the next turn.
+                Patched::TestFailed => {}
+            }
+        }
+        Err(format!("ReplicaGroup {} changes all the while", self.path))
+    }
+
+    async fn patch(&self, operations: Vec<PatchOperation>) -> Result<Patched, String> {
+        let told = |why: String| format!("write status.log of ReplicaGroup {}: {why}", self.path);
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Json::<()>(JsonPatch(operations));
+        match timeout(REQUEST_TIMEOUT, self.api.patch_status(self.path.name.as_str(), &params, &patch)).await {
+            Ok(Ok(_)) => Ok(Patched::Done),
+            // "test" failed: 422 (Invalid). Or another writer came between the API server's own read and write: 409.
+            Ok(Err(kube::Error::Api(status))) if status.code == 422 || status.code == 409 => Ok(Patched::TestFailed),
+            Ok(Err(error)) => Err(told(error.to_string())),
+            Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
+        }
+    }
+
+    /// Returns once the content is newer than `known`, with that content. What the watch says may be older than what a
+    /// swap of ours has just done; older contents are no news.
+    pub async fn changed(&self, known: Option<Stamp>) -> Configuration {
+        let mut seen = self.seen.clone();
+        loop {
+            let content = seen.borrow_and_update().as_ref().map(|group| convert::configuration(group));
+            match content {
+                Some(Ok(Some(config))) if Some(config.stamp()) > known => return config,
+                Some(Err(error)) => tracing::warn!(%error, "configuration"),
+                _ => {}
+            }
+            if seen.changed().await.is_err() {
+                // The process ends with its watch.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+enum Patched {
+    Done,
+    TestFailed,
+}
+
+/// The first content has nothing to be compared with but the object as a whole.
+fn tests_and_replacement(
+    group: &ReplicaGroup,
+    found: Option<&Configuration>,
+    proposed: &Configuration,
+) -> Vec<PatchOperation> {
+    let test = |path: &[&str], value: Value| {
+        PatchOperation::Test(TestOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
+    };
+    let log = json!(convert::log_status(proposed));
+    let place = PointerBuf::from_tokens(["status", "log"]);
+    match found {
+        Some(found) => vec![
+            test(&["status", "log", "id"], json!(found.log.to_string())),
+            test(&["status", "log", "epoch"], json!(found.epoch.0)),
+            test(&["status", "log", "version"], json!(found.version.0)),
+            PatchOperation::Replace(ReplaceOperation { path: place, value: log }),
+        ],
+        None => {
+            let same = test(&["metadata", "resourceVersion"], json!(group.resource_version()));
+            let add = match group.status {
+                Some(_) => AddOperation { path: place, value: log },
+                None => AddOperation { path: PointerBuf::from_tokens(["status"]), value: json!({ "log": log }) },
+            };
+            vec![same, PatchOperation::Add(add)]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! Between the types of `ReplicaGroup` and those of the protocol. Bytes of the API become checked types here.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tailwind_crds::{LogMember, LogPrimary, LogStatus, ReplicaGroup, ReplicaGroupSpec, Transport};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
+use tailwind_protocol::ids::{Claim, Epoch, GroupName, Version};
+use tailwind_protocol::layout::SegmentSize;
+
+use crate::control::wishes::{Switchover, Wishes};
+use crate::fabric::FabricOption;
+
+/// Where a group is: `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPath {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name, which is that of the group.
+    pub name: GroupName,
+}
+
+impl FromStr for GroupPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GroupPath, String> {
+        let (namespace, name) = text.split_once('/').ok_or("must be NAMESPACE/NAME")?;
+        if namespace.is_empty() {
+            return Err("must be NAMESPACE/NAME".to_owned());
+        }
+        let name = name.parse().map_err(|error: tailwind_protocol::ids::BadName| error.to_string())?;
+        Ok(GroupPath { namespace: namespace.to_owned(), name })
+    }
+}
+
+impl fmt::Display for GroupPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What of a group never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// What an ack promises.
+    pub durability: Durability,
+    /// Size of segments.
+    pub segment_size: SegmentSize,
+    /// How bytes reach backups.
+    pub fabric: FabricOption,
+}
+
+pub(super) fn shape(spec: &ReplicaGroupSpec) -> anyhow::Result<Shape> {
+    Ok(Shape {
+        durability: match spec.durability {
+            tailwind_crds::Durability::Memory => Durability::Memory,
+            tailwind_crds::Durability::Battery => Durability::Battery,
+            tailwind_crds::Durability::Flushed => Durability::Flushed,
+        },
+        segment_size: SegmentSize::new(spec.segment_size.bytes())?,
+        fabric: match spec.transport() {
+            Transport::Rdma => FabricOption::Verbs,
+            Transport::Tcp => FabricOption::Tcp,
+        },
+    })
+}
+
+pub(super) fn wishes(group: &ReplicaGroup) -> Wishes {
+    let status = group.status.as_ref();
+    let backups = status.into_iter().flat_map(|status| &status.backups);
+    let backups = backups.filter_map(|backup| Some((backup.name.parse().ok()?, backup.control.clone()?))).collect();
+    let switchover = status.and_then(|status| status.switchover.as_ref());
+    let switchover = switchover.and_then(|s| Some(Switchover { to: s.to.parse().ok()?, from: Epoch(s.from_epoch) }));
+    let members = status.and_then(|status| status.members_wanted).unwrap_or(group.spec.backups).max(1);
+    Wishes {
+        members,
+        min_in_sync: group.spec.min_in_sync().clamp(1, members),
+        backups,
+        fenced: group.spec.fenced,
+        switchover,
+    }
+}
+
+pub(super) fn configuration(group: &ReplicaGroup) -> Result<Option<Configuration>, String> {
+    let Some(log) = group.status.as_ref().and_then(|status| status.log.as_ref()) else { return Ok(None) };
+    parse(log).map(Some).map_err(|why| {
+        format!(
+            "status.log of the ReplicaGroup is damaged ({why}): if somebody has edited it, put back what was there; the \
+             API server's audit log tells what that was"
+        )
+    })
+}
+
+fn parse(log: &LogStatus) -> Result<Configuration, String> {
+    fn text<T: FromStr<Err: fmt::Display>>(what: &str, value: &str) -> Result<T, String> {
+        value.parse().map_err(|error| format!("{what}: {error}"))
+    }
+    let LogStatus { id, epoch, claim, version, primary, members } = log;
+    let member = |member: &LogMember| {
+        Ok(MemberRef {
+            id: text("members.name", &member.name)?,
+            boot: text("members.boot", &member.boot)?,
+            control: member.control.clone(),
+        })
+    };
+    Ok(Configuration {
+        log: text("id", id)?,
+        epoch: Epoch(*epoch),
+        claim: Claim(u64::from_str_radix(claim, 16).map_err(|error| format!("claim `{claim}`: {error}"))?),
+        version: Version(*version),
+        primary: PrimaryRef { id: text("primary.name", &primary.name)?, control: primary.control.clone() },
+        members: members.iter().map(member).collect::<Result<_, String>>()?,
+    })
+}
+
+pub(super) fn log_status(config: &Configuration) -> LogStatus {
+    let Configuration { log, epoch, claim, version, primary, members } = config;
+    let member = |member: &MemberRef| LogMember {
+        name: member.id.to_string(),
+        boot: member.boot.to_string(),
+        control: member.control.clone(),
+    };
+    LogStatus {
+        id: log.to_string(),
+        epoch: epoch.0,
+        claim: format!("{:016x}", claim.0),
+        version: version.0,
+        primary: LogPrimary { name: primary.id.to_string(), control: primary.control.clone() },
+        members: members.iter().map(member).collect(),
+    }
+}

@@ -1,0 +1,115 @@
+//! What is written and read is what it should be; that the API server does its part is shown by the cluster's tests.
+
+use serde_json::Value;
+use tailwind_crds::ReplicaGroup;
+use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+
+use super::*;
+
+fn config(epoch: u64, version: u64) -> Configuration {
+    Configuration {
+        log: LogId(7),
+        epoch: Epoch(epoch),
+        claim: Claim(u64::MAX),
+        version: Version(version),
+        primary: PrimaryRef { id: "app-0".parse().unwrap(), control: "10.0.0.1:7410".to_owned() },
+        members: vec![MemberRef {
+            id: "orders-backup-x1".parse().unwrap(),
+            boot: BootId(u128::MAX),
+            control: "10.0.0.2:7420".to_owned(),
+        }],
+    }
+}
+
+fn object(spec: Value, status: Option<Value>) -> Value {
+    let mut object = json!({
+        "apiVersion": "replication.tailwind.dev/v1alpha1",
+        "kind": "ReplicaGroup",
+        "metadata": { "name": "orders", "namespace": "shop", "resourceVersion": "42" },
+        "spec": spec,
+    });
+    if let Some(status) = status {
+        object["status"] = status;
+    }
+    object
+}
+
+fn group(object: &Value) -> ReplicaGroup {
+    serde_json::from_value(object.clone()).unwrap()
+}
+
+/// Carries out what a swap would send, as the API server does.
+fn apply(object: &Value, seen: &Value, proposed: &Configuration) -> Result<Value, json_patch::PatchError> {
+    let seen = group(seen);
+    let found = convert::configuration(&seen).unwrap();
+    let mut object = object.clone();
+    json_patch::patch(&mut object, &tests_and_replacement(&seen, found.as_ref(), proposed)).map(|()| object)
+}
+
+#[test]
+fn a_configuration_comes_back_as_it_was() {
+    let status = json!({ "log": convert::log_status(&config(3, 9)) });
+    assert_eq!(convert::configuration(&group(&object(json!({}), Some(status)))), Ok(Some(config(3, 9))));
+    assert_eq!(convert::configuration(&group(&object(json!({}), None))), Ok(None));
+}
+
+#[test]
+fn a_damaged_log_is_told_and_never_guessed_at() {
+    for (field, bad) in [("id", json!("7")), ("claim", json!("-1")), ("claim", json!(""))] {
+        let mut log = json!(convert::log_status(&config(3, 9)));
+        log[field] = bad;
+        let error = convert::configuration(&group(&object(json!({}), Some(json!({ "log": log }))))).unwrap_err();
+        assert!(error.contains("status.log of the ReplicaGroup is damaged"), "{error}");
+    }
+}
+
+#[test]
+fn the_first_content_is_written_only_if_nothing_has_changed() {
+    for status in [None, Some(json!({ "phase": "Pending" }))] {
+        let seen = object(json!({}), status);
+        let written = apply(&seen, &seen, &config(1, 1)).unwrap();
+        assert_eq!(convert::configuration(&group(&written)), Ok(Some(config(1, 1))));
+        assert_eq!(written["status"]["phase"], seen["status"]["phase"], "the operator's part stays");
+        let mut changed = seen.clone();
+        changed["metadata"]["resourceVersion"] = json!("43");
+        assert!(apply(&changed, &seen, &config(1, 1)).is_err());
+    }
+}
+
+#[test]
+fn a_later_content_replaces_only_what_was_expected() {
+    let with = |config: &Configuration| {
+        object(json!({}), Some(json!({ "phase": "Ready", "log": convert::log_status(config) })))
+    };
+    let seen = with(&config(3, 9));
+    let written = apply(&seen, &seen, &config(4, 10)).unwrap();
+    assert_eq!(written, with(&config(4, 10)));
+    for other in [config(4, 9), config(3, 10), Configuration { log: LogId(8), ..config(3, 9) }] {
+        assert!(apply(&with(&other), &seen, &config(4, 10)).is_err(), "{other:?}");
+    }
+    // Another writer of the object does not matter.
+    let mut touched = seen.clone();
+    touched["metadata"]["resourceVersion"] = json!("43");
+    assert!(apply(&touched, &seen, &config(4, 10)).is_ok());
+}
+
+#[test]
+fn wishes_come_from_spec_and_status() {
+    let status = json!({
+        "membersWanted": 4,
+        "backups": [
+            { "name": "orders-backup-x1", "control": "10.0.0.2:7420", "state": "Member" },
+            { "name": "orders-backup-x2", "state": "Pending" },
+        ],
+        "switchover": { "to": "app-1", "fromEpoch": 3 },
+    });
+    let wishes = convert::wishes(&group(&object(json!({ "backups": 3, "fenced": true }), Some(status))));
+    assert_eq!((wishes.members, wishes.min_in_sync, wishes.fenced), (4, 2, true));
+    assert_eq!(wishes.backups, [("orders-backup-x1".parse().unwrap(), "10.0.0.2:7420".to_owned())]);
+    assert!(wishes.calls(&"app-1".parse().unwrap(), Epoch(3)));
+    assert!(!wishes.calls(&"app-0".parse().unwrap(), Epoch(3)) && !wishes.calls(&"app-1".parse().unwrap(), Epoch(4)));
+
+    let alone = convert::wishes(&group(&object(json!({ "backups": 5 }), None)));
+    assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));
+}
