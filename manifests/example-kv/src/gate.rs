@@ -1,0 +1,88 @@
+//! What clients' connections know of this server's turn: where to send commands, or with which words to refuse them.
+//!
+//! Set by [`turns`](crate::turns), looked at by every [`connection`](crate::connection) for each batch, and by the probes.
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::resp::Reply;
+use crate::term::Operation;
+
+/// Commands of one client, and where their replies go.
+#[derive(Debug)]
+pub struct Batch {
+    /// The commands, in order.
+    pub operations: Vec<Operation>,
+    /// One reply for each.
+    pub answer: oneshot::Sender<Vec<Reply>>,
+}
+
+/// What this server is at the moment.
+#[derive(Clone, Debug)]
+pub enum Standing {
+    /// No sidecar answers on the socket.
+    Alone {
+        /// What is wrong.
+        why: String,
+    },
+    /// Another server is primary, or none.
+    Standby {
+        /// Its name, if known.
+        primary: Option<String>,
+    },
+    /// The sidecar is primary, and the log is being read.
+    Loading {
+        /// Records so far.
+        records: u64,
+    },
+    /// Serving.
+    Primary {
+        /// The sidecar's epoch.
+        epoch: u64,
+        /// The way to the task that serves.
+        work: mpsc::Sender<Batch>,
+    },
+}
+
+/// The way to look at it.
+pub type Gate = watch::Receiver<Standing>;
+
+impl Standing {
+    /// What clients are told who want keys. Both words make clients try again elsewhere or later.
+    pub fn refusal(&self) -> Reply {
+        Reply::error(match self {
+            Standing::Alone { why } => format!("LOADING this server has no log: {why}"),
+            Standing::Standby { primary: Some(primary) } => {
+                format!(
+                    "READONLY this server is a standby, and serves neither reads nor writes: go to the primary, {primary}"
+                )
+            }
+            Standing::Standby { primary: None } => {
+                "READONLY this server is a standby, and who is primary is not known yet: try again soon".to_owned()
+            }
+            Standing::Loading { records } => {
+                format!("LOADING this server has become primary and reads the log: {records} records so far")
+            }
+            Standing::Primary { .. } => "LOADING this server has just ceased to be primary: try again soon".to_owned(),
+        })
+    }
+
+    /// One word for `INFO` and metrics.
+    pub fn role(&self) -> &'static str {
+        match self {
+            Standing::Alone { .. } => "alone",
+            Standing::Standby { .. } => "standby",
+            Standing::Loading { .. } => "loading",
+            Standing::Primary { .. } => "primary",
+        }
+    }
+
+    /// Whether a pod in this standing is as it should be: it serves, or it would if it had to. Why not, otherwise.
+    pub fn readiness(&self) -> Result<(), String> {
+        match self {
+            Standing::Primary { .. } | Standing::Standby { primary: Some(_) } => Ok(()),
+            Standing::Alone { why } => Err(format!("no log: {why}")),
+            Standing::Standby { primary: None } => Err("standby, and no primary is known".to_owned()),
+            Standing::Loading { records } => Err(format!("reading the log: {records} records so far")),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Puts the parts together: listens, takes turns, serves clients and probes, and ends in good order on SIGTERM.
+//!
+//! Called by `main`. A part that ends by itself ends the process.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::gate::Standing;
+use crate::options::ServeOptions;
+use crate::stats::Stats;
+use crate::{http, server, turns};
+
+/// Runs until a signal says that it is enough.
+pub async fn run(options: ServeOptions) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen to SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen to SIGINT")?;
+    let clients = listen(options.listen, "--listen").await?;
+    let probes = match options.metrics_listen {
+        Some(address) => Some(listen(address, "--metrics-listen").await?),
+        None => None,
+    };
+    info!(address = %clients.local_addr()?, socket = %options.socket.display(), "listening");
+
+    let stats = Arc::new(Stats::default());
+    let (standing, gate) = watch::channel(Standing::Alone { why: "starting".to_owned() });
+    let (stop, stopping) = watch::channel(false);
+    let (told, counted) = (gate.clone(), Arc::clone(&stats));
+    let mut probes = tokio::spawn(async move {
+        match probes {
+            Some(listener) => http::serve(listener, told, counted).await,
+            None => std::future::pending().await,
+        }
+    });
+    let mut turns = tokio::spawn(turns::run(options, standing, Arc::clone(&stats)));
+    let mut server = tokio::spawn(server::serve(clients, gate, stats, stopping));
+    tokio::select! {
+        ended = &mut turns => return ended.context("take turns")?,
+        ended = &mut probes => {
+            ended.context("serve probes")?;
+            bail!("the probes' server has ended by itself");
+        }
+        ended = &mut server => {
+            ended.context("serve clients")?;
+            bail!("the server has ended by itself");
+        }
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!("finishing what clients have asked for");
+    stop.send_replace(true);
+    server.await.context("serve clients")
+}
+
+async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("{option} {address}: listen there"))
+}

@@ -1,0 +1,100 @@
+//! Numbers that tell how this server does, in the text of `INFO` and of `/metrics`.
+//!
+//! Counted where things happen, shared by all tasks.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::gate::Standing;
+
+/// The numbers.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Clients connected.
+    pub clients: AtomicU64,
+    /// Clients refused because there were too many.
+    pub refused: AtomicU64,
+    /// Commands received.
+    pub commands: AtomicU64,
+    /// Commands that were answered with an error before they got anywhere.
+    pub errors: AtomicU64,
+    /// Keys held.
+    pub keys: AtomicU64,
+    /// Bytes of keys and values.
+    pub bytes: AtomicU64,
+    /// LSN of the last record that was applied.
+    pub applied: AtomicU64,
+    /// First record of the log, as of the last trim or replay.
+    pub first: AtomicU64,
+    /// Snapshots completed by this process.
+    pub snapshots: AtomicU64,
+    /// Turns as primary that this process has begun.
+    pub turns: AtomicU64,
+    /// Backups in the set.
+    pub copies: AtomicU64,
+}
+
+/// Adds one.
+pub fn count(number: &AtomicU64) {
+    number.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Sets a number.
+pub fn set(number: &AtomicU64, value: u64) {
+    number.store(value, Ordering::Relaxed);
+}
+
+impl Stats {
+    fn numbers(&self) -> [(&'static str, &'static str, &'static str, u64); 11] {
+        let of = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        [
+            ("clients", "gauge", "Clients connected.", of(&self.clients)),
+            ("clients_refused_total", "counter", "Clients refused because there were too many.", of(&self.refused)),
+            ("commands_total", "counter", "Commands received.", of(&self.commands)),
+            ("commands_invalid_total", "counter", "Commands that could not be understood.", of(&self.errors)),
+            ("keys", "gauge", "Keys held.", of(&self.keys)),
+            ("bytes", "gauge", "Bytes that keys and values take.", of(&self.bytes)),
+            ("applied_lsn", "gauge", "LSN of the last record applied.", of(&self.applied)),
+            ("first_lsn", "gauge", "First record of the log when it was last trimmed or read.", of(&self.first)),
+            ("snapshots_total", "counter", "Snapshots written into the log.", of(&self.snapshots)),
+            ("turns_total", "counter", "Turns as primary.", of(&self.turns)),
+            ("copies", "gauge", "Backups that acks need, as the sidecar last said.", of(&self.copies)),
+        ]
+    }
+
+    /// Prometheus text format, version 0.0.4.
+    pub fn metrics(&self, standing: &Standing) -> String {
+        let primary = u64::from(matches!(standing, Standing::Primary { .. }));
+        let mut text = String::new();
+        for (name, kind, help, value) in
+            self.numbers().into_iter().chain([("primary", "gauge", "1 while this server serves.", primary)])
+        {
+            // Writing to a string cannot fail.
+            let _ = write!(
+                text,
+                "# HELP tailwind_kv_{name} {help}\n# TYPE tailwind_kv_{name} {kind}\ntailwind_kv_{name} {value}\n"
+            );
+        }
+        text
+    }
+
+    /// The text of `INFO`.
+    pub fn info(&self, standing: &Standing) -> String {
+        let mut text = format!(
+            "# Server\r\nserver_name:tailwind-kv\r\nserver_version:{}\r\nprocess_id:{}\r\n\r\n# Replication\r\nrole:{}\r\n",
+            env!("CARGO_PKG_VERSION"),
+            std::process::id(),
+            standing.role()
+        );
+        match standing {
+            Standing::Standby { primary: Some(primary) } => text.push_str(&format!("primary:{primary}\r\n")),
+            Standing::Primary { epoch, .. } => text.push_str(&format!("epoch:{epoch}\r\n")),
+            _ => {}
+        }
+        text.push_str("\r\n# Stats\r\n");
+        for (name, _, _, value) in self.numbers() {
+            text.push_str(&format!("{name}:{value}\r\n"));
+        }
+        text
+    }
+}

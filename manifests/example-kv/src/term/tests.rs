@@ -1,0 +1,252 @@
+//! Turns played without a log: writes of several clients, acks at any pace, and whatever a replay makes of what was logged.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::command::{Command, parse};
+use crate::replay::{Replay, ReplayError};
+
+const RULES: Rules = Rules { record_size_max: 200, compact_at: 400, memory_max: 1 << 20, strict_reads: false };
+const CALM: Rules = Rules { compact_at: u64::MAX, ..RULES };
+
+fn operation(now: u64, line: &str) -> Operation {
+    let words: Vec<Bytes> = line.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
+    match parse(&words, now).unwrap() {
+        Command::Write(write) => Operation::Write(write),
+        Command::Read(read) => Operation::Read(read),
+        Command::Local(local) => panic!("{local:?}"),
+    }
+}
+
+/// A term and the log that it writes to.
+struct Stage {
+    term: Term<usize>,
+    log: Vec<Vec<u8>>,
+    acked: usize,
+    answers: Vec<(usize, Vec<Reply>)>,
+    barriers: usize,
+    /// First record that can still be read.
+    first: u64,
+}
+
+impl Stage {
+    fn new(rules: Rules) -> Stage {
+        let term = Term::new(rules, Store::default(), 0, 0);
+        Stage { term, log: Vec::new(), acked: 0, answers: Vec::new(), barriers: 0, first: 1 }
+    }
+
+    fn ask(&mut self, now: u64, client: usize, lines: &[&str]) {
+        let operations = lines.iter().map(|line| operation(now, line)).collect();
+        self.term.on_batch(now, operations, client);
+        self.carry_out();
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(output) = self.term.next_output() {
+            match output {
+                Output::Submit(record) => self.log.push(record),
+                Output::Answer(client, replies) => self.answers.push((client, replies)),
+                Output::Barrier => self.barriers += 1,
+                Output::Trim(below) => {
+                    self.first = below;
+                    self.term.on_trimmed();
+                }
+            }
+        }
+    }
+
+    /// Acknowledges the next record, if there is one.
+    fn ack(&mut self, now: u64) -> bool {
+        if self.acked == self.log.len() {
+            return false;
+        }
+        self.acked += 1;
+        self.term.on_ack(now, self.acked as u64).unwrap();
+        self.carry_out();
+        true
+    }
+
+    fn answer(&mut self) -> (usize, Vec<Reply>) {
+        assert!(!self.answers.is_empty(), "no answer");
+        self.answers.remove(0)
+    }
+
+    /// What a new primary makes of the log up to a record, if it can be read from `first` on.
+    fn replay(&self, first: u64, last: usize) -> Result<Store, ReplayError> {
+        let mut replay = Replay::new(first);
+        for lsn in first as usize..=last {
+            replay.take(lsn as u64, &self.log[lsn - 1])?;
+        }
+        replay.finish()
+    }
+}
+
+fn contents(store: &Store, now: u64) -> Vec<(Bytes, Bytes, Option<u64>)> {
+    let owned = store.contents().map(|(key, value, deadline)| (key.clone(), value.clone(), deadline));
+    let living = owned.filter(|(.., deadline)| deadline.is_none_or(|deadline| deadline > now));
+    living.collect()
+}
+
+#[test]
+fn a_write_is_seen_and_answered_after_its_ack_and_not_before() {
+    let mut stage = Stage::new(CALM);
+    stage.ask(1, 0, &["set a 1", "get a", "incr a"]);
+    stage.ask(1, 1, &["get a"]);
+    assert_eq!(stage.answer(), (1, vec![Reply::Nil]), "a read of another client does not wait");
+    assert!(stage.answers.is_empty());
+    stage.ack(1);
+    assert!(stage.answers.is_empty(), "the second write of the batch is on its way");
+    stage.ask(1, 1, &["get a"]);
+    assert_eq!(stage.answer(), (1, vec![Reply::text("1")]));
+    stage.ack(1);
+    assert_eq!(stage.answer(), (0, vec![Reply::OK, Reply::text("1"), Reply::Integer(2)]));
+}
+
+#[test]
+fn a_strict_read_waits_for_a_barrier_that_began_after_it() {
+    let mut stage = Stage::new(Rules { strict_reads: true, ..CALM });
+    stage.ask(1, 0, &["get a"]);
+    assert_eq!(stage.barriers, 1);
+    stage.ask(1, 1, &["get a"]);
+    stage.ask(1, 2, &["get a", "set a 1"]);
+    assert_eq!(stage.barriers, 1, "one at a time");
+    stage.term.on_barrier(1);
+    stage.carry_out();
+    assert_eq!(stage.answer(), (0, vec![Reply::Nil]));
+    assert!(stage.answers.is_empty(), "the others came after the first barrier had begun");
+    assert_eq!(stage.barriers, 2);
+    stage.ack(1);
+    assert!(stage.answers.is_empty());
+    stage.term.on_barrier(1);
+    stage.carry_out();
+    assert_eq!(stage.answer(), (1, vec![Reply::Nil]));
+    assert_eq!(stage.answer(), (2, vec![Reply::Nil, Reply::OK]));
+    assert_eq!(stage.barriers, 2);
+}
+
+#[test]
+fn a_key_that_was_seen_as_gone_is_not_there_again() {
+    let mut stage = Stage::new(CALM);
+    stage.ask(100, 0, &["set a 1 px 50"]);
+    stage.ack(100);
+    stage.answers.clear();
+    stage.ask(149, 0, &["persist a"]);
+    stage.ask(151, 1, &["get a"]);
+    assert_eq!(stage.answer(), (1, vec![Reply::text("1")]), "an earlier write that may keep it is on its way");
+    stage.ack(152);
+    assert_eq!(stage.answer(), (0, vec![Reply::Integer(1)]));
+    stage.ask(153, 0, &["pexpire a 10"]);
+    stage.ack(153);
+    stage.answers.clear();
+    stage.ask(170, 1, &["get a"]);
+    assert_eq!(stage.answer(), (1, vec![Reply::Nil]));
+    // The clock of the host goes back: the key stays gone.
+    stage.ask(155, 0, &["persist a"]);
+    stage.ack(155);
+    assert_eq!(stage.answer(), (0, vec![Reply::Integer(0)]));
+}
+
+#[test]
+fn strange_records_end_the_turn() {
+    let mut stage = Stage::new(CALM);
+    stage.ask(1, 0, &["set a 1"]);
+    assert_eq!(stage.term.on_ack(1, 2), Err(Gap { expected: 1, found: 2 }));
+    let refusal = Reply::error("READONLY");
+    assert_eq!(stage.term.abandon(&refusal), vec![(0, vec![unknown_outcome()])]);
+}
+
+#[test]
+fn the_end_of_a_turn_leaves_nobody_without_an_answer() {
+    let mut stage = Stage::new(CALM);
+    stage.ask(1, 0, &["set a 1", "get a"]);
+    stage.ask(1, 1, &["set b 1", "set c 1"]);
+    stage.ack(1);
+    stage.ack(1);
+    let refusal = Reply::error("READONLY");
+    let answers = stage.term.abandon(&refusal);
+    assert_eq!(stage.answers, vec![(0, vec![Reply::OK, Reply::text("1")])]);
+    assert_eq!(answers, vec![(1, vec![Reply::OK, unknown_outcome()])]);
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_logs_nothing() {
+    let mut stage = Stage::new(Rules { memory_max: 300, ..CALM });
+    stage.ask(1, 0, &[&format!("set a {}", "x".repeat(300)), "set b 1", "set c 1"]);
+    assert_eq!(stage.log.len(), 2);
+    while stage.ack(1) {}
+    let (_, replies) = stage.answer();
+    assert!(matches!(&replies[0], Reply::Error(text) if text.contains("limit is 200")), "{replies:?}");
+    assert_eq!(replies[1..], [Reply::OK, Reply::OK]);
+    stage.ask(1, 0, &["set d 1", "del b"]);
+    while stage.ack(1) {}
+    let (_, replies) = stage.answer();
+    assert!(matches!(&replies[0], Reply::Error(text) if text.starts_with("OOM ")), "{replies:?}");
+    assert_eq!(replies[1], Reply::Integer(1));
+}
+
+#[test]
+fn the_log_does_not_grow_for_ever() {
+    let mut stage = Stage::new(RULES);
+    for n in 0..2000 {
+        stage.ask(1, 0, &[&format!("set k{} {n}", n % 5)]);
+        while stage.ack(1) {}
+    }
+    let kept: usize = stage.log[stage.first as usize - 1..].iter().map(Vec::len).sum();
+    // At most: growth until a snapshot begins, as much as the data (5 keys) or 400 bytes, and the snapshot itself.
+    assert!(kept < 5000, "{kept} bytes are kept");
+    assert!(stage.term.snapshots() > 10);
+    assert!(stage.replay(stage.first + 1, stage.log.len()).is_err(), "without its beginning a snapshot is none");
+}
+
+fn line() -> impl Strategy<Value = String> {
+    let key = || (0..12u8).prop_map(|n| format!("key{n}"));
+    prop_oneof![
+        6 => (key(), 0..400u32).prop_map(|(key, value)| format!("set {key} {value}")),
+        1 => (key(), 1..30u32).prop_map(|(key, time)| format!("set {key} v px {time}")),
+        1 => key().prop_map(|key| format!("set {key} v nx keepttl")),
+        2 => (key(), key()).prop_map(|(one, two)| format!("del {one} {two}")),
+        2 => key().prop_map(|key| format!("incr {key}")),
+        2 => key().prop_map(|key| format!("append {key} some")),
+        1 => (key(), 1..30u32).prop_map(|(key, time)| format!("pexpire {key} {time}")),
+        1 => key().prop_map(|key| format!("persist {key}")),
+        1 => (key(), key()).prop_map(|(one, two)| format!("mset {one} 1 {two} 2")),
+        1 => key().prop_map(|key| format!("get {key}")),
+        1 => Just("flushall".to_owned()),
+    ]
+}
+
+proptest! {
+    /// Whenever the primary dies, the next one reads from the log what the dead one held: from the log's beginning, and from
+    /// wherever it was trimmed.
+    #[test]
+    fn a_replay_gives_what_the_primary_had(
+        moves in proptest::collection::vec((line(), 0..4usize, 0..3u64), 1..300),
+        chunk in 60..200usize,
+    ) {
+        let mut stage = Stage::new(Rules { record_size_max: chunk, ..RULES });
+        let mut now = 1000;
+        for (client, (line, acks, pause)) in moves.iter().enumerate() {
+            now += pause;
+            stage.ask(now, client, &[line]);
+            for _ in 0..*acks {
+                stage.ack(now);
+            }
+            let acked = stage.acked;
+            let store = stage.term.store();
+            let now = store.clock();
+            let whole = stage.replay(1, acked).unwrap();
+            prop_assert_eq!(contents(&whole, now), contents(store, now));
+            if stage.first > 1 {
+                let trimmed = stage.replay(stage.first, acked).unwrap();
+                prop_assert_eq!(contents(&trimmed, now), contents(store, now));
+                // Trimming goes by whole segments: less may have gone.
+                let earlier = stage.replay(stage.first - 1, acked).unwrap();
+                prop_assert_eq!(contents(&earlier, now), contents(store, now));
+            }
+        }
+        while stage.ack(now) {}
+        prop_assert_eq!(stage.answers.len(), moves.len());
+        prop_assert!(stage.term.abandon(&Reply::OK).is_empty());
+    }
+}

@@ -1,0 +1,287 @@
+//! Waits for the sidecar to become primary, reads the log, serves until the role is lost, and begins anew.
+//!
+//! The one task that appends; [`term`](crate::term) decides, this carries out. After whatever goes wrong, what was in memory is
+//! dropped and the next turn begins with the log: there is no other way back.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use tailwind_client::asynchronous::Client;
+use tailwind_client::{Ack, Error, Lsn, Options, Role};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use crate::errands::{Errand, Errands, News};
+use crate::gate::{Batch, Standing};
+use crate::limits::{BATCHES_PER_TURN, BATCHES_WAITING_MAX, RETRY_PAUSE, TICK};
+use crate::options::ServeOptions;
+use crate::record::{self, CHUNK_OVERHEAD, Record};
+use crate::replay::{Replay, ReplayError};
+use crate::resp::Reply;
+use crate::stats::{Stats, count, set};
+use crate::term::{Output, Rules, Term};
+
+/// Records between two reports of how far the log has been read.
+const REPORT_EVERY: u64 = 4096;
+
+/// Why a turn, or the wait for one, is over.
+#[derive(Debug, thiserror::Error)]
+enum TurnError {
+    /// Part of life: the log has another primary, or the sidecar is gone.
+    #[error("{0}")]
+    Over(String),
+    /// A person must look.
+    #[error(transparent)]
+    Broken(#[from] ReplayError),
+}
+
+impl From<Error> for TurnError {
+    fn from(error: Error) -> TurnError {
+        TurnError::Over(error.to_string())
+    }
+}
+
+/// Takes turn after turn. Returns only with an error that a person must see to.
+pub async fn run(options: ServeOptions, standing: watch::Sender<Standing>, stats: Arc<Stats>) -> Result<()> {
+    let turns = Turns { options, standing, stats };
+    loop {
+        match turns.take_one().await {
+            TurnError::Over(why) => {
+                // The same again and again is told once, as is the end of a turn, by `lead`.
+                if !matches!(&*turns.standing.borrow(), Standing::Alone { why: known } if *known == why) {
+                    warn!(%why, "waiting for a turn");
+                }
+                turns.standing.send_replace(Standing::Alone { why });
+            }
+            error @ TurnError::Broken(_) => return Err(error).context("read the log"),
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
+struct Turns {
+    options: ServeOptions,
+    standing: watch::Sender<Standing>,
+    stats: Arc<Stats>,
+}
+
+impl Turns {
+    async fn take_one(&self) -> TurnError {
+        match self.wait_for_role().await {
+            Ok(watcher) => match self.lead(watcher).await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            },
+            Err(error) => error,
+        }
+    }
+
+    /// Tells clients who is primary until this server's sidecar is.
+    async fn wait_for_role(&self) -> Result<Client, TurnError> {
+        let mut watcher = Client::connect(&self.options.socket).await?;
+        while watcher.standing().role != Role::Primary {
+            let primary = watcher.standing().primary.clone();
+            info!(primary = primary.as_deref().unwrap_or("unknown"), "standby");
+            self.standing.send_replace(Standing::Standby { primary });
+            watcher.next_role().await?;
+        }
+        Ok(watcher)
+    }
+
+    async fn lead(&self, watcher: Client) -> Result<std::convert::Infallible, TurnError> {
+        self.standing.send_replace(Standing::Loading { records: 0 });
+        // A connection that was there when a role was lost takes no appends, so this one is new.
+        let mut log = Client::connect_with(&self.options.socket, &Options::default()).await?;
+        let welcome = log.welcome().clone();
+        if welcome.role != Role::Primary {
+            return Err(TurnError::Over("the role was lost at once".to_owned()));
+        }
+        let term = self.read_log(&mut log).await?;
+        count(&self.stats.turns);
+        let (store, epoch) = (term.store(), welcome.epoch);
+        info!(%epoch, records = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
+        let (work, batches) = mpsc::channel(BATCHES_WAITING_MAX);
+        let errands = Errands::start(watcher, epoch);
+        self.standing.send_replace(Standing::Primary { epoch: epoch.0, work });
+        let mut turn = Turn { log, term, batches, errands, epoch, stats: &self.stats };
+        let Err(why) = turn.serve().await;
+        // In this order: no further batch comes, and then whoever still waits is told.
+        self.standing.send_replace(Standing::Alone { why: why.to_string() });
+        turn.end(&self.standing.borrow().refusal());
+        warn!(%epoch, %why, "the turn as primary is over");
+        Err(why)
+    }
+
+    /// Everything that the log holds. The record that is appended first proves that nobody else was primary meanwhile, so
+    /// that the log as read afterwards is whole.
+    async fn read_log(&self, log: &mut Client) -> Result<Term<oneshot::Sender<Vec<Reply>>>, TurnError> {
+        let limits = log.welcome().limits;
+        let opened = log.append(&record::encode(now(), &Record::Open)).await?;
+        let first = log.welcome().first.max(Lsn(1));
+        let mut replay = Replay::new(first.0);
+        let mut last = first.0 - 1;
+        let mut records = log.read(first, 0).await?;
+        while let Some((lsn, payload)) = records.next_record().await? {
+            replay.take(lsn.0, payload)?;
+            last = lsn.0;
+            if last.is_multiple_of(REPORT_EVERY) {
+                self.standing.send_replace(Standing::Loading { records: last - first.0 });
+            }
+        }
+        drop(records);
+        if last < opened.0 {
+            return Err(TurnError::Over(format!("the log was read to record {last}, and not to {opened}")));
+        }
+        set(&self.stats.first, first.0);
+        let record_size_max = limits.record_size_max as usize;
+        assert!(record_size_max > 2 * CHUNK_OVERHEAD, "a log for records of {record_size_max} bytes");
+        let rules = Rules {
+            record_size_max,
+            compact_at: self.options.compact_at,
+            memory_max: usize::try_from(self.options.memory_max).unwrap_or(usize::MAX),
+            strict_reads: self.options.strict_reads,
+        };
+        let logged = replay.bytes();
+        Ok(Term::new(rules, replay.finish()?, last, logged))
+    }
+}
+
+/// A turn that serves.
+struct Turn<'a> {
+    log: Client,
+    term: Term<oneshot::Sender<Vec<Reply>>>,
+    batches: mpsc::Receiver<Batch>,
+    errands: Errands,
+    epoch: tailwind_client::Epoch,
+    stats: &'a Stats,
+}
+
+impl Turn<'_> {
+    async fn serve(&mut self) -> Result<std::convert::Infallible, TurnError> {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(batch) = self.batches.recv(), if self.term.has_room() => self.take_batches(batch),
+                ack = next_ack(&mut self.log) => self.on_ack(ack?)?,
+                news = self.errands.next() => self.on_news(news)?,
+                _ = ticks.tick() => {
+                    self.term.on_tick(now());
+                    self.report();
+                }
+            }
+            self.carry_out().await?;
+        }
+    }
+
+    fn take_batches(&mut self, first: Batch) {
+        let mut next = Some(first);
+        for _ in 0..BATCHES_PER_TURN {
+            let Some(Batch { operations, answer }) = next else { return };
+            self.term.on_batch(now(), operations, answer);
+            next = if self.term.has_room() { self.batches.try_recv().ok() } else { None };
+        }
+        if let Some(Batch { operations, answer }) = next {
+            self.term.on_batch(now(), operations, answer);
+        }
+    }
+
+    fn on_ack(&mut self, ack: Ack) -> Result<(), TurnError> {
+        let lsn = ack.outcome?;
+        self.term.on_ack(now(), lsn.0).map_err(|gap| TurnError::Over(gap.to_string()))
+    }
+
+    fn on_news(&mut self, news: News) -> Result<(), TurnError> {
+        match news {
+            News::Passed(epoch) if epoch != self.epoch => {
+                return Err(TurnError::Over(format!("a barrier passed in epoch {epoch}, not in {}", self.epoch)));
+            }
+            News::Passed(_) => self.term.on_barrier(now()),
+            News::Trimmed(first) => {
+                self.term.on_trimmed();
+                set(&self.stats.first, first.0);
+                info!(%first, snapshots = self.term.snapshots(), "trimmed the log");
+            }
+            News::Copies(copies) => {
+                self.term.on_copies(copies);
+                set(&self.stats.copies, copies as u64);
+            }
+            News::Lost(why) => return Err(TurnError::Over(why)),
+        }
+        Ok(())
+    }
+
+    /// Does what the term wants, and takes what acks that brings, until it wants no more.
+    async fn carry_out(&mut self) -> Result<(), TurnError> {
+        loop {
+            while let Some(output) = self.term.next_output() {
+                match output {
+                    Output::Submit(record) => drop(self.log.submit(&record).await?),
+                    // A client that has gone needs no answer.
+                    Output::Answer(client, replies) => drop(client.send(replies)),
+                    Output::Barrier => self.errands.give(Errand::Barrier),
+                    Output::Trim(below) => self.errands.give(Errand::Trim(Lsn(below))),
+                }
+            }
+            self.log.pump()?;
+            let Some(mut ack) = self.log.try_next_ack() else { return Ok(()) };
+            loop {
+                self.on_ack(ack)?;
+                match self.log.try_next_ack() {
+                    Some(next) => ack = next,
+                    None => break,
+                }
+            }
+        }
+    }
+
+    fn report(&self) {
+        let store = self.term.store();
+        set(&self.stats.keys, store.len() as u64);
+        set(&self.stats.bytes, store.bytes() as u64);
+        set(&self.stats.applied, self.term.applied());
+        set(&self.stats.snapshots, self.term.snapshots());
+    }
+
+    /// Leaves nobody without an answer. Acks that have come are taken first: these writes are in the log.
+    fn end(mut self, refusal: &Reply) {
+        while let Some(ack) = self.log.try_next_ack() {
+            if self.on_ack(ack).is_err() {
+                break;
+            }
+        }
+        for (client, replies) in self.term.abandon(refusal) {
+            let _ = client.send(replies);
+        }
+        self.batches.close();
+        while let Ok(Batch { operations, answer }) = self.batches.try_recv() {
+            let refused = operations.iter().map(|_| refusal.clone()).collect();
+            let _ = answer.send(refused);
+        }
+        for number in [&self.stats.keys, &self.stats.bytes, &self.stats.copies] {
+            set(number, 0);
+        }
+    }
+}
+
+/// Waits for an ack. While nothing is in flight it sends and takes in what there is, and waits for ever, unless the
+/// connection ends; a lost role is heard by the errands.
+async fn next_ack(log: &mut Client) -> Result<Ack, TurnError> {
+    loop {
+        if let Some(ack) = log.next_ack().await? {
+            return Ok(ack);
+        }
+        let standing = log.next_role().await?;
+        if standing.role != Role::Primary {
+            return Err(TurnError::Over("the sidecar has lost the role".to_owned()));
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
