@@ -3,7 +3,7 @@
 //! [`group`] starts and stops processes, [`view`] looks at them from outside, [`workload`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`scene`] gives each test its
 //! turn and its seed, [`steps`] are what many tests do. [`machine`] boots virtual machines with soft-RoCE, [`fleet`] a group over
-//! several of them. Used by the
+//! several of them; [`kv`] starts the example app beside sidecars. Used by the
 //! `quickstart` program and by the tests in `tests/`; `docs/testing.md` says what is tested where.
 
 pub mod background;
@@ -11,6 +11,7 @@ pub mod checker;
 pub mod fleet;
 pub mod group;
 pub mod http;
+pub mod kv;
 pub mod machine;
 pub mod process;
 pub mod scene;

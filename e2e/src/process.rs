@@ -16,38 +16,69 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::view::PATIENCE;
 
-/// Finds the program that belongs to this build, building it if need be.
+/// A program of this workspace.
+struct Program {
+    package: &'static str,
+    name: &'static str,
+    /// Environment variable that names another one to be used.
+    variable: &'static str,
+    options: &'static [&'static str],
+    built: OnceLock<PathBuf>,
+}
+
+impl Program {
+    const fn sidecar(options: &'static [&'static str]) -> Program {
+        let (name, variable) = ("tailwind-sidecar", "TAILWIND_SIDECAR_PROGRAM");
+        Program { package: "tailwind-sidecar", name, variable, options, built: OnceLock::new() }
+    }
+
+    const fn kv() -> Program {
+        let (name, variable) = ("tailwind-kv", "TAILWIND_KV_PROGRAM");
+        Program { package: "tailwind-example-kv", name, variable, options: &[], built: OnceLock::new() }
+    }
+
+    /// Finds the program that belongs to this build, building it if need be.
+    fn find(&self) -> Result<PathBuf> {
+        let Program { package, name, variable, options, built } = self;
+        if let Some(path) = std::env::var_os(variable) {
+            return Ok(path.into());
+        }
+        if let Some(path) = built.get() {
+            return Ok(path.clone());
+        }
+        let me = std::env::current_exe().context("find this program")?;
+        let folder = me.ancestors().skip(1).find(|f| !f.ends_with("deps") && !f.ends_with("examples"));
+        let folder = folder.context("find the build folder")?;
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--package", package, "--bin", name]).args(*options);
+        if folder.ends_with("release") {
+            build.arg("--release");
+        }
+        build.env("CARGO_TARGET_DIR", folder.parent().context("find the target folder")?);
+        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        let status = status.with_context(|| format!("build {name}"))?;
+        ensure!(status.success(), "{name} does not build");
+        Ok(built.get_or_init(|| folder.join(name)).clone())
+    }
+}
+
+/// The sidecar's program.
 pub fn program() -> Result<PathBuf> {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    program_with(&BUILT, &[])
+    static SIDECAR: Program = Program::sidecar(&[]);
+    SIDECAR.find()
 }
 
 /// The same, able to use RDMA. A program that is named by the environment should be as well.
 pub fn verbs_program() -> Result<PathBuf> {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    program_with(&BUILT, &["--features", "verbs"])
+    static SIDECAR: Program = Program::sidecar(&["--features", "verbs"]);
+    SIDECAR.find()
 }
 
-fn program_with(built: &OnceLock<PathBuf>, options: &[&str]) -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("TAILWIND_SIDECAR_PROGRAM") {
-        return Ok(path.into());
-    }
-    if let Some(path) = built.get() {
-        return Ok(path.clone());
-    }
-    let me = std::env::current_exe().context("find this program")?;
-    let folder = me.ancestors().skip(1).find(|f| !f.ends_with("deps") && !f.ends_with("examples"));
-    let folder = folder.context("find the build folder")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package", "tailwind-sidecar", "--bin", "tailwind-sidecar"]).args(options);
-    if folder.ends_with("release") {
-        build.arg("--release");
-    }
-    build.env("CARGO_TARGET_DIR", folder.parent().context("find the target folder")?);
-    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("build tailwind-sidecar")?;
-    ensure!(status.success(), "tailwind-sidecar does not build");
-    Ok(built.get_or_init(|| folder.join("tailwind-sidecar")).clone())
+/// The example app's program.
+pub fn kv_program() -> Result<PathBuf> {
+    static KV: Program = Program::kv();
+    KV.find()
 }
 
 /// The same command with more options, or with other values of those it has.
