@@ -59,9 +59,9 @@ impl Servers {
     /// Starts (or starts again) one.
     pub fn start_one(&mut self, index: usize) -> Result<()> {
         let Server { port, probes, socket, log, options, child } = &mut self.servers[index];
-        let file = File::options().create(true).append(true).open(&log).context("open a log")?;
+        let file = File::options().create(true).append(true).open(log).context("open a log")?;
         let mut command = Command::new(kv_program()?);
-        command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--socket").arg(&socket);
+        command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--socket").arg(socket);
         command.arg("--metrics-listen").arg(format!("127.0.0.1:{probes}")).args(&*options);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         *child = Some(command.spawn().context("start tailwind-kv")?);

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -41,7 +42,7 @@ struct Received {
 
 /// Serves a client until it goes, or `stopping` says so.
 pub async fn serve(stream: TcpStream, shared: Shared, mut stopping: watch::Receiver<bool>) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+    tune(&stream)?;
     let mut connection = Connection { stream, shared, parser: Parser::default(), place: None, begun: None };
     loop {
         let received = connection.received();
@@ -59,6 +60,15 @@ pub async fn serve(stream: TcpStream, shared: Shared, mut stopping: watch::Recei
             return connection.stream.shutdown().await;
         }
     }
+}
+
+/// No waiting for more bytes to send, and an end when the client's host is dead: its place is wanted.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, CLIENT_PATIENCE)?;
+    sockopt::set_tcp_keepintvl(stream, CLIENT_PATIENCE)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
 }
 
 struct Connection {

@@ -101,7 +101,7 @@ impl Turns {
         let term = self.read_log(&mut log).await?;
         count(&self.stats.turns);
         let (store, epoch) = (term.store(), welcome.epoch);
-        info!(%epoch, records = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
+        info!(%epoch, last = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
         let (work, batches) = mpsc::channel(BATCHES_WAITING_MAX);
         let errands = Errands::start(watcher, epoch);
         self.standing.send_replace(Standing::Primary { epoch: epoch.0, work });

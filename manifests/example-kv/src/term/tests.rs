@@ -217,6 +217,9 @@ fn line() -> impl Strategy<Value = String> {
 }
 
 proptest! {
+    // Each case reads the log after every move.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// Whenever the primary dies, the next one reads from the log what the dead one held: from the log's beginning, and from
     /// wherever it was trimmed.
     #[test]
