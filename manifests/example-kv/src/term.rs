@@ -14,8 +14,8 @@
 use std::collections::VecDeque;
 
 use crate::command::{Read, Write};
-use crate::limits::{BYTES_IN_FLIGHT_MAX, CHUNK_SIZE, CHUNKS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SWEEP_PER_TICK};
-use crate::record::{self, CHUNK_OVERHEAD, Record};
+use crate::limits::{BYTES_IN_FLIGHT_MAX, CHUNKS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SWEEP_PER_TICK};
+use crate::record::{self, Record};
 use crate::resp::Reply;
 use crate::store::Store;
 
@@ -24,6 +24,8 @@ use crate::store::Store;
 pub struct Rules {
     /// Largest record that the log takes.
     pub record_size_max: usize,
+    /// Bytes of a snapshot that go into one record.
+    pub chunk_size: usize,
     /// Bytes of records after which a snapshot is worth its while.
     pub compact_at: u64,
     /// Bytes of keys and values at which writes that need more are refused.
@@ -415,9 +417,8 @@ impl<R> Term<R> {
 
     fn write_snapshot(&mut self, now: u64, compaction: &mut Compaction) {
         let id = compaction.id;
-        let size = CHUNK_SIZE.min(self.rules.record_size_max - CHUNK_OVERHEAD);
         while compaction.chunks_in_flight < CHUNKS_IN_FLIGHT && !compaction.ending {
-            match self.store.next_chunk(size) {
+            match self.store.next_chunk(self.rules.chunk_size) {
                 Some(bytes) => {
                     self.submit_step(now, Step::Chunk, &Record::SnapshotChunk { id, bytes });
                     compaction.chunks_in_flight += 1;

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::errands::{Errand, Errands, News};
 use crate::gate::{Batch, Standing};
-use crate::limits::{BATCHES_PER_TURN, BATCHES_WAITING_MAX, RETRY_PAUSE, TICK};
+use crate::limits::{BATCHES_PER_TURN, BATCHES_WAITING_MAX, CHUNK_SIZE, RETRY_PAUSE, TICK};
 use crate::options::ServeOptions;
 use crate::record::{self, CHUNK_OVERHEAD, Record};
 use crate::replay::{Replay, ReplayError};
@@ -139,6 +139,7 @@ impl Turns {
         assert!(record_size_max > 2 * CHUNK_OVERHEAD, "a log for records of {record_size_max} bytes");
         let rules = Rules {
             record_size_max,
+            chunk_size: CHUNK_SIZE.min(record_size_max - CHUNK_OVERHEAD),
             compact_at: self.options.compact_at,
             memory_max: usize::try_from(self.options.memory_max).unwrap_or(usize::MAX),
             strict_reads: self.options.strict_reads,

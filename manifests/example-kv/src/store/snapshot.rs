@@ -37,13 +37,6 @@ impl Snapshot {
         }
     }
 
-    /// All entries are about to go.
-    pub(super) fn keep_all(&mut self, entries: BTreeMap<Place, Entry>) {
-        for (place, entry) in entries {
-            self.keep(&place, Some(entry));
-        }
-    }
-
     /// Writes the next entry; false if there is none.
     fn write_next(&mut self, entries: &BTreeMap<Place, Entry>) -> bool {
         loop {
