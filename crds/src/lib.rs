@@ -13,8 +13,8 @@ pub mod status;
 use kube::CustomResourceExt;
 
 pub use spec::{
-    Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement, Rdma, ReplicaGroup,
-    ReplicaGroupSpec, SegmentSize, TransportWish,
+    Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement,
+    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportWish,
 };
 pub use status::{
     BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReplicaGroupStatus, Switchover,

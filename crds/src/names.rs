@@ -23,6 +23,18 @@ pub const ANNOTATION_SWITCHOVER: &str = "replication.tailwind.dev/switchover";
 /// On backup pods: what they were made from.
 pub const ANNOTATION_TEMPLATE: &str = "replication.tailwind.dev/template-hash";
 
+/// On backup pods: what of the spec cannot be changed while they hold a log.
+pub const ANNOTATION_SHAPE: &str = "replication.tailwind.dev/shape";
+/// On backup pods: how many before them failed one after the other, without ever having been a member.
+pub const ANNOTATION_ATTEMPT: &str = "replication.tailwind.dev/attempt";
+
+/// Name of the sidecar's container in app pods.
+pub const SIDECAR_CONTAINER: &str = "tailwind-sidecar";
+/// Name of the backup's container.
+pub const BACKUP_CONTAINER: &str = "backup";
+/// User of sidecars and backups where they need not be root.
+pub const USER: i64 = 65_532;
+
 /// Readiness gate of backup pods: in the member set.
 pub const GATE_CAUGHT_UP: &str = "replication.tailwind.dev/caught-up";
 /// Finalizer of groups whose spec asks for it.

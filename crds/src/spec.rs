@@ -50,6 +50,8 @@ use crate::status::{ReplicaGroupStatus, Transport};
         .message("transport Rdma needs rdma: say which device request gives a pod its RDMA device"),
     validation = Rule::new("self.transport != 'Tcp' || !has(self.rdma)")
         .message("transport Tcp uses no RDMA device: remove rdma, or choose transport Auto or Rdma"),
+    validation = Rule::new("!has(self.primaryPorts) || self.primaryPorts.size() < 2 || self.primaryPorts.all(port, has(port.name))")
+        .message("primaryPorts: each needs a name where there are several"),
     validation = Rule::new("self.segmentSize == oldSelf.segmentSize")
         .message("segmentSize cannot be changed: make a new group and copy the log into it"),
     validation = Rule::new("self.durability == oldSelf.durability")
@@ -140,6 +142,17 @@ pub struct ReplicaGroupSpec {
     #[serde(default = "yes")]
     pub disruption_budget: bool,
 
+    /// Ports of the service <name>-primary, which leads to the app pod that may append. Without any it has no address of its own
+    /// and gives that pod's by DNS.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub primary_ports: Vec<PrimaryPort>,
+
+    /// What deleting the group does. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of the app
+    /// belongs to the group any more.
+    #[serde(default)]
+    pub deletion: Deletion,
+
     /// Leave everything as it is: the operator reports and changes nothing. Failover goes on, since it needs no operator.
     #[serde(default)]
     pub paused: bool,
@@ -147,6 +160,33 @@ pub struct ReplicaGroupSpec {
     /// Nobody may append: the primary steps down and no standby takes over, until this is false again. The log stays.
     #[serde(default)]
     pub fenced: bool,
+}
+
+/// A port of the service that leads to the primary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PrimaryPort {
+    /// Its name; needed where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 15), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: Option<String>,
+    /// The service's port, and the pod's if targetPort is not given.
+    #[schemars(range(min = 1, max = 65_535))]
+    pub port: u16,
+    /// The pod's port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65_535))]
+    pub target_port: Option<u16>,
+}
+
+/// What deleting a group does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Deletion {
+    /// Everything goes at once, and the log with it.
+    #[default]
+    Immediate,
+    /// It waits until no pod of the app belongs to the group.
+    AfterApp,
 }
 
 /// What an acknowledgement promises.

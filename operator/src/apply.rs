@@ -1,0 +1,257 @@
+//! Does what a plan says: each action is one call to the API server, and each can be repeated.
+//!
+//! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
+//! written; what has failed is told there.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Resource, ResourceExt};
+use rcgen::SanType;
+use serde_json::{Value, json};
+use tailwind_crds::names::{ANNOTATION_SWITCHOVER, FINALIZER, GATE_CAUGHT_UP, LABEL_ROLE, ROLE_PRIMARY, ca_secret};
+use tailwind_crds::{ReplicaGroup, ReplicaGroupStatus};
+use tracing::info;
+
+use crate::authority;
+use crate::context::Context;
+use crate::error::{Doing, Error};
+use crate::observed::Observed;
+use crate::plan::certificates::{Role, Step};
+use crate::plan::{Action, Plan, status};
+use crate::secrets::{self, Keeper};
+
+/// Who writes, as the API server remembers it.
+pub const MANAGER: &str = "tailwind-operator";
+
+/// Carries out a plan. The first error comes back, when all else is done.
+pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
+    let desk = Desk::new(context, observed);
+    let mut failures = Vec::new();
+    let mut done = plan.status.clone();
+    for action in &plan.actions {
+        match desk.act(action).await {
+            Ok(()) => {
+                context.metrics.acted(action);
+                info!(group = desk.key, %action, "done");
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    let texts: Vec<String> = failures.iter().map(Error::for_people).collect();
+    status::with_failures(&mut done, observed, &texts);
+    let written = desk.write_status(&done).await;
+    crate::events::publish(context, &observed.group, &plan.notices).await;
+    failures.into_iter().next().map_or(written, Err)
+}
+
+struct Desk<'a> {
+    context: &'a Context,
+    observed: &'a Observed,
+    group: &'a ReplicaGroup,
+    /// `namespace/name`, for the log.
+    key: String,
+    name: String,
+    namespace: String,
+    pods: Api<Pod>,
+    groups: Api<ReplicaGroup>,
+}
+
+impl<'a> Desk<'a> {
+    fn new(context: &'a Context, observed: &'a Observed) -> Desk<'a> {
+        let group = &observed.group;
+        let (name, namespace) = (group.name_any(), group.namespace().unwrap_or_default());
+        Desk {
+            key: format!("{namespace}/{name}"),
+            pods: Api::namespaced(context.client.clone(), &namespace),
+            groups: Api::namespaced(context.client.clone(), &namespace),
+            context,
+            observed,
+            group,
+            name,
+            namespace,
+        }
+    }
+
+    async fn act(&self, action: &Action) -> Result<(), Error> {
+        let doing = || action.to_string();
+        let edit = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        match action {
+            Action::Finalizer(wanted) => {
+                let mut finalizers = self.group.finalizers().to_vec();
+                finalizers.retain(|finalizer| finalizer != FINALIZER);
+                finalizers.extend(wanted.then(|| FINALIZER.to_owned()));
+                // With the version that was seen: a list is replaced as a whole.
+                let patch = json!({"metadata": {
+                    "finalizers": finalizers,
+                    "resourceVersion": self.group.metadata.resource_version,
+                }});
+                self.groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
+            }
+            Action::ForgetSwitchover => {
+                let patch = json!({"metadata": {"annotations": {ANNOTATION_SWITCHOVER: null}}});
+                self.groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
+            }
+            Action::Certificates(step) => self.certificates(*step).await?,
+            Action::Apply(object) => self.put(object).await?,
+            Action::Remove(object) => {
+                gone(self.api_of(object).delete(&object.name_any(), &of_uid(object.uid())).await.map(drop))
+                    .doing(doing)?;
+            }
+            Action::Create(pod) => {
+                let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+                self.pods.create(&params, pod).await.doing(doing)?;
+            }
+            Action::Delete(death) => {
+                let deleted = self.pods.delete(&death.name, &of_uid(Some(death.uid.clone()))).await;
+                gone(deleted.map(drop)).doing(doing)?;
+            }
+            Action::Gate { pod, caught_up } => {
+                let (status, reason) = if *caught_up { ("True", "Member") } else { ("False", "NotInTheSet") };
+                let now = jiff::Timestamp::from_second(self.observed.now.as_second()).unwrap_or(self.observed.now);
+                let patch = json!({"status": {"conditions": [{
+                    "type": GATE_CAUGHT_UP,
+                    "status": status,
+                    "reason": reason,
+                    "lastTransitionTime": now.to_string(),
+                }]}});
+                gone(self.pods.patch_status(pod, &edit, &Patch::Strategic(patch)).await.map(drop)).doing(doing)?;
+            }
+            Action::Role { pod, primary } => {
+                let role = primary.then_some(ROLE_PRIMARY);
+                let patch = json!({"metadata": {"labels": {LABEL_ROLE: role}}});
+                gone(self.pods.patch(pod, &edit, &Patch::Merge(patch)).await.map(drop)).doing(doing)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn api_of(&self, object: &DynamicObject) -> Api<DynamicObject> {
+        let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
+        let kinds = crate::observe::owned_kinds(self.context.server);
+        let resource = kinds.into_iter().find(|resource| resource.kind == kind);
+        // Plans know no other kinds.
+        let resource = resource.unwrap_or_else(|| ApiResource::erase::<Secret>(&()));
+        Api::namespaced_with(self.context.client.clone(), &self.namespace, &resource)
+    }
+
+    async fn put(&self, object: &DynamicObject) -> Result<(), Error> {
+        let (api, name) = (self.api_of(object), object.name_any());
+        let doing = || format!("apply {name}");
+        let params = PatchParams::apply(MANAGER).force();
+        match api.patch(&name, &params, &Patch::Apply(object)).await {
+            // Some fields cannot be changed, such as whether a service has an address: it is made anew.
+            Err(kube::Error::Api(status)) if status.is_invalid() => {
+                gone(api.delete(&name, &DeleteParams::default()).await.map(drop)).doing(doing)?;
+                api.patch(&name, &params, &Patch::Apply(object)).await.doing(doing)?;
+            }
+            other => drop(other.doing(doing)?),
+        }
+        Ok(())
+    }
+
+    async fn certificates(&self, step: Step) -> Result<(), Error> {
+        let secrets: Api<Secret> = Api::namespaced(self.context.client.clone(), &self.namespace);
+        let name = ca_secret(&self.name);
+        let now = Timestamp::now();
+        // Read anew at each step: the one before may have changed it.
+        let kept = secrets.get_opt(&name).await.doing(|| format!("read secret {name}"))?;
+        let version = kept.as_ref().and_then(|secret| secret.metadata.resource_version.clone());
+        let keeper = kept.as_ref().and_then(Keeper::read);
+        match (step, keeper) {
+            (Step::MakeAuthority, _) | (Step::RenewAuthority, None) => {
+                let current = self.new_authority(now)?;
+                self.keep(&secrets, &Keeper { current, previous: None, resource_version: version }).await
+            }
+            (Step::RenewAuthority, Some(keeper)) => {
+                let current = self.new_authority(now)?;
+                let previous = Some(keeper.current.certificate);
+                self.keep(&secrets, &Keeper { current, previous, ..keeper }).await
+            }
+            (Step::ForgetPrevious, Some(keeper)) => self.keep(&secrets, &Keeper { previous: None, ..keeper }).await,
+            (Step::Issue(role), Some(keeper)) => self.issue(&secrets, role, &keeper, now).await,
+            (Step::Bundle(role), Some(keeper)) => {
+                let name = secrets::secret_name(&self.name, role);
+                let patch = Patch::Merge(secrets::bundle_patch(&keeper.bundle(), now));
+                let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+                secrets.patch(&name, &params, &patch).await.doing(|| format!("write secret {name}"))?;
+                Ok(())
+            }
+            // Gone between two looks: the next reconcile makes it.
+            (Step::ForgetPrevious | Step::Issue(_) | Step::Bundle(_), None) => Ok(()),
+        }
+    }
+
+    fn new_authority(&self, now: Timestamp) -> Result<authority::Pair, Error> {
+        authority::authority(&authority::name(&self.namespace, &self.name), now).map_err(|error| self.no_key(&error))
+    }
+
+    async fn issue(&self, secrets: &Api<Secret>, role: Role, keeper: &Keeper, now: Timestamp) -> Result<(), Error> {
+        let uri = authority::identity(&self.name, secrets::role_name(role));
+        let uri = uri.as_str().try_into().map_err(|error| self.no_key(&error))?;
+        let authority_name = authority::name(&self.namespace, &self.name);
+        let pair = authority::leaf(&authority_name, &keeper.current.key, vec![SanType::URI(uri)], now)
+            .map_err(|error| self.no_key(&error))?;
+        let name = secrets::secret_name(&self.name, role);
+        let secret = secrets::leaf(self.group, role, &pair, &keeper.bundle(), now);
+        let params = PatchParams::apply(MANAGER).force();
+        secrets.patch(&name, &params, &Patch::Apply(secret)).await.doing(|| format!("write secret {name}"))?;
+        Ok(())
+    }
+
+    /// Made if it was not there, replaced if it was as it was read, and otherwise left to whoever was faster.
+    async fn keep(&self, secrets: &Api<Secret>, keeper: &Keeper) -> Result<(), Error> {
+        let name = ca_secret(&self.name);
+        let doing = || format!("write secret {name}");
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let secret: Secret =
+            serde_json::from_value(keeper.secret(self.group)).map_err(kube::Error::SerdeError).doing(doing)?;
+        if keeper.resource_version.is_some() {
+            secrets.replace(&name, &params, &secret).await.doing(doing)?;
+        } else {
+            secrets.create(&params, &secret).await.doing(doing)?;
+        }
+        Ok(())
+    }
+
+    fn no_key(&self, error: &rcgen::Error) -> Error {
+        let source = kube::Error::Service(format!("{error}").into());
+        Error { doing: format!("make a certificate for {}", self.key), source }
+    }
+
+    /// Writes the status unless it is so already.
+    async fn write_status(&self, status: &ReplicaGroupStatus) -> Result<(), Error> {
+        let before = self.group.status.clone().map(|before| ReplicaGroupStatus { log: None, ..before });
+        if before.as_ref() == Some(status) {
+            return Ok(());
+        }
+        write_status(self.context, &self.namespace, &self.name, json!(status)).await
+    }
+}
+
+/// Writes what the operator has to say in a status, and nothing of what it has not.
+pub async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
+    let resource = ApiResource::erase::<ReplicaGroup>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+    let body = json!({
+        "apiVersion": ReplicaGroup::api_version(&()),
+        "kind": ReplicaGroup::kind(&()),
+        "metadata": {"name": name},
+        "status": status,
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch_status(name, &params, &Patch::Apply(body)).await.doing(|| "write status".to_owned())?;
+    Ok(())
+}
+
+fn of_uid(uid: Option<String>) -> DeleteParams {
+    DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
+}
+
+/// What is gone, or another of the same name by now, needs nothing more.
+fn gone(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,235 @@
+//! Wakes up for a group when something about it changes, and lets one reconcile at a time run for it.
+//!
+//! Run by [`run`](crate::run) while the lease is held. Groups are watched by their metadata alone, so that an object that
+//! cannot be read stops nobody else's; each reconcile reads its group itself.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DynamicObject, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::{error, info, warn};
+
+use crate::apply;
+use crate::context::Context;
+use crate::error::{Class, Error};
+use crate::observe::{Found, observe, owned_kinds};
+use crate::observed::NodeFacts;
+use crate::plan::plan;
+
+/// Nodes change in bursts, and every group looks at them.
+const NODES_PAUSE: Duration = Duration::from_secs(1);
+/// Reconciles wait so long for the first lists of nodes and pods.
+const LISTS_PATIENCE: Duration = Duration::from_secs(20);
+/// A reconcile that takes longer is given up, and begun anew.
+const RECONCILE_MAX: Duration = Duration::from_secs(120);
+
+type GroupMeta = PartialObjectMeta<ReplicaGroup>;
+
+/// Why a reconcile has not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A call has failed.
+    #[error(transparent)]
+    Call(#[from] Error),
+    /// Too early, or too slow.
+    #[error("{0}")]
+    NotNow(&'static str),
+}
+
+impl Failure {
+    fn class(&self) -> Class {
+        match self {
+            Failure::Call(error) => error.class(),
+            Failure::NotNow(_) => Class::Unavailable,
+        }
+    }
+}
+
+/// Reconciles until `stop` is ready. Then it lets those that run come to their end.
+pub async fn run(
+    context: Arc<Context>,
+    (nodes, pods): (Writer<Node>, Writer<Pod>),
+    namespace: Option<String>,
+    concurrency: u16,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) -> anyhow::Result<()> {
+    let client = context.client.clone();
+    let any = watcher::Config::default;
+    let groups: Api<GroupMeta> = scoped(&client, namespace.as_deref());
+    let mut controller = Controller::new(groups, any())
+        .with_config(ControllerConfig::default().concurrency(concurrency))
+        .graceful_shutdown_on(stop)
+        .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
+    for kind in owned_kinds(context.server) {
+        let api: Api<DynamicObject> = match &namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind),
+            None => Api::all_with(client.clone(), &kind),
+        };
+        let ours = any().labels("app.kubernetes.io/managed-by=tailwind-operator");
+        controller = controller.owns_with(api, kind, ours);
+    }
+    let changed = Arc::new(Notify::new());
+    let wake = futures_util::stream::unfold(Arc::clone(&changed), |changed| async {
+        changed.notified().await;
+        tokio::time::sleep(NODES_PAUSE).await;
+        Some(((), changed))
+    });
+    let reconciles = controller.reconcile_all_on(wake).run(reconcile, on_error, context).for_each(|result| async {
+        // Errors of reconciles are told by `on_error`; these are those of watches.
+        if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result {
+            warn!(%error, "watch interrupted");
+        }
+    });
+    tokio::select! {
+        () = reconciles => Ok(()),
+        () = watch_nodes(&client, nodes, &changed) => bail!("the watch of nodes has ended"),
+    }
+}
+
+fn scoped(client: &Client, namespace: Option<&str>) -> Api<GroupMeta> {
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// Every pod of the cluster, without what nobody here reads.
+fn pod_changes(client: &Client, writer: Writer<Pod>) -> impl Stream<Item = Result<Pod, watcher::Error>> + Send + use<> {
+    watcher(Api::<Pod>::all(client.clone()), watcher::Config::default())
+        .modify(|pod| {
+            pod.managed_fields_mut().clear();
+            if group_of(pod).is_none() {
+                pod.annotations_mut().clear();
+                pod.status = pod
+                    .status
+                    .take()
+                    .map(|status| k8s_openapi::api::core::v1::PodStatus { phase: status.phase, ..Default::default() });
+            }
+        })
+        .default_backoff()
+        .reflect(writer)
+        .touched_objects()
+}
+
+/// Keeps the store, and says when something about a node has changed that matters: heartbeats do not.
+async fn watch_nodes(client: &Client, writer: Writer<Node>, changed: &Notify) {
+    let watched = watcher(Api::<Node>::all(client.clone()), watcher::Config::default())
+        .modify(|node| node.managed_fields_mut().clear())
+        .default_backoff()
+        .reflect(writer);
+    let mut known: HashMap<String, NodeFacts> = HashMap::new();
+    let mut watched = std::pin::pin!(watched);
+    loop {
+        match watched.try_next().await {
+            Ok(Some(watcher::Event::Apply(node) | watcher::Event::InitApply(node))) => {
+                let facts = crate::capacity::nodes([&node], []).remove(0);
+                if known.get(&facts.name) != Some(&facts) {
+                    known.insert(facts.name.clone(), facts);
+                    changed.notify_one();
+                }
+            }
+            Ok(Some(watcher::Event::Delete(node))) => {
+                known.remove(&node.name_any());
+                changed.notify_one();
+            }
+            Ok(Some(watcher::Event::Init | watcher::Event::InitDone)) => {}
+            Ok(None) => return,
+            Err(error) => warn!(%error, "watch of nodes interrupted"),
+        }
+    }
+}
+
+fn group_of(pod: &Pod) -> Option<ObjectRef<GroupMeta>> {
+    let labels = pod.labels();
+    let name = labels.get(LABEL_BACKUP_OF).or_else(|| labels.get(LABEL_GROUP))?;
+    Some(ObjectRef::new(name).within(&pod.namespace()?))
+}
+
+async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action, Failure> {
+    let (namespace, name) = (meta.namespace().unwrap_or_default(), meta.name_any());
+    let started = Instant::now();
+    let result = match timeout(RECONCILE_MAX, reconcile_group(&context, &namespace, &name)).await {
+        Ok(result) => result,
+        Err(_) => Err(Failure::NotNow("the API server took too long")),
+    };
+    let class = result.as_ref().err().map(|failure| failure.class().name());
+    context.metrics.reconciled(started.elapsed(), class);
+    if result.is_ok() {
+        context.failures.clear(&format!("{namespace}/{name}"));
+    }
+    result
+}
+
+async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Result<Action, Failure> {
+    let lists =
+        async { context.nodes.wait_until_ready().await.is_ok() && context.pods.wait_until_ready().await.is_ok() };
+    if timeout(LISTS_PATIENCE, lists).await != Ok(true) {
+        return Err(Failure::NotNow("nodes and pods are not listed yet"));
+    }
+    let observed = match observe(context, namespace, name).await? {
+        Found::Whole(observed) => observed,
+        Found::Nothing => {
+            context.metrics.forget(namespace, name);
+            return Ok(Action::await_change());
+        }
+        Found::Broken { object, why } => {
+            tell_broken(context, namespace, name, &object, &why).await?;
+            return Ok(Action::await_change());
+        }
+    };
+    let plan = plan(&observed);
+    let certificates = &observed.certificates;
+    let leaves = [&certificates.sidecar, &certificates.backup];
+    let ends = leaves
+        .into_iter()
+        .flatten()
+        .filter_map(|leaf| leaf.certificate.as_ref())
+        .map(|leaf| leaf.not_after.as_second());
+    context.metrics.saw(namespace, name, &plan.status, ends.min());
+    apply::apply(context, &observed, &plan).await?;
+    let again = Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1));
+    Ok(Action::requeue(again))
+}
+
+/// Says in the status what makes a group unreadable. Nothing else about it is known.
+async fn tell_broken(
+    context: &Context,
+    namespace: &str,
+    name: &str,
+    object: &DynamicObject,
+    why: &str,
+) -> Result<(), Error> {
+    let text = format!("the object cannot be read: {why}. Mend it, or delete it and make it anew");
+    if object.data.pointer("/status/phaseReason").and_then(|reason| reason.as_str()) == Some(&text) {
+        return Ok(());
+    }
+    error!(group = %format!("{namespace}/{name}"), %why, "group cannot be read");
+    apply::write_status(context, namespace, name, json!({"phase": "Invalid", "phaseReason": text})).await
+}
+
+fn on_error(meta: Arc<GroupMeta>, failure: &Failure, context: Arc<Context>) -> Action {
+    let group = format!("{}/{}", meta.namespace().unwrap_or_default(), meta.name_any());
+    let failures = context.failures.add(&group);
+    let wait = failure.class().wait(failures);
+    match failure.class() {
+        Class::Conflict => info!(group, %failure, ?wait, "again"),
+        _ => warn!(group, %failure, failures, ?wait, "reconcile failed"),
+    }
+    Action::requeue(wait)
+}

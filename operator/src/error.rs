@@ -1,0 +1,117 @@
+//! What can go wrong with a group, sorted by what is done next. A group that goes wrong never stops the others.
+//!
+//! Made by [`observe`](crate::observe) and [`apply`](crate::apply), judged by [`controller`](crate::controller).
+
+use std::time::Duration;
+
+/// A call to the API server that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}: {source}")]
+pub struct Error {
+    /// What was being done.
+    pub doing: String,
+    /// The answer.
+    #[source]
+    pub source: kube::Error,
+}
+
+/// What is done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Somebody else has written: look again at once.
+    Conflict,
+    /// Not allowed, by permissions, quotas or admission: a person must act, so look again rarely.
+    Refused,
+    /// The API server says that what was sent is wrong: a bug, or rules of the cluster.
+    Invalid,
+    /// The API server cannot be reached, or cannot answer now.
+    Unavailable,
+}
+
+impl Class {
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Conflict => "conflict",
+            Class::Refused => "refused",
+            Class::Invalid => "invalid",
+            Class::Unavailable => "unavailable",
+        }
+    }
+
+    /// The wait before the next try, after so many failures in a row.
+    pub fn wait(self, failures: u32) -> Duration {
+        let (first, most) = match self {
+            Class::Conflict => (1, 15),
+            Class::Unavailable => (1, 60),
+            Class::Refused | Class::Invalid => (5, 300),
+        };
+        let doubled: u64 = first << failures.saturating_sub(1).min(10);
+        Duration::from_secs(doubled.min(most))
+    }
+}
+
+impl Error {
+    /// What is done next.
+    pub fn class(&self) -> Class {
+        let kube::Error::Api(status) = &self.source else { return Class::Unavailable };
+        match status.code {
+            404 | 409 | 410 => Class::Conflict,
+            401 | 403 => Class::Refused,
+            400..=499 if status.code != 429 => Class::Invalid,
+            _ => Class::Unavailable,
+        }
+    }
+
+    /// For people: what the API server has said, without the request's innards.
+    pub fn for_people(&self) -> String {
+        match &self.source {
+            kube::Error::Api(status) if !status.message.is_empty() => format!("{}: {}", self.doing, status.message),
+            other => format!("{}: {other}", self.doing),
+        }
+    }
+}
+
+/// Says what was being done when a call failed.
+pub trait Doing<T> {
+    /// An error with it.
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T> Doing<T> for Result<T, kube::Error> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error { doing: what(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    fn answered(code: u16) -> Error {
+        let status = Status::failure("no", "Reason").with_code(code);
+        Error { doing: "create pod a".to_owned(), source: kube::Error::Api(Box::new(status)) }
+    }
+
+    #[test]
+    fn errors_are_sorted_by_what_is_done_next() {
+        for (code, class) in [
+            (409, Class::Conflict),
+            (403, Class::Refused),
+            (422, Class::Invalid),
+            (429, Class::Unavailable),
+            (500, Class::Unavailable),
+        ] {
+            assert_eq!(answered(code).class(), class, "{code}");
+        }
+        assert_eq!(answered(403).for_people(), "create pod a: no");
+    }
+
+    #[test]
+    fn waits_grow_and_end() {
+        assert_eq!(Class::Refused.wait(1), Duration::from_secs(5));
+        assert_eq!(Class::Refused.wait(3), Duration::from_secs(20));
+        assert_eq!(Class::Refused.wait(1000), Duration::from_secs(300));
+    }
+}

@@ -1,0 +1,38 @@
+//! Events: what `kubectl describe rg` tells people.
+//!
+//! Called by [`apply`](crate::apply) and [`controller`](crate::controller). An event that cannot be written is logged: nothing
+//! depends on it.
+
+use kube::Resource;
+use kube::runtime::events::Event;
+use tailwind_crds::ReplicaGroup;
+use tracing::warn;
+
+use crate::context::Context;
+use crate::plan::Notice;
+
+/// The API server takes no longer ones.
+const NOTE_MAX: usize = 1024;
+
+/// Publishes them.
+pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
+    let reference = group.object_ref(&());
+    for notice in notices {
+        let mut note = notice.note.clone();
+        if note.len() > NOTE_MAX {
+            let end = (0..=NOTE_MAX - 4).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+            note.truncate(end);
+            note.push_str(" ...");
+        }
+        let event = Event {
+            type_: notice.kind,
+            reason: notice.reason.to_owned(),
+            note: Some(note),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = context.recorder.publish(&event, &reference).await {
+            warn!(%error, reason = notice.reason, "event not written");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! One writer among several replicas: whoever holds the Lease reconciles, and ends when it does not hold it any more.
+//!
+//! Used by [`run`](crate::run). As client-go does it: clocks of different machines are never compared. A holder counts as gone
+//! when its record has not changed for as long as it promised to renew it, measured here. A holder stops earlier than that,
+//! when renewing has failed for a while. What remains, a pause of the whole process between its last renewal and a write,
+//! does no harm: every write that matters names the version or the uid that it was decided on.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+/// What a holder promises: to renew before.
+const DURATION: Duration = Duration::from_secs(15);
+/// A holder that could not renew for so long ends, well before anybody may take over.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two tries.
+const RETRY: Duration = Duration::from_secs(2);
+/// One call.
+const CALL: Duration = Duration::from_secs(5);
+
+/// A replica that wants the lease, or has it.
+pub struct Candidate {
+    leases: Api<Lease>,
+    name: String,
+    identity: String,
+    /// The record of another holder, and since when it has been so.
+    seen: Option<(Record, Instant)>,
+}
+
+type Record = (Option<String>, Option<MicroTime>);
+
+/// What a look at the lease has come to.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is ours to renew.
+    Renew,
+    /// It may be taken.
+    Take,
+    /// It is another's.
+    Wait,
+}
+
+impl Candidate {
+    /// Nothing is asked yet. The identity is unique among the replicas, restarted ones included.
+    pub fn new(client: kube::Client, namespace: &str, name: &str, identity: String) -> Candidate {
+        Candidate { leases: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
+    }
+
+    /// Waits until this replica holds the lease.
+    pub async fn acquire(&mut self) {
+        info!(lease = self.name, identity = self.identity, "waiting for the lease");
+        loop {
+            match timeout(CALL, self.try_hold()).await {
+                Ok(Ok(true)) => break,
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => warn!(lease = self.name, error = format!("{error:#}"), "lease not acquired"),
+                Err(_) => warn!(lease = self.name, "lease not acquired: the API server does not answer"),
+            }
+            sleep(RETRY).await;
+        }
+        info!(lease = self.name, "lease acquired");
+    }
+
+    /// Renews for as long as it can. Returns when the lease is lost, and then the process has to end.
+    pub async fn keep(&mut self) -> anyhow::Error {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(RETRY).await;
+            let asked = Instant::now();
+            match timeout(CALL, self.try_hold()).await {
+                Ok(Ok(true)) => renewed = asked,
+                Ok(Ok(false)) => return anyhow::anyhow!("another replica holds lease {}", self.name),
+                Ok(Err(error)) => warn!(error = format!("{error:#}"), "lease not renewed"),
+                Err(_) => warn!("lease not renewed: the API server does not answer"),
+            }
+            if renewed.elapsed() >= RENEW_DEADLINE {
+                return anyhow::anyhow!("lease {} could not be renewed for {RENEW_DEADLINE:?}", self.name);
+            }
+        }
+    }
+
+    /// Lets another replica take over at once.
+    pub async fn release(&mut self) -> anyhow::Result<()> {
+        let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_ref() == Some(&self.identity) {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            self.leases.replace(&self.name, &PostParams::default(), &lease).await?;
+        }
+        Ok(())
+    }
+
+    async fn try_hold(&mut self) -> anyhow::Result<bool> {
+        let Some(lease) = self.leases.get_opt(&self.name).await.context("read the lease")? else {
+            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+            let lease = Lease { metadata, spec: Some(self.record(None)) };
+            return self.written(self.leases.create(&PostParams::default(), &lease).await);
+        };
+        match self.judge(lease.spec.as_ref(), Instant::now()) {
+            Verdict::Wait => Ok(false),
+            Verdict::Renew | Verdict::Take => {
+                let spec = Some(self.record(lease.spec.as_ref()));
+                // With the version that was read: of two that try, one succeeds.
+                let lease = Lease { metadata: lease.metadata, spec };
+                self.written(self.leases.replace(&self.name, &PostParams::default(), &lease).await)
+            }
+        }
+    }
+
+    fn judge(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> Verdict {
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        if holder == self.identity {
+            return Verdict::Renew;
+        }
+        if holder.is_empty() {
+            return Verdict::Take;
+        }
+        let record = (Some(holder.to_owned()), spec.and_then(|spec| spec.renew_time.clone()));
+        let promised =
+            spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
+        let promised = promised.map_or(DURATION, Duration::from_secs);
+        match &self.seen {
+            Some((seen, since)) if *seen == record => {
+                if now.duration_since(*since) >= promised {
+                    Verdict::Take
+                } else {
+                    Verdict::Wait
+                }
+            }
+            _ => {
+                self.seen = Some((record, now));
+                Verdict::Wait
+            }
+        }
+    }
+
+    fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let ours = before.filter(|before| before.holder_identity.as_ref() == Some(&self.identity));
+        let transitions = before.and_then(|before| before.lease_transitions).unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            acquire_time: ours.and_then(|before| before.acquire_time.clone()).or_else(|| Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(if ours.is_some() || before.is_none() { transitions } else { transitions + 1 }),
+            ..LeaseSpec::default()
+        }
+    }
+
+    fn written(&self, result: Result<Lease, kube::Error>) -> anyhow::Result<bool> {
+        match result {
+            Ok(_) => Ok(true),
+            // Another one was faster.
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
+            Err(error) => bail!("write the lease: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate() -> Candidate {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = kube::Client::try_from(config).unwrap();
+        Candidate::new(client, "tailwind-system", "tailwind-operator", "a".to_owned())
+    }
+
+    fn held_by(holder: &str, renewed: i64) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(15),
+            renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_holder_is_gone_when_its_record_rests_whatever_its_clock_says() {
+        let mut candidate = candidate();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        // Its clock is far behind: that alone says nothing.
+        assert_eq!(candidate.judge(Some(&held_by("b", 0)), after(0)), Verdict::Wait);
+        assert_eq!(candidate.judge(Some(&held_by("b", 0)), after(14)), Verdict::Wait);
+        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(15)), Verdict::Wait);
+        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(29)), Verdict::Wait);
+        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(30)), Verdict::Take);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_holds_is_taken_and_what_is_ours_renewed() {
+        let mut candidate = candidate();
+        assert_eq!(candidate.judge(None, Instant::now()), Verdict::Take);
+        assert_eq!(candidate.judge(Some(&held_by("", 5)), Instant::now()), Verdict::Take);
+        assert_eq!(candidate.judge(Some(&held_by("a", 5)), Instant::now()), Verdict::Renew);
+        let taken = candidate.record(Some(&held_by("b", 5)));
+        assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("a"), Some(1)));
+        assert_eq!(candidate.record(Some(&taken)).acquire_time, taken.acquire_time);
+    }
+}

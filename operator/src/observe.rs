@@ -1,0 +1,146 @@
+//! Reads one group and what surrounds it from the API server.
+//!
+//! Called by [`controller`](crate::controller) at the start of each reconcile. Whatever decides about the life of a pod is
+//! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
+//! them come from watches; they only tell where the scheduler may find room.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, backup_secret, ca_secret, sidecar_secret};
+use tailwind_crds::{LogStatus, ReplicaGroup};
+
+use crate::capacity;
+use crate::context::Context;
+use crate::error::{Doing, Error};
+use crate::observed::Observed;
+use crate::plan::status::object_names;
+use crate::secrets;
+use crate::server_version::ServerVersion;
+
+/// Enough for the most pods that can be missing at once, and names that are taken.
+const NAMES: usize = 16;
+/// Of pods' names, as Kubernetes has them: no vowels, so that no words appear.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// What was found.
+pub enum Found {
+    /// It is gone.
+    Nothing,
+    /// It is not what it should be: it was stored under another definition.
+    Broken {
+        /// The group, as far as everything has it.
+        object: Box<DynamicObject>,
+        /// What is wrong.
+        why: String,
+    },
+    /// It is there.
+    Whole(Box<Observed>),
+}
+
+/// Looks.
+pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<Found, Error> {
+    let client = &context.client;
+    let resource = ApiResource::erase::<ReplicaGroup>(&());
+    let groups: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let found = groups.get_opt(name).await.doing(|| format!("read replicagroup {name}"))?;
+    let Some(object) = found else { return Ok(Found::Nothing) };
+    let group: ReplicaGroup = match serde_json::to_value(&object).and_then(serde_json::from_value) {
+        Ok(group) => group,
+        Err(error) => return Ok(Found::Broken { object: Box::new(object), why: error.to_string() }),
+    };
+
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let secrets_api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let labelled = |label: &str| ListParams::default().labels(&format!("{label}={name}"));
+    let (backups_wish, app_wish) = (labelled(LABEL_BACKUP_OF), labelled(LABEL_GROUP));
+    let (authority, sidecar, backup) = (ca_secret(name), sidecar_secret(name), backup_secret(name));
+    let (backups, app, authority, sidecar, backup, objects) = futures_util::join!(
+        pods.list(&backups_wish),
+        pods.list(&app_wish),
+        secrets_api.get_opt(&authority),
+        secrets_api.get_opt(&sidecar),
+        secrets_api.get_opt(&backup),
+        objects(context, namespace, name),
+    );
+    let mut backups = backups.doing(|| "list backup pods".to_owned())?.items;
+    // A label is easily copied; only pods of this very group are touched.
+    backups.retain(|pod| crate::plan::objects::is_owned(&group, &pod.metadata));
+    let app = app.doing(|| "list the app's pods".to_owned())?.items;
+    let secret = || "read secrets".to_owned();
+    let [authority, sidecar, backup] = [authority.doing(secret)?, sidecar.doing(secret)?, backup.doing(secret)?];
+
+    let now = Timestamp::now();
+    let certificates = secrets::facts(&group, [authority.as_ref(), sidecar.as_ref(), backup.as_ref()], now);
+    let nodes = context.nodes.state();
+    let all_pods = context.pods.state();
+    let nodes = capacity::nodes(nodes.iter().map(AsRef::as_ref), all_pods.iter().map(AsRef::as_ref));
+
+    let log = group.status.as_ref().and_then(|status| status.log.as_ref());
+    let positions = log.and_then(|log| context.prober.positions(&address_of_primary(log, &app)?));
+    let obstacles = context.prober.obstacles(&backups);
+    Ok(Found::Whole(Box::new(Observed {
+        now,
+        server: context.server,
+        settings: context.settings.clone(),
+        backups,
+        app,
+        nodes,
+        certificates,
+        objects: objects?,
+        names: names(),
+        positions,
+        obstacles,
+        group,
+    })))
+}
+
+/// Where the primary's metrics are.
+fn address_of_primary(log: &LogStatus, app: &[Pod]) -> Option<String> {
+    app.iter().find(|pod| pod.name_any() == log.primary.name)?.status.as_ref()?.pod_ip.clone()
+}
+
+/// The kinds that a group owns beside pods and secrets.
+pub fn owned_kinds(server: ServerVersion) -> [ApiResource; 4] {
+    let rbac = |kind: &str| ApiResource::from_gvk(&GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", kind));
+    let policy = if server.has_policy_v1() { "v1" } else { "v1beta1" };
+    [
+        rbac("Role"),
+        rbac("RoleBinding"),
+        ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Service")),
+        ApiResource::from_gvk(&GroupVersionKind::gvk("policy", policy, "PodDisruptionBudget")),
+    ]
+}
+
+async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<DynamicObject>, Error> {
+    let mut objects = Vec::new();
+    let lookups = object_names(group).into_iter().zip(owned_kinds(context.server)).map(|((kind, name), resource)| {
+        let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+        async move {
+            let found = api.get_opt(&name).await.doing(|| format!("read {kind} {name}"))?;
+            Ok::<_, Error>(found.map(|mut object| {
+                object.types.get_or_insert_with(|| kube::core::TypeMeta {
+                    api_version: resource.api_version.clone(),
+                    kind: kind.to_owned(),
+                });
+                object
+            }))
+        }
+    });
+    for found in futures_util::future::join_all(lookups).await {
+        objects.extend(found?);
+    }
+    Ok(objects)
+}
+
+/// Random names for pods. Without randomness there are none, and no pod is made until there are.
+fn names() -> Vec<String> {
+    let mut bytes = [0_u8; NAMES * 5];
+    if let Err(error) = getrandom::fill(&mut bytes) {
+        tracing::error!(%error, "no random bytes for names of pods");
+        return Vec::new();
+    }
+    let letter = |byte: &u8| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]);
+    bytes.chunks(5).map(|chunk| chunk.iter().map(letter).collect()).collect()
+}

@@ -1,0 +1,116 @@
+//! What was seen of one group: everything that [`plan`](crate::plan) decides from, as a value.
+//!
+//! Filled by [`observe`](crate::observe), and by golden tests from YAML.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::DynamicObject;
+use tailwind_crds::{Positions, ReplicaGroup};
+
+use crate::server_version::ServerVersion;
+
+/// One group and what surrounds it.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// When it was seen.
+    pub now: Timestamp,
+    /// By whom it was told.
+    pub server: ServerVersion,
+    /// What the operator was told by its own options.
+    pub settings: Settings,
+    /// The group.
+    pub group: ReplicaGroup,
+    /// Its backup pods.
+    pub backups: Vec<Pod>,
+    /// The app's pods that belong to it.
+    pub app: Vec<Pod>,
+    /// Every node.
+    pub nodes: Vec<NodeFacts>,
+    /// Its certificates.
+    pub certificates: Certificates,
+    /// Objects of the names that the group's own have: services, roles and the like.
+    pub objects: Vec<DynamicObject>,
+    /// Names for pods to make: the random part.
+    pub names: Vec<String>,
+    /// How far the log was, if somebody has looked lately.
+    pub positions: Option<Positions>,
+    /// What backups that are not ready say about it, by pod.
+    pub obstacles: BTreeMap<String, String>,
+}
+
+/// What concerns every group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Image of sidecars and backups.
+    pub sidecar_image: String,
+    /// When it is pulled.
+    pub image_pull_policy: Option<String>,
+}
+
+/// A node, as far as it matters to a backup.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+    /// Cordoned.
+    pub unschedulable: bool,
+    /// Since when it is not ready, if it is not.
+    pub not_ready_since: Option<Timestamp>,
+    /// What pods may ask for.
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// What pods on it have asked for, in thousandths.
+    pub requested: BTreeMap<String, i128>,
+}
+
+/// The group's secrets, without what is secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Certificates {
+    /// The CA.
+    pub authority: Option<Authority>,
+    /// The sidecars' certificate.
+    pub sidecar: Option<Leaf>,
+    /// The backups' certificate.
+    pub backup: Option<Leaf>,
+    /// Secrets of these names that belong to somebody else.
+    pub foreign: Vec<String>,
+}
+
+/// A CA: the certificate that signs, and the one before it while some still trust only that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// What signs.
+    pub current: CertificateFacts,
+    /// What has signed before.
+    pub previous: Option<CertificateFacts>,
+}
+
+/// A certificate of a role with what its holders trust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The certificate; none if it cannot be read, or does not name the group and role.
+    pub certificate: Option<CertificateFacts>,
+    /// Fingerprint of the CA certificate that has signed it, among those in the bundle.
+    pub issuer: Option<String>,
+    /// Fingerprints of the CA certificates that holders trust.
+    pub bundle: Vec<String>,
+    /// When the secret was last written; kubelets bring it to pods a while later.
+    pub written: Option<Timestamp>,
+}
+
+/// What is to be known of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFacts {
+    /// SHA-256, in hexadecimal.
+    pub fingerprint: String,
+    /// Valid from.
+    pub not_before: Timestamp,
+    /// Valid to.
+    pub not_after: Timestamp,
+}

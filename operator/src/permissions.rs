@@ -1,0 +1,163 @@
+//! What the operator needs to be allowed to do, each with its reason; nothing else is in its roles.
+//!
+//! Printed by `tailwind-operator permissions`; the chart's roles are checked against it.
+
+use std::fmt::Write;
+
+/// Some verbs on some resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permission {
+    /// Where.
+    pub scope: Scope,
+    /// API group.
+    pub group: &'static str,
+    /// Resource, perhaps with a subresource.
+    pub resource: &'static str,
+    /// What.
+    pub verbs: &'static [&'static str],
+    /// What for.
+    pub reason: &'static str,
+}
+
+/// Where something is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In all namespaces, or in that of --watch-namespace.
+    Groups,
+    /// In the whole cluster, also with --watch-namespace.
+    Cluster,
+    /// In the operator's own namespace.
+    Own,
+    /// The one MutatingWebhookConfiguration, by its name.
+    Webhook,
+}
+
+/// All of them.
+pub const PERMISSIONS: &[Permission] = &[
+    allow(
+        Scope::Groups,
+        "replication.tailwind.dev",
+        "replicagroups",
+        &["get", "list", "watch", "patch"],
+        "reads what is asked for; patches the finalizer and takes the switchover annotation off. The first three are also what \
+         it gives to sidecars, and nobody can give what they do not have",
+    ),
+    allow(
+        Scope::Groups,
+        "replication.tailwind.dev",
+        "replicagroups/status",
+        &["patch"],
+        "writes status, and lets each group's sidecars do so",
+    ),
+    allow(
+        Scope::Groups,
+        "replication.tailwind.dev",
+        "replicagroups/finalizers",
+        &["update"],
+        "makes objects that block the deletion of their group, which some clusters check",
+    ),
+    allow(
+        Scope::Cluster,
+        "",
+        "pods",
+        &["get", "list", "watch"],
+        "sees what all pods have asked for, to know which devices are free; finds the app's pods and its own",
+    ),
+    allow(
+        Scope::Groups,
+        "",
+        "pods",
+        &["create", "delete", "patch"],
+        "makes and removes backup pods; labels the app's primary",
+    ),
+    allow(Scope::Groups, "", "pods/status", &["patch"], "sets the readiness gate of backup pods"),
+    allow(
+        Scope::Cluster,
+        "",
+        "nodes",
+        &["get", "list", "watch"],
+        "says which nodes can take a backup and why others cannot; moves backups from nodes that are drained",
+    ),
+    allow(
+        Scope::Groups,
+        "",
+        "secrets",
+        &["get", "create", "update", "patch"],
+        "makes and renews the certificates of groups, by name: it can neither list nor watch secrets",
+    ),
+    allow(
+        Scope::Groups,
+        "",
+        "services",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "keeps the service that leads to the primary; makes it anew where a change needs that",
+    ),
+    allow(
+        Scope::Groups,
+        "rbac.authorization.k8s.io",
+        "roles",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "keeps the role of each group's sidecars",
+    ),
+    allow(
+        Scope::Groups,
+        "rbac.authorization.k8s.io",
+        "rolebindings",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "binds that role to the service accounts of the app's pods",
+    ),
+    allow(
+        Scope::Groups,
+        "policy",
+        "poddisruptionbudgets",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "keeps drains from taking two backups at a time; removes the budget where it could block one for ever",
+    ),
+    allow(
+        Scope::Groups,
+        "events.k8s.io",
+        "events",
+        &["create", "patch"],
+        "tells people what it does; patches the count of repeated ones",
+    ),
+    allow(Scope::Own, "coordination.k8s.io", "leases", &["get", "create", "update"], "one replica of several writes"),
+    allow(Scope::Own, "", "secrets", &["get", "create", "update"], "keeps the certificate of the webhook"),
+    allow(
+        Scope::Webhook,
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        &["get", "patch"],
+        "tells API servers whom to trust when they call the webhook",
+    ),
+];
+
+const fn allow(
+    scope: Scope,
+    group: &'static str,
+    resource: &'static str,
+    verbs: &'static [&'static str],
+    reason: &'static str,
+) -> Permission {
+    Permission { scope, group, resource, verbs, reason }
+}
+
+/// The rules as YAML: for each scope a list as in a Role, each rule below its reason.
+pub fn yaml() -> String {
+    let mut text = String::new();
+    let scopes = [
+        (Scope::Groups, "groups", "in all namespaces, or in that of --watch-namespace"),
+        (Scope::Cluster, "cluster", "in the whole cluster, also with --watch-namespace"),
+        (Scope::Own, "own", "in the operator's own namespace"),
+        (Scope::Webhook, "webhook", "of the MutatingWebhookConfiguration alone (resourceNames)"),
+    ];
+    // Writing to a string cannot fail.
+    for (scope, name, place) in scopes {
+        let _ = writeln!(text, "# {place}\n{name}:");
+        for permission in PERMISSIONS.iter().filter(|permission| permission.scope == scope) {
+            let Permission { group, resource, verbs, reason, .. } = permission;
+            let _ = writeln!(text, "# {reason}");
+            let _ = writeln!(text, "- apiGroups: [{group:?}]\n  resources: [{resource:?}]\n  verbs: {verbs:?}");
+        }
+    }
+    text
+}

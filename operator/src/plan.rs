@@ -1,0 +1,297 @@
+//! What is to be done for one group: from an [`Observed`] to a [`Plan`], both values. No clock, no network, no chance.
+//!
+//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`standing`] (what
+//! each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
+//! [`certificates`], [`switchover`], [`status`] with [`conditions`]. The stories are in `tests/plans`.
+
+pub mod backups;
+pub mod certificates;
+pub mod conditions;
+pub mod objects;
+pub mod placement;
+pub mod primary;
+pub mod standing;
+pub mod status;
+pub mod switchover;
+pub mod validity;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use kube::runtime::events::EventType;
+use tailwind_crds::names::FINALIZER;
+use tailwind_crds::{Deletion, ReplicaGroupStatus};
+
+use crate::observed::Observed;
+use backups::{Death, Decision};
+use objects::{disruption, is_owned, pod, roles, service};
+use standing::Standing;
+
+/// A look at everything, without a reason: certificates age, and a watch may have missed something.
+const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
+/// While something is waited for that no watch tells.
+const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
+/// Positions are looked up so often.
+const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// All of the status but the log, which belongs to the sidecars.
+    pub status: ReplicaGroupStatus,
+    /// What people are told once the actions are done.
+    pub notices: Vec<Notice>,
+    /// When to look again if nothing happens.
+    pub again: SignedDuration,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// The finalizer is put on or taken off.
+    Finalizer(bool),
+    /// The switchover annotation is taken off.
+    ForgetSwitchover,
+    /// About certificates.
+    Certificates(certificates::Step),
+    /// An object of the group is made, or made to be as it should.
+    Apply(Box<DynamicObject>),
+    /// An object of the group is no longer wanted.
+    Remove(Box<DynamicObject>),
+    /// A backup pod is made.
+    Create(Box<Pod>),
+    /// A backup pod is removed.
+    Delete(Death),
+    /// A backup pod's readiness gate is set.
+    Gate {
+        /// The pod.
+        pod: String,
+        /// In the set.
+        caught_up: bool,
+    },
+    /// An app pod gets the role, or loses it.
+    Role {
+        /// The pod.
+        pod: String,
+        /// It is the primary.
+        primary: bool,
+    },
+}
+
+/// An event for people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    /// Whether somebody should look.
+    pub kind: EventType,
+    /// In one word.
+    pub reason: &'static str,
+    /// In a sentence.
+    pub note: String,
+}
+
+/// Plans.
+pub fn plan(observed: &Observed) -> Plan {
+    let group = &observed.group;
+    let hash = pod::template_hash(group, &observed.settings);
+    let standings = standing::standings(observed, &hash);
+    let primary = primary::primary(observed);
+    let view = status::View { observed, standings: &standings, primary: &primary };
+
+    let problems = validity::problems(observed);
+    if !problems.is_empty() {
+        return Plan::only_status(status::invalid(&view, &problems), observed);
+    }
+    let deleting = group.metadata.deletion_timestamp.is_some();
+    if deleting && !(group.finalizers().contains(&FINALIZER.to_owned()) && !observed.app.is_empty()) {
+        return Plan::last(&view);
+    }
+    if group.spec.paused && !deleting {
+        let decision = Decision { members_wanted: status::wanted_before(&view), ..Decision::default() };
+        return Plan::only_status(status::status(&view, &decision, None, &[]), observed);
+    }
+    Plan::whole(&view, deleting)
+}
+
+impl Plan {
+    fn only_status(status: ReplicaGroupStatus, observed: &Observed) -> Plan {
+        let notices = status::notices(observed, &status);
+        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX }
+    }
+
+    /// The group goes; Kubernetes removes what belongs to it.
+    fn last(view: &status::View<'_>) -> Plan {
+        let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
+        let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
+        if view.observed.group.finalizers().contains(&FINALIZER.to_owned()) {
+            plan.actions.push(Action::Finalizer(false));
+        }
+        plan
+    }
+
+    fn whole(view: &status::View<'_>, deleting: bool) -> Plan {
+        let status::View { observed, standings, primary } = *view;
+        let group = &observed.group;
+        let decision = backups::decide(observed, standings, primary.is_here());
+        let switchover = switchover::outcome(observed);
+        let mut foreign: BTreeSet<String> = observed.certificates.foreign.iter().cloned().collect();
+
+        let mut actions = Vec::new();
+        let has_finalizer = group.finalizers().contains(&FINALIZER.to_owned());
+        let wants_finalizer = group.spec.deletion == Deletion::AfterApp;
+        if has_finalizer != wants_finalizer && !deleting {
+            actions.push(Action::Finalizer(wants_finalizer));
+        }
+        if foreign.is_empty() {
+            let steps = certificates::steps(&observed.certificates, observed.now);
+            actions.extend(steps.into_iter().map(Action::Certificates));
+        }
+        let placeable = decision.unplaced <= decision.survey.free.len();
+        for object in wanted_objects(observed, placeable) {
+            match observed.objects.iter().find(|existing| is_same(existing, &object)) {
+                Some(existing) if !is_owned(group, &existing.metadata) => {
+                    foreign.insert(describe(existing));
+                }
+                Some(existing) if contains(existing, &object) => {}
+                _ => actions.push(Action::Apply(Box::new(object))),
+            }
+        }
+        if disruption::stay(group, placeable).is_none() {
+            let unwanted = observed.objects.iter().filter(|object| {
+                object.types.as_ref().is_some_and(|types| types.kind == "PodDisruptionBudget")
+                    && is_owned(group, &object.metadata)
+            });
+            actions.extend(unwanted.map(|object| Action::Remove(Box::new(object.clone()))));
+        }
+        let births = decision.births.iter();
+        actions.extend(births.map(|birth| Action::Create(Box::new(pod::backup(group, &observed.settings, birth)))));
+        actions.extend(decision.deaths.iter().cloned().map(Action::Delete));
+        actions.extend(gates(standings));
+        actions.extend(primary.labels(observed));
+        if switchover.is_over {
+            actions.push(Action::ForgetSwitchover);
+        }
+
+        let foreign: Vec<String> = foreign.into_iter().collect();
+        let status = status::status(view, &decision, switchover.switchover, &foreign);
+        let mut notices: Vec<Notice> = decision
+            .births
+            .iter()
+            .map(|birth| Notice {
+                kind: EventType::Normal,
+                reason: "BackupCreated",
+                note: match birth.attempt {
+                    0 => format!("made backup pod {}", birth.name),
+                    n => format!("made backup pod {}, after {n} failed in a row", birth.name),
+                },
+            })
+            .collect();
+        notices.extend(decision.deaths.iter().map(|death| Notice {
+            kind: EventType::Normal,
+            reason: "BackupRemoved",
+            note: format!("removed backup pod {}: {}", death.name, death.why),
+        }));
+        notices.extend(switchover.notice);
+        notices.extend(status::notices(observed, &status));
+        Plan { actions, again: again(observed, &decision), status, notices }
+    }
+}
+
+/// What belongs to every group, beside pods and secrets.
+fn wanted_objects(observed: &Observed, placeable: bool) -> Vec<DynamicObject> {
+    let group = &observed.group;
+    let mut objects = vec![roles::role(group), roles::binding(group, &observed.app), service::primary(group)];
+    objects.extend(disruption::stay(group, placeable).map(|stay| disruption::budget(group, observed.server, stay)));
+    objects
+}
+
+fn gates(standings: &[Standing]) -> impl Iterator<Item = Action> {
+    let changed = standings
+        .iter()
+        .filter(|standing| standing.is_alive() && standing.node.is_some() && standing.gate != Some(standing.member));
+    changed.map(|standing| Action::Gate { pod: standing.name.clone(), caught_up: standing.member })
+}
+
+fn again(observed: &Observed, decision: &Decision) -> SignedDuration {
+    let mut again = AGAIN_MAX;
+    let has_log = observed.group.status.as_ref().is_some_and(|status| status.log.is_some());
+    if has_log {
+        again = again.min(AGAIN_POSITIONS);
+    }
+    if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 {
+        again = again.min(AGAIN_WAITING);
+    }
+    if let Some(retry_at) = decision.retry_at {
+        again = again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1));
+    }
+    again
+}
+
+fn is_same(a: &DynamicObject, b: &DynamicObject) -> bool {
+    let kind = |object: &DynamicObject| object.types.as_ref().map(|types| types.kind.clone());
+    a.metadata.name == b.metadata.name && kind(a) == kind(b)
+}
+
+fn describe(object: &DynamicObject) -> String {
+    let kind = object.types.as_ref().map_or("object", |types| types.kind.as_str());
+    format!("{kind} {}", object.name_any())
+}
+
+/// Whether everything that is wanted is so: then nothing is written.
+fn contains(existing: &DynamicObject, wanted: &DynamicObject) -> bool {
+    fn within(wanted: &serde_json::Value, existing: &serde_json::Value) -> bool {
+        use serde_json::Value::{Array, Object};
+        match (wanted, existing) {
+            (Object(wanted), Object(existing)) => wanted.iter().all(|(key, value)| {
+                existing.get(key).map_or_else(|| is_empty(value), |existing| within(value, existing))
+            }),
+            (Array(wanted), Array(existing)) => {
+                wanted.len() == existing.len() && wanted.iter().zip(existing).all(|(a, b)| within(a, b))
+            }
+            (wanted, existing) => wanted == existing,
+        }
+    }
+    fn is_empty(value: &serde_json::Value) -> bool {
+        value.as_array().is_some_and(Vec::is_empty)
+    }
+    let labels = wanted.labels().iter().all(|(label, value)| existing.labels().get(label) == Some(value));
+    labels && within(&wanted.data, &existing.data)
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Finalizer(true) => f.write_str("add the finalizer"),
+            Action::Finalizer(false) => f.write_str("remove the finalizer"),
+            Action::ForgetSwitchover => f.write_str("remove the switchover annotation"),
+            Action::Certificates(step) => match step {
+                certificates::Step::MakeAuthority => f.write_str("make a CA"),
+                certificates::Step::RenewAuthority => f.write_str("make a new CA, keep the old one as the previous"),
+                certificates::Step::ForgetPrevious => f.write_str("forget the previous CA"),
+                certificates::Step::Issue(role) => write!(f, "issue the {role} certificate, with the bundle of CAs"),
+                certificates::Step::Bundle(role) => write!(f, "write the bundle of CAs for the {role} certificate"),
+            },
+            Action::Apply(object) => write!(f, "apply {}", describe(object)),
+            Action::Remove(object) => write!(f, "remove {}", describe(object)),
+            Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
+            Action::Delete(death) => write!(f, "delete pod {}", death.name),
+            Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),
+            Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
+            Action::Role { pod, primary: false } => write!(f, "take the primary label off pod {pod}"),
+        }
+    }
+}
+
+impl fmt::Display for certificates::Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            certificates::Role::Sidecar => "sidecars'",
+            certificates::Role::Backup => "backups'",
+        })
+    }
+}

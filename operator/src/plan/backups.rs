@@ -1,0 +1,316 @@
+//! Which backup pods to make and which to remove. The heart of the operator, and the part that could lose a log.
+//!
+//! Called by [`plan`](super) with what [`standing`](super::standing) has read.
+//!
+//! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
+//! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
+//!    time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where
+//!    a node is free; or, where none is, when the others are all in the set and enough of them to go on.
+//! 3. What is missing is made.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+
+use super::objects::pod::{Birth, backup};
+use super::placement::{Survey, survey};
+use super::standing::{Health, Leave, Standing};
+use crate::observed::Observed;
+
+/// Most members that a log has: seven, and one more while a backup moves.
+const MEMBERS_MAX: u8 = 8;
+/// The wait after a second failure in a row; it doubles with each.
+const BACKOFF_FIRST: SignedDuration = SignedDuration::from_secs(10);
+/// The longest wait.
+const BACKOFF_MAX: SignedDuration = SignedDuration::from_mins(5);
+
+/// What is to be done about backup pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Pods to make.
+    pub births: Vec<Birth>,
+    /// Pods to remove.
+    pub deaths: Vec<Death>,
+    /// Copies that the primary shall recruit up to.
+    pub members_wanted: u8,
+    /// What is under way, if something is.
+    pub moving: Option<String>,
+    /// What should be done and cannot be, and why.
+    pub waiting: Option<String>,
+    /// Where another backup could go.
+    pub survey: Survey,
+    /// Pods without a node, those to be made included.
+    pub unplaced: usize,
+    /// When a pod that failed may be replaced, if not yet.
+    pub retry_at: Option<Timestamp>,
+}
+
+/// A pod to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// Its name.
+    pub name: String,
+    /// Which of that name.
+    pub uid: String,
+    /// Why, for people.
+    pub why: String,
+}
+
+/// Decides.
+pub fn decide(observed: &Observed, standings: &[Standing], has_primary: bool) -> Decision {
+    let mut desk = Desk::new(observed, standings, has_primary);
+    desk.bury();
+    desk.part();
+    desk.raise();
+    desk.decision
+}
+
+struct Desk<'a> {
+    observed: &'a Observed,
+    standings: &'a [Standing],
+    /// Those that work and are not told to leave in this round.
+    alive: Vec<&'a Standing>,
+    /// Failed ones whose turn to be replaced has not come; each keeps its place.
+    held: usize,
+    has_log: bool,
+    has_primary: bool,
+    wanted: usize,
+    floor: usize,
+    /// One more pod than wanted, for a member that leaves.
+    surge: bool,
+    /// Failures before each of the pods to be made, and nodes to keep off.
+    attempts: Vec<u32>,
+    avoid: BTreeSet<String>,
+    decision: Decision,
+}
+
+impl<'a> Desk<'a> {
+    fn new(observed: &'a Observed, standings: &'a [Standing], has_primary: bool) -> Desk<'a> {
+        let spec = &observed.group.spec;
+        let occupied: BTreeSet<&str> = standings
+            .iter()
+            .filter(|standing| standing.is_alive() || standing.health == Health::Ending)
+            .filter_map(|standing| standing.node.as_deref())
+            .collect();
+        let sample =
+            backup(&observed.group, &observed.settings, &Birth { name: String::new(), avoid: vec![], attempt: 0 });
+        let survey = survey(&sample, &observed.nodes, &occupied);
+        let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
+        Desk {
+            observed,
+            standings,
+            alive: standings.iter().filter(|standing| standing.is_alive()).collect(),
+            held: 0,
+            has_log: log.is_some(),
+            has_primary,
+            wanted: usize::from(spec.backups),
+            floor: usize::from(spec.min_in_sync().max(1)),
+            surge: false,
+            attempts: Vec::new(),
+            avoid: BTreeSet::new(),
+            decision: Decision { survey, members_wanted: spec.backups, ..Decision::default() },
+        }
+    }
+
+    /// Members whose pods work: copies that are sure to be there.
+    fn holders(&self) -> usize {
+        self.alive.iter().filter(|standing| standing.member).count()
+    }
+
+    /// A member that is on its way out, by itself or told to.
+    fn has_parting_member(&self) -> bool {
+        self.standings.iter().any(|standing| standing.member && !standing.is_alive())
+    }
+
+    fn remove(&mut self, standing: &Standing, why: String) {
+        self.alive.retain(|other| other.name != standing.name);
+        self.decision.deaths.push(Death { name: standing.name.clone(), uid: standing.uid.clone(), why });
+    }
+
+    /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
+    /// decides about that, and the pod tells people why.
+    fn bury(&mut self) {
+        for standing in self.standings {
+            let Health::Failed { why, since, refused } = &standing.health else { continue };
+            if standing.member {
+                continue;
+            }
+            let turn = *since + backoff(standing.attempt);
+            if turn > self.observed.now {
+                self.held += 1;
+                let earliest = self.decision.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
+                self.decision.retry_at = Some(earliest);
+                continue;
+            }
+            self.attempts.push(standing.attempt + 1);
+            if *refused || standing.attempt > 0 {
+                self.avoid.extend(standing.node.clone());
+            }
+            self.remove(standing, format!("it has failed: {why}"));
+        }
+    }
+
+    /// Lets one leave that works.
+    fn part(&mut self) {
+        self.part_outsiders();
+        let leaving = self.alive.iter().filter(|standing| standing.member && standing.leave.is_some());
+        match leaving.min_by_key(|standing| (standing.leave, standing.name.clone())).copied() {
+            Some(standing) => self.move_member(standing),
+            None => self.shrink(),
+        }
+    }
+
+    /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
+    /// that an app that starts now finds backups.
+    fn part_outsiders(&mut self) {
+        let leaving: Vec<&Standing> =
+            self.alive.iter().copied().filter(|standing| !standing.member && standing.leave.is_some()).collect();
+        for standing in leaving {
+            let others_ready = self.alive.iter().all(|other| other.ready || other.name == standing.name);
+            let gently = !self.has_log && standing.ready && standing.leave == Some(Leave::Outdated);
+            if gently && !(others_ready && self.decision.deaths.is_empty() && self.alive.len() >= self.wanted) {
+                continue;
+            }
+            self.remove(standing, reason_to_leave(standing));
+            self.decision.moving = Some(format!("replacing {}, because {}", standing.name, reason_to_leave(standing)));
+        }
+    }
+
+    /// A member that shall leave: another one first, where there is a node for it.
+    fn move_member(&mut self, standing: &'a Standing) {
+        let why = reason_to_leave(standing);
+        let name = &standing.name;
+        let node = standing.node.as_deref().unwrap_or("its node");
+        let holders = self.holders();
+        if self.has_parting_member() {
+            self.surge = self.alive.len() > self.wanted;
+            self.decision.moving = Some(format!("{name} leaves next ({why}), when the set has let go the one before"));
+            return;
+        }
+        if holders > self.wanted {
+            self.remove(standing, why.clone());
+            self.decision.moving = Some(format!("{name} leaves, because {why}; its successor is in the set"));
+            return;
+        }
+        if !self.has_primary {
+            self.decision.waiting = Some(format!(
+                "{name} should leave {node}, because {why}, but there is no primary that could give its copy to another: start \
+                 the app"
+            ));
+            return;
+        }
+        let spares: Vec<&&Standing> = self.alive.iter().filter(|other| !other.member).collect();
+        let stuck = spares.iter().all(|spare| spare.health == Health::Unplaced);
+        if self.alive.len() > self.wanted && !stuck {
+            self.surge = true;
+            self.decision.moving = Some(format!("a successor of {name} is catching up ({why})"));
+            return;
+        }
+        if spares.is_empty() && !self.decision.survey.free.is_empty() && self.held == 0 {
+            self.surge = true;
+            self.decision.moving = Some(format!("making a successor of {name} ({why})"));
+            return;
+        }
+        let others_in = holders >= self.wanted && spares.iter().all(|spare| spare.health == Health::Unplaced);
+        if holders > self.floor && others_in {
+            self.remove(standing, format!("{why}, and no other node can take a backup before it has gone"));
+            self.decision.moving = Some(format!("{name} leaves first, because {why} and no other node is free"));
+            return;
+        }
+        let copies = if others_in {
+            format!("without it {} of minInSync {} copies would be left", holders - 1, self.floor)
+        } else {
+            "not every other backup is in the set".to_owned()
+        };
+        self.decision.waiting = Some(format!(
+            "{name} should leave {node}, because {why}, but no other node can take a backup and {copies}: free or add a node, or \
+             lower minInSync. {}",
+            self.decision.survey.explain()
+        ));
+    }
+
+    /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
+    fn shrink(&mut self) {
+        let outsiders = |standing: &&&Standing| !standing.member;
+        while self.alive.len() > self.wanted {
+            // Of those that hold nothing the one that is least far; it is the youngest that is.
+            let outsider = self.alive.iter().filter(outsiders).max_by_key(|standing| {
+                (standing.health == Health::Unplaced, !standing.ready, standing.created, standing.name.clone())
+            });
+            let Some(outsider) = outsider.copied() else { break };
+            self.remove(outsider, "there are more backups than spec.backups".to_owned());
+        }
+        let holders = self.holders();
+        if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_parting_member() {
+            return;
+        }
+        let Some(victim) = self.alive.iter().max_by_key(|standing| (self.crowd(standing), standing.created)).copied()
+        else {
+            return;
+        };
+        self.remove(victim, "there are more backups than spec.backups".to_owned());
+        self.decision.moving = Some(format!("{} leaves, since spec.backups is {}", victim.name, self.wanted));
+    }
+
+    /// How many share a zone with it: the rest shall be spread well.
+    fn crowd(&self, standing: &Standing) -> usize {
+        let zone = |standing: &Standing| {
+            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == standing.node.as_ref())?;
+            node.labels.get("topology.kubernetes.io/zone")
+        };
+        let own = zone(standing);
+        self.alive.iter().filter(|other| own.is_some() && zone(other) == own).count()
+    }
+
+    /// Makes what is missing.
+    fn raise(&mut self) {
+        let target = self.wanted + usize::from(self.surge);
+        let missing = target.saturating_sub(self.alive.len() + self.held);
+        let free = &self.decision.survey.free;
+        let elsewhere = free.iter().any(|node| !self.avoid.contains(node));
+        let avoid: Vec<String> = if elsewhere { self.avoid.iter().cloned().collect() } else { Vec::new() };
+        let group = self.observed.group.name_any();
+        let taken: BTreeSet<&str> = self.standings.iter().map(|standing| standing.name.as_str()).collect();
+        let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
+        let names = names.filter(|name| !taken.contains(name.as_str()));
+        let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
+        let births = names.zip(attempts).take(missing);
+        self.decision.births = births.map(|(name, attempt)| Birth { name, avoid: avoid.clone(), attempt }).collect();
+
+        self.decision.unplaced =
+            self.decision.births.len() + self.alive.iter().filter(|standing| standing.node.is_none()).count();
+        // Whoever takes the place of a member on its way out is recruited beside it.
+        if self.surge || self.has_parting_member() {
+            self.decision.members_wanted = (self.decision.members_wanted + 1).min(MEMBERS_MAX);
+        }
+    }
+}
+
+fn reason_to_leave(standing: &Standing) -> String {
+    let node = standing.node.as_deref().unwrap_or("none");
+    match standing.leave {
+        Some(Leave::Drained) => format!("node {node} is being drained"),
+        Some(Leave::Outdated) => "it was made from an older spec or image".to_owned(),
+        None => "it is not needed".to_owned(),
+    }
+}
+
+/// Nothing after a first failure: most have causes that are gone with the pod.
+fn backoff(attempt: u32) -> SignedDuration {
+    match attempt {
+        0 => SignedDuration::ZERO,
+        n => BACKOFF_FIRST.saturating_mul(1 << (n - 1).min(10)).min(BACKOFF_MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_and_end() {
+        let waits: Vec<i64> = [0, 1, 2, 5, 6, 100].map(|attempt| backoff(attempt).as_secs()).to_vec();
+        assert_eq!(waits, [0, 10, 20, 160, 300, 300]);
+    }
+}

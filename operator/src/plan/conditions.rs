@@ -1,0 +1,299 @@
+//! The conditions of a group: each a question, an answer, a word for machines and a sentence that says what to do.
+//!
+//! Called by [`status`](super::status). The moment of a condition is that of its last flip: a look that finds the same
+//! answer changes nothing.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt;
+use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER};
+use tailwind_crds::{Phase, ReplicaGroupStatus};
+
+use super::backups::Decision;
+use super::primary::{Primary, standbys};
+use super::standing::{Health, Standing};
+use super::status::View;
+use crate::observed::Observed;
+
+/// Whether every backup has a node or can have one.
+pub const PLACEABLE: &str = "Placeable";
+/// Whether something is worse than asked for.
+pub const DEGRADED: &str = "Degraded";
+
+struct Answer {
+    kind: &'static str,
+    status: &'static str,
+    reason: &'static str,
+    message: String,
+}
+
+fn answer(kind: &'static str, yes: bool, reason: &'static str, message: impl Into<String>) -> Answer {
+    Answer { kind, status: if yes { "True" } else { "False" }, reason, message: message.into() }
+}
+
+/// All of them.
+pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Vec<Condition> {
+    let spec = &view.observed.group.spec;
+    let mut answers = vec![
+        ready(phase, why),
+        progressing(view, decision),
+        degraded(view, decision, phase, why, foreign),
+        failover_safe(view),
+        match spec.fenced {
+            true => answer("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
+            false => answer("Fenced", false, "NotFenced", ""),
+        },
+        match spec.paused {
+            true => answer(
+                "Paused",
+                true,
+                "PausedBySpec",
+                "the operator changes nothing; set spec.paused to false to go on",
+            ),
+            false => answer("Paused", false, "NotPaused", ""),
+        },
+    ];
+    // A look that decides nothing has surveyed nothing.
+    if spec.paused || view.observed.group.metadata.deletion_timestamp.is_some() {
+        answers.extend(before(view, PLACEABLE));
+    } else {
+        answers.push(placeable(decision));
+    }
+    answers.extend(sidecars_current(view));
+    answers.into_iter().map(|answer| stamp(view.observed, answer)).collect()
+}
+
+/// Those of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
+pub fn invalid(view: &View<'_>, text: &str) -> Vec<Condition> {
+    let mut status = view.observed.group.status.clone().unwrap_or_default();
+    replace(&mut status, view.observed, "Ready", "False", "InvalidSpec", text);
+    replace(&mut status, view.observed, "Progressing", "False", "InvalidSpec", text);
+    status.conditions
+}
+
+/// Puts one answer in place of that of the same kind.
+pub fn replace(
+    status: &mut ReplicaGroupStatus,
+    observed: &Observed,
+    kind: &'static str,
+    yes: &'static str,
+    reason: &'static str,
+    message: &str,
+) {
+    let condition = stamp(observed, Answer { kind, status: yes, reason, message: message.to_owned() });
+    match status.conditions.iter_mut().find(|condition| condition.type_ == kind) {
+        Some(place) => *place = condition,
+        None => status.conditions.push(condition),
+    }
+}
+
+fn stamp(observed: &Observed, answer: Answer) -> Condition {
+    let Answer { kind, status, reason, message } = answer;
+    let conditions = observed.group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let same = conditions.iter().find(|condition| condition.type_ == kind && condition.status == status);
+    // Kubernetes keeps seconds.
+    let now = jiff::Timestamp::from_second(observed.now.as_second()).unwrap_or(observed.now);
+    Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: observed.group.metadata.generation,
+        last_transition_time: same.map_or(Time(now), |condition| condition.last_transition_time.clone()),
+    }
+}
+
+fn before(view: &View<'_>, kind: &'static str) -> Option<Answer> {
+    let conditions = view.observed.group.status.as_ref().map(|status| status.conditions.as_slice())?;
+    let before = conditions.iter().find(|condition| condition.type_ == kind)?;
+    let reason = if before.status == "True" { "Placed" } else { "NoNodeFits" };
+    Some(answer(kind, before.status == "True", reason, before.message.clone()))
+}
+
+fn ready(phase: Phase, why: &str) -> Answer {
+    let (yes, reason) = match phase {
+        Phase::Ready => (true, "AllCopies"),
+        Phase::Degraded => (true, "FewerCopies"),
+        Phase::Invalid => (false, "InvalidSpec"),
+        Phase::Pending => (false, "BackupsStarting"),
+        Phase::WaitingForApp => (false, "WaitingForApp"),
+        Phase::Unavailable => (false, "Unavailable"),
+        Phase::Fenced => (false, "Fenced"),
+        Phase::Paused => (false, "Paused"),
+        Phase::Deleting => (false, "Deleting"),
+    };
+    answer("Ready", yes, reason, why)
+}
+
+fn progressing(view: &View<'_>, decision: &Decision) -> Answer {
+    let settled = |message: &str| answer("Progressing", false, "Settled", message);
+    if view.observed.group.spec.paused {
+        return settled("paused");
+    }
+    if let Some(waiting) = &decision.waiting {
+        return answer("Progressing", false, "Waiting", waiting);
+    }
+    if let Some(moving) = &decision.moving {
+        return answer("Progressing", true, "Moving", moving);
+    }
+    if !decision.births.is_empty() {
+        return answer("Progressing", true, "Creating", format!("making {} backup pods", decision.births.len()));
+    }
+    if decision.retry_at.is_some() {
+        return answer(
+            "Progressing",
+            true,
+            "BackingOff",
+            "a backup that failed several times is replaced after a wait",
+        );
+    }
+    let starting = view.standings.iter().filter(|standing| standing.is_alive() && !standing.ready).count();
+    if starting > 0 {
+        return answer("Progressing", true, "Starting", format!("{starting} backups are starting"));
+    }
+    let spares: Vec<&str> = view
+        .standings
+        .iter()
+        .filter(|standing| standing.is_alive() && !standing.member)
+        .map(|standing| standing.name.as_str())
+        .collect();
+    match (view.log(), spares.is_empty()) {
+        (Some(_), false) => answer("Progressing", true, "CatchingUp", format!("{} is catching up", spares.join(", "))),
+        _ => settled("nothing is under way"),
+    }
+}
+
+fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Answer {
+    let yes = |reason, message: String| answer(DEGRADED, true, reason, message);
+    if !foreign.is_empty() {
+        let names = foreign.join(", ");
+        return yes(
+            "NameTaken",
+            format!(
+                "{names} exists and belongs to somebody else: it is left alone. Remove it, or give the group another name"
+            ),
+        );
+    }
+    for standing in view.standings.iter().filter(|standing| standing.is_alive()) {
+        if let Some((reason, text)) = trouble(view, standing).filter(|(reason, _)| *reason != UNSCHEDULED) {
+            return yes(reason, format!("{}: {text}", standing.name));
+        }
+    }
+    if let Some((standing, why)) = view.standings.iter().find_map(|standing| match &standing.health {
+        Health::Failed { why, .. } => Some((standing, why)),
+        _ => None,
+    }) {
+        return yes("BackupFailed", format!("{}: {why}", standing.name));
+    }
+    match phase {
+        Phase::Degraded => yes("FewerCopies", why.to_owned()),
+        Phase::Unavailable => yes("Unavailable", why.to_owned()),
+        _ if decision.waiting.is_some() => yes("MoveWaits", decision.waiting.clone().unwrap_or_default()),
+        _ => answer(DEGRADED, false, "AsWanted", ""),
+    }
+}
+
+/// Whether a failover now would find everything that was acknowledged, and somebody to take over. No unless shown.
+fn failover_safe(view: &View<'_>) -> Answer {
+    let no = |reason, message: String| answer("FailoverSafe", false, reason, message);
+    let Some(log) = view.log() else { return no("NoLog", "there is no log yet".to_owned()) };
+    if view.observed.group.spec.fenced {
+        return no("Fenced", "nobody takes over while the group is fenced".to_owned());
+    }
+    let holders = view.holders();
+    if holders == 0 {
+        return no("NoCopy", "no member's pod works: the log cannot be read until one comes back".to_owned());
+    }
+    if standbys(view.observed, view.primary) == 0 {
+        return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
+    }
+    match log.members.len() {
+        members if holders < members => {
+            no("MemberMissing", format!("{holders} of {members} members work: one more death may be one too many"))
+        }
+        members => answer("FailoverSafe", true, "StandbyAndCopies", format!("{members} copies, and a standby")),
+    }
+}
+
+fn placeable(decision: &Decision) -> Answer {
+    let free = decision.survey.free.len();
+    match decision.unplaced {
+        0 => answer(PLACEABLE, true, "Placed", "every backup has a node"),
+        n if n <= free => {
+            answer(PLACEABLE, true, "NodesFree", format!("{n} backups have no node yet, and {free} nodes are free"))
+        }
+        n => {
+            let device = decision.survey.refused.iter().any(|refusal| refusal.lacks_device);
+            let reason = if device { "NoFreeDevice" } else { "NoNodeFits" };
+            answer(PLACEABLE, false, reason, format!("{n} backups have no node. {}", decision.survey.explain()))
+        }
+    }
+}
+
+/// Sidecars are updated with the app's pods, which are not the operator's to restart.
+fn sidecars_current(view: &View<'_>) -> Option<Answer> {
+    let injected =
+        view.observed.app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
+    let wanted = &view.observed.settings.sidecar_image;
+    let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| *image == wanted);
+    let primary = match view.primary {
+        Primary::Here { pod, .. } => Some(pod),
+        _ => None,
+    };
+    // The primary last: each change of primary costs a failover.
+    let mut names: Vec<String> = old.into_iter().map(|(name, _)| name).collect();
+    names.sort_by_key(|name| (Some(name) == primary, name.clone()));
+    match (current.is_empty(), names.is_empty()) {
+        (true, true) => None,
+        (_, true) => Some(answer("SidecarsCurrent", true, "Current", "")),
+        _ => Some(answer(
+            "SidecarsCurrent",
+            false,
+            "Outdated",
+            format!(
+                "restart these pods of the app, in this order, to give them sidecars of {wanted}: {}",
+                names.join(", ")
+            ),
+        )),
+    }
+}
+
+const UNSCHEDULED: &str = "Unscheduled";
+
+/// What keeps a pod from working, in its kubelet's, the scheduler's or its own words.
+pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, String)> {
+    if let Some(text) = view.observed.obstacles.get(&standing.name).filter(|_| !standing.ready) {
+        return Some((obstacle_reason(text), text.clone()));
+    }
+    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == standing.name)?;
+    let status = pod.status.as_ref()?;
+    let container = status.container_statuses.iter().flatten().find(|container| container.name == BACKUP_CONTAINER);
+    let waiting = container.and_then(|container| container.state.as_ref()?.waiting.as_ref());
+    if let Some(waiting) = waiting {
+        let reason = waiting.reason.as_deref().unwrap_or_default();
+        let text = [Some(reason), waiting.message.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
+        match reason {
+            "" | "ContainerCreating" | "PodInitializing" => {}
+            "ImagePullBackOff" | "ErrImagePull" | "InvalidImageName" => return Some(("ImagePullFailed", text)),
+            "CrashLoopBackOff" => return Some(("BackupCrashes", text)),
+            _ => return Some(("ContainerFailed", text)),
+        }
+    }
+    let unscheduled =
+        status.conditions.iter().flatten().find(|condition| {
+            condition.type_ == "PodScheduled" && condition.status == "False" && standing.node.is_none()
+        });
+    unscheduled.map(|condition| (UNSCHEDULED, condition.message.clone().unwrap_or_default()))
+}
+
+/// A word for what a backup's preflight has found.
+fn obstacle_reason(text: &str) -> &'static str {
+    if text.contains("may be pinned") {
+        "MemlockTooLow"
+    } else if text.contains("uverbs") {
+        "DeviceMissing"
+    } else if text.contains("device") || text.contains("port") {
+        "DeviceFailed"
+    } else {
+        "BackupNotReady"
+    }
+}

@@ -1,0 +1,157 @@
+//! What the containers of sidecars and backups share: who they run as, their device, their flags for RDMA, their TLS.
+//!
+//! Called by [`pod`](super::pod) and by the webhook.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+use tailwind_crds::names::{TLS_FOLDER, USER};
+use tailwind_crds::{Memlock, Network, Rdma, ReplicaGroupSpec};
+
+use crate::quantity;
+
+/// Name of the claim of a pod that comes from a ResourceClaimTemplate.
+pub const CLAIM: &str = "tailwind-rdma";
+/// Where Multus reads which networks to attach.
+pub const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// Whether the container has to be root to be allowed to pin memory: Kubernetes gives capabilities to root alone.
+pub fn needs_root(spec: &ReplicaGroupSpec) -> bool {
+    spec.rdma.as_ref().is_some_and(|rdma| rdma.memlock == Memlock::Capability)
+}
+
+/// Read-only root file system and no capability, but IPC_LOCK where RDMA needs it.
+pub fn security(spec: &ReplicaGroupSpec) -> Value {
+    let root = needs_root(spec);
+    let mut capabilities = json!({"drop": ["ALL"]});
+    if root {
+        capabilities["add"] = json!(["IPC_LOCK"]);
+    }
+    json!({
+        "runAsUser": if root { 0 } else { USER },
+        "runAsNonRoot": !root,
+        "readOnlyRootFilesystem": true,
+        "allowPrivilegeEscalation": false,
+        "capabilities": capabilities,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
+/// Flags for TLS.
+pub fn tls_flags() -> Vec<String> {
+    let flag = |option: &str, file: &str| format!("--tls-{option}={TLS_FOLDER}/{file}");
+    vec![flag("ca", "ca.crt"), flag("cert", "tls.crt"), flag("key", "tls.key")]
+}
+
+/// Flags for RDMA.
+pub fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
+    let Some(rdma) = rdma else { return Vec::new() };
+    let number = |option: &str, value: Option<u8>| value.map(|value| format!("--rdma-{option}={value}"));
+    let text = |option: &str, value: &Option<String>| value.as_ref().map(|value| format!("--rdma-{option}={value}"));
+    let flags = [
+        text("device", &rdma.device),
+        number("gid-index", rdma.gid_index),
+        text("patience", &rdma.patience),
+        number("traffic-class", rdma.traffic_class),
+        number("service-level", rdma.service_level),
+    ];
+    flags.into_iter().flatten().collect()
+}
+
+/// Resources of a container: what the spec says or else `cpu` and `memory`, then `more_memory` for what it is made for, and the
+/// RDMA device. Memory is limited to what is requested: what is pinned cannot be taken back.
+pub fn resources(
+    spec: &ReplicaGroupSpec,
+    wish: Option<&ResourceRequirements>,
+    memory: u64,
+    more_memory: u64,
+) -> ResourceRequirements {
+    let wish = wish.cloned().unwrap_or_default();
+    let (mut requests, mut limits) = (wish.requests.unwrap_or_default(), wish.limits.unwrap_or_default());
+    requests.entry("cpu".to_owned()).or_insert_with(|| Quantity("100m".to_owned()));
+    let named = limits.get("memory").or_else(|| requests.get("memory"));
+    let memory = named.map_or(memory, quantity::whole) + more_memory;
+    for side in [&mut requests, &mut limits] {
+        side.insert("memory".to_owned(), quantity::bytes(memory));
+    }
+    let device = spec.rdma.as_ref().and_then(|rdma| rdma.extended_resource.as_ref());
+    if let Some(device) = device {
+        for side in [&mut requests, &mut limits] {
+            side.insert(device.name.clone(), Quantity(device.count.to_string()));
+        }
+    }
+    let mut claims = wish.claims.unwrap_or_default();
+    if spec.rdma.as_ref().is_some_and(|rdma| rdma.resource_claim_template_name.is_some()) {
+        claims.push(k8s_openapi::api::core::v1::ResourceClaim { name: CLAIM.to_owned(), request: None });
+    }
+    let claims = (!claims.is_empty()).then_some(claims);
+    ResourceRequirements { requests: Some(requests), limits: Some(limits), claims }
+}
+
+/// The claim that a pod brings for its device, where dynamic allocation gives it.
+pub fn claim(spec: &ReplicaGroupSpec) -> Option<Value> {
+    let template = spec.rdma.as_ref()?.resource_claim_template_name.as_ref()?;
+    Some(json!({"name": CLAIM, "resourceClaimTemplateName": template}))
+}
+
+/// What Multus is told: these networks, beside those that the pod asks for already.
+pub fn networks(existing: Option<&String>, networks: &[Network], namespace: &str) -> Option<String> {
+    if networks.is_empty() {
+        return existing.cloned();
+    }
+    let existing = existing.map(|text| text.trim()).filter(|text| !text.is_empty());
+    // A list of names, or of objects: both are allowed, but not mixed.
+    if let Some(names) = existing.filter(|text| !text.starts_with('[')) {
+        let short = networks.iter().map(|network| {
+            let namespace = network.namespace.as_deref().unwrap_or(namespace);
+            let interface = network.interface.as_ref().map_or_else(String::new, |interface| format!("@{interface}"));
+            format!("{namespace}/{}{interface}", network.name)
+        });
+        return Some([names.to_owned()].into_iter().chain(short).collect::<Vec<_>>().join(","));
+    }
+    let before = existing.and_then(|text| serde_json::from_str::<Vec<BTreeMap<String, Value>>>(text).ok());
+    let ours = networks.iter().map(|network| {
+        let namespace = network.namespace.as_deref().unwrap_or(namespace);
+        let mut entry =
+            BTreeMap::from([("name".to_owned(), json!(network.name)), ("namespace".to_owned(), json!(namespace))]);
+        if let Some(interface) = &network.interface {
+            entry.insert("interface".to_owned(), json!(interface));
+        }
+        entry
+    });
+    let all: Vec<_> = before.into_iter().flatten().chain(ours).collect();
+    Some(json!(all).to_string())
+}
+
+/// A probe over plain HTTP.
+pub fn probe(path: &str, port: u16, period_seconds: u32, failures: u32) -> Value {
+    json!({
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    })
+}
+
+/// An environment variable with what the pod learns about itself.
+pub fn field(name: &str, path: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_added_to_those_that_are_there() {
+        let ours = [Network { name: "nic".into(), namespace: None, interface: Some("rdma0".into()) }];
+        let say = |existing: Option<&str>| networks(existing.map(str::to_owned).as_ref(), &ours, "shop");
+        let one = r#"{"interface":"rdma0","name":"nic","namespace":"shop"}"#;
+        assert_eq!(say(None), Some(format!("[{one}]")));
+        assert_eq!(say(Some("a,b/c@net1")), Some("a,b/c@net1,shop/nic@rdma0".to_owned()));
+        assert_eq!(say(Some(r#"[{"name":"a"}]"#)), Some(format!(r#"[{{"name":"a"}},{one}]"#)));
+        assert_eq!(networks(None, &[], "shop"), None);
+    }
+}

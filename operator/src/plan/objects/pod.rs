@@ -1,0 +1,313 @@
+//! A backup pod.
+//!
+//! Called by [`backups`](crate::plan::backups) for each pod that is to be made; its template's hash tells which pods are of
+//! an older spec or image.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use tailwind_crds::names::{
+    ANNOTATION_ATTEMPT, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
+    PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret,
+};
+use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
+
+use super::container;
+use crate::observed::Settings;
+use crate::quantity;
+
+/// Memory of a backup beside its buffers: the program, and four segments that may be sent at a time (`FETCHES_MAX`).
+const PROGRAM_BYTES: u64 = 96 << 20;
+/// Beside the buffers the pool has a table of them, and the file that names its owner. One buffer more is added, for the
+/// moment in which one is replaced.
+const POOL_SLACK_BYTES: u64 = 8 << 20;
+/// Between the signal to end and the kill: flushing may take all of holdUpSeconds.
+const GRACE_MORE_SECONDS: u32 = 10;
+/// NFD says so of nodes whose RDMA drivers are loaded. Preferred, never required: with dynamic allocation it is absent.
+const LABEL_RDMA: &str = "feature.node.kubernetes.io/custom-rdma.available";
+
+/// A pod to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Birth {
+    /// Its name.
+    pub name: String,
+    /// Nodes that have just refused another.
+    pub avoid: Vec<String>,
+    /// How many before it failed one after the other.
+    pub attempt: u32,
+}
+
+/// The pod.
+///
+/// # Panics
+/// If the template is no pod; the golden tests render it in all its forms.
+pub fn backup(group: &ReplicaGroup, settings: &Settings, birth: &Birth) -> Pod {
+    let mut pod = template(group, settings);
+    let hash = hash(&pod);
+    pod["metadata"]["name"] = json!(birth.name);
+    let annotations = &mut pod["metadata"]["annotations"];
+    annotations[ANNOTATION_TEMPLATE] = json!(hash);
+    annotations[ANNOTATION_SHAPE] = json!(shape(&group.spec));
+    if birth.attempt > 0 {
+        annotations[ANNOTATION_ATTEMPT] = json!(birth.attempt.to_string());
+    }
+    avoid(&mut pod["spec"]["affinity"], &birth.avoid);
+    serde_json::from_value(pod).unwrap_or_else(|error| panic!("a backup pod made here is none: {error}"))
+}
+
+/// Names what pods are made from: another hash, and they are out of date.
+pub fn template_hash(group: &ReplicaGroup, settings: &Settings) -> String {
+    hash(&template(group, settings))
+}
+
+/// What of a spec can never change while a log lives in the pods.
+pub fn shape(spec: &ReplicaGroupSpec) -> String {
+    format!("{:?} {:?} {}", spec.durability, spec.transport(), spec.segment_size.bytes())
+}
+
+/// FNV-1a: the same in every version of this program.
+fn hash(template: &Value) -> String {
+    let bytes = template.to_string().into_bytes();
+    let hash = bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
+    let spec = &group.spec;
+    let name = group.name_any();
+    let namespace = group.namespace().unwrap_or_default();
+    let root = container::needs_root(spec);
+
+    let mut labels = json!(spec.backup_labels);
+    for (label, value) in [
+        ("app.kubernetes.io/name", "tailwind-backup"),
+        ("app.kubernetes.io/instance", &name),
+        ("app.kubernetes.io/managed-by", "tailwind-operator"),
+        (LABEL_BACKUP_OF, &name),
+    ] {
+        labels[label] = json!(value);
+    }
+    let mut annotations = json!(spec.backup_annotations);
+    let networks = spec.rdma.as_ref().map_or(&[][..], |rdma| &rdma.networks);
+    let existing = spec.backup_annotations.get(container::ANNOTATION_NETWORKS);
+    if let Some(networks) = container::networks(existing, networks, &namespace) {
+        annotations[container::ANNOTATION_NETWORKS] = json!(networks);
+    }
+
+    let mut pod_spec = json!({
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": spec.hold_up_seconds + GRACE_MORE_SECONDS,
+        "readinessGates": [{"conditionType": GATE_CAUGHT_UP}],
+        "securityContext": {"fsGroup": if root { 0 } else { USER }, "seccompProfile": {"type": "RuntimeDefault"}},
+        "affinity": affinity(spec, &name),
+        "topologySpreadConstraints": spread(spec, &name),
+        "containers": [container(group, settings)],
+        "volumes": volumes(spec, &name),
+    });
+    let placement = &spec.placement;
+    let optional = [
+        ("nodeSelector", (!placement.node_selector.is_empty()).then(|| json!(placement.node_selector))),
+        ("tolerations", (!placement.tolerations.is_empty()).then(|| json!(placement.tolerations))),
+        ("priorityClassName", spec.priority_class_name.as_ref().map(|class| json!(class))),
+        ("imagePullSecrets", (!spec.image_pull_secrets.is_empty()).then(|| json!(spec.image_pull_secrets))),
+        ("resourceClaims", container::claim(spec).map(|claim| json!([claim]))),
+    ];
+    for (field, value) in optional {
+        if let Some(value) = value {
+            pod_spec[field] = value;
+        }
+    }
+    if has_host_network(spec) {
+        pod_spec["hostNetwork"] = json!(true);
+        pod_spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [super::owner(group)],
+        },
+        "spec": pod_spec,
+    })
+}
+
+fn has_host_network(spec: &ReplicaGroupSpec) -> bool {
+    spec.rdma.as_ref().is_some_and(|rdma| rdma.host_network)
+}
+
+fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
+    let spec = &group.spec;
+    let tcp = spec.transport() == Transport::Tcp;
+    let mut arguments = vec![
+        "backup".to_owned(),
+        format!("--group={}", group.name_any()),
+        "--name=$(POD_NAME)".to_owned(),
+        format!("--listen=0.0.0.0:{PORT_BACKUP}"),
+        format!("--advertise=$(POD_IP):{PORT_BACKUP}"),
+        format!("--metrics-listen=0.0.0.0:{PORT_BACKUP_PROBES}"),
+        format!("--fabric={}", if tcp { "tcp" } else { "verbs" }),
+        format!("--segment-size={}", spec.segment_size.bytes()),
+        format!("--buffers={}", spec.buffers),
+        "--pool=/pool".to_owned(),
+        "--flush-dir=/flush".to_owned(),
+        format!("--hold-up={}", spec.hold_up_seconds),
+    ];
+    let mut ports = vec![
+        json!({"name": "control", "containerPort": PORT_BACKUP}),
+        json!({"name": "probes", "containerPort": PORT_BACKUP_PROBES}),
+    ];
+    if tcp {
+        arguments.push(format!("--data-listen=0.0.0.0:{PORT_BACKUP_DATA}"));
+        ports.push(json!({"name": "data", "containerPort": PORT_BACKUP_DATA}));
+    }
+    if has_host_network(spec) {
+        for port in &mut ports {
+            port["hostPort"] = port["containerPort"].clone();
+        }
+    }
+    arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
+    arguments.extend(container::tls_flags());
+
+    let segment = spec.segment_size.bytes();
+    let pool = pool_bytes(spec);
+    let in_memory = if hugepages(spec).is_some() { 0 } else { pool };
+    let wish = spec.backup_resources.as_ref();
+    let mut resources = container::resources(spec, wish, PROGRAM_BYTES + 4 * segment, in_memory);
+    if let Some((resource, _)) = hugepages(spec) {
+        for side in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
+            side.insert(resource.to_owned(), quantity::bytes(pool));
+        }
+    }
+    let mut container = json!({
+        "name": BACKUP_CONTAINER,
+        "image": settings.sidecar_image,
+        "args": arguments,
+        "env": [
+            container::field("POD_NAME", "metadata.name"),
+            container::field("POD_IP", "status.podIP"),
+            {"name": "TAILWIND_LOG_FORMAT", "value": "json"},
+        ],
+        "ports": ports,
+        "resources": resources,
+        // Registering a large pool and measuring the disk take their time, once.
+        "startupProbe": container::probe("/healthz", PORT_BACKUP_PROBES, 2, 150),
+        "livenessProbe": container::probe("/healthz", PORT_BACKUP_PROBES, 10, 6),
+        "readinessProbe": container::probe("/readyz", PORT_BACKUP_PROBES, 5, 2),
+        "securityContext": container::security(spec),
+        "volumeMounts": [
+            {"name": "pool", "mountPath": "/pool"},
+            {"name": "flush", "mountPath": "/flush"},
+            {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": true},
+        ],
+    });
+    if let Some(policy) = &settings.image_pull_policy {
+        container["imagePullPolicy"] = json!(policy);
+    }
+    container
+}
+
+/// Resource and medium of huge pages.
+fn hugepages(spec: &ReplicaGroupSpec) -> Option<(&'static str, &'static str)> {
+    Some(match spec.rdma.as_ref()?.hugepages? {
+        Hugepages::Mi2 => ("hugepages-2Mi", "HugePages-2Mi"),
+        Hugepages::Gi1 => ("hugepages-1Gi", "HugePages-1Gi"),
+    })
+}
+
+fn pool_bytes(spec: &ReplicaGroupSpec) -> u64 {
+    let page: u64 = match spec.rdma.as_ref().and_then(|rdma| rdma.hugepages) {
+        None | Some(Hugepages::Mi2) => 2 << 20,
+        Some(Hugepages::Gi1) => 1 << 30,
+    };
+    // A file for each buffer, and others beside them: on huge pages none shares a page with another.
+    let buffer = spec.segment_size.bytes().next_multiple_of(if hugepages(spec).is_some() { page } else { 4096 });
+    (u64::from(spec.buffers) * buffer + buffer + POOL_SLACK_BYTES).next_multiple_of(page)
+}
+
+fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {
+    let medium = hugepages(spec).map_or("Memory", |(_, medium)| medium);
+    let pool = json!({"medium": medium, "sizeLimit": quantity::bytes(pool_bytes(spec))});
+    let mut flush = json!({"name": "flush"});
+    let wish = spec.flush_volume.as_ref();
+    match wish.and_then(|wish| wish.claim.as_ref()) {
+        Some(claim) => {
+            let mut claimed = json!({
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": claim.size}},
+            });
+            if let Some(class) = &claim.storage_class_name {
+                claimed["storageClassName"] = json!(class);
+            }
+            flush["ephemeral"] = json!({"volumeClaimTemplate": {"spec": claimed}});
+        }
+        None => {
+            let limit = wish.and_then(|wish| wish.empty_dir_size_limit.as_ref());
+            flush["emptyDir"] = limit.map_or_else(|| json!({}), |limit| json!({"sizeLimit": limit}));
+        }
+    }
+    json!([
+        {"name": "pool", "emptyDir": pool},
+        flush,
+        {"name": "tls", "secret": {"secretName": backup_secret(name), "defaultMode": 0o440}},
+    ])
+}
+
+/// Never two of a group on one node: both would be lost with it.
+fn affinity(spec: &ReplicaGroupSpec, name: &str) -> Value {
+    let mut affinity = json!(spec.placement.affinity.clone().unwrap_or_default());
+    let apart = json!({
+        "labelSelector": {"matchLabels": {LABEL_BACKUP_OF: name}},
+        "topologyKey": "kubernetes.io/hostname",
+    });
+    push(&mut affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"], apart);
+    if spec.transport() == Transport::Rdma {
+        let drivers = json!({
+            "weight": 50,
+            "preference": {"matchExpressions": [{"key": LABEL_RDMA, "operator": "In", "values": ["true"]}]},
+        });
+        push(&mut affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"], drivers);
+    }
+    affinity
+}
+
+fn spread(spec: &ReplicaGroupSpec, name: &str) -> Value {
+    match spec.placement.topology_spread_constraints.as_slice() {
+        [] => json!([{
+            "maxSkew": 1,
+            "topologyKey": "topology.kubernetes.io/zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {LABEL_BACKUP_OF: name}},
+        }]),
+        constraints => json!(constraints),
+    }
+}
+
+/// A term of its own for each node, since a field can be compared with one value only.
+fn avoid(affinity: &mut Value, nodes: &[String]) {
+    if nodes.is_empty() {
+        return;
+    }
+    let terms = &mut affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    if terms.as_array().is_none_or(Vec::is_empty) {
+        *terms = json!([{}]);
+    }
+    for term in terms.as_array_mut().into_iter().flatten() {
+        for node in nodes {
+            push(&mut term["matchFields"], json!({"key": "metadata.name", "operator": "NotIn", "values": [node]}));
+        }
+    }
+}
+
+fn push(list: &mut Value, value: Value) {
+    match list.as_array_mut() {
+        Some(list) => list.push(value),
+        None => *list = json!([value]),
+    }
+}

@@ -1,0 +1,60 @@
+//! What the sidecars of a group may do: read this one object, and change its status. Nothing else, and nobody else.
+//!
+//! Called by [`plan`](crate::plan).
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use serde_json::{Value, json};
+use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{API_GROUP, sidecar_secret};
+
+/// The role.
+pub fn role(group: &ReplicaGroup) -> DynamicObject {
+    let name = group.name_any();
+    super::object(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": super::metadata(group, &sidecar_secret(&name)),
+        "rules": [
+            {
+                "apiGroups": [API_GROUP],
+                "resources": ["replicagroups"],
+                "resourceNames": [name],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": [API_GROUP],
+                "resources": ["replicagroups/status"],
+                "resourceNames": [name],
+                "verbs": ["patch"],
+            },
+        ],
+    }))
+}
+
+/// Its binding to the service accounts that the app's pods run as.
+pub fn binding(group: &ReplicaGroup, app: &[Pod]) -> DynamicObject {
+    let namespace = group.namespace().unwrap_or_default();
+    let accounts: BTreeSet<&str> = app
+        .iter()
+        .map(|pod| {
+            let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+            account.filter(|account| !account.is_empty()).unwrap_or("default")
+        })
+        .collect();
+    let subjects: Value = accounts
+        .into_iter()
+        .map(|account| json!({"kind": "ServiceAccount", "name": account, "namespace": namespace}))
+        .collect();
+    let role = sidecar_secret(&group.name_any());
+    super::object(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": super::metadata(group, &role),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+        "subjects": subjects,
+    }))
+}

@@ -1,0 +1,97 @@
+//! A change of primary that a person asks for by an annotation: checked, handed to the sidecars, and taken away when done.
+//!
+//! Called by [`plan`](super). The sidecar that is named does the work, and only from the epoch that was seen.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::events::EventType;
+use tailwind_crds::names::{ANNOTATION_SWITCHOVER, LABEL_GROUP};
+use tailwind_crds::{LogStatus, Switchover};
+
+use super::Notice;
+use crate::observed::Observed;
+
+/// What becomes of a wish.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// What the sidecars are told.
+    pub switchover: Option<Switchover>,
+    /// The annotation has served its turn.
+    pub is_over: bool,
+    /// What people are told.
+    pub notice: Option<Notice>,
+}
+
+/// Looks at the annotation.
+pub fn outcome(observed: &Observed) -> Outcome {
+    let group = &observed.group;
+    let Some(to) = group.annotations().get(ANNOTATION_SWITCHOVER).map(|text| text.trim()) else {
+        return Outcome::default();
+    };
+    let status = group.status.as_ref();
+    let asked = status.and_then(|status| status.switchover.as_ref()).filter(|asked| asked.to == to);
+    let Some(log) = status.and_then(|status| status.log.as_ref()) else {
+        return refused(format!(
+            "{to} cannot become primary: no app pod has been primary yet, the first one will be by itself"
+        ));
+    };
+    match asked {
+        Some(asked) if asked.from_epoch == log.epoch => {
+            // Under way. It stays asked for until it has happened or the annotation is removed.
+            match obstacle(observed, log, to) {
+                Some(why) => refused(why),
+                None => Outcome { switchover: Some(asked.clone()), ..Outcome::default() },
+            }
+        }
+        Some(_) if log.primary.name == to => {
+            over(EventType::Normal, "SwitchedOver", format!("{to} is primary, since epoch {}", log.epoch))
+        }
+        Some(asked) => refused(format!(
+            "{to} was to become primary after epoch {}, but {} has become so in epoch {}: ask again if {to} still shall",
+            asked.from_epoch, log.primary.name, log.epoch
+        )),
+        None => match obstacle(observed, log, to) {
+            Some(why) => refused(why),
+            None => Outcome {
+                switchover: Some(Switchover { to: to.to_owned(), from_epoch: log.epoch }),
+                is_over: false,
+                notice: Some(Notice {
+                    kind: EventType::Normal,
+                    reason: "SwitchoverAsked",
+                    note: format!("{to} is to become primary in place of {}", log.primary.name),
+                }),
+            },
+        },
+    }
+}
+
+/// Why this pod cannot become primary now.
+fn obstacle(observed: &Observed, log: &LogStatus, to: &str) -> Option<String> {
+    if observed.group.spec.fenced {
+        return Some(format!("{to} cannot become primary while the group is fenced: set spec.fenced to false first"));
+    }
+    if log.primary.name == to {
+        return Some(format!("{to} is primary already"));
+    }
+    let Some(pod) = observed.app.iter().find(|pod| pod.name_any() == to) else {
+        let names: Vec<String> = observed.app.iter().map(Pod::name_any).collect();
+        let group = observed.group.name_any();
+        return Some(format!(
+            "{to} cannot become primary: no pod of that name has the label {LABEL_GROUP}: {group}; those that have are {}",
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+        ));
+    };
+    let running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    if !running || pod.metadata.deletion_timestamp.is_some() {
+        return Some(format!("{to} cannot become primary: it does not run, or is about to end"));
+    }
+    None
+}
+
+fn refused(why: String) -> Outcome {
+    over(EventType::Warning, "SwitchoverRefused", why)
+}
+
+fn over(kind: EventType, reason: &'static str, note: String) -> Outcome {
+    Outcome { switchover: None, is_over: true, notice: Some(Notice { kind, reason, note }) }
+}

@@ -1,0 +1,180 @@
+//! Asks pods over plain HTTP how they are: a primary for its positions, a backup that is not ready for the reason.
+//!
+//! Called by [`observe`](crate::observe), which takes what is known by now; the asking goes on beside it, seldom, briefly and
+//! without consequences when it fails. Nothing that matters rests on it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use tailwind_crds::Positions;
+use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Positions are read so often at most.
+const POSITIONS_AGE: Duration = Duration::from_secs(30);
+/// Reasons are read so often at most.
+const OBSTACLES_AGE: Duration = Duration::from_secs(10);
+/// Nobody is waited for longer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Questions under way at a time.
+const QUESTIONS_MAX: usize = 32;
+/// Answers that nobody wanted for so long are forgotten.
+const FORGOTTEN: Duration = Duration::from_mins(10);
+/// A page of metrics has some ten kilobytes.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// A reason is a sentence.
+const REASON_CHARS_MAX: usize = 300;
+
+/// What pods have said.
+#[derive(Debug)]
+pub struct Prober {
+    answers: Mutex<HashMap<String, Answer>>,
+    questions: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    asked: Instant,
+    text: Option<String>,
+}
+
+impl Default for Prober {
+    fn default() -> Prober {
+        Prober { answers: Mutex::default(), questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
+    }
+}
+
+impl Prober {
+    /// Positions that the primary at this address has told.
+    pub fn positions(self: &Arc<Prober>, ip: &str) -> Option<Positions> {
+        positions(&self.ask(ip, PORT_SIDECAR_PROBES, "/metrics", POSITIONS_AGE)?)
+    }
+
+    /// What those of the pods say that run and are not ready, by pod.
+    pub fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, String> {
+        let unready = pods.iter().filter(|pod| is_running_unready(pod));
+        unready
+            .filter_map(|pod| {
+                let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+                let text = self.ask(ip, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE)?;
+                let text: String = text.trim().chars().take(REASON_CHARS_MAX).collect();
+                (!text.is_empty() && text != "ok").then(|| (pod.name_any(), text))
+            })
+            .collect()
+    }
+
+    fn answers(&self) -> MutexGuard<'_, HashMap<String, Answer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last answer; asks anew if it is old.
+    fn ask(self: &Arc<Prober>, ip: &str, port: u16, path: &'static str, age_max: Duration) -> Option<String> {
+        let address = SocketAddr::new(ip.parse::<IpAddr>().ok()?, port);
+        let key = format!("{address}{path}");
+        let mut answers = self.answers();
+        let known = answers.get(&key);
+        let text = known.and_then(|answer| answer.text.clone());
+        if known.is_some_and(|answer| answer.asked.elapsed() < age_max) {
+            return text;
+        }
+        // With all places taken it is asked another time.
+        let Ok(permit) = Arc::clone(&self.questions).try_acquire_owned() else { return text };
+        answers.retain(|_, answer| answer.asked.elapsed() < FORGOTTEN);
+        answers.insert(key.clone(), Answer { asked: Instant::now(), text: text.clone() });
+        drop(answers);
+        let prober = Arc::clone(self);
+        tokio::spawn(async move {
+            let answer = timeout(PATIENCE, fetch(address, path)).await.ok().flatten();
+            if let Some(known) = prober.answers().get_mut(&key) {
+                known.text = answer;
+            }
+            drop(permit);
+        });
+        text
+    }
+}
+
+fn is_running_unready(pod: &Pod) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    statuses.iter().any(|container| {
+        let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
+        container.name == BACKUP_CONTAINER && running && !container.ready
+    })
+}
+
+async fn fetch(address: SocketAddr, path: &str) -> Option<String> {
+    let stream = TcpStream::connect(address).await.ok()?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
+    let request =
+        hyper::Request::get(path).header(hyper::header::HOST, address.to_string()).body(Empty::<Bytes>::new());
+    let request = request.ok()?;
+    let exchange = async {
+        let response = sender.send_request(request).await.ok()?;
+        let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await.ok()?;
+        String::from_utf8(body.to_bytes().to_vec()).ok()
+    };
+    // The connection ends with the answer.
+    let mut connection = std::pin::pin!(connection);
+    let mut exchange = std::pin::pin!(exchange);
+    tokio::select! {
+        answer = &mut exchange => answer,
+        _ = &mut connection => exchange.await,
+    }
+}
+
+/// Reads two gauges of a page of metrics.
+fn positions(metrics: &str) -> Option<Positions> {
+    let gauge = |name: &str| {
+        let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
+        let mut values = lines.filter(|rest| rest.starts_with(['{', ' ']));
+        values.next()?.rsplit(' ').next()?.parse::<u64>().ok()
+    };
+    Some(Positions { first: gauge("tailwind_first_lsn")?, acked: gauge("tailwind_acked_lsn")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_read_from_metrics() {
+        let page = "# TYPE tailwind_acked_lsn gauge\ntailwind_acked_lsn_other 7\ntailwind_acked_lsn{group=\"a\"} 42\n\
+                    tailwind_first_lsn 3\n";
+        assert_eq!(positions(page), Some(Positions { first: 3, acked: 42 }));
+        assert_eq!(positions("tailwind_acked_lsn 1\n"), None);
+    }
+
+    #[tokio::test]
+    async fn a_reason_is_fetched_once_and_known_afterwards() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = hyper::service::service_fn(|_| async {
+                Ok::<_, std::convert::Infallible>(hyper::Response::new("too little memory\n".to_owned()))
+            });
+            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+        let prober = Arc::new(Prober::default());
+        let ask = || prober.ask("127.0.0.1", port, "/readyz", Duration::from_secs(60));
+        assert_eq!(ask(), None);
+        let answer = timeout(Duration::from_secs(10), async {
+            loop {
+                match ask() {
+                    Some(text) => break text,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        });
+        assert_eq!(answer.await.unwrap(), "too little memory\n");
+    }
+}

@@ -1,0 +1,84 @@
+//! Quantities of Kubernetes as numbers: `500m`, `8Gi`, `1e3`. In thousandths, so that CPU shares stay whole.
+//!
+//! Used by [`capacity`](crate::capacity) and placement. <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Thousandths of a unit. Nothing that is no quantity reaches this from an API server; it counts as nothing.
+pub fn milli(quantity: &Quantity) -> i128 {
+    parse(&quantity.0).unwrap_or(0)
+}
+
+/// Whole bytes, or whatever the unit is.
+pub fn whole(quantity: &Quantity) -> u64 {
+    u64::try_from(milli(quantity) / 1000).unwrap_or(0)
+}
+
+/// So many bytes, in the largest unit that tells them exactly.
+pub fn bytes(bytes: u64) -> Quantity {
+    let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let exact = units.into_iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    Quantity(exact.map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift)))
+}
+
+fn parse(text: &str) -> Option<i128> {
+    let text = text.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-'))).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let scale = 10_i128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    // In thousandths: (times, divided by).
+    let (times, by) = match unit {
+        "" => (1000, 1),
+        "n" => (1, 1_000_000),
+        "u" => (1, 1000),
+        "m" => (1, 1),
+        "k" => (1_000_000, 1),
+        "M" => (1_000_000_000, 1),
+        "G" => (1_000_000_000_000, 1),
+        "T" => (1_000_000_000_000_000, 1),
+        "P" => (1_000_000_000_000_000_000, 1),
+        "Ki" => (1000 << 10, 1),
+        "Mi" => (1000 << 20, 1),
+        "Gi" => (1000 << 30, 1),
+        "Ti" => (1000_i128 << 40, 1),
+        "Pi" => (1000_i128 << 50, 1),
+        exponent => {
+            let exponent: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+            let power = 10_i128.checked_pow(exponent.unsigned_abs())?;
+            if exponent >= 0 { (power.checked_mul(1000)?, 1) } else { (1000, power) }
+        }
+    };
+    Some(digits.checked_mul(times)? / (scale * by))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_as_people_write_them() {
+        for (text, thousandths) in [
+            ("1", 1000),
+            ("500m", 500),
+            ("0.5", 500),
+            ("1.5Gi", 1_610_612_736_000),
+            ("8Mi", 8_388_608_000),
+            ("1e3", 1_000_000),
+            ("2k", 2_000_000),
+            ("100n", 0),
+            ("nothing", 0),
+        ] {
+            assert_eq!(milli(&Quantity(text.to_owned())), thousandths, "{text}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_written_in_the_largest_unit_that_fits() {
+        let written = [(0, "0"), (1 << 30, "1Gi"), (3 << 20, "3Mi"), (1025, "1025")];
+        for (number, text) in written {
+            assert_eq!(bytes(number).0, text);
+        }
+    }
+}

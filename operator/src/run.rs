@@ -1,0 +1,118 @@
+//! `tailwind-operator run`: health from the first moment on, the webhook on every replica, reconciles on one.
+//!
+//! Called by `main`. Every task that is started here ends the process when it ends.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use kube::Client;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::store;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::context::{Context, Failures};
+use crate::health::{self, Readiness};
+use crate::lease::Candidate;
+use crate::metrics::Metrics;
+use crate::options::RunOptions;
+use crate::probe::Prober;
+use crate::server_version::ServerVersion;
+use crate::{controller, webhook};
+
+/// Runs until it is told to end. An error is a reason to start anew.
+pub async fn run(options: RunOptions) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let metrics = Arc::new(Metrics::default());
+    let readiness = Arc::new(Readiness::default());
+    readiness.lacks("api server", "not asked yet");
+    let health = health::serve(options.listen, Arc::clone(&metrics), Arc::clone(&readiness));
+    let work = work(options, metrics, readiness);
+    let (stop, stopped) = watch::channel(false);
+    let mut work = std::pin::pin!(work(stopped));
+    tokio::select! {
+        result = health => return result.and(Err(anyhow!("the metrics endpoint has ended"))),
+        result = &mut work => return result,
+        _ = terminate.recv() => info!("SIGTERM: ending"),
+        _ = interrupt.recv() => info!("SIGINT: ending"),
+    }
+    // Reconciles that run come to their end, and the lease is given back.
+    stop.send_replace(true);
+    work.await
+}
+
+fn work(
+    options: RunOptions,
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+) -> impl FnOnce(watch::Receiver<bool>) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
+    move |stopped| {
+        Box::pin(async move {
+            let client =
+                Client::try_default().await.context("find the API server: run in a pod, or with a kubeconfig")?;
+            let info = client.apiserver_version().await.context("ask the API server for its version")?;
+            let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
+            readiness.has("api server");
+            info!(%server, version = env!("CARGO_PKG_VERSION"), "started");
+            for shortfall in server.shortfalls() {
+                warn!(%server, target = %ServerVersion::TARGET, "this server is older than this operator is made for: {shortfall}");
+            }
+            let webhook = webhook::run(client.clone(), &options, server, Arc::clone(&metrics), readiness);
+            let reconciles = lead(client, &options, server, metrics, stopped);
+            tokio::select! {
+                result = webhook => result.and(Err(anyhow!("the webhook has ended"))),
+                result = reconciles => result,
+            }
+        })
+    }
+}
+
+/// Waits for the lease, then reconciles for as long as it is held.
+async fn lead(
+    client: Client,
+    options: &RunOptions,
+    server: ServerVersion,
+    metrics: Arc<Metrics>,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let mut salt = [0_u8; 4];
+    getrandom::fill(&mut salt).map_err(|error| anyhow!("random bytes: {error}"))?;
+    // A restarted container has its pod's name, but not what it held.
+    let identity = format!("{}_{:08x}", options.pod_name, u32::from_be_bytes(salt));
+    let mut candidate = Candidate::new(client.clone(), &options.pod_namespace, &options.lease_name, identity);
+    tokio::select! {
+        () = candidate.acquire() => {}
+        () = until(stopped.clone()) => return Ok(()),
+    }
+    metrics.leads(true);
+    let (nodes, nodes_writer) = store();
+    let (pods, pods_writer) = store();
+    let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
+    let context = Arc::new(Context {
+        recorder: Recorder::new(client.clone(), reporter),
+        client,
+        server,
+        settings: options.settings(),
+        nodes,
+        pods,
+        metrics,
+        prober: Arc::new(Prober::default()),
+        failures: Failures::default(),
+    });
+    let namespace = options.watch_namespace.clone();
+    let writers = (nodes_writer, pods_writer);
+    let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
+    tokio::select! {
+        result = reconciles => result?,
+        lost = candidate.keep() => return Err(lost),
+    }
+    candidate.release().await.context("give the lease back")?;
+    info!("lease given back");
+    Ok(())
+}
+
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is the end as well.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}

@@ -1,0 +1,45 @@
+//! The webhook that gives app pods their sidecar: who wants one labels their pods, and nobody else's are looked at.
+//!
+//! Run by [`run`](crate::run) on every replica, with the lease and without: [`certificate`] keeps what API servers trust,
+//! [`server`] answers them, [`inject`] is the pure part.
+
+pub mod certificate;
+pub mod inject;
+pub mod server;
+
+use std::sync::Arc;
+
+use kube::Client;
+
+use crate::health::Readiness;
+use crate::metrics::Metrics;
+use crate::options::RunOptions;
+use crate::server_version::ServerVersion;
+
+/// Serves for ever; rests if it is not wanted.
+pub async fn run(
+    client: Client,
+    options: &RunOptions,
+    version: ServerVersion,
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+) -> anyhow::Result<()> {
+    let (Some(service), Some(configuration)) = (&options.webhook_service, &options.webhook_configuration) else {
+        return std::future::pending().await;
+    };
+    let shown = Arc::new(certificate::Shown::default());
+    let keeper = certificate::Keeper::new(
+        client.clone(),
+        &options.pod_namespace,
+        service,
+        configuration,
+        &options.webhook_name,
+        Arc::clone(&shown),
+        readiness,
+    );
+    let desk = server::Desk { client, settings: options.settings(), version, metrics };
+    tokio::select! {
+        never = keeper.keep() => match never {},
+        result = server::serve(options.webhook_listen, desk, shown) => result,
+    }
+}

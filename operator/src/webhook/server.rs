@@ -1,0 +1,162 @@
+//! Answers API servers over TLS: a pod that wants a sidecar gets one, and who makes a pod that cannot have one is told why.
+//!
+//! Run by [`webhook`](super). Each answer reads the pod's group, since the device that it asks for stands there.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::routing::post;
+use axum::{Json, Router};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use kube::api::Api;
+use kube::{Client, ResourceExt};
+use rustls::ServerConfig;
+use serde_json::{Value, json};
+use tailwind_crds::ReplicaGroup;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, info, warn};
+
+use super::certificate::Shown;
+use super::inject;
+use crate::metrics::Metrics;
+use crate::observed::Settings;
+use crate::server_version::ServerVersion;
+
+/// Where API servers send pods.
+pub const PATH: &str = "/inject";
+/// API servers keep a few connections each.
+const CONNECTIONS_MAX: usize = 256;
+/// A connection that does not get so far in this time is not an API server's.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// One that is silent for so long is made room of.
+const HEADERS: Duration = Duration::from_secs(120);
+/// A pod and its review; etcd takes no object beyond 1.5 MiB.
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// Less than the ten seconds that API servers wait at most by default.
+const LOOKUP: Duration = Duration::from_secs(5);
+
+/// What answers are made from.
+#[derive(Clone)]
+pub struct Desk {
+    /// To read groups.
+    pub client: Client,
+    /// The sidecar's image.
+    pub settings: Settings,
+    /// Whether it can be a native one.
+    pub version: ServerVersion,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Serves for ever.
+pub async fn serve(address: SocketAddr, desk: Desk, shown: Arc<Shown>) -> anyhow::Result<()> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .context("choose TLS versions")?
+        .with_no_client_auth()
+        .with_cert_resolver(shown);
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let router = Router::new().route(PATH, post(answer)).layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(desk);
+    let listener =
+        TcpListener::bind(address).await.with_context(|| format!("listen on {address} (--webhook-listen)"))?;
+    info!(%address, "webhook listens");
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await.context("the semaphore is never closed")?;
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let (acceptor, router) = (acceptor.clone(), router.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = attend(stream, acceptor, router).await {
+                        debug!(%peer, %error, "connection ended");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Such as too many open files: it passes, and must not be asked about at full speed.
+                warn!(%error, "connection not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn attend(stream: TcpStream, acceptor: TlsAcceptor, router: Router) -> anyhow::Result<()> {
+    let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await.context("handshake too slow")??;
+    hyper::server::conn::http1::Builder::new()
+        .timer(hyper_util::rt::TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await
+        .context("serve")
+}
+
+async fn answer(State(desk): State<Desk>, Json(review): Json<Value>) -> Json<Value> {
+    let request = &review["request"];
+    let mut response = json!({"uid": request["uid"], "allowed": true});
+    let result = match desk.decide(request).await {
+        Ok(Decision::Leave) => "left_alone",
+        Ok(Decision::Patch { patch, warnings }) => {
+            let bytes = k8s_openapi::ByteString(patch.to_string().into_bytes());
+            response["patchType"] = json!("JSONPatch");
+            response["patch"] = json!(bytes);
+            if !warnings.is_empty() {
+                response["warnings"] = json!(warnings);
+            }
+            "injected"
+        }
+        Err(why) => {
+            response["allowed"] = json!(false);
+            response["status"] = json!({"code": 403, "message": why});
+            "refused"
+        }
+    };
+    desk.metrics.injected(result);
+    Json(json!({"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": response}))
+}
+
+/// What becomes of a pod that is let in.
+#[derive(Debug)]
+enum Decision {
+    Leave,
+    Patch { patch: Value, warnings: Vec<String> },
+}
+
+impl Desk {
+    /// The error is for the person who makes the pod: without its sidecar it would start and never work.
+    async fn decide(&self, request: &Value) -> Result<Decision, String> {
+        let pod = &request["object"];
+        let Some(name) = inject::wanted_group(pod) else { return Ok(Decision::Leave) };
+        let namespace = request["namespace"].as_str().unwrap_or_default();
+        let groups: Api<ReplicaGroup> = Api::namespaced(self.client.clone(), namespace);
+        let group = match timeout(LOOKUP, groups.get_opt(name)).await {
+            Ok(Ok(Some(group))) => group,
+            Ok(Ok(None)) => {
+                return Err(format!(
+                    "ReplicaGroup {namespace}/{name} does not exist: make it first, or remove the pod's label"
+                ));
+            }
+            Ok(Err(error)) => return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: {error}")),
+            Err(_) => {
+                return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: the API server does not answer"));
+            }
+        };
+        let problems = tailwind_crds::problems(&group, None);
+        if !problems.is_empty() {
+            return Err(format!("ReplicaGroup {namespace}/{name} has an invalid spec: {}", problems.join("; ")));
+        }
+        let injected = inject::inject(pod, &group, &self.settings, self.version);
+        let patch = json!(json_patch::diff(pod, &injected));
+        info!(%namespace, group = group.name_any(), pod = %pod["metadata"]["generateName"], "sidecar injected");
+        Ok(Decision::Patch { patch, warnings: inject::warnings(pod, &group) })
+    }
+}
