@@ -5,6 +5,10 @@
 TOOLS="$HOME/.cache/tailwind/tools"
 # Tests are built with RDMA, as releases are; clippy also looks at what is built without.
 FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
+# The programs of Kubernetes that e2e/cluster/build makes.
+KUBERNETES="$HOME/.cache/tailwind/kubernetes/1.20.2"
+# Where Debian keeps the source of a Go package of which Kubernetes has a broken one.
+REFLECT2=/usr/share/gocode/src/github.com/modern-go/reflect2
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
     BOLD=$'\e[1m' RED=$'\e[31m' PLAIN=$'\e[0m'
@@ -68,6 +72,31 @@ need_machines() {
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
 }
 
+# What a cluster on this machine is made from: e2e/cluster.
+need_cluster() {
+    need etcd-server command -v etcd
+    need containerd command -v containerd
+    need runc command -v runc
+    need containernetworking-plugins test -e /usr/lib/cni/bridge
+    need openssl command -v openssl
+    need iproute2 command -v ip
+    need kubernetes-client command -v kubectl
+    need curl command -v curl
+    need python3 command -v python3
+    need python3-venv compgen -G '/usr/lib/python3*/ensurepip'
+    need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
+    [ -n "${TAILWIND_KUBERNETES:-}" ] || [ -e "$KUBERNETES" ] || need_kubernetes_source
+}
+
+# What Kubernetes itself is built with. Only Debian 12 has both its source and a Go that it builds with.
+need_kubernetes_source() {
+    need golang-1.19-go test -x /usr/lib/go-1.19/bin/go
+    need golang-github-modern-go-reflect2-dev test -e "$REFLECT2"
+    need dpkg-dev command -v dpkg-source
+    need rsync command -v rsync
+    need make command -v make
+}
+
 # What the crate ibverbs is built with: it brings the sources of rdma-core, of which it makes bindings, and links this
 # system's library. libibverbs-dev depends on the libnl that rdma-core asks for; make is only recommended by cmake.
 need_verbs() {
@@ -76,6 +105,21 @@ need_verbs() {
     need pkg-config command -v pkg-config
     need libclang-dev compgen -G '/usr/lib/llvm-*/lib/libclang.so'
     need libibverbs-dev can_include infiniband/verbs.h
+}
+
+# The shared libraries that programs need, as ldd finds them.
+libraries_of() {
+    command -v "$@" | xargs ldd 2>/dev/null | grep -oE '/[^ ]+\.so[^ ]*' | sort -u || true
+}
+
+# copy_libraries ROOT PROGRAM...
+copy_libraries() {
+    local root=$1 library
+    shift
+    for library in $(libraries_of "$@"); do
+        mkdir -p "$root$(dirname "$library")"
+        cp -Ln "$library" "$root$library"
+    done
 }
 
 # Finds the pinned Rust toolchain, or gets it by rustup; without rustup says how.
