@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::primary::Input;
 use tailwind_protocol::socket::{
@@ -89,8 +89,10 @@ impl Path {
     }
 
     fn admit(&self, connection: &Connection) -> Result<(), String> {
-        let peer = socket_peercred(connection.fd()).map_err(|error| format!("your user cannot be told: {error}"))?;
-        let uid = peer.uid.as_raw();
+        // Not rustix: an app in another container has no process number here, which the kernel says by a 0, and rustix takes
+        // that for an error.
+        let peer = getsockopt(&connection.fd(), PeerCredentials);
+        let uid = peer.map_err(|error| format!("your user cannot be told: {error}"))?.uid();
         let allowed = self.options.allowed.admits(uid);
         if allowed { Ok(()) } else { Err(format!("user {uid} is not on the allow-list (--allow-uid)")) }
     }
