@@ -1,0 +1,164 @@
+//! What containers have written: kept while a test runs, because Kubernetes deletes it with the pod, and looked through.
+//!
+//! Used by [`stage`](super::stage). On this machine's cluster the files on the nodes' disks are linked under a second name
+//! as soon as they appear; of another cluster what `kubectl logs` shows at the end has to do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::Cluster;
+
+/// How often new files are looked for. A container that is gone leaves its file for longer.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Keeps the logs of a namespace's containers.
+#[derive(Debug)]
+pub struct Logs {
+    namespace: String,
+    kept: PathBuf,
+    keeper: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+}
+
+impl Logs {
+    /// Begins to keep the logs of all containers of a namespace.
+    pub fn keep(cluster: &Cluster, namespace: &str) -> Result<Logs> {
+        let folder = cluster.folder().map_or_else(std::env::temp_dir, Path::to_owned);
+        let kept = folder.join("kept").join(namespace);
+        fs::create_dir_all(&kept).context("make a folder for logs")?;
+        let keeper = cluster.folder().map(|folder| {
+            let (ended, end) = (Arc::new(AtomicBool::new(false)), namespace.to_owned());
+            let (folder, to, prefix, stop) = (folder.to_owned(), kept.clone(), format!("{end}_"), Arc::clone(&ended));
+            let body = move || {
+                while !stop.load(Ordering::Acquire) {
+                    link_new(&folder, &prefix, &to);
+                    std::thread::sleep(LOOK);
+                }
+                link_new(&folder, &prefix, &to);
+            };
+            (ended, std::thread::spawn(body))
+        });
+        Ok(Logs { namespace: namespace.to_owned(), kept, keeper })
+    }
+
+    /// Ends the keeping; every container's lines, by `pod/container/number of its start`.
+    pub fn finish(&mut self, cluster: &Cluster) -> Result<BTreeMap<String, Vec<String>>> {
+        match self.keeper.take() {
+            Some((ended, thread)) => {
+                ended.store(true, Ordering::Release);
+                let _ = thread.join();
+                Ok(self.read())
+            }
+            None if cluster.folder().is_none() => self.ask(cluster),
+            None => Ok(self.read()),
+        }
+    }
+
+    fn read(&self) -> BTreeMap<String, Vec<String>> {
+        let files = fs::read_dir(&self.kept).into_iter().flatten().flatten();
+        let read = |entry: fs::DirEntry| {
+            let name = entry.file_name().to_string_lossy().replace("..", "/");
+            let text = fs::read(entry.path()).unwrap_or_default();
+            (name, String::from_utf8_lossy(&text).lines().map(|line| without_stamp(line).to_owned()).collect())
+        };
+        files.map(read).collect()
+    }
+
+    fn ask(&self, cluster: &Cluster) -> Result<BTreeMap<String, Vec<String>>> {
+        let mut all = BTreeMap::new();
+        for pod in cluster.list(&format!("/api/v1/namespaces/{}/pods", self.namespace))? {
+            let pod = super::text(&pod, "/metadata/name").to_owned();
+            let said = cluster.kubectl(&["logs", "-n", &self.namespace, &pod, "--all-containers", "--prefix"], "");
+            let lines = said.unwrap_or_default();
+            all.insert(
+                pod,
+                lines.lines().map(|line| line.split_once("] ").map_or(line, |(_, rest)| rest).to_owned()).collect(),
+            );
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        if let Some((ended, thread)) = self.keeper.take() {
+            ended.store(true, Ordering::Release);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Files are `log/pods/NAMESPACE_POD_UID/CONTAINER/NUMBER.log` on each node's disk.
+fn link_new(folder: &Path, prefix: &str, to: &Path) {
+    let names = |path: &Path| -> Vec<(String, PathBuf)> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+    };
+    for (_, node) in names(folder).into_iter().filter(|(name, _)| name.starts_with("node-")) {
+        for (pod, path) in names(&node.join("log/pods")) {
+            let Some(pod) = pod.strip_prefix(prefix) else { continue };
+            let pod = pod.rsplit_once('_').map_or(pod, |(pod, _uid)| pod);
+            for (container, path) in names(&path) {
+                for (file, path) in names(&path) {
+                    // Two pods may have had one name: the file's number tells them apart.
+                    let inode = std::os::unix::fs::MetadataExt::ino(&match fs::metadata(&path) {
+                        Ok(metadata) => metadata,
+                        Err(_) => continue,
+                    });
+                    // There already, or gone again.
+                    let _ = fs::hard_link(&path, to.join(format!("{pod}..{container}..{file}..{inode}")));
+                }
+            }
+        }
+    }
+}
+
+/// Containerd writes `TIME STREAM F LINE`.
+fn without_stamp(line: &str) -> &str {
+    line.splitn(4, ' ').nth(3).unwrap_or_default()
+}
+
+/// Lines that a healthy program does not write: errors, panics and whatever is no log line; and warnings, unless they contain
+/// one of `expected`. Programs log in text or in JSON.
+pub fn unexpected<'a>(lines: impl IntoIterator<Item = &'a String>, expected: &[&str]) -> Vec<String> {
+    let fine = |line: &str| match level(line).as_str() {
+        "INFO" | "DEBUG" | "TRACE" => true,
+        "WARN" => expected.iter().any(|words| line.contains(words)),
+        _ => line.is_empty(),
+    };
+    lines.into_iter().filter(|line| !fine(line)).cloned().collect()
+}
+
+fn level(line: &str) -> String {
+    match serde_json::from_str::<Value>(line) {
+        Ok(Value::Object(fields)) => fields.get("level").and_then(Value::as_str).unwrap_or_default().to_uppercase(),
+        _ => line.split_whitespace().nth(1).unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_expects_is_found() {
+        let lines = [
+            "2026-01-01T00:00:00Z  INFO tailwind: started",
+            "2026-01-01T00:00:00Z  WARN tailwind: member lost",
+            "2026-01-01T00:00:00Z  WARN tailwind: something else",
+            r#"{"timestamp":"2026","level":"INFO","fields":{"message":"fine"}}"#,
+            r#"{"timestamp":"2026","level":"ERROR","fields":{"message":"bad"}}"#,
+            "thread 'main' panicked at src/main.rs:1:1:",
+        ]
+        .map(str::to_owned);
+        assert_eq!(unexpected(&lines, &["member lost"]), [&lines[2], &lines[4], &lines[5]].map(String::clone));
+        assert_eq!(without_stamp("2026-01-01T00:00:00Z stdout F a line of words"), "a line of words");
+    }
+}

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Tests in a real Kubernetes cluster: scripts/cluster.sh [NAME], NAME as for cargo test. Part of ./check.
+# With KUBECONFIG, in that cluster: then TAILWIND_IMAGES says where its nodes find the images (`PREFIX` of `PREFIXsidecar:e2e`;
+# e2e/cluster/image packs them), and what only a cluster on this machine allows is named in lines `cannot run: ...`.
+# With TAILWIND_KUBERNETES=FOLDER, of another version than e2e/cluster/build's.
+# With KEEP=yes the cluster stays, and is named: e2e/cluster/cluster FOLDER does things to it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/common.sh
+filter=${1:-}
+
+# One for what must not be lost, three that tests kill. A test that needs another starts node-5.
+NODES=4
+KEPT_LABEL=tailwind.test/kept
+LOGS=target/check/cluster
+
+work=
+clean_up() {
+    trap - EXIT
+    trap '' INT TERM
+    [ -n "$work" ] || return 0
+    keep_logs
+    if [ "${KEEP:-}" = yes ]; then
+        say "the cluster stays: e2e/cluster/cluster $work run kubectl get pods --all-namespaces"
+        return 0
+    fi
+    e2e/cluster/cluster "$work" down
+    rm -rf "$work"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+main() {
+    [ -n "${KUBECONFIG:-}" ] || { [ "$(id -u)" -eq 0 ] || stop 'a cluster on this machine needs root'; }
+    need_cluster
+    install_missing
+    e2e/cluster/helm prepare
+    if [ -z "${KUBECONFIG:-}" ]; then
+        # With a line about it, because it takes minutes.
+        e2e/cluster/build
+        work=$(mktemp -d -t tailwind-cluster.XXXXXX)
+        mkdir -p "$work/images"
+        build_programs
+        pack_images
+        start
+        export TAILWIND_CLUSTER=$work
+    fi
+    cargo test --package tailwind-e2e --features cluster --locked --test cluster -- --test-threads=1 ${filter:+"$filter"}
+}
+
+# The very build that the other tests are made from.
+build_programs() {
+    cargo build --workspace --bins --features "$FEATURES" --locked
+}
+
+pack_images() {
+    local built
+    built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
+    pack loader "$built/loader"
+    RDMA=yes pack sidecar "$built/tailwind-sidecar"
+    pack tools bash curl cat sleep
+}
+
+# pack NAME PROGRAM...
+pack() {
+    local name=$1
+    shift
+    e2e/cluster/image "localhost/tailwind-$name:e2e" "$work/images/$name.tar" "$@"
+}
+
+start() {
+    local began=$SECONDS
+    # Should this be killed, the cluster ends all the same.
+    [ "${KEEP:-}" = yes ] || export OWNER=$$
+    e2e/cluster/cluster "$work" up "$NODES"
+    e2e/cluster/cluster "$work" run kubectl label node node-1 "$KEPT_LABEL=yes" >/dev/null
+    say "a cluster of $NODES nodes, up in $((SECONDS - began)) s: $work"
+}
+
+keep_logs() {
+    rm -rf "$LOGS"
+    mkdir -p "$LOGS"
+    local machine
+    for machine in "$work"/*/log; do
+        [ -d "$machine" ] || continue
+        cp -r "$machine" "$LOGS/$(basename "$(dirname "$machine")")"
+    done
+    [ ! -d "$work/kept" ] || cp -r "$work/kept" "$LOGS/pods"
+}
+
+main
