@@ -3,13 +3,9 @@
 //! [`group`] starts and stops processes, [`view`] looks at them from outside, [`workload`] appends numbered records through
 //! failovers (in a thread of its own: [`background`]), [`checker`] compares the log with them. [`scene`] gives each test its
 //! turn and its seed, [`steps`] are what many tests do. [`machine`] boots virtual machines with soft-RoCE, [`fleet`] a group over
-<<<<<<< HEAD
-//! several of them; [`kv`] starts the example app beside sidecars. Used by the
-//! `quickstart` program and by the tests in `tests/`; `docs/testing.md` says what is tested where.
-=======
-//! several of them. `cluster` (behind the feature of that name) drives a Kubernetes cluster, where loaders report to a
-//! [`ledger`]. Used by the `quickstart` program and by the tests in `tests/`; `docs/testing.md` says what is tested where.
->>>>>>> deff5f1 (Loaders and a ledger in pods, and tests that kill containers, pods and nodes under them)
+//! several of them; [`kv`] starts the example app beside sidecars. `cluster` (behind the feature of that name) drives a
+//! Kubernetes cluster, where loaders report to a [`ledger`]. Used by the `quickstart` program and by the tests in `tests/`;
+//! `docs/testing.md` says what is tested where.
 
 pub mod background;
 pub mod checker;
@@ -18,11 +14,8 @@ pub mod cluster;
 pub mod fleet;
 pub mod group;
 pub mod http;
-<<<<<<< HEAD
 pub mod kv;
-=======
 pub mod ledger;
->>>>>>> deff5f1 (Loaders and a ledger in pods, and tests that kill containers, pods and nodes under them)
 pub mod machine;
 pub mod process;
 pub mod scene;
