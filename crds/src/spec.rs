@@ -351,11 +351,13 @@ pub enum Memlock {
 }
 
 /// Size of huge pages.
+// Each has its own sentence: without, `null` would be listed among the values, and Kubernetes 1.20 refuses the definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[allow(missing_docs, reason = "each says its size")]
 pub enum Hugepages {
+    /// Pages of 2 MiB.
     #[serde(rename = "2Mi")]
     Mi2,
+    /// Pages of 1 GiB: every buffer takes a whole one.
     #[serde(rename = "1Gi")]
     Gi1,
 }

@@ -27,13 +27,14 @@ pub const MANAGER: &str = "tailwind-operator";
 /// Carries out a plan. The first error comes back, when all else is done.
 pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
     let desk = Desk::new(context, observed);
-    let mut failures = Vec::new();
+    let (mut failures, mut notices) = (Vec::new(), Vec::new());
     let mut done = plan.status.clone();
     for action in &plan.actions {
         match desk.act(action).await {
             Ok(()) => {
                 context.metrics.acted(action);
                 info!(group = desk.key, %action, "done");
+                notices.extend(action.notice());
             }
             Err(error) => failures.push(error),
         }
@@ -41,7 +42,10 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
     let texts: Vec<String> = failures.iter().map(Error::for_people).collect();
     status::with_failures(&mut done, observed, &texts);
     let written = desk.write_status(&done).await;
-    crate::events::publish(context, &observed.group, &plan.notices).await;
+    if written.is_ok() {
+        notices.extend(plan.notices.iter().cloned());
+    }
+    crate::events::publish(context, &observed.group, &notices).await;
     failures.into_iter().next().map_or(written, Err)
 }
 

@@ -3,18 +3,17 @@
 //! Made by [`run`](crate::run), read by all that is called from [`controller`](crate::controller).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
-use kube::runtime::events::Recorder;
+use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Store;
 
 use crate::metrics::Metrics;
 use crate::observed::Settings;
 use crate::probe::Prober;
 use crate::server_version::ServerVersion;
-use std::sync::Arc;
 
 /// What every reconcile uses.
 pub struct Context {
@@ -28,8 +27,8 @@ pub struct Context {
     pub nodes: Store<Node>,
     /// Every pod: what they have asked for is what is no longer free.
     pub pods: Store<Pod>,
-    /// Events for people. One for all, since it counts repetitions.
-    pub recorder: Recorder,
+    /// Who writes events.
+    pub reporter: Reporter,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Asks backups and primaries how they are, beside the reconciles.

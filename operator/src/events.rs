@@ -4,7 +4,7 @@
 //! depends on it.
 
 use kube::Resource;
-use kube::runtime::events::Event;
+use kube::runtime::events::{Event, Recorder};
 use tailwind_crds::ReplicaGroup;
 use tracing::warn;
 
@@ -17,6 +17,8 @@ const NOTE_MAX: usize = 1024;
 /// Publishes them.
 pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
     let reference = group.object_ref(&());
+    // A new one each time: it would tell only the first of several texts with one reason, and count the others.
+    let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     for notice in notices {
         let mut note = notice.note.clone();
         if note.len() > NOTE_MAX {
@@ -31,7 +33,7 @@ pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if let Err(error) = context.recorder.publish(&event, &reference).await {
+        if let Err(error) = recorder.publish(&event, &reference).await {
             warn!(%error, reason = notice.reason, "event not written");
         }
     }

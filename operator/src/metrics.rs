@@ -12,6 +12,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 use crate::plan::Action;
 
 type Samples = BTreeMap<String, f64>;
+type Reading = fn(&Group) -> Option<f64>;
 
 /// All metrics.
 #[derive(Debug, Default)]
@@ -146,7 +147,7 @@ impl Text {
                 self.sample("tailwind_group_phase", &format!("{},phase=\"{phase:?}\"", labels(key)), 1.0);
             }
         }
-        let gauges: [(&str, &str, fn(&Group) -> Option<f64>); 3] = [
+        let gauges: [(&str, &str, Reading); 3] = [
             ("tailwind_group_members", "Copies that a group has.", |group| group.members.map(f64::from)),
             ("tailwind_group_members_wanted", "Copies that a group wants.", |group| {
                 group.members_wanted.map(f64::from)

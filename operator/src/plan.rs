@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::events::EventType;
-use tailwind_crds::names::FINALIZER;
+use tailwind_crds::names::{ANNOTATION_ATTEMPT, FINALIZER};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::observed::Observed;
@@ -45,7 +45,7 @@ pub struct Plan {
     pub actions: Vec<Action>,
     /// All of the status but the log, which belongs to the sidecars.
     pub status: ReplicaGroupStatus,
-    /// What people are told once the actions are done.
+    /// What people are told once the status is written; of what is done they are told when it is done.
     pub notices: Vec<Notice>,
     /// When to look again if nothing happens.
     pub again: SignedDuration,
@@ -108,7 +108,8 @@ pub fn plan(observed: &Observed) -> Plan {
         return Plan::only_status(status::invalid(&view, &problems), observed);
     }
     let deleting = group.metadata.deletion_timestamp.is_some();
-    if deleting && !(group.finalizers().contains(&FINALIZER.to_owned()) && !observed.app.is_empty()) {
+    let waits_for_app = has_finalizer(observed) && !observed.app.is_empty();
+    if deleting && !waits_for_app {
         return Plan::last(&view);
     }
     if group.spec.paused && !deleting {
@@ -128,7 +129,7 @@ impl Plan {
     fn last(view: &status::View<'_>) -> Plan {
         let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
         let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
-        if view.observed.group.finalizers().contains(&FINALIZER.to_owned()) {
+        if has_finalizer(view.observed) {
             plan.actions.push(Action::Finalizer(false));
         }
         plan
@@ -142,9 +143,8 @@ impl Plan {
         let mut foreign: BTreeSet<String> = observed.certificates.foreign.iter().cloned().collect();
 
         let mut actions = Vec::new();
-        let has_finalizer = group.finalizers().contains(&FINALIZER.to_owned());
         let wants_finalizer = group.spec.deletion == Deletion::AfterApp;
-        if has_finalizer != wants_finalizer && !deleting {
+        if has_finalizer(observed) != wants_finalizer && !deleting {
             actions.push(Action::Finalizer(wants_finalizer));
         }
         if foreign.is_empty() {
@@ -179,27 +179,14 @@ impl Plan {
 
         let foreign: Vec<String> = foreign.into_iter().collect();
         let status = status::status(view, &decision, switchover.switchover, &foreign);
-        let mut notices: Vec<Notice> = decision
-            .births
-            .iter()
-            .map(|birth| Notice {
-                kind: EventType::Normal,
-                reason: "BackupCreated",
-                note: match birth.attempt {
-                    0 => format!("made backup pod {}", birth.name),
-                    n => format!("made backup pod {}, after {n} failed in a row", birth.name),
-                },
-            })
-            .collect();
-        notices.extend(decision.deaths.iter().map(|death| Notice {
-            kind: EventType::Normal,
-            reason: "BackupRemoved",
-            note: format!("removed backup pod {}: {}", death.name, death.why),
-        }));
-        notices.extend(switchover.notice);
+        let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(observed, &decision), status, notices }
+        Plan { actions, again: again(observed, standings, &decision), status, notices }
     }
+}
+
+fn has_finalizer(observed: &Observed) -> bool {
+    observed.group.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
 /// What belongs to every group, beside pods and secrets.
@@ -217,13 +204,14 @@ fn gates(standings: &[Standing]) -> impl Iterator<Item = Action> {
     changed.map(|standing| Action::Gate { pod: standing.name.clone(), caught_up: standing.member })
 }
 
-fn again(observed: &Observed, decision: &Decision) -> SignedDuration {
+fn again(observed: &Observed, standings: &[Standing], decision: &Decision) -> SignedDuration {
     let mut again = AGAIN_MAX;
     let has_log = observed.group.status.as_ref().is_some_and(|status| status.log.is_some());
     if has_log {
         again = again.min(AGAIN_POSITIONS);
     }
-    if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 {
+    let starting = standings.iter().any(|standing| standing.is_alive() && !standing.ready);
+    if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 || starting {
         again = again.min(AGAIN_WAITING);
     }
     if let Some(retry_at) = decision.retry_at {
@@ -261,6 +249,29 @@ fn contains(existing: &DynamicObject, wanted: &DynamicObject) -> bool {
     }
     let labels = wanted.labels().iter().all(|(label, value)| existing.labels().get(label) == Some(value));
     labels && within(&wanted.data, &existing.data)
+}
+
+impl Action {
+    /// What people are told once it is done.
+    pub fn notice(&self) -> Option<Notice> {
+        let (reason, note) = match self {
+            Action::Create(pod) => {
+                let name = pod.name_any();
+                let note = match pod.annotations().get(ANNOTATION_ATTEMPT) {
+                    None => format!("made backup pod {name}"),
+                    Some(count) => format!("made backup pod {name}, after {count} that failed"),
+                };
+                ("BackupCreated", note)
+            }
+            Action::Delete(death) => ("BackupRemoved", format!("removed backup pod {}: {}", death.name, death.why)),
+            Action::Certificates(certificates::Step::RenewAuthority) => {
+                ("AuthorityRenewed", "made a new CA; certificates are issued by it when every pod trusts it".to_owned())
+            }
+            Action::Role { pod, primary: true } => ("Primary", format!("{pod} is primary")),
+            _ => return None,
+        };
+        Some(Notice { kind: EventType::Normal, reason, note })
+    }
 }
 
 impl fmt::Display for Action {

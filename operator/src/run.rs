@@ -3,14 +3,17 @@
 //! Called by `main`. Every task that is started here ends the process when it ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use kube::Client;
-use kube::runtime::events::{Recorder, Reporter};
+use kube::api::{Api, ListParams, PartialObjectMeta};
+use kube::runtime::events::Reporter;
 use kube::runtime::reflector::store;
+use tailwind_crds::ReplicaGroup;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
@@ -20,6 +23,9 @@ use crate::options::RunOptions;
 use crate::probe::Prober;
 use crate::server_version::ServerVersion;
 use crate::{controller, webhook};
+
+/// Between two looks for the definition of ReplicaGroup.
+const DEFINITION_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs until it is told to end. An error is a reason to start anew.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
@@ -86,11 +92,16 @@ async fn lead(
         () = until(stopped.clone()) => return Ok(()),
     }
     metrics.leads(true);
+    tokio::select! {
+        lost = candidate.keep() => return Err(lost),
+        () = until(stopped.clone()) => return candidate.release().await,
+        () = definition(&client, options.watch_namespace.as_deref()) => {}
+    }
     let (nodes, nodes_writer) = store();
     let (pods, pods_writer) = store();
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
     let context = Arc::new(Context {
-        recorder: Recorder::new(client.clone(), reporter),
+        reporter,
         client,
         server,
         settings: options.settings(),
@@ -110,6 +121,25 @@ async fn lead(
     candidate.release().await.context("give the lease back")?;
     info!("lease given back");
     Ok(())
+}
+
+/// Waits until the API server knows what a ReplicaGroup is.
+async fn definition(client: &Client, namespace: Option<&str>) {
+    let groups: Api<PartialObjectMeta<ReplicaGroup>> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let one = ListParams::default().limit(1);
+    while let Err(error) = groups.list_metadata(&one).await {
+        match error {
+            kube::Error::Api(status) if status.code == 404 => error!(
+                "ReplicaGroup is not defined in this cluster: install the definition, such as with \
+                 `tailwind-operator crd | kubectl create --filename -`"
+            ),
+            error => warn!(%error, "groups cannot be listed"),
+        }
+        tokio::time::sleep(DEFINITION_WAIT).await;
+    }
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {

@@ -40,7 +40,7 @@ pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreig
         failover_safe(view),
         match spec.fenced {
             true => answer("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
-            false => answer("Fenced", false, "NotFenced", ""),
+            false => answer("Fenced", false, "NotFenced", "spec.fenced is false"),
         },
         match spec.paused {
             true => answer(
@@ -49,7 +49,7 @@ pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreig
                 "PausedBySpec",
                 "the operator changes nothing; set spec.paused to false to go on",
             ),
-            false => answer("Paused", false, "NotPaused", ""),
+            false => answer("Paused", false, "NotPaused", "spec.paused is false"),
         },
     ];
     // A look that decides nothing has surveyed nothing.
@@ -188,7 +188,7 @@ fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, forei
         Phase::Degraded => yes("FewerCopies", why.to_owned()),
         Phase::Unavailable => yes("Unavailable", why.to_owned()),
         _ if decision.waiting.is_some() => yes("MoveWaits", decision.waiting.clone().unwrap_or_default()),
-        _ => answer(DEGRADED, false, "AsWanted", ""),
+        _ => answer(DEGRADED, false, "AsWanted", "nothing is worse than asked for"),
     }
 }
 
@@ -244,7 +244,9 @@ fn sidecars_current(view: &View<'_>) -> Option<Answer> {
     names.sort_by_key(|name| (Some(name) == primary, name.clone()));
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
-        (_, true) => Some(answer("SidecarsCurrent", true, "Current", "")),
+        (_, true) => {
+            Some(answer("SidecarsCurrent", true, "Current", "every injected sidecar has the image that is wanted"))
+        }
         _ => Some(answer(
             "SidecarsCurrent",
             false,

@@ -140,7 +140,7 @@ fn readable(resource: &str, thousandths: i128) -> String {
     match resource {
         "cpu" => format!("{thousandths}m"),
         "pods" => (thousandths / 1000).to_string(),
-        _ => format!("{}Mi", thousandths / 1000 >> 20),
+        _ => format!("{}Mi", thousandths / (1000 << 20)),
     }
 }
 
