@@ -19,7 +19,7 @@ clean_up() {
     trap - EXIT
     trap '' INT TERM
     [ -n "$work" ] || return 0
-    keep_logs
+    keep_logs || true
     if [ "${KEEP:-}" = yes ]; then
         say "the cluster stays: e2e/cluster/cluster $work run kubectl get pods --all-namespaces"
         return 0

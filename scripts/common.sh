@@ -85,8 +85,11 @@ need_cluster() {
     need python3 command -v python3
     need python3-venv compgen -G '/usr/lib/python3*/ensurepip'
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
-    [ -n "${TAILWIND_KUBERNETES:-}" ] || [ -e "$KUBERNETES" ] || need_kubernetes_source
+    # Where apt does not have them there is no use in asking for them: ./check says so.
+    [ -n "${TAILWIND_KUBERNETES:-}" ] || [ -e "$KUBERNETES" ] || ! is_bookworm || need_kubernetes_source
 }
+
+is_bookworm() { grep -qx 'VERSION_CODENAME=bookworm' /etc/os-release; }
 
 # What Kubernetes itself is built with. Only Debian 12 has both its source and a Go that it builds with.
 need_kubernetes_source() {
