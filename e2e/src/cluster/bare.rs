@@ -1,28 +1,29 @@
-//! A group without an operator: bare pods, and the config store in a folder that all nodes of this machine's cluster see.
+//! A group without an operator: bare pods and a `ReplicaGroup` that nobody looks after but its sidecars.
 //!
-//! Used by `tests/cluster.rs` to show that what tests rely on works: loaders, the ledger, and all that is done to nodes and
-//! containers.
+//! Used by `tests/cluster.rs` to show that what tests rely on works (loaders, the ledger, and all that is done to nodes and
+//! containers), and that failover needs no operator.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::stage::{KEPT, Stage, image};
-use super::text;
+use super::{Cluster, holds, text};
 
 /// The group's name, as its certificates say.
 pub const GROUP: &str = "demo";
-/// Files of the group in pods.
-const STORE: &str = "/store";
+/// Its API group and version.
+const API: &str = "replication.tailwind.dev/v1alpha1";
+/// Where the definition of `ReplicaGroup` is kept.
+const DEFINITION: &str =
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicagroups.replication.tailwind.dev";
 
 /// A group of pods `app-1`, `app-2`, ... and `backup-1`, ....
 pub struct Bare<'s, 'c> {
     stage: &'s Stage<'c>,
-    backups: Vec<String>,
-    shared: PathBuf,
 }
 
 /// Starts `backups` backups and `apps` apps, each on another node than the others of its kind; returns when the first app is
@@ -33,17 +34,24 @@ pub fn start<'s, 'c>(
     backups: usize,
     certify: impl FnOnce(&Path, &[&str], &[&str]),
 ) -> Result<Bare<'s, 'c>> {
-    let folder = stage.cluster.folder().context("bare groups need a cluster on this machine")?;
-    let shared = folder.join("shared").join(&stage.namespace);
-    fs::create_dir_all(&shared).context("make the shared folder")?;
+    define(stage.cluster)?;
+    stage.cluster.apply(&roles(stage))?;
     secret(stage, certify)?;
     let backup_names: Vec<String> = (1..=backups).map(|number| format!("backup-{number}")).collect();
     stage.cluster.apply(&backup_names.iter().map(|name| backup(stage, name)).collect::<Vec<_>>())?;
-    let mut addresses = Vec::new();
+    let mut known = Vec::new();
     for name in &backup_names {
-        addresses.push(format!("{name}={}:7420", text(&stage.wait_for_pod(name)?, "/status/podIP")));
+        let address = format!("{}:7420", text(&stage.wait_for_pod(name)?, "/status/podIP"));
+        known.push(json!({"name": name, "control": address, "state": "Spare"}));
     }
-    let group = Bare { stage, backups: addresses, shared };
+    let spec = json!({"backups": backups, "segmentSize": "256Ki", "transport": "Tcp"});
+    let group = json!({"apiVersion": API, "kind": "ReplicaGroup", "metadata": {"name": GROUP}, "spec": spec});
+    let collection = stage.path(API, "replicagroups");
+    stage.cluster.ask("POST", &collection, "application/json", Some(&group))?.context("no ReplicaGroups here")?;
+    // What the operator would say.
+    let status = json!({"status": {"transport": "Tcp", "membersWanted": backups, "backups": known}});
+    stage.cluster.patch(&format!("{collection}/{GROUP}/status"), &status)?;
+    let group = Bare { stage };
     for number in 1..=apps {
         group.start_app(&format!("app-{number}"))?;
         stage.wait_for_report("the first acks", |report| report.acked > 0)?;
@@ -54,9 +62,43 @@ pub fn start<'s, 'c>(
 impl Bare<'_, '_> {
     /// Starts an app, or starts it again after its pod was removed; returns when its sidecar knows whether it is primary.
     pub fn start_app(&self, name: &str) -> Result<()> {
-        self.stage.cluster.apply(&[app(self.stage, name, &self.backups, &self.shared)])?;
+        self.stage.cluster.apply(&[app(self.stage, name)])?;
         self.stage.wait_for_pod(name).map(|_| ())
     }
+
+    /// The status of its `ReplicaGroup`.
+    pub fn status(&self) -> Result<Value> {
+        let group = self.stage.cluster.get(&self.stage.path(API, &format!("replicagroups/{GROUP}")))?;
+        Ok(group.context("no such group")?["status"].clone())
+    }
+}
+
+/// Defines `ReplicaGroup` where it is not defined yet. Old servers refuse its rules from `apply`, and drop them from `create`.
+fn define(cluster: &Cluster) -> Result<()> {
+    if cluster.get(DEFINITION)?.is_none() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/replicagroups.yaml");
+        cluster.kubectl(&["create", "--validate=false", "-f", &file.to_string_lossy()], "")?;
+    }
+    cluster.wait("ReplicaGroup to be defined", || {
+        let definition = cluster.get(DEFINITION)?.context("defined")?;
+        ensure!(holds(&definition, "Established"), "{}", definition["status"]);
+        Ok(Some(()))
+    })
+}
+
+/// What the sidecars' account may do.
+fn roles(stage: &Stage<'_>) -> [Value; 2] {
+    let metadata = json!({"name": "sidecar", "namespace": stage.namespace});
+    let api_group = API.split('/').next();
+    [
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [
+            {"apiGroups": [api_group], "resources": ["replicagroups"], "resourceNames": [GROUP], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [api_group], "resources": ["replicagroups/status"], "resourceNames": [GROUP], "verbs": ["patch"]},
+        ]}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "sidecar"},
+               "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": stage.namespace}]}),
+    ]
 }
 
 fn secret(stage: &Stage<'_>, certify: impl FnOnce(&Path, &[&str], &[&str])) -> Result<()> {
@@ -86,26 +128,22 @@ fn backup(stage: &Stage<'_>, name: &str) -> Value {
     pod(stage, name, "backup", vec![container("backup", &arguments, mounts)], volumes)
 }
 
-fn app(stage: &Stage<'_>, name: &str, backups: &[String], shared: &Path) -> Value {
-    let known: String = backups.iter().map(|backup| format!(" --backup {backup}")).collect();
+fn app(stage: &Stage<'_>, name: &str) -> Value {
     let arguments = format!(
-        "run --group {GROUP} --name {name} --fabric tcp --listen 0.0.0.0:7410 --advertise $(POD_IP):7410 \
-         --socket /run/tailwind/log.sock --config {STORE}/config.json --backups {} --segment-size 256KiB {}{known}",
-        backups.len(),
+        "run --replica-group {}/{GROUP} --name {name} --listen 0.0.0.0:7410 --advertise $(POD_IP):7410 \
+         --metrics-listen 0.0.0.0:7411 --socket /run/tailwind/log.sock --allow-uid any {}",
+        stage.namespace,
         tls("any-sidecar")
     );
     let socket = json!({"name": "socket", "mountPath": "/run/tailwind"});
-    let mounts = vec![socket.clone(), json!({"name": "store", "mountPath": STORE})];
-    let mut sidecar = container("sidecar", &arguments, mounts);
-    let status = ["tailwind-sidecar", "status", "--json", "--socket", "/run/tailwind/log.sock"];
-    sidecar["readinessProbe"] = json!({"exec": {"command": status}, "periodSeconds": 1});
+    let mut sidecar = container("sidecar", &arguments, vec![socket.clone()]);
+    sidecar["readinessProbe"] = json!({"httpGet": {"path": "/readyz", "port": 7411}, "periodSeconds": 1});
     let mut loader = stage.loader(2000);
     loader["volumeMounts"] = json!([socket]);
-    let volumes = vec![
-        json!({"name": "socket", "emptyDir": {"medium": "Memory"}}),
-        json!({"name": "store", "hostPath": {"path": shared}}),
-    ];
-    pod(stage, name, "app", vec![sidecar, loader], volumes)
+    let volumes = vec![json!({"name": "socket", "emptyDir": {"medium": "Memory"}})];
+    let mut app = pod(stage, name, "app", vec![sidecar, loader], volumes);
+    app["spec"]["automountServiceAccountToken"] = json!(true);
+    app
 }
 
 fn tls(name: &str) -> String {
