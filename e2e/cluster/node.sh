@@ -126,7 +126,10 @@ failSwapOn: false
 nodeStatusUpdateFrequency: 2s
 nodeLeaseDurationSeconds: 8
 serializeImagePulls: false
-evictionHard: {nodefs.available: "1%", imagefs.available: "1%", memory.available: "100Mi"}
+# Images cannot be fetched again, and the disk is the host's, however full that is.
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {nodefs.available: "100Mi", imagefs.available: "100Mi", memory.available: "100Mi"}
 $extra
 END
 }
