@@ -59,6 +59,8 @@ pack_images() {
     built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
     pack loader "$built/loader"
     RDMA=yes pack sidecar "$built/tailwind-sidecar"
+    pack operator "$built/tailwind-operator"
+    pack kv "$built/tailwind-kv"
     pack tools bash curl cat sleep
 }
 
