@@ -154,8 +154,12 @@ fn health(
     };
     let lost = |why: String, since| Health::Failed { why, since, refused: false };
     let Some(node) = node else {
-        // Before the first list of nodes nothing is known about any.
-        return if nodes_unknown { Health::Alive } else { lost(format!("node {node_name} is gone"), now) };
+        // Before the first list of nodes nothing is known about any, and of a new node a pod may be known first.
+        return if nodes_unknown || now.duration_since(created) < NODE_PATIENCE {
+            Health::Alive
+        } else {
+            lost(format!("node {node_name} is gone"), now)
+        };
     };
     // The set knows better than Kubernetes who can be reached: what follows is for those outside it.
     if member {

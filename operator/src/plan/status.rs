@@ -112,16 +112,13 @@ fn phase(view: &View<'_>) -> (Phase, String) {
     let spec = &group.spec;
     let (wanted, floor) = (usize::from(spec.backups), usize::from(spec.min_in_sync().max(1)));
     if group.metadata.deletion_timestamp.is_some() {
-        let app = view.observed.app.len();
-        return (
-            Phase::Deleting,
-            match app {
-                0 => "everything that belongs to it is being removed".to_owned(),
-                n => format!(
-                    "waits until no pod of the app belongs to it (spec.deletion: AfterApp): {n} do, remove them"
-                ),
-            },
-        );
+        let text = match view.observed.app.len() {
+            n @ 1.. if super::has_finalizer(view.observed) => {
+                format!("waits until no pod of the app belongs to it (spec.deletion: AfterApp): {n} do, remove them")
+            }
+            _ => "everything that belongs to it is being removed".to_owned(),
+        };
+        return (Phase::Deleting, text);
     }
     if spec.paused {
         return (Phase::Paused, "spec.paused is true: nothing is changed until it is false".to_owned());

@@ -1,0 +1,403 @@
+//! A group and its surroundings in a few words, for stories in YAML.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{
+    ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
+};
+use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed, Settings};
+use tailwind_operator::plan::objects::pod::{Birth, backup};
+use tailwind_operator::plan::{Action, plan};
+use tailwind_operator::quantity::milli;
+use tailwind_operator::server_version::ServerVersion;
+
+pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
+const NOW: &str = "2026-06-01T12:00:00Z";
+
+/// The first document of a story.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Story {
+    #[serde(default = "target")]
+    server: ServerVersion,
+    #[serde(default)]
+    metadata: Value,
+    #[serde(default)]
+    spec: Value,
+    /// What the operator has written before; nothing if not given.
+    #[serde(default)]
+    status: Value,
+    log: Option<Log>,
+    #[serde(default)]
+    backups: Vec<Backup>,
+    #[serde(default)]
+    app: Vec<AppPod>,
+    #[serde(default)]
+    nodes: Vec<Node>,
+    #[serde(default)]
+    certificates: CertificatesAre,
+    /// There are no objects yet; an earlier reconcile has made them if not given.
+    #[serde(default)]
+    bare: bool,
+    /// That reconcile has also written the status that is due now.
+    #[serde(default)]
+    settled: bool,
+    /// Objects beside those: services, roles and the like.
+    #[serde(default)]
+    objects: Vec<Value>,
+    /// Show what is made in full.
+    #[serde(default)]
+    pub(crate) show_objects: bool,
+    #[serde(default)]
+    obstacles: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Log {
+    #[serde(default = "one")]
+    epoch: u64,
+    primary: String,
+    members: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Backup {
+    name: String,
+    node: Option<String>,
+    #[serde(default)]
+    is: Is,
+    reason: Option<String>,
+    message: Option<String>,
+    /// Made from an older template.
+    #[serde(default)]
+    old: bool,
+    #[serde(default = "hour")]
+    age_minutes: i64,
+    attempt: Option<u32>,
+    /// Its container waits, with a reason.
+    waiting: Option<String>,
+    shape: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+enum Is {
+    #[default]
+    Ready,
+    Starting,
+    Pending,
+    Failed,
+    Ending,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppPod {
+    name: String,
+    #[serde(default)]
+    is: Is,
+    #[serde(default)]
+    role: Option<String>,
+    #[serde(default)]
+    account: Option<String>,
+    #[serde(default)]
+    sidecar: Option<String>,
+    /// Another pod than the one of its name that the log knows.
+    #[serde(default)]
+    fresh: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Node {
+    name: String,
+    zone: Option<String>,
+    #[serde(default)]
+    cordoned: bool,
+    not_ready_seconds: Option<i64>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    taints: Vec<Taint>,
+    #[serde(default)]
+    has: BTreeMap<String, String>,
+    #[serde(default)]
+    used: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum CertificatesAre {
+    #[default]
+    Well,
+    None,
+    /// By hand.
+    #[serde(untagged)]
+    These(These),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct These {
+    authority: Dates,
+    previous: Option<Dates>,
+    sidecar: LeafIs,
+    backup: LeafIs,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dates {
+    name: String,
+    from: Timestamp,
+    to: Timestamp,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeafIs {
+    by: String,
+    trusts: Vec<String>,
+    from: Timestamp,
+    to: Timestamp,
+    written: Timestamp,
+}
+
+fn target() -> ServerVersion {
+    "1.34".parse().unwrap()
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn hour() -> i64 {
+    60
+}
+
+fn now() -> Timestamp {
+    NOW.parse().unwrap()
+}
+
+/// A stable address for a name.
+fn ip(name: &str) -> String {
+    let sum = name.bytes().fold(7_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    format!("10.0.{}.{}", sum / 200 % 200 + 1, sum % 200 + 1)
+}
+
+fn full(name: &str) -> String {
+    format!("orders-backup-{name}")
+}
+
+impl Story {
+    /// Everything that a plan is made from.
+    pub(crate) fn observed(&self) -> Observed {
+        let group = self.group();
+        let settings =
+            Settings { sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(), image_pull_policy: None };
+        let mut observed = Observed {
+            now: now(),
+            server: self.server,
+            backups: self.backups.iter().map(|wish| self.backup(wish, &group, &settings)).collect(),
+            app: self.app.iter().map(|wish| app_pod(wish)).collect(),
+            nodes: self.nodes.iter().map(node).collect(),
+            certificates: certificates(&self.certificates),
+            objects: Vec::new(),
+            names: (1..10).map(|n| format!("new0{n}")).collect(),
+            positions: None,
+            obstacles: self.obstacles.iter().map(|(name, text)| (full(name), text.clone())).collect(),
+            settings,
+            group,
+        };
+        for object in &self.objects {
+            observed.objects.push(serde_json::from_value(object.clone()).unwrap());
+        }
+        let before = plan(&observed);
+        if self.settled {
+            let log = observed.group.status.as_ref().and_then(|status| status.log.clone());
+            observed.group.status = Some(tailwind_crds::ReplicaGroupStatus { log, ..before.status });
+        }
+        let made = before.actions.into_iter().filter_map(|action| match action {
+            Action::Apply(object) if !self.bare => Some(*object),
+            _ => None,
+        });
+        observed.objects.extend(made);
+        observed
+    }
+
+    fn group(&self) -> ReplicaGroup {
+        let mut metadata = json!({"name": "orders", "namespace": "shop", "uid": UID, "generation": 3});
+        for (key, value) in self.metadata.as_object().into_iter().flatten() {
+            metadata[key] = value.clone();
+        }
+        let mut status = if self.status.is_null() { json!({}) } else { self.status.clone() };
+        if let Some(log) = &self.log {
+            status["log"] = json!({
+                "id": "0123456789abcdef0123456789abcdef",
+                "claim": "0123456789abcdef",
+                "epoch": log.epoch,
+                "version": 1,
+                "primary": {"name": log.primary, "control": format!("{}:7410", ip(&log.primary))},
+                "members": log.members.iter().map(|name| json!({
+                    "name": full(name),
+                    "boot": "00",
+                    "control": format!("{}:7420", ip(&full(name))),
+                })).collect::<Value>(),
+            });
+        }
+        let spec = if self.spec.is_null() { json!({}) } else { self.spec.clone() };
+        serde_json::from_value(json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1",
+            "kind": "ReplicaGroup",
+            "metadata": metadata,
+            "spec": spec,
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn backup(&self, wish: &Backup, group: &ReplicaGroup, settings: &Settings) -> Pod {
+        let name = full(&wish.name);
+        let pod = backup(group, settings, &Birth { name: name.clone(), avoid: vec![], attempt: 0 });
+        let mut pod = serde_json::to_value(pod).unwrap();
+        let ago = |seconds: i64| (now() - SignedDuration::from_secs(seconds)).to_string();
+        let metadata = &mut pod["metadata"];
+        metadata["uid"] = json!(format!("uid-of-{name}"));
+        metadata["creationTimestamp"] = json!(ago(wish.age_minutes * 60));
+        if wish.old {
+            metadata["annotations"][ANNOTATION_TEMPLATE] = json!("older");
+        }
+        if let Some(attempt) = wish.attempt {
+            metadata["annotations"][ANNOTATION_ATTEMPT] = json!(attempt.to_string());
+        }
+        if let Some(shape) = &wish.shape {
+            metadata["annotations"][tailwind_crds::names::ANNOTATION_SHAPE] = json!(shape);
+        }
+        if wish.is == Is::Ending {
+            metadata["deletionTimestamp"] = json!(ago(5));
+        }
+        if let Some(node) = &wish.node {
+            pod["spec"]["nodeName"] = json!(node);
+        }
+        let member = self.log.as_ref().is_some_and(|log| log.members.contains(&wish.name));
+        let ready = matches!(wish.is, Is::Ready | Is::Ending);
+        let phase = match wish.is {
+            Is::Failed => "Failed",
+            Is::Pending => "Pending",
+            _ => "Running",
+        };
+        let state = match &wish.waiting {
+            Some(reason) => json!({"waiting": {"reason": reason, "message": wish.message}}),
+            None => json!({"running": {"startedAt": ago(60)}}),
+        };
+        let truth = |yes: bool| if yes { "True" } else { "False" };
+        pod["status"] = json!({
+            "phase": phase,
+            "reason": wish.reason,
+            "message": wish.message,
+            "conditions": [
+                {"type": "ContainersReady", "status": truth(ready)},
+                {"type": GATE_CAUGHT_UP, "status": truth(member)},
+            ],
+        });
+        if wish.is != Is::Pending && wish.is != Is::Failed {
+            pod["status"]["podIP"] = json!(ip(&name));
+            pod["status"]["containerStatuses"] = json!([{
+                "name": "backup", "ready": ready, "restartCount": 0, "image": "", "imageID": "", "state": state,
+            }]);
+        }
+        serde_json::from_value(pod).unwrap()
+    }
+}
+
+fn app_pod(wish: &AppPod) -> Pod {
+    let mut pod = json!({
+        "metadata": {"name": wish.name, "namespace": "shop", "labels": {LABEL_GROUP: "orders"}, "annotations": {}},
+        "spec": {"containers": [], "serviceAccountName": wish.account.as_deref().unwrap_or("default")},
+        "status": {"phase": if wish.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if wish.fresh { "10.9.9.9".to_owned() } else { ip(&wish.name) }},
+    });
+    if let Some(role) = &wish.role {
+        pod["metadata"]["labels"][LABEL_ROLE] = json!(role);
+    }
+    if let Some(image) = &wish.sidecar {
+        pod["metadata"]["annotations"][ANNOTATION_INJECTED] = json!(image);
+    }
+    if wish.is == Is::Ending {
+        pod["metadata"]["deletionTimestamp"] = json!(NOW);
+    }
+    serde_json::from_value(pod).unwrap()
+}
+
+fn node(wish: &Node) -> NodeFacts {
+    let mut allocatable: BTreeMap<String, Quantity> = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")]
+        .into_iter()
+        .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
+        .collect();
+    allocatable.extend(wish.has.iter().map(|(name, amount)| (name.clone(), Quantity(amount.clone()))));
+    let used = wish.used.iter().map(|(name, amount)| (name.clone(), milli(&Quantity(amount.clone()))));
+    let mut labels = wish.labels.clone();
+    if let Some(zone) = &wish.zone {
+        labels.insert("topology.kubernetes.io/zone".to_owned(), zone.clone());
+    }
+    NodeFacts {
+        name: wish.name.clone(),
+        labels,
+        taints: wish.taints.clone(),
+        unschedulable: wish.cordoned,
+        not_ready_since: wish.not_ready_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
+        allocatable,
+        requested: used.collect(),
+    }
+}
+
+fn certificates(are: &CertificatesAre) -> Certificates {
+    let facts = |name: &str, from: Timestamp, to: Timestamp| CertificateFacts {
+        fingerprint: name.to_owned(),
+        not_before: from,
+        not_after: to,
+    };
+    let days = |days: i64| SignedDuration::from_hours(24 * days);
+    match are {
+        CertificatesAre::None => Certificates::default(),
+        CertificatesAre::Well => {
+            let leaf = || Leaf {
+                certificate: Some(facts("leaf", now() - days(10), now() + days(80))),
+                issuer: Some("first".to_owned()),
+                bundle: vec!["first".to_owned()],
+                written: Some(now() - days(10)),
+            };
+            Certificates {
+                authority: Some(Authority {
+                    current: facts("first", now() - days(10), now() + days(1000)),
+                    previous: None,
+                }),
+                sidecar: Some(leaf()),
+                backup: Some(leaf()),
+                foreign: Vec::new(),
+            }
+        }
+        CertificatesAre::These(These { authority, previous, sidecar, backup }) => {
+            let leaf = |leaf: &LeafIs| Leaf {
+                certificate: Some(facts("leaf", leaf.from, leaf.to)),
+                issuer: Some(leaf.by.clone()),
+                bundle: leaf.trusts.clone(),
+                written: Some(leaf.written),
+            };
+            let dated = |dates: &Dates| facts(&dates.name, dates.from, dates.to);
+            Certificates {
+                authority: Some(Authority { current: dated(authority), previous: previous.as_ref().map(dated) }),
+                sidecar: Some(leaf(sidecar)),
+                backup: Some(leaf(backup)),
+                foreign: Vec::new(),
+            }
+        }
+    }
+}
