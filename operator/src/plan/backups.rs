@@ -224,8 +224,8 @@ impl<'a> Desk<'a> {
             "not every other backup is in the set".to_owned()
         };
         self.decision.waiting = Some(format!(
-            "{name} should leave {node}, because {why}, but no other node can take a backup and {copies}: free or add a node, or \
-             lower minInSync. {}",
+            "{name} should leave {node}, because {why}. No other node can take a backup and {copies}: free or add a node{}. {}",
+            if self.floor > 1 { ", or lower minInSync" } else { "" },
             self.decision.survey.explain()
         ));
     }

@@ -19,6 +19,15 @@ pub const PLACEABLE: &str = "Placeable";
 /// Whether something is worse than asked for.
 pub const DEGRADED: &str = "Degraded";
 
+/// `1 backup`, `2 backups`, `2 copies`.
+pub(super) fn count(n: usize, thing: &str) -> String {
+    match (n, thing.strip_suffix('y')) {
+        (1, _) => format!("1 {thing}"),
+        (_, Some(stem)) => format!("{n} {stem}ies"),
+        _ => format!("{n} {thing}s"),
+    }
+}
+
 struct Answer {
     kind: &'static str,
     status: &'static str,
@@ -136,7 +145,12 @@ fn progressing(view: &View<'_>, decision: &Decision) -> Answer {
         return answer("Progressing", true, "Moving", moving);
     }
     if !decision.births.is_empty() {
-        return answer("Progressing", true, "Creating", format!("making {} backup pods", decision.births.len()));
+        return answer(
+            "Progressing",
+            true,
+            "Creating",
+            format!("making {}", count(decision.births.len(), "backup pod")),
+        );
     }
     if decision.retry_at.is_some() {
         return answer(
@@ -148,7 +162,7 @@ fn progressing(view: &View<'_>, decision: &Decision) -> Answer {
     }
     let starting = view.standings.iter().filter(|standing| standing.is_alive() && !standing.ready).count();
     if starting > 0 {
-        return answer("Progressing", true, "Starting", format!("{starting} backups are starting"));
+        return answer("Progressing", true, "Starting", format!("{} not ready yet", count(starting, "backup")));
     }
     let spares: Vec<&str> = view
         .standings
@@ -207,10 +221,16 @@ fn failover_safe(view: &View<'_>) -> Answer {
         return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
     }
     match log.members.len() {
-        members if holders < members => {
-            no("MemberMissing", format!("{holders} of {members} members work: one more death may be one too many"))
-        }
-        members => answer("FailoverSafe", true, "StandbyAndCopies", format!("{members} copies, and a standby")),
+        members if holders < members => no(
+            "MemberMissing",
+            format!("the pods of {holders} of {members} members work: one more death may be one too many"),
+        ),
+        members => answer(
+            "FailoverSafe",
+            true,
+            "StandbyAndCopies",
+            format!("{}, and a standby", count(members, "complete copy")),
+        ),
     }
 }
 
@@ -218,13 +238,21 @@ fn placeable(decision: &Decision) -> Answer {
     let free = decision.survey.free.len();
     match decision.unplaced {
         0 => answer(PLACEABLE, true, "Placed", "every backup has a node"),
-        n if n <= free => {
-            answer(PLACEABLE, true, "NodesFree", format!("{n} backups have no node yet, and {free} nodes are free"))
-        }
+        n if n <= free => answer(
+            PLACEABLE,
+            true,
+            "NodesFree",
+            format!("{} without a node yet, and {} free", count(n, "backup"), count(free, "node")),
+        ),
         n => {
             let device = decision.survey.refused.iter().any(|refusal| refusal.lacks_device);
             let reason = if device { "NoFreeDevice" } else { "NoNodeFits" };
-            answer(PLACEABLE, false, reason, format!("{n} backups have no node. {}", decision.survey.explain()))
+            answer(
+                PLACEABLE,
+                false,
+                reason,
+                format!("{} without a node. {}", count(n, "backup"), decision.survey.explain()),
+            )
         }
     }
 }

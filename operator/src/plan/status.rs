@@ -8,7 +8,7 @@ use kube::runtime::events::EventType;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
 
 use super::backups::Decision;
-use super::conditions::{self, trouble};
+use super::conditions::{self, count, trouble};
 use super::primary::Primary;
 use super::standing::{Health, Standing};
 use super::{Notice, objects};
@@ -114,7 +114,10 @@ fn phase(view: &View<'_>) -> (Phase, String) {
     if group.metadata.deletion_timestamp.is_some() {
         let text = match view.observed.app.len() {
             n @ 1.. if super::has_finalizer(view.observed) => {
-                format!("waits until no pod of the app belongs to it (spec.deletion: AfterApp): {n} do, remove them")
+                format!(
+                    "waits until no pod of the app belongs to it (spec.deletion: AfterApp): remove {}",
+                    count(n, "pod")
+                )
             }
             _ => "everything that belongs to it is being removed".to_owned(),
         };
@@ -136,7 +139,7 @@ fn phase(view: &View<'_>) -> (Phase, String) {
             Phase::WaitingForApp,
             match view.observed.app.len() {
                 0 => format!("no pod has the label {label}: {name}; give it to the pods of the app"),
-                n => format!("{n} pods of the app belong to it, and none has become primary yet"),
+                n => format!("{} of the app there, and none has become primary yet", count(n, "pod")),
             },
         );
     };
@@ -157,7 +160,7 @@ fn phase(view: &View<'_>) -> (Phase, String) {
             format!("{holders} of {wanted} copies: appends go on, a backup is catching up or missing"),
         );
     }
-    (Phase::Ready, format!("{} is primary, with {members} copies", log.primary.name))
+    (Phase::Ready, format!("{} is primary, with {}", log.primary.name, count(members, "copy")))
 }
 
 /// Events for what has changed in the status itself.

@@ -141,7 +141,7 @@ enum CertificatesAre {
     None,
     /// By hand.
     #[serde(untagged)]
-    These(These),
+    These(Box<These>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -207,7 +207,7 @@ impl Story {
             now: now(),
             server: self.server,
             backups: self.backups.iter().map(|wish| self.backup(wish, &group, &settings)).collect(),
-            app: self.app.iter().map(|wish| app_pod(wish)).collect(),
+            app: self.app.iter().map(app_pod).collect(),
             nodes: self.nodes.iter().map(node).collect(),
             certificates: certificates(&self.certificates),
             objects: Vec::new(),
@@ -384,7 +384,8 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 foreign: Vec::new(),
             }
         }
-        CertificatesAre::These(These { authority, previous, sidecar, backup }) => {
+        CertificatesAre::These(these) => {
+            let These { authority, previous, sidecar, backup } = these.as_ref();
             let leaf = |leaf: &LeafIs| Leaf {
                 certificate: Some(facts("leaf", leaf.from, leaf.to)),
                 issuer: Some(leaf.by.clone()),
