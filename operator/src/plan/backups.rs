@@ -123,6 +123,15 @@ impl<'a> Desk<'a> {
         self.standings.iter().any(|standing| standing.member && !standing.is_alive())
     }
 
+    /// A pod whose end is near, since its kubelet can be reached: it will leave room.
+    fn ending_soon(&self) -> Option<&'a str> {
+        let is_ready =
+            |name: &str| self.observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
+        let ending = self.standings.iter().filter(|standing| standing.health == Health::Ending);
+        let mut soon = ending.filter(|standing| standing.node.as_deref().is_some_and(is_ready));
+        soon.next().map(|standing| standing.name.as_str())
+    }
+
     fn remove(&mut self, standing: &Standing, why: String) {
         self.alive.retain(|other| other.name != standing.name);
         self.decision.deaths.push(Death { name: standing.name.clone(), uid: standing.uid.clone(), why });
@@ -201,10 +210,17 @@ impl<'a> Desk<'a> {
             return;
         }
         let spares: Vec<&&Standing> = self.alive.iter().filter(|other| !other.member).collect();
-        let stuck = spares.iter().all(|spare| spare.health == Health::Unplaced);
-        if self.alive.len() > self.wanted && !stuck {
-            self.surge = true;
-            self.decision.moving = Some(format!("a successor of {name} is catching up ({why})"));
+        if spares.iter().any(|spare| spare.health != Health::Unplaced) {
+            self.surge = self.alive.len() > self.wanted;
+            self.decision.moving = Some(match self.surge {
+                true => format!("a successor of {name} is catching up ({why})"),
+                false => format!("{name} leaves next ({why}), when the others are in the set"),
+            });
+            return;
+        }
+        if let Some(ending) = self.ending_soon() {
+            self.decision.moving =
+                Some(format!("{name} leaves next ({why}), when {ending} has ended and its node is free"));
             return;
         }
         if spares.is_empty() && !self.decision.survey.free.is_empty() && self.held == 0 {

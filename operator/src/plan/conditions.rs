@@ -3,9 +3,10 @@
 //! Called by [`status`](super::status). The moment of a condition is that of its last flip: a look that finds the same
 //! answer changes nothing.
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
-use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER};
+use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAINER};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Decision;
@@ -259,6 +260,15 @@ fn placeable(decision: &Decision) -> Answer {
 
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(view: &View<'_>) -> Option<Answer> {
+    let without: Vec<String> =
+        view.observed.app.iter().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
+    if !without.is_empty() {
+        let text = format!(
+            "these pods of the app have no sidecar, perhaps because they were made while no operator ran: make them anew: {}",
+            without.join(", ")
+        );
+        return Some(answer("SidecarsCurrent", false, "Missing", text));
+    }
     let injected =
         view.observed.app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
     let wanted = &view.observed.settings.sidecar_image;
@@ -285,6 +295,12 @@ fn sidecars_current(view: &View<'_>) -> Option<Answer> {
             ),
         )),
     }
+}
+
+fn has_sidecar(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    all.into_iter().any(|container| container.name == SIDECAR_CONTAINER)
 }
 
 const UNSCHEDULED: &str = "Unscheduled";

@@ -319,15 +319,19 @@ impl Story {
 }
 
 fn app_pod(wish: &AppPod) -> Pod {
+    let containers = match wish.sidecar.as_deref() {
+        Some("none") => json!([{"name": "app"}]),
+        _ => json!([{"name": "app"}, {"name": tailwind_crds::names::SIDECAR_CONTAINER}]),
+    };
     let mut pod = json!({
         "metadata": {"name": wish.name, "namespace": "shop", "labels": {LABEL_GROUP: "orders"}, "annotations": {}},
-        "spec": {"containers": [], "serviceAccountName": wish.account.as_deref().unwrap_or("default")},
+        "spec": {"containers": containers, "serviceAccountName": wish.account.as_deref().unwrap_or("default")},
         "status": {"phase": if wish.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if wish.fresh { "10.9.9.9".to_owned() } else { ip(&wish.name) }},
     });
     if let Some(role) = &wish.role {
         pod["metadata"]["labels"][LABEL_ROLE] = json!(role);
     }
-    if let Some(image) = &wish.sidecar {
+    if let Some(image) = wish.sidecar.as_ref().filter(|image| *image != "none") {
         pod["metadata"]["annotations"][ANNOTATION_INJECTED] = json!(image);
     }
     if wish.is == Is::Ending {
