@@ -155,7 +155,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         format!("--fabric={}", if tcp { "tcp" } else { "verbs" }),
         format!("--segment-size={}", spec.segment_size.bytes()),
         format!("--buffers={}", spec.buffers),
-        "--pool=/pool".to_owned(),
+        "--pool=/pool/buffers".to_owned(),
         "--flush-dir=/flush".to_owned(),
         format!("--hold-up={}", spec.hold_up_seconds),
     ];
