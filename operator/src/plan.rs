@@ -210,7 +210,8 @@ fn again(observed: &Observed, standings: &[Standing], decision: &Decision) -> Si
     if has_log {
         again = again.min(AGAIN_POSITIONS);
     }
-    let starting = standings.iter().any(|standing| standing.is_alive() && !standing.ready);
+    let starting =
+        standings.iter().any(|standing| standing.is_alive() && !(standing.ready && (standing.member || !has_log)));
     if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 || starting {
         again = again.min(AGAIN_WAITING);
     }

@@ -38,3 +38,10 @@ fn what_is_printed_is_what_is_listed() {
     assert_eq!(rules, PERMISSIONS.len());
     assert_eq!(printed["own"][0]["resources"][0], "leases");
 }
+
+#[test]
+fn the_chart_has_what_is_listed() {
+    let chart = include_str!("../../charts/tailwind/files/permissions.yaml");
+    let command = "tailwind-operator -- permissions >charts/tailwind/files/permissions.yaml";
+    assert!(chart == yaml(), "run: cargo run --package {command}");
+}

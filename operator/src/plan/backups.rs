@@ -6,7 +6,7 @@
 //! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
 //!    time. A member leaves only when more members than wanted are in the set, for which one more pod is made first where
 //!    a node is free; or, where none is, when the others are all in the set and enough of them to go on.
-//! 3. What is missing is made.
+//! 3. What is missing is made. A member whose pod or node is dead counts as missing, and stays until the set has let it go.
 
 use std::collections::BTreeSet;
 

@@ -12,9 +12,13 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTA
 use super::placement::is_being_drained;
 use crate::observed::{NodeFacts, Observed};
 
-/// A node may be silent for so long before the backups on it that are in no set count as lost: kubelets that restart take a
-/// few seconds, and Kubernetes itself waits for 300.
-const NODE_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+/// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is needed,
+/// and waits only as long as a kubelet takes to start.
+const OUTSIDER_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// A member may well work while its kubelet is silent: then the primary still hears it. A spare costs memory, so this waits.
+const MEMBER_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+/// A pod may be known before its node is.
+const NEW_NODE_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
 /// Starts of a container that never stayed: then another node may do better.
 const RESTARTS_MAX: i32 = 5;
 /// A backup that has been running for so long and is still not ready may do better on another node.
@@ -155,18 +159,19 @@ fn health(
     let lost = |why: String, since| Health::Failed { why, since, refused: false };
     let Some(node) = node else {
         // Before the first list of nodes nothing is known about any, and of a new node a pod may be known first.
-        return if nodes_unknown || now.duration_since(created) < NODE_PATIENCE {
+        return if nodes_unknown || now.duration_since(created) < NEW_NODE_PATIENCE {
             Health::Alive
         } else {
             lost(format!("node {node_name} is gone"), now)
         };
     };
-    // The set knows better than Kubernetes who can be reached: what follows is for those outside it.
+    let patience = if member { MEMBER_PATIENCE } else { OUTSIDER_PATIENCE };
+    if let Some(since) = node.not_ready_since.filter(|since| now.duration_since(*since) > patience) {
+        return lost(format!("node {node_name} is not ready"), since);
+    }
+    // For the rest the set knows better than Kubernetes who can be reached.
     if member {
         return Health::Alive;
-    }
-    if let Some(since) = node.not_ready_since.filter(|since| now.duration_since(*since) > NODE_PATIENCE) {
-        return lost(format!("node {node_name} is not ready"), since);
     }
     let container = status
         .and_then(|status| status.container_statuses.as_deref())
