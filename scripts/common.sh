@@ -82,14 +82,19 @@ need_cluster() {
     need iproute2 command -v ip
     need kubernetes-client command -v kubectl
     need curl command -v curl
-    need python3 command -v python3
-    need python3-venv compgen -G '/usr/lib/python3*/ensurepip'
+    need_helm
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
     # Where apt does not have them there is no use in asking for them: ./check says so.
     [ -n "${TAILWIND_KUBERNETES:-}" ] || [ -e "$KUBERNETES" ] || ! is_bookworm || need_kubernetes_source
 }
 
 is_bookworm() { grep -qx 'VERSION_CODENAME=bookworm' /etc/os-release; }
+
+# What the Helm engine comes with: e2e/cluster/helm.
+need_helm() {
+    need python3 command -v python3
+    need python3-venv compgen -G '/usr/lib/python3*/ensurepip'
+}
 
 # What Kubernetes itself is built with. Only Debian 12 has both its source and a Go that it builds with.
 need_kubernetes_source() {

@@ -1,0 +1,101 @@
+//! What people copy is right: the samples, and the alerts and dashboard of the chart.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+use tailwind_crds::{ReplicaGroup, definition, problems};
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(top().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    let all = serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap());
+    all.filter(|document| !document.is_null()).collect()
+}
+
+/// Whether all that was written is there when it has been read; what is not was no field.
+fn lost(written: &Value, found: &Value, path: &str) -> Vec<String> {
+    match (written, found) {
+        (Value::Object(written), Value::Object(found)) => {
+            let of = |(key, value): (&String, &Value)| match found.get(key) {
+                Some(found) => lost(value, found, &format!("{path}.{key}")),
+                None => vec![format!("{path}.{key}")],
+            };
+            written.iter().flat_map(of).collect()
+        }
+        (Value::Array(written), Value::Array(found)) if written.len() == found.len() => {
+            written.iter().zip(found).flat_map(|(written, found)| lost(written, found, path)).collect()
+        }
+        _ if written == found => Vec::new(),
+        _ => vec![format!("{path}: {written} became {found}")],
+    }
+}
+
+#[test]
+fn samples_are_good_groups() {
+    let mut groups = 0;
+    for entry in fs::read_dir(top().join("manifests/samples")).unwrap() {
+        let path = entry.unwrap().path();
+        for document in documents(&fs::read_to_string(&path).unwrap()) {
+            if document["kind"] != "ReplicaGroup" {
+                continue;
+            }
+            let group: ReplicaGroup = serde_json::from_value(document.clone()).unwrap();
+            assert_eq!(problems(&group, None), Vec::<String>::new(), "{}", path.display());
+            let again = serde_json::to_value(&group).unwrap();
+            assert_eq!(lost(&document, &again, ""), Vec::<String>::new(), "{}: no such fields", path.display());
+            groups += 1;
+        }
+    }
+    assert_eq!(groups, 6, "each sample has one group");
+}
+
+#[test]
+fn a_field_that_does_not_exist_is_found() {
+    let text =
+        "apiVersion: replication.tailwind.dev/v1alpha1\nkind: ReplicaGroup\nmetadata: {name: a}\nspec: {backup: 3}";
+    let document = documents(text).remove(0);
+    let group: ReplicaGroup = serde_json::from_value(document.clone()).unwrap();
+    assert_eq!(lost(&document, &serde_json::to_value(&group).unwrap(), ""), [".spec.backup"]);
+}
+
+#[test]
+fn the_chart_has_the_definition() {
+    assert!(read("charts/tailwind/files/replicagroups.yaml") == definition(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn each_alert_has_a_runbook_and_each_runbook_an_alert() {
+    let file = documents(&read("charts/tailwind/files/alerts.yaml")).remove(0);
+    let groups = file["groups"].as_array().unwrap();
+    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
+    let alerts: BTreeSet<String> = rules.map(|rule| rule["alert"].as_str().unwrap().to_owned()).collect();
+    let pages = fs::read_dir(top().join("docs/runbooks")).unwrap();
+    let pages = pages.map(|page| page.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned());
+    assert_eq!(alerts, pages.collect());
+}
+
+/// By name, in the text of the programs: a metric that was renamed leaves an alert that never fires.
+#[test]
+fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+    let sources = ["sidecar/src/control/status.rs", "sidecar/src/backup/status.rs", "operator/src/metrics.rs"];
+    let source: String = sources.map(read).concat();
+    let asked = read("charts/tailwind/files/alerts.yaml") + &read("charts/tailwind/files/dashboard.json");
+    let names = asked.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: BTreeSet<&str> = names.filter(|name| name.starts_with("tailwind_")).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let short = name.trim_start_matches("tailwind_");
+        let there = source.contains(&format!("\"{name}\"")) || source.contains(&format!("(\"{short}\", "));
+        assert!(there, "no program has the metric {name}");
+    }
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Writes what is generated in charts/ and manifests/: the definition, the operator's rights, the table of values in the chart's
+# README, and manifests/install.yaml, which is the chart with its defaults.
+#   scripts/manifests.sh          writes them
+#   scripts/manifests.sh --check  lints the chart and says what would change. Part of ./check; ends with 77 where the Helm
+#                                 engine cannot be had
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/common.sh
+
+CANNOT_RUN=77
+CHART=charts/tailwind
+NAMESPACE=tailwind-system
+
+work=$(mktemp -d -t tailwind-manifests.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+
+main() {
+    mkdir -p "$work/manifests" "$work/charts"
+    cp -r "$CHART" "$work/$CHART"
+    write_texts
+    case "${1:-}" in
+        '')
+            e2e/cluster/helm prepare
+            write_install
+            cp -r "$work/$CHART/." "$CHART/"
+            cp "$work/manifests/install.yaml" manifests/install.yaml
+            ;;
+        --check)
+            compare
+            e2e/cluster/helm prepare || { say 'the Helm engine cannot be had' && exit $CANNOT_RUN; }
+            lint
+            write_install
+            compare
+            ;;
+        *) stop "usage: scripts/manifests.sh [--check]" ;;
+    esac
+}
+
+write_texts() {
+    cp crds/replicagroups.yaml "$work/$CHART/files/"
+    cargo run --quiet --locked --package tailwind-operator -- permissions >"$work/$CHART/files/permissions.yaml"
+    python3 scripts/values_table.py "$CHART/values.yaml" "$CHART/README.md" >"$work/$CHART/README.md"
+}
+
+write_install() {
+    {
+        printf '# Tailwind: kubectl create -f manifests/install.yaml. Its images are tailwind-operator and tailwind-sidecar; see README.md.\n'
+        printf '# Generated from %s by scripts/manifests.sh. Do not edit.\n' "$CHART"
+        printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n  labels:\n' "$NAMESPACE"
+        printf '    pod-security.kubernetes.io/enforce: restricted\n'
+        # Helm's own marks would say that a release is behind these objects. Nobody uninstalls them as one, either.
+        e2e/cluster/helm template tailwind "$work/$CHART" --namespace "$NAMESPACE" --set crds.keep=false \
+            | sed -e '/^ *helm\.sh\/chart: /d' -e '/^ *app\.kubernetes\.io\/managed-by: Helm$/d' -e '/^# tailwind\/templates\//d'
+    } >"$work/manifests/install.yaml"
+}
+
+lint() {
+    local values
+    e2e/cluster/helm lint "$CHART" --namespace "$NAMESPACE"
+    for values in "$CHART"/ci/*-values.yaml; do
+        say "lint with $values"
+        e2e/cluster/helm lint "$CHART" --namespace "$NAMESPACE" --values "$values"
+        e2e/cluster/helm template tailwind "$CHART" --namespace "$NAMESPACE" --values "$values" >/dev/null
+    done
+}
+
+# What is there now and what would be written, as far as it is written yet.
+compare() {
+    local path differ=0
+    while read -r path; do
+        diff -u --label "$path, as it is" --label "$path, as it is generated" "$path" "$work/$path" || differ=1
+    done < <(cd "$work" && find . -type f -printf '%P\n' | sort)
+    [ $differ -eq 0 ] || stop 'generated files are out of date: run scripts/manifests.sh and commit what it writes'
+}
+
+main "$@"
