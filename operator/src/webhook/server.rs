@@ -156,7 +156,8 @@ impl Desk {
         }
         let injected = inject::inject(pod, &group, &self.settings, self.version);
         let patch = json!(json_patch::diff(pod, &injected));
-        info!(%namespace, group = group.name_any(), pod = %pod["metadata"]["generateName"], "sidecar injected");
+        let name = ["name", "generateName"].iter().find_map(|key| pod["metadata"][key].as_str()).unwrap_or_default();
+        info!(%namespace, group = group.name_any(), pod = name, "sidecar injected");
         Ok(Decision::Patch { patch, warnings: inject::warnings(pod, &group) })
     }
 }
