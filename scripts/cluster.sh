@@ -46,12 +46,12 @@ main() {
         start
         export TAILWIND_CLUSTER=$work
     fi
-    cargo test --package tailwind-e2e --features cluster --locked --test cluster -- --test-threads=1 ${filter:+"$filter"}
+    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster -- --test-threads=1 ${filter:+"$filter"}
 }
 
 # The very build that the other tests are made from.
 build_programs() {
-    cargo build --workspace --bins --features "$FEATURES" --locked
+    cargo test --workspace --features "$FEATURES" --locked --no-run
 }
 
 pack_images() {

@@ -5,6 +5,9 @@
 TOOLS="$HOME/.cache/tailwind/tools"
 # Tests are built with RDMA, as releases are; clippy also looks at what is built without.
 FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
+# Tests that need machines of their own. Always beside FEATURES and for the whole workspace: with fewer features or packages,
+# cargo would build most of what they stand on a second time.
+MACHINES=tailwind-e2e/machines,tailwind-e2e/cluster
 # The programs of Kubernetes that e2e/cluster/build makes.
 KUBERNETES="$HOME/.cache/tailwind/kubernetes/1.20.2"
 # Where Debian keeps the source of a Go package of which Kubernetes has a broken one.

@@ -44,7 +44,7 @@ hunt() {
     SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((600 + 120 * rounds)) \
         e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,kills} e2e/rdma/suite
     TAILWIND_SIDECAR_PROGRAM=$work/tailwind-sidecar \
-        cargo test --package tailwind-e2e --features machines --locked --test machines
+        cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test machines
 }
 
 target() { realpath -m "${CARGO_TARGET_DIR:-target}"; }
