@@ -147,11 +147,11 @@ fn health(
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
     let created = pod.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
-    if let Some("Failed" | "Succeeded") = phase {
-        return failed(pod, created);
-    }
     if pod.metadata.deletion_timestamp.is_some() {
         return Health::Ending;
+    }
+    if let Some("Failed" | "Succeeded") = phase {
+        return failed(pod, created);
     }
     let Some(node_name) = node_name else {
         return if now.duration_since(created) > UNPLACED_PATIENCE { Health::Unplaced } else { Health::Alive };
