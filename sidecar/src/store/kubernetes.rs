@@ -29,8 +29,8 @@ pub use convert::{GroupPath, Shape};
 
 /// How long one request may take. Longer than any healthy API server needs, and shorter than people's patience.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// First writes that meet another change of the object, such as the operator's, are tried again so often.
-const FIRST_TRIES: usize = 10;
+/// A first content meets every other change of the object, such as the operator's, and is tried again so often.
+const TRIES: usize = 10;
 /// Pause before a watch that has failed begins again.
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
 /// The same trouble with a watch is logged at most so often.
@@ -135,7 +135,8 @@ impl KubernetesStore {
 
     /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.
     pub async fn swap(&self, swap: &Swap) -> Result<SwapOutcome, String> {
-        for _ in 0..FIRST_TRIES {
+        let mut refusal = String::new();
+        for _ in 0..TRIES {
             let group = self.get().await?;
             let found = convert::configuration(&group)?;
             if found.as_ref().map(Configuration::stamp) != swap.expected {
@@ -144,10 +145,13 @@ impl KubernetesStore {
             match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {
                 Patched::Done => return Ok(SwapOutcome::Applied),
                 // Somebody else was faster: who, and with what, is read at the next turn.
-                Patched::TestFailed => {}
+                Patched::Refused(why) => refusal = why,
             }
         }
-        Err(format!("ReplicaGroup {} changes all the while", self.path))
+        Err(format!(
+            "write status.log of ReplicaGroup {}: refused {TRIES} times, though it is as expected: {refusal}",
+            self.path
+        ))
     }
 
     async fn patch(&self, operations: Vec<PatchOperation>) -> Result<Patched, String> {
@@ -157,7 +161,9 @@ impl KubernetesStore {
         match timeout(REQUEST_TIMEOUT, self.api.patch_status(self.path.name.as_str(), &params, &patch)).await {
             Ok(Ok(_)) => Ok(Patched::Done),
             // "test" failed: 422 (Invalid). Or another writer came between the API server's own read and write: 409.
-            Ok(Err(kube::Error::Api(status))) if status.code == 422 || status.code == 409 => Ok(Patched::TestFailed),
+            Ok(Err(kube::Error::Api(status))) if status.code == 422 || status.code == 409 => {
+                Ok(Patched::Refused(status.message))
+            }
             Ok(Err(error)) => Err(told(error.to_string())),
             Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
         }
@@ -184,7 +190,7 @@ impl KubernetesStore {
 
 enum Patched {
     Done,
-    TestFailed,
+    Refused(String),
 }
 
 /// The first content has nothing to be compared with but the object as a whole.
