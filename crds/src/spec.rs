@@ -142,7 +142,7 @@ pub struct ReplicaGroupSpec {
     #[serde(default = "yes")]
     pub disruption_budget: bool,
 
-    /// Ports of the service <name>-primary, which leads to the app pod that may append. Without any it has no address of its own
+    /// Ports of the service NAME-primary, which leads to the app pod that may append. Without any it has no address of its own
     /// and gives that pod's by DNS.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]

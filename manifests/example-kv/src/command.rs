@@ -1,6 +1,6 @@
 //! What a client may ask, as types that cannot be wrong.
 //!
-//! [`parse`] makes them of arguments; connections answer [`Command::Local`] themselves, on every server; the primary's task
+//! [`mod@parse`] makes them of arguments; connections answer [`Command::Local`] themselves, on every server; the primary's task
 //! carries out reads and writes. A [`Write`] is also what the log holds: it says everything that its outcome depends on,
 //! beside the state before it.
 
