@@ -16,6 +16,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::reflector::store::Writer;
+use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -36,6 +37,9 @@ use crate::plan::plan;
 const NODES_PAUSE: Duration = Duration::from_secs(1);
 /// Reconciles wait so long for the first lists of nodes and pods.
 const LISTS_PATIENCE: Duration = Duration::from_secs(20);
+/// Pause after a watch has failed. All of a controller's watches share it: were it to grow, a dozen that have expired together,
+/// since the API server was away, would make each other wait for minutes.
+const WATCH_PAUSE: Duration = Duration::from_millis(250);
 /// A reconcile that takes longer is given up, and begun anew.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
@@ -74,6 +78,7 @@ pub async fn run(
     let groups: Api<GroupMeta> = scoped(&client, namespace.as_deref());
     let mut controller = Controller::new(groups, any())
         .with_config(ControllerConfig::default().concurrency(concurrency))
+        .trigger_backoff(Evenly)
         .graceful_shutdown_on(stop)
         .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
     for kind in owned_kinds(context.server) {
@@ -100,6 +105,21 @@ pub async fn run(
         () = reconciles => Ok(()),
         () = watch_nodes(&client, nodes, &changed) => bail!("the watch of nodes has ended"),
     }
+}
+
+/// The same pause each time.
+struct Evenly;
+
+impl Iterator for Evenly {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(WATCH_PAUSE)
+    }
+}
+
+impl Backoff for Evenly {
+    fn reset(&mut self) {}
 }
 
 fn scoped(client: &Client, namespace: Option<&str>) -> Api<GroupMeta> {
