@@ -248,7 +248,7 @@ fn on_error(meta: Arc<GroupMeta>, failure: &Failure, context: Arc<Context>) -> A
     let failures = context.failures.add(&group);
     let wait = failure.class().wait(failures);
     match failure.class() {
-        Class::Conflict => info!(group, %failure, ?wait, "again"),
+        Class::Conflict | Class::Ending => info!(group, %failure, ?wait, "again"),
         _ => warn!(group, %failure, failures, ?wait, "reconcile failed"),
     }
     Action::requeue(wait)

@@ -20,6 +20,8 @@ pub struct Error {
 pub enum Class {
     /// Somebody else has written: look again at once.
     Conflict,
+    /// The namespace is being deleted, and the group with it: nothing is wrong, and nothing can be made any more.
+    Ending,
     /// Not allowed, by permissions, quotas or admission: a person must act, so look again rarely.
     Refused,
     /// The API server says that what was sent is wrong: a bug, or rules of the cluster.
@@ -33,6 +35,7 @@ impl Class {
     pub fn name(self) -> &'static str {
         match self {
             Class::Conflict => "conflict",
+            Class::Ending => "ending",
             Class::Refused => "refused",
             Class::Invalid => "invalid",
             Class::Unavailable => "unavailable",
@@ -44,7 +47,7 @@ impl Class {
         let (first, most) = match self {
             Class::Conflict => (1, 15),
             Class::Unavailable => (1, 60),
-            Class::Refused | Class::Invalid => (5, 300),
+            Class::Ending | Class::Refused | Class::Invalid => (5, 300),
         };
         let doubled: u64 = first << failures.saturating_sub(1).min(10);
         Duration::from_secs(doubled.min(most))
@@ -55,6 +58,9 @@ impl Error {
     /// What is done next.
     pub fn class(&self) -> Class {
         let kube::Error::Api(status) = &self.source else { return Class::Unavailable };
+        if is_ending(&self.source) {
+            return Class::Ending;
+        }
         match status.code {
             404 | 409 | 410 => Class::Conflict,
             401 | 403 => Class::Refused,
@@ -70,6 +76,13 @@ impl Error {
             other => format!("{}: {other}", self.doing),
         }
     }
+}
+
+/// True if nothing can be made because its namespace is being deleted.
+pub fn is_ending(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403 && causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// Says what was being done when a call failed.
@@ -88,6 +101,7 @@ impl<T> Doing<T> for Result<T, kube::Error> {
 mod tests {
     use super::*;
     use kube::core::Status;
+    use serde_json::json;
 
     fn answered(code: u16) -> Error {
         let status = Status::failure("no", "Reason").with_code(code);
@@ -106,6 +120,15 @@ mod tests {
             assert_eq!(answered(code).class(), class, "{code}");
         }
         assert_eq!(answered(403).for_people(), "create pod a: no");
+    }
+
+    #[test]
+    fn a_namespace_that_is_deleted_refuses_nobody() {
+        let cause = json!({"reason": "NamespaceTerminating", "message": "namespace shop is being terminated"});
+        let status = json!({"status": "Failure", "reason": "Forbidden", "code": 403, "details": {"causes": [cause]}});
+        let status: Status = serde_json::from_value(status).unwrap();
+        let error = Error { doing: "create pod a".to_owned(), source: kube::Error::Api(Box::new(status)) };
+        assert_eq!(error.class(), Class::Ending);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tailwind_crds::ReplicaGroup;
 use tracing::warn;
 
 use crate::context::Context;
+use crate::error::is_ending;
 use crate::plan::Notice;
 
 /// The API server takes no longer ones.
@@ -33,8 +34,10 @@ pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if let Err(error) = recorder.publish(&event, &reference).await {
-            warn!(%error, reason = notice.reason, "event not written");
+        match recorder.publish(&event, &reference).await {
+            Err(error) if is_ending(&error) => return,
+            Err(error) => warn!(%error, reason = notice.reason, "event not written"),
+            Ok(()) => {}
         }
     }
 }

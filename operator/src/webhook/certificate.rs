@@ -108,7 +108,10 @@ impl Keeper {
                     LOOK
                 }
                 Err(error) => {
-                    warn!(error = format!("{error:#}"), "certificate of the webhook");
+                    match is_conflict(&error) {
+                        true => info!(error = format!("{error:#}"), "certificate of the webhook, again"),
+                        false => warn!(error = format!("{error:#}"), "certificate of the webhook"),
+                    }
                     if self.shown.0.read().unwrap_or_else(PoisonError::into_inner).is_none() {
                         self.readiness.lacks("webhook", format!("{error:#}"));
                     }
@@ -184,7 +187,7 @@ impl Keeper {
             Some(_) => self.secrets.replace(&self.secret, &params, &secret).await,
             None => self.secrets.create(&params, &secret).await,
         };
-        written.with_context(|| format!("write secret {}; another replica may have been faster", self.secret))?;
+        written.with_context(|| format!("write secret {}", self.secret))?;
         info!(secret = self.secret, names = ?self.names, "certificate of the webhook issued");
         Ok(material)
     }
@@ -234,6 +237,12 @@ fn alternative(name: &str) -> Result<SanType, rcgen::Error> {
         Ok(address) => SanType::IpAddress(address),
         Err(_) => SanType::DnsName(name.try_into()?),
     })
+}
+
+/// Another replica was faster: what it has written is read at the next look.
+fn is_conflict(error: &anyhow::Error) -> bool {
+    let answer = error.downcast_ref::<kube::Error>();
+    answer.is_some_and(|answer| matches!(answer, kube::Error::Api(status) if status.code == 409))
 }
 
 /// The last third of its life.
