@@ -34,6 +34,11 @@ impl LogOptions {
         let filter = EnvFilter::try_new(&self.log).map_err(|error| {
             anyhow::anyhow!("--log {}: {error}; an example is info,tailwind_operator=debug", self.log)
         })?;
+        // What fails in there is told where it is consumed.
+        let filter = match self.log.contains("kube_client") {
+            true => filter,
+            false => filter.add_directive("kube_client=off".parse()?),
+        };
         let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {
             LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),

@@ -47,7 +47,9 @@ impl Store {
             Store::Kubernetes(store) => store.swap(&swap).await,
         };
         outcome.unwrap_or_else(|error| {
-            tracing::warn!(%error, "swap the configuration");
+            if !matches!(self, Store::Kubernetes(store) if !store.is_news(&error)) {
+                tracing::warn!(%error, "swap the configuration");
+            }
             SwapOutcome::Unknown
         })
     }

@@ -7,8 +7,8 @@
 
 mod convert;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures_util::{StreamExt, TryStreamExt};
@@ -33,7 +33,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 const TRIES: usize = 10;
 /// Pause before a watch that has failed begins again.
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
-/// The same trouble with a watch is logged at most so often.
+/// The same trouble is logged at most so often.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
 /// Names this writer in `metadata.managedFields`.
 const FIELD_MANAGER: &str = "tailwind-sidecar";
@@ -44,6 +44,23 @@ pub struct KubernetesStore {
     api: Api<ReplicaGroup>,
     path: GroupPath,
     seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
+    said: Arc<Said>,
+}
+
+/// The last trouble that was logged. While the API server is away, calls fail many times a second.
+#[derive(Default)]
+struct Said(Mutex<Option<(String, Instant)>>);
+
+impl Said {
+    /// True if this is to be logged, which then counts as done.
+    fn is_news(&self, why: &str) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = said.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > SAY_AGAIN);
+        if news {
+            *said = Some((why.to_owned(), Instant::now()));
+        }
+        news
+    }
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -85,7 +102,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         // The watch has ended, which only a panic can do.
         drop(watching.await);
     });
-    Ok(Joined { store: KubernetesStore { api, path: path.clone(), seen }, shape, wishes, keeper })
+    Ok(Joined { store: KubernetesStore { api, path: path.clone(), seen, said: Arc::default() }, shape, wishes, keeper })
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow::Result<Arc<ReplicaGroup>> {
@@ -95,12 +112,10 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
 
 /// Keeps `seen` at the latest content for ever.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
-    let mut said: Option<(String, tokio::time::Instant)> = None;
-    let mut say = |why: String| {
-        let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
-        if fresh {
+    let said = Said::default();
+    let say = |why: String| {
+        if said.is_news(&why) {
             tracing::warn!(group = %path, %why, "watch the ReplicaGroup");
-            said = Some((why, tokio::time::Instant::now()));
         }
     };
     loop {
@@ -131,6 +146,11 @@ impl KubernetesStore {
             Ok(got) => got.map_err(|error| told(error.to_string())),
             Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
         }
+    }
+
+    /// True if an error has not just been logged.
+    pub fn is_news(&self, error: &str) -> bool {
+        self.said.is_news(error)
     }
 
     /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.
