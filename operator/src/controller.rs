@@ -40,6 +40,8 @@ const LISTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Pause after a watch has failed. All of a controller's watches share it: were it to grow, a dozen that have expired together,
 /// since the API server was away, would make each other wait for minutes.
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
+/// Interrupted watches are logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// A reconcile that takes longer is given up, and begun anew.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
@@ -95,11 +97,16 @@ pub async fn run(
         tokio::time::sleep(NODES_PAUSE).await;
         Some(((), changed))
     });
-    let reconciles = controller.reconcile_all_on(wake).run(reconcile, on_error, context).for_each(|result| async {
-        // Errors of reconciles are told by `on_error`; these are those of watches.
-        if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result {
+    let mut said: Option<Instant> = None;
+    let reconciles = controller.reconcile_all_on(wake).run(reconcile, on_error, context).for_each(|result| {
+        // Errors of reconciles are told by `on_error`; these are those of watches, which are many while the API server is away.
+        if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result
+            && said.is_none_or(|at| at.elapsed() > SAY_AGAIN)
+        {
             warn!(%error, "watch interrupted");
+            said = Some(Instant::now());
         }
+        std::future::ready(())
     });
     tokio::select! {
         () = reconciles => Ok(()),

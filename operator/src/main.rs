@@ -31,8 +31,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
+    let mut runs = false;
     let result = match command {
         Command::Run(options) => log.start().and_then(|()| {
+            runs = true;
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(tailwind_operator::run::run(*options))
         }),
@@ -42,6 +44,11 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever collects its log finds its end there.
+        Err(error) if runs => {
+            tracing::error!("ending: {error:#}");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             commands::complain(&error);
             ExitCode::FAILURE
