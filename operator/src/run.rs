@@ -94,7 +94,10 @@ async fn lead(
     metrics.leads(true);
     tokio::select! {
         lost = candidate.keep() => return Err(lost),
-        () = until(stopped.clone()) => return candidate.release().await,
+        () = until(stopped.clone()) => {
+            give_back(&mut candidate).await;
+            return Ok(());
+        }
         () = definition(&client, options.watch_namespace.as_deref()) => {}
     }
     let (nodes, nodes_writer) = store();
@@ -118,9 +121,17 @@ async fn lead(
         result = reconciles => result?,
         lost = candidate.keep() => return Err(lost),
     }
-    candidate.release().await.context("give the lease back")?;
-    info!("lease given back");
+    give_back(&mut candidate).await;
     Ok(())
+}
+
+/// Where the chart is uninstalled, the right to do so may go before the operator does. Whoever comes next then waits until the
+/// lease has run out.
+async fn give_back(candidate: &mut Candidate) {
+    match candidate.release().await {
+        Ok(()) => info!("lease given back"),
+        Err(error) => info!(error = format!("{error:#}"), "lease not given back: it runs out by itself"),
+    }
 }
 
 /// Waits until the API server knows what a ReplicaGroup is.
