@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests in a real Kubernetes cluster: scripts/cluster.sh [NAME], NAME as for cargo test. Part of ./check.
+# Tests in a real Kubernetes cluster: scripts/cluster.sh [NAME...], those whose names contain one of these. Part of ./check.
 # With KUBECONFIG, in that cluster: then TAILWIND_IMAGES says where its nodes find the images (`PREFIX` of `PREFIXsidecar:e2e`;
 # e2e/cluster/image packs them), and what only a cluster on this machine allows is named in lines `cannot run: ...`.
 # With TAILWIND_KUBERNETES=FOLDER, of another version than e2e/cluster/build's.
@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 filter=${1:-}
+others=("${@:2}")
 
 # One for what must not be lost, three that tests kill. A test that needs another starts node-5.
 NODES=4
@@ -46,7 +47,8 @@ main() {
         start
         export TAILWIND_CLUSTER=$work
     fi
-    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster -- --test-threads=1 ${filter:+"$filter"}
+    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster --test operated -- --test-threads=1 \
+        ${filter:+"$filter"} "${others[@]}"
 }
 
 # The very build that the other tests are made from.

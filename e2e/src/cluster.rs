@@ -1,11 +1,13 @@
 //! A Kubernetes cluster: one on this machine that tests may break, or any other by its `KUBECONFIG`.
 //!
 //! Driven by `e2e/cluster/cluster`, which says what nodes are made of and what can be done to them. `scripts/cluster.sh`
-//! starts it, packs the images and runs `tests/cluster.rs`. [`stage`] gives each test a namespace, a ledger and loaders,
-//! [`logs`] keeps what containers write, also of those that are gone. [`bare`] is a group without an operator.
+//! starts it, packs the images and runs `tests/cluster.rs` and `tests/operated.rs`. [`stage`] gives each test a namespace, a
+//! ledger and loaders, [`logs`] keeps what containers write, also of those that are gone. [`bare`] is a group without an
+//! operator, [`operated`] one with the chart's.
 
 pub mod bare;
 pub mod logs;
+pub mod operated;
 pub mod stage;
 
 use std::fs;

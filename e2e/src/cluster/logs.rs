@@ -24,15 +24,19 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Logs {
     namespace: String,
     kept: PathBuf,
+    /// Bytes in each file that were there before.
+    before: BTreeMap<String, usize>,
     keeper: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
 impl Logs {
-    /// Begins to keep the logs of all containers of a namespace.
+    /// Begins to keep the logs of all containers of a namespace, from here on.
     pub fn keep(cluster: &Cluster, namespace: &str) -> Result<Logs> {
         let folder = cluster.folder().map_or_else(std::env::temp_dir, Path::to_owned);
         let kept = folder.join("kept").join(namespace);
         fs::create_dir_all(&kept).context("make a folder for logs")?;
+        link_new(&folder, &format!("{namespace}_"), &kept);
+        let before = files(&kept).map(|(name, text)| (name, text.len())).collect();
         let keeper = cluster.folder().map(|folder| {
             let (ended, end) = (Arc::new(AtomicBool::new(false)), namespace.to_owned());
             let (folder, to, prefix, stop) = (folder.to_owned(), kept.clone(), format!("{end}_"), Arc::clone(&ended));
@@ -45,7 +49,7 @@ impl Logs {
             };
             (ended, std::thread::spawn(body))
         });
-        Ok(Logs { namespace: namespace.to_owned(), kept, keeper })
+        Ok(Logs { namespace: namespace.to_owned(), kept, before, keeper })
     }
 
     /// Ends the keeping; every container's lines, by `pod/container/number of its start`.
@@ -62,13 +66,12 @@ impl Logs {
     }
 
     fn read(&self) -> BTreeMap<String, Vec<String>> {
-        let files = fs::read_dir(&self.kept).into_iter().flatten().flatten();
-        let read = |entry: fs::DirEntry| {
-            let name = entry.file_name().to_string_lossy().replace("..", "/");
-            let text = fs::read(entry.path()).unwrap_or_default();
-            (name, String::from_utf8_lossy(&text).lines().map(|line| without_stamp(line).to_owned()).collect())
+        let read = |(name, text): (String, Vec<u8>)| {
+            let before = self.before.get(&name).copied().unwrap_or_default();
+            let text = String::from_utf8_lossy(&text[before.min(text.len())..]).into_owned();
+            (name.replace("..", "/"), text.lines().map(|line| without_stamp(line).to_owned()).collect())
         };
-        files.map(read).collect()
+        files(&self.kept).map(read).collect()
     }
 
     fn ask(&self, cluster: &Cluster) -> Result<BTreeMap<String, Vec<String>>> {
@@ -93,6 +96,11 @@ impl Drop for Logs {
             let _ = thread.join();
         }
     }
+}
+
+fn files(folder: &Path) -> impl Iterator<Item = (String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).unwrap_or_default()))
 }
 
 /// Files are `log/pods/NAMESPACE_POD_UID/CONTAINER/NUMBER.log` on each node's disk.
@@ -125,12 +133,13 @@ fn without_stamp(line: &str) -> &str {
     line.splitn(4, ' ').nth(3).unwrap_or_default()
 }
 
-/// Lines that a healthy program does not write: errors, panics and whatever is no log line; and warnings, unless they contain
-/// one of `expected`. Programs log in text or in JSON.
+/// Lines that a healthy program does not write: panics and whatever is no log line; warnings, unless they contain one of
+/// `expected`; and errors, unless they contain what stands there after `error: `. Programs log in text or in JSON.
 pub fn unexpected<'a>(lines: impl IntoIterator<Item = &'a String>, expected: &[&str]) -> Vec<String> {
     let fine = |line: &str| match level(line).as_str() {
         "INFO" | "DEBUG" | "TRACE" => true,
         "WARN" => expected.iter().any(|words| line.contains(words)),
+        "ERROR" => expected.iter().filter_map(|words| words.strip_prefix("error: ")).any(|words| line.contains(words)),
         _ => line.is_empty(),
     };
     lines.into_iter().filter(|line| !fine(line)).cloned().collect()
@@ -158,7 +167,8 @@ mod tests {
             "thread 'main' panicked at src/main.rs:1:1:",
         ]
         .map(str::to_owned);
-        assert_eq!(unexpected(&lines, &["member lost"]), [&lines[2], &lines[4], &lines[5]].map(String::clone));
+        assert_eq!(unexpected(&lines, &["member lost", "bad"]), [&lines[2], &lines[4], &lines[5]].map(String::clone));
+        assert_eq!(unexpected(&lines, &["something", "member", "error: bad"]), [lines[5].clone()]);
         assert_eq!(without_stamp("2026-01-01T00:00:00Z stdout F a line of words"), "a line of words");
     }
 }

@@ -228,6 +228,12 @@ impl<'c> Stage<'c> {
     /// with one of the words `expected`. Prints what happened.
     pub fn finish(mut self, expected: &[&str]) -> Result<Report> {
         let report = self.replay()?;
+        self.check_logs(expected)?;
+        Ok(report)
+    }
+
+    /// Nothing is wrong with the log so far as it was read, and with the logs of programs, as [`Stage::finish`] looks at them.
+    pub fn check_logs(&mut self, expected: &[&str]) -> Result<()> {
         self.finished = true;
         let mut found = Vec::new();
         for (container, lines) in self.logs.finish(self.cluster)? {
@@ -244,7 +250,7 @@ impl<'c> Stage<'c> {
             }
         }
         ensure!(found.is_empty(), "unexpected lines in the logs:\n{}", found.join("\n"));
-        Ok(report)
+        Ok(())
     }
 
     /// Ends everything here, without ceremony.
@@ -278,8 +284,13 @@ impl Drop for Stage<'_> {
 /// An image by its short name. On this machine's cluster they are loaded; elsewhere `TAILWIND_IMAGES` says where they lie,
 /// such as `registry.example/tailwind-`.
 pub fn image(name: &str) -> String {
+    format!("{}:e2e", image_name(name))
+}
+
+/// The same without its tag.
+pub fn image_name(name: &str) -> String {
     let prefix = std::env::var("TAILWIND_IMAGES").unwrap_or_else(|_| "localhost/tailwind-".to_owned());
-    format!("{prefix}{name}:e2e")
+    format!("{prefix}{name}")
 }
 
 /// Durations in milliseconds, sorted, as people want to see a distribution.

@@ -1,0 +1,348 @@
+//! A group as people run it: the chart, its operators, a `ReplicaGroup`, and a Deployment of loaders that are given sidecars.
+//!
+//! Used by `tests/operated.rs`. The chart is installed once, by whoever needs it first; its operators are on the node that
+//! tests leave alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::logs::{Logs, unexpected};
+use super::stage::{KEPT, Stage, image, image_name};
+use super::{Cluster, Container, holds, text};
+use crate::ledger::Report;
+
+/// The group's name.
+pub const GROUP: &str = "demo";
+/// The release of the chart, and its namespace.
+pub const RELEASE: &str = "tailwind";
+/// Where the operators are.
+pub const HOME: &str = "tailwind-system";
+/// Container of a sidecar in an app's pod.
+pub const SIDECAR: &str = "tailwind-sidecar";
+/// The label of nodes that some test wants for its backups.
+pub const FITS: &str = "tailwind.test/fits";
+/// The API group of groups, and its version.
+const API: &str = "replication.tailwind.dev/v1alpha1";
+/// The label of app pods.
+const LABEL_GROUP: &str = "replication.tailwind.dev/group";
+/// Records a second: an app that takes over reads all of them first, and on two processors that takes its time.
+const RATE: u64 = 1000;
+/// What an operator says on a cluster as old as this machine's own.
+const OLD_SERVER: &str = "this server is older than this operator is made for";
+
+// ---- The chart ----------------------------------------------------------------------------------------------------------
+
+/// Installs the chart, unless it is installed, and waits until its webhook is asked.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    if cluster.helm(&["status", RELEASE, "--namespace", HOME]).is_err() {
+        helm(cluster, "install", json!({}))?;
+    }
+    let deployment = format!("/apis/apps/v1/namespaces/{HOME}/deployments/tailwind-operator");
+    cluster.wait("the operators to be ready", || {
+        let deployment = cluster.get(&deployment)?.context("no operator")?;
+        Ok((deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"]).then_some(()))
+    })?;
+    let webhook = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/tailwind-operator";
+    cluster.wait("the webhook to be trusted", || {
+        let webhook = cluster.get(webhook)?.context("no webhook")?;
+        Ok((!text(&webhook, "/webhooks/0/clientConfig/caBundle").is_empty()).then_some(()))
+    })
+}
+
+/// Undoes what a test before this has left of its troubles, if it failed in the middle.
+fn restore(cluster: &Cluster) -> Result<()> {
+    if cluster.folder().is_none() {
+        return Ok(());
+    }
+    if cluster.get("/version").is_err() {
+        cluster.api("start")?;
+    }
+    for node in cluster.list("/api/v1/nodes")? {
+        let name = text(&node, "/metadata/name");
+        if !holds(&node, "Ready") {
+            // Perhaps it runs, and is cut off or has come up in part.
+            let _ = cluster.node(name, "kill");
+            cluster.node(name, "start")?;
+        }
+        let labels = json!({FITS: null});
+        let change = json!({"metadata": {"labels": labels}, "spec": {"unschedulable": null}});
+        cluster.patch(&format!("/api/v1/nodes/{name}"), &change)?;
+        cluster.node(name, "devices 4")?;
+    }
+    Ok(())
+}
+
+/// Installs or upgrades the chart with the images of this build, the operators on the kept node, and these values over all.
+pub fn helm(cluster: &Cluster, action: &str, values: Value) -> Result<()> {
+    let (operator, sidecar) = (image_name("operator"), image_name("sidecar"));
+    let kept = cluster.list("/api/v1/nodes")?.iter().any(|node| !node["metadata"]["labels"][KEPT].is_null());
+    let mut all = json!({
+        "image": {"repository": operator, "tag": "e2e"},
+        "sidecarImage": {"repository": sidecar, "tag": "e2e"},
+        "nodeSelector": if kept { json!({KEPT: "yes"}) } else { json!({}) },
+    });
+    merge(&mut all, values);
+    let folder = tempfile::tempdir().context("make a folder")?;
+    let file = folder.path().join("values.json");
+    fs::write(&file, all.to_string()).context("write values")?;
+    let (chart, file) = (chart(), file.to_string_lossy().into_owned());
+    let chart = chart.to_string_lossy();
+    cluster.helm(&[action, RELEASE, &chart, "--namespace", HOME, "--values", &file]).map(|_| ())
+}
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/tailwind")
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            from.into_iter().for_each(|(key, value)| merge(into.entry(key).or_insert(Value::Null), value));
+        }
+        (into, from) => *into = from,
+    }
+}
+
+/// The operators' containers that run.
+pub fn operators(cluster: &Cluster) -> Result<Vec<Container>> {
+    let pods = cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
+    let alive = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    alive.map(|pod| cluster.container(pod, "operator")).collect()
+}
+
+// ---- The group ----------------------------------------------------------------------------------------------------------
+
+/// A group in a namespace of its own, under load.
+pub struct Operated<'c> {
+    /// Its namespace, its ledger and its pods.
+    pub stage: Stage<'c>,
+    operators: Logs,
+    finished: bool,
+}
+
+/// What a small group asks for: records, not memory, are what these tests move.
+pub fn spec(backups: u8) -> Value {
+    json!({
+        "backups": backups, "segmentSize": "256Ki", "buffers": 16, "transport": "Tcp",
+        "placement": {"affinity": {"nodeAffinity": not_kept()}},
+    })
+}
+
+impl<'c> Operated<'c> {
+    /// A namespace, and the operators' logs from now on; no group yet.
+    pub fn set(cluster: &'c Cluster, name: &str) -> Result<Operated<'c>> {
+        restore(cluster)?;
+        install(cluster)?;
+        let operators = Logs::keep(cluster, HOME)?;
+        Ok(Operated { stage: Stage::set(cluster, name)?, operators, finished: false })
+    }
+
+    /// The same with a group of `backups` backups and two app pods that is whole and acknowledges.
+    pub fn start(cluster: &'c Cluster, name: &str, backups: u8) -> Result<Operated<'c>> {
+        let group = Operated::set(cluster, name)?;
+        group.ask_for(spec(backups))?;
+        group.start_apps(2)?;
+        group.wait_until_whole(backups)?;
+        Ok(group)
+    }
+
+    /// Makes the group, or changes its spec.
+    pub fn ask_for(&self, spec: Value) -> Result<()> {
+        let metadata = json!({"name": GROUP, "namespace": self.stage.namespace});
+        // The definition has just been made, perhaps.
+        let group = json!({"apiVersion": API, "kind": "ReplicaGroup", "metadata": metadata, "spec": spec});
+        self.stage.cluster.apply(&[group])
+    }
+
+    /// Merges a change into the group.
+    pub fn change(&self, change: &Value) -> Result<()> {
+        self.stage.cluster.patch(&self.path(), change).map(|_| ())
+    }
+
+    /// The path of the group.
+    pub fn path(&self) -> String {
+        self.stage.path(API, &format!("replicagroups/{GROUP}"))
+    }
+
+    /// The group as it is.
+    pub fn get(&self) -> Result<Value> {
+        self.stage.cluster.get(&self.path())?.context("no such group")
+    }
+
+    /// Names of the members, in the set's order.
+    pub fn members(&self) -> Result<Vec<String>> {
+        let group = self.get()?;
+        let members = group["status"]["log"]["members"].as_array().cloned().unwrap_or_default();
+        Ok(members.iter().map(|member| text(member, "/name").to_owned()).collect())
+    }
+
+    /// The pods of its backups.
+    pub fn backups(&self) -> Result<Vec<Value>> {
+        self.stage.pods(&format!("replication.tailwind.dev/backup-of={GROUP}"))
+    }
+
+    /// The pods of its app that are not about to end.
+    pub fn apps(&self) -> Result<Vec<Value>> {
+        let mut pods = self.stage.pods("app=loader")?;
+        pods.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        Ok(pods)
+    }
+
+    /// Lets so many app pods append, each on another node.
+    pub fn start_apps(&self, count: usize) -> Result<()> {
+        let labels = json!({"app": "loader", LABEL_GROUP: GROUP});
+        let apart =
+            json!({"labelSelector": {"matchLabels": {"app": "loader"}}, "topologyKey": "kubernetes.io/hostname"});
+        let template = json!({
+            "metadata": {"labels": labels},
+            "spec": {
+                "terminationGracePeriodSeconds": 5,
+                "affinity": {
+                    "nodeAffinity": not_kept(),
+                    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
+                },
+                "containers": [self.stage.loader(RATE)],
+            },
+        });
+        self.stage.cluster.apply(&[json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "app", "namespace": self.stage.namespace},
+            "spec": {"replicas": count, "selector": {"matchLabels": {"app": "loader"}}, "template": template},
+        })])
+    }
+
+    /// Waits until a look at the group fits; as it is then.
+    pub fn wait_for(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Result<Value> {
+        let found = self.stage.cluster.wait(what, || {
+            let group = self.get()?;
+            ensure!(fits(&group), "{}", group["status"]);
+            Ok(Some(group))
+        });
+        found.with_context(|| self.stage.events())
+    }
+
+    /// Waits until the operator has seen the spec and the group is in this phase.
+    pub fn wait_for_phase(&self, phase: &str) -> Result<Value> {
+        self.wait_for(&format!("phase {phase}"), |group| is_seen(group) && text(group, "/status/phase") == phase)
+    }
+
+    /// Waits until nothing is left to do: so many members, nothing on the move, a standby ready, and records acknowledged.
+    pub fn wait_until_whole(&self, backups: u8) -> Result<Value> {
+        let group = self.wait_for(&format!("a group of {backups} that is whole"), |group| {
+            let members = group["status"]["log"]["members"].as_array().map_or(0, Vec::len);
+            is_seen(group)
+                && text(group, "/status/phase") == "Ready"
+                && members == usize::from(backups)
+                && group["status"]["backups"].as_array().map_or(0, Vec::len) == members
+                && !holds(group, "Progressing")
+                && holds(group, "FailoverSafe")
+        })?;
+        self.wait_for_standby()?;
+        self.stage.wait_for_acks(200)?;
+        Ok(group)
+    }
+
+    /// Waits until all app pods are ready: the primary, and whoever would take over.
+    pub fn wait_for_standby(&self) -> Result<()> {
+        let deployment = self.stage.path("apps/v1", "deployments/app");
+        let ready = self.stage.cluster.wait("all app pods to be ready", || {
+            let deployment = self.stage.cluster.get(&deployment)?.context("no app")?;
+            let (status, wanted) = (&deployment["status"], &deployment["spec"]["replicas"]);
+            let seen = status["observedGeneration"] == deployment["metadata"]["generation"];
+            let sums = ["replicas", "readyReplicas", "updatedReplicas"].iter().all(|sum| status[*sum] == *wanted);
+            // A pod on a node that is lost is counted as ready until the node is given up.
+            let on_time = self.apps()?.iter().all(|pod| holds(pod, "Ready"));
+            Ok((seen && sums && on_time).then_some(()))
+        });
+        ready.with_context(|| self.stage.events())
+    }
+
+    /// Waits until somebody could take over from the primary at once; the primary's epoch, and its pod.
+    pub fn wait_for_takeover(&self) -> Result<(u64, String)> {
+        self.stage.wait_for_acks(200)?;
+        let found = self.stage.cluster.wait("a standby", || {
+            let (epoch, primary) = self.stage.primary()?;
+            let apps = self.apps()?;
+            let standby = |pod: &&Value| holds(pod, "Ready") && text(pod, "/metadata/name") != primary;
+            Ok(apps.iter().any(|pod| standby(&pod)).then_some((epoch, primary)))
+        });
+        found.with_context(|| self.stage.events())
+    }
+
+    /// Waits until there are so many members, and none of them on this node.
+    pub fn wait_for_members_off(&self, node: &str, members: usize) -> Result<()> {
+        let found = self.stage.cluster.wait(&format!("{members} members, none of them on {node}"), || {
+            let names = self.members()?;
+            let nodes = names.iter().map(|name| self.node_of(name)).collect::<Result<Vec<_>>>()?;
+            ensure!(names.len() == members && nodes.iter().all(|other| other != node), "{names:?} on {nodes:?}");
+            Ok(Some(()))
+        });
+        found.with_context(|| self.stage.events())
+    }
+
+    /// The node of a pod.
+    pub fn node_of(&self, pod: &str) -> Result<String> {
+        Ok(text(&self.stage.pod(pod)?, "/spec/nodeName").to_owned())
+    }
+
+    /// The end of a test: the log is whole, and neither operators nor anybody in the group has logged what they should not.
+    pub fn finish(mut self, expected: &[&str]) -> Result<Report> {
+        let report = self.stage.replay()?;
+        self.check_logs(expected)?;
+        Ok(report)
+    }
+
+    /// The same for a group that is gone, and its log with it: what is left are the logs of programs.
+    pub fn finish_without_log(mut self, expected: &[&str]) -> Result<()> {
+        self.check_logs(expected)
+    }
+
+    fn check_logs(&mut self, expected: &[&str]) -> Result<()> {
+        self.stage.check_logs(expected)?;
+        let mut found = Vec::new();
+        let expected: Vec<&str> = expected.iter().copied().chain([OLD_SERVER]).collect();
+        for (container, lines) in self.operators.finish(self.stage.cluster)? {
+            found.extend(unexpected(&lines, &expected).into_iter().map(|line| format!("{container}: {line}")));
+        }
+        ensure!(found.is_empty(), "unexpected lines in the operators' logs:\n{}", found.join("\n"));
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Operated<'_> {
+    #[allow(clippy::print_stderr, reason = "a failing test reports to people")]
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        eprintln!("{}", self.get().map_or_else(|error| format!("{error:#}"), |group| format!("{:#}", group["status"])));
+        for (container, lines) in self.operators.finish(self.stage.cluster).unwrap_or_default() {
+            eprintln!("--- {container} ({} lines)", lines.len());
+            lines[lines.len().saturating_sub(20)..].iter().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+fn is_seen(group: &Value) -> bool {
+    group["status"]["observedGeneration"] == group["metadata"]["generation"]
+}
+
+/// Tests kill every node but the kept one.
+fn not_kept() -> Value {
+    json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": KEPT, "operator": "DoesNotExist"}]},
+    ]}})
+}
+
+/// The image of sidecars under another tag, as a newer release would have.
+pub fn image_with_tag(cluster: &Cluster, name: &str, tag: &str) -> Result<()> {
+    for node in cluster.list("/api/v1/nodes")? {
+        let node = text(&node, "/metadata/name").to_owned();
+        cluster.node(&node, &format!("ctr images tag --force {} {}:{tag}", image(name), image_name(name)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,520 @@
+//! Groups as people run them, in a real Kubernetes cluster: the chart's operators, and apps that are given sidecars. What
+//! happens to clusters happens to them, under load.
+//!
+//! Behind the feature `cluster`, since it takes a cluster: `scripts/cluster.sh [NAME]` starts one and runs them. Each test ends
+//! with the ledger's verdict and a look through all logs.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::cell::Cell;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tailwind_e2e::cluster::operated::{
+    self, FITS, GROUP, HOME, Operated, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
+};
+use tailwind_e2e::cluster::stage::{distribution, image_name};
+use tailwind_e2e::cluster::{Cluster, PATIENCE, holds, text};
+
+/// All tests play on the same nodes.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For people who read along, past the test harness.
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "note: {line}");
+}
+
+/// `TAILWIND_ROUNDS`, or this many.
+fn rounds(usual: usize) -> usize {
+    std::env::var("TAILWIND_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// What sidecars and backups say when others die, and rightly: who is gone, what they wait for, what a new pod has not.
+const OUTAGE: [&str; 6] =
+    ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
+
+/// The same, and more.
+fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
+    OUTAGE.iter().chain(more).copied().collect()
+}
+
+// ---- A life without accidents -------------------------------------------------------------------------------------------
+
+/// From an empty cluster to the first append; then what people ask of a group: to be larger and smaller, to hand over, to stop.
+#[test]
+fn a_group_lives() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    let began = Instant::now();
+    let group = Operated::set(&cluster, "lives").unwrap();
+    note(&format!("the chart is installed: {:?}", began.elapsed()));
+    let began = Instant::now();
+    group.ask_for(spec(2)).unwrap();
+    group.wait_for_phase("WaitingForApp").unwrap();
+    note(&format!("a group waits for its app: {:?}", began.elapsed()));
+    group.start_apps(2).unwrap();
+    group.stage.wait_for_report("the first acks", |report| report.acked > 0).unwrap();
+    note(&format!("the first append: {:?}", began.elapsed()));
+    let whole = group.wait_until_whole(2).unwrap();
+    let (_, primary) = group.stage.primary().unwrap();
+    assert_eq!(text(&whole, "/status/log/primary/name"), primary);
+    // The service leads to it.
+    let leads = |group: &Operated<'_>, pod: &str| {
+        let endpoints = group.stage.core(&format!("endpoints/{GROUP}-primary"));
+        let what = format!("the service to lead to {pod}");
+        group.stage.cluster.wait(&what, || {
+            let endpoints = cluster.get(&endpoints)?.unwrap_or_default();
+            let addresses = endpoints["subsets"][0]["addresses"].as_array().cloned().unwrap_or_default();
+            let names: Vec<&str> = addresses.iter().map(|address| text(address, "/targetRef/name")).collect();
+            Ok((names == [pod]).then_some(()))
+        })
+    };
+    leads(&group, &primary).unwrap();
+
+    let began = Instant::now();
+    group.change(&json!({"spec": {"backups": 3}})).unwrap();
+    group.wait_until_whole(3).unwrap();
+    note(&format!("from two backups to three: {:?}", began.elapsed()));
+    let began = Instant::now();
+    group.change(&json!({"spec": {"backups": 2}})).unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!("from three to two: {:?}", began.elapsed()));
+
+    let (epoch, old) = group.stage.primary().unwrap();
+    let apps = group.apps().unwrap();
+    let to = apps.iter().map(|pod| text(pod, "/metadata/name")).find(|name| *name != old).unwrap();
+    let annotation = "replication.tailwind.dev/switchover";
+    group.change(&json!({"metadata": {"annotations": {annotation: to}}})).unwrap();
+    let failover = group.stage.wait_for_failover(epoch).unwrap();
+    assert_eq!(failover.pod, to);
+    note(&format!("handed over: {} ms", failover.gap_us / 1000));
+    group.wait_for("the annotation to go", |group| group["metadata"]["annotations"][annotation].is_null()).unwrap();
+    leads(&group, to).unwrap();
+
+    group.change(&json!({"spec": {"fenced": true}})).unwrap();
+    group.wait_for_phase("Fenced").unwrap();
+    let fenced = group.stage.report().unwrap();
+    group.change(&json!({"spec": {"fenced": false}})).unwrap();
+    group.wait_for_phase("Ready").unwrap();
+    group.stage.wait_for_acks(200).unwrap();
+    let after = group.stage.report().unwrap();
+    let pause =
+        after.pauses.iter().filter(|pause| pause.to_us > fenced.last_ack_us).max_by_key(|p| p.to_us - p.from_us);
+    note(&format!(
+        "fenced, and let go on: {:?} ms without acks",
+        pause.map(|pause| (pause.to_us - pause.from_us) / 1000)
+    ));
+    // Whoever is fenced or hands over steps down, and a backup that is not needed any more leaves the set by ending.
+    group.finish(&outage_and(&["fenced"])).unwrap();
+}
+
+// ---- The primary --------------------------------------------------------------------------------------------------------
+
+/// Its container is killed again and again, with the operators at work and with them standing still; its pod is deleted; and
+/// it stands still while another takes over, then goes on as if nothing had happened.
+#[test]
+fn the_primary_dies() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("the_primary_dies") {
+        return;
+    }
+    let group = Operated::start(&cluster, "primary", 2).unwrap();
+    // So that there is a standby while the one before is made anew.
+    group.start_apps(3).unwrap();
+    group.wait_for_standby().unwrap();
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..rounds(20) {
+        let (epoch, pod) = group.wait_for_takeover().unwrap();
+        let operators = if round % 2 == 0 { Vec::new() } else { operators(&cluster).unwrap() };
+        operators.iter().for_each(|operator| cluster.freeze(operator, true).unwrap());
+        group.stage.kill_container(&pod, SIDECAR).unwrap();
+        let failover = group.stage.wait_for_failover(epoch).unwrap();
+        if operators.is_empty() { &mut with } else { &mut without }.push(failover.gap_us);
+        operators.iter().for_each(|operator| cluster.freeze(operator, false).unwrap());
+        // A container that dies often is made to wait; a new pod is not.
+        group.stage.delete_pod_at_once(&pod).unwrap();
+    }
+    note(&format!("the primary's container is killed: {}", distribution(&with)));
+    note(&format!("the same with operators that stand still: {}", distribution(&without)));
+
+    let (epoch, pod) = group.wait_for_takeover().unwrap();
+    cluster.delete(&group.stage.core(&format!("pods/{pod}"))).unwrap();
+    let failover = group.stage.wait_for_failover(epoch).unwrap();
+    note(&format!("the primary's pod is deleted: {} ms", failover.gap_us / 1000));
+
+    let (epoch, pod) = group.wait_for_takeover().unwrap();
+    let zombie = [SIDECAR, "loader"].map(|name| cluster.container(&group.stage.pod(&pod).unwrap(), name).unwrap());
+    zombie.iter().for_each(|container| cluster.freeze(container, true).unwrap());
+    let failover = group.stage.wait_for_failover(epoch).unwrap();
+    note(&format!("the primary's containers are frozen: {} ms", failover.gap_us / 1000));
+    group.stage.wait_for_acks(500).unwrap();
+    zombie.iter().for_each(|container| cluster.freeze(container, false).unwrap());
+    group.stage.wait_for_acks(2000).unwrap();
+    group.wait_until_whole(2).unwrap();
+    group.finish(&outage_and(STOOD_STILL)).unwrap();
+}
+
+/// What operators say after they stood still: that their calls have grown old.
+const STOOD_STILL: &[&str] = &["lease not", "watch interrupted", "watch of nodes interrupted"];
+
+/// Its node loses its power, with the backup on it if there is one; everything is replaced elsewhere before the node is back.
+#[test]
+fn the_primarys_node_dies() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("the_primarys_node_dies") {
+        return;
+    }
+    let group = Operated::start(&cluster, "node", 2).unwrap();
+    let mut gaps = Vec::new();
+    for _ in 0..rounds(1) {
+        let (epoch, pod) = group.wait_for_takeover().unwrap();
+        let node = group.node_of(&pod).unwrap();
+        let began = Instant::now();
+        cluster.node(&node, "kill").unwrap();
+        gaps.push(group.stage.wait_for_failover(epoch).unwrap().gap_us);
+        group.wait_for_members_off(&node, 2).unwrap();
+        note(&format!("node {node} is dead; two members elsewhere after {:?}", began.elapsed()));
+        cluster.node(&node, "start").unwrap();
+        group.wait_until_whole(2).unwrap();
+    }
+    note(&format!("the primary's node is killed: {}", distribution(&gaps)));
+    group.finish(&OUTAGE).unwrap();
+}
+
+// ---- Backups ------------------------------------------------------------------------------------------------------------
+
+/// A backup's container is killed, its pod is deleted at once, its node loses its power: it is replaced and caught up.
+#[test]
+fn backups_die() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("backups_die") {
+        return;
+    }
+    let group = Operated::start(&cluster, "backups", 2).unwrap();
+    let last_pause = |since_us: u64| {
+        let report = group.stage.report().unwrap();
+        let pauses = report.pauses.iter().filter(|pause| pause.to_us > since_us);
+        pauses.map(|pause| (pause.to_us - pause.from_us) / 1000).max().unwrap_or(0)
+    };
+    let since = group.stage.report().unwrap().now_us;
+    let began = Instant::now();
+    let member = group.members().unwrap().remove(0);
+    group.stage.kill_container(&member, "backup").unwrap();
+    group.stage.wait_for_acks(200).unwrap();
+    group.wait_for("the member to be let go", |group| group["status"]["log"]["version"].as_u64() > Some(2)).unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!(
+        "a backup's container is killed: {} ms without acks, whole after {:?}",
+        last_pause(since),
+        began.elapsed()
+    ));
+
+    let since = group.stage.report().unwrap().now_us;
+    let began = Instant::now();
+    let member = group.members().unwrap().remove(0);
+    group.stage.delete_pod_at_once(&member).unwrap();
+    group.wait_for("another member", |group| !group["status"]["log"].to_string().contains(&member)).unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!("a backup's pod is gone: {} ms without acks, whole after {:?}", last_pause(since), began.elapsed()));
+
+    let since = group.stage.report().unwrap().now_us;
+    let began = Instant::now();
+    let home = group.node_of(&group.stage.primary().unwrap().1).unwrap();
+    let nodes = group.members().unwrap().into_iter().map(|member| group.node_of(&member).unwrap());
+    let node = nodes.into_iter().find(|node| *node != home).unwrap();
+    cluster.node(&node, "kill").unwrap();
+    group.wait_for_members_off(&node, 2).unwrap();
+    note(&format!(
+        "a backup's node dies: {} ms without acks, two members after {:?}",
+        last_pause(since),
+        began.elapsed()
+    ));
+    cluster.node(&node, "start").unwrap();
+    group.wait_until_whole(2).unwrap();
+    // A container that starts again after its pool was wiped says so.
+    group.finish(&OUTAGE).unwrap();
+}
+
+/// A change of the spec that replaces every backup: never fewer members than wanted, since a node is free. Then a drain, which
+/// may take one at once: the budget keeps all others.
+#[test]
+fn backups_move() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("backups_move") {
+        return;
+    }
+    // A pod that has ended keeps its node for up to a minute on old kubelets; with four nodes there is a free one all the same.
+    cluster.node("node-5", "start").unwrap();
+    let group = Operated::start(&cluster, "moves", 2).unwrap();
+    let fewest = Cell::new(usize::MAX);
+    let looks = |group: &Value| {
+        let members = group["status"]["log"]["members"].as_array().map_or(0, Vec::len);
+        fewest.set(fewest.get().min(members));
+        members
+    };
+    let began = Instant::now();
+    group.change(&json!({"spec": {"backupAnnotations": {"example.com/team": "blue"}}})).unwrap();
+    cluster
+        .wait("every backup to be made anew", || {
+            looks(&group.get()?);
+            let backups = group.backups()?;
+            let annotated = |pod: &Value| pod["metadata"]["annotations"]["example.com/team"] == "blue";
+            Ok((backups.len() == 2 && backups.iter().all(annotated)).then_some(()))
+        })
+        .unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!("every backup is made anew: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
+    assert!(fewest.get() >= 2);
+
+    let home = group.node_of(&group.stage.primary().unwrap().1).unwrap();
+    let members = group.members().unwrap();
+    let node = members.iter().map(|member| group.node_of(member).unwrap()).find(|node| *node != home).unwrap();
+    let began = Instant::now();
+    let timeout = format!("{}s", PATIENCE.as_secs());
+    let drain = ["drain", &node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout", &timeout];
+    std::thread::scope(|scope| {
+        let drained = scope.spawn(|| cluster.kubectl(&drain, ""));
+        while !drained.is_finished() {
+            looks(&group.get().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        drained.join().unwrap().unwrap();
+    });
+    note(&format!("node {node} is drained: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
+    assert!(fewest.get() >= 1);
+    group.wait_for_members_off(&node, 2).unwrap();
+    note(&format!("two members elsewhere: {:?}", began.elapsed()));
+    cluster.kubectl(&["uncordon", &node], "").unwrap();
+    group.wait_until_whole(2).unwrap();
+    // A backup that leaves ends, and so is noticed.
+    group.finish(&OUTAGE).unwrap();
+    cluster.node("node-5", "kill").unwrap();
+    cluster.delete("/api/v1/nodes/node-5").unwrap();
+}
+
+// ---- What is around a group ---------------------------------------------------------------------------------------------
+
+/// Appends go on without an API server. A member that dies meanwhile stops them until it is back: nobody else may decide.
+#[test]
+fn the_api_server_is_away() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("the_api_server_is_away") {
+        return;
+    }
+    let group = Operated::start(&cluster, "api", 2).unwrap();
+    let member = group.members().unwrap().remove(0);
+    let container = cluster.container(&group.stage.pod(&member).unwrap(), "backup").unwrap();
+    cluster.api("stop").unwrap();
+    group.stage.wait_for_acks(2000).unwrap();
+    cluster.kill(&container).unwrap();
+    let began = Instant::now();
+    cluster.api("start").unwrap();
+    note(&format!("the API server is back {:?} after a backup died", began.elapsed()));
+    group.stage.wait_for_acks(2000).unwrap();
+    group.wait_until_whole(2).unwrap();
+    let report = group.stage.report().unwrap();
+    let longest = report.pauses.iter().map(|pause| (pause.to_us - pause.from_us) / 1000).max();
+    note(&format!("without acks: {} ms", longest.unwrap_or(0)));
+    group.finish(&outage_and(API_AWAY)).unwrap();
+}
+
+/// What everybody says who asks an API server that is away. An operator that cannot renew its lease for long ends.
+const API_AWAY: &[&str] = &[
+    "watch the ReplicaGroup",
+    "read the configuration",
+    "swap the configuration",
+    "watch interrupted",
+    "watch of nodes interrupted",
+    "reconcile failed",
+    "lease not",
+    "event not written",
+    "certificate of the webhook",
+    "error: could not be renewed",
+];
+
+/// What operators say while their rights go before they do.
+const UNINSTALLED: &[&str] =
+    &["watch interrupted", "watch of nodes interrupted", "lease not", "reconcile failed", "event not written"];
+
+/// The chart is upgraded to another image of sidecars, under load; and uninstalled, which leaves groups as they are.
+#[test]
+fn the_chart_changes() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("the_chart_changes") {
+        return;
+    }
+    let group = Operated::start(&cluster, "chart", 2).unwrap();
+    image_with_tag(&cluster, "sidecar", "next").unwrap();
+    let began = Instant::now();
+    helm(&cluster, "upgrade", json!({"sidecarImage": {"tag": "next"}})).unwrap();
+    note(&format!("the chart is upgraded: {:?}", began.elapsed()));
+    let image = format!("{}:next", image_name("sidecar"));
+    let is_new = |pod: &Value| pod["spec"]["containers"][0]["image"] == image;
+    cluster
+        .wait("backups of the new image", || {
+            let backups = group.backups()?;
+            Ok((backups.len() == 2 && backups.iter().all(is_new)).then_some(()))
+        })
+        .unwrap();
+    let old = group.wait_for("sidecars to be told old", |group| !holds(group, "SidecarsCurrent")).unwrap();
+    let conditions = old["status"]["conditions"].as_array().unwrap();
+    let told = conditions.iter().find(|condition| condition["type"] == "SidecarsCurrent").unwrap();
+    note(&format!("backups are of the new image after {:?}: {}", began.elapsed(), text(told, "/message")));
+    cluster.kubectl(&["rollout", "restart", "deployment/app", "-n", &group.stage.namespace], "").unwrap();
+    group.wait_for("sidecars to be current", |group| holds(group, "SidecarsCurrent")).unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!("everything is of the new image: {:?}", began.elapsed()));
+
+    cluster.helm(&["uninstall", RELEASE, "--namespace", HOME]).unwrap();
+    let pods = format!("/api/v1/namespaces/{HOME}/pods");
+    cluster.wait("the operators to go", || Ok(cluster.list(&pods)?.is_empty().then_some(()))).unwrap();
+    assert!(cluster.helm(&["status", RELEASE, "--namespace", HOME]).is_err());
+    let (epoch, pod) = group.wait_for_takeover().unwrap();
+    group.stage.kill_container(&pod, SIDECAR).unwrap();
+    let failover = group.stage.wait_for_failover(epoch).unwrap();
+    note(&format!("the primary's container is killed without any operator: {} ms", failover.gap_us / 1000));
+    group.stage.wait_for_acks(500).unwrap();
+
+    let began = Instant::now();
+    operated::install(&cluster).unwrap();
+    let is_old = |pod: &Value| !is_new(pod);
+    cluster
+        .wait("backups of the first image", || {
+            let backups = group.backups()?;
+            Ok((backups.len() == 2 && backups.iter().all(is_old)).then_some(()))
+        })
+        .unwrap();
+    group.wait_until_whole(2).unwrap();
+    note(&format!("the chart is installed again, and the group is its: {:?}", began.elapsed()));
+    group.finish(&outage_and(UNINSTALLED)).unwrap();
+}
+
+/// A group that breaks a rule, one whose nodes are too few until one more appears, one whose devices are: each is told why.
+#[test]
+fn what_cannot_be_is_told() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    if !cluster.may_be_broken("what_cannot_be_is_told") {
+        return;
+    }
+    let group = Operated::set(&cluster, "told").unwrap();
+    let with = |more: &[(&str, Value)]| {
+        let mut spec = spec(2);
+        more.iter().for_each(|(field, value)| spec[*field] = value.clone());
+        spec
+    };
+    let said = group.ask_for(with(&[("backups", json!(9))])).unwrap_err().to_string();
+    assert!(said.contains("spec.backups") && said.contains('7'), "{said}");
+    let rule = "minInSync must not be greater than backups";
+    match group.ask_for(with(&[("minInSync", json!(3))])) {
+        Ok(()) => {
+            let invalid = group.wait_for_phase("Invalid").unwrap();
+            assert!(text(&invalid, "/status/phaseReason").contains(rule), "{}", invalid["status"]);
+            assert!(group.backups().unwrap().is_empty());
+            cluster.delete(&group.path()).unwrap();
+        }
+        // A server that knows the rules.
+        Err(error) => assert!(error.to_string().contains(rule), "{error:#}"),
+    }
+
+    // Devices on one node alone.
+    let placeable = |group: &Value| {
+        let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.into_iter().find(|condition| condition["type"] == "Placeable").unwrap_or_default()
+    };
+    for node in ["node-1", "node-3", "node-4"] {
+        cluster.node(node, "devices 0").unwrap();
+    }
+    let rdma = json!({"extendedResource": {"name": "tailwind.test/rdma"}, "memlock": "NodeLimit"});
+    group.ask_for(with(&[("transport", json!("Rdma")), ("rdma", rdma)])).unwrap();
+    let stuck = group.wait_for("a device to be missed", |group| placeable(group)["status"] == "False").unwrap();
+    note(&format!("devices are too few: {}", text(&placeable(&stuck), "/message")));
+    assert_eq!(text(&placeable(&stuck), "/reason"), "NoFreeDevice");
+    assert!(text(&placeable(&stuck), "/message").contains("node-3"), "{stuck}");
+    for node in ["node-1", "node-3", "node-4"] {
+        cluster.node(node, "devices 4").unwrap();
+    }
+    group.wait_for("every backup to have a node", |group| placeable(group)["status"] == "True").unwrap();
+    cluster.delete(&group.path()).unwrap();
+    cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
+
+    // Nodes for two of three.
+    let label = |node: &str, fits: Value| {
+        cluster.patch(&format!("/api/v1/nodes/{node}"), &json!({"metadata": {"labels": {FITS: fits}}})).unwrap();
+    };
+    ["node-2", "node-3"].iter().for_each(|node| label(node, json!("yes")));
+    let placement = json!({"nodeSelector": {FITS: "yes"}});
+    group.ask_for(with(&[("backups", json!(3)), ("placement", placement)])).unwrap();
+    group.start_apps(2).unwrap();
+    group.stage.wait_for_report("the first acks", |report| report.acked > 0).unwrap();
+    let stuck = group.wait_for_phase("Degraded").unwrap();
+    note(&format!("nodes are too few: {}", text(&placeable(&stuck), "/message")));
+    assert_eq!(placeable(&stuck)["status"], "False");
+    let began = Instant::now();
+    label("node-4", json!("yes"));
+    group.wait_until_whole(3).unwrap();
+    note(&format!("one more node appears, and the group is whole after {:?}", began.elapsed()));
+    ["node-2", "node-3", "node-4"].iter().for_each(|node| label(node, Value::Null));
+    // No node here has an RDMA device, whatever it says, and a backup that was asked to use one says so and ends.
+    group.finish(&outage_and(&["error: RDMA"])).unwrap();
+}
+
+/// A group is deleted, and then another with its whole namespace, both under load: nothing of them stays.
+#[test]
+fn groups_go() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    let group = Operated::start(&cluster, "goes", 2).unwrap();
+    group.stage.replay().unwrap();
+    let began = Instant::now();
+    cluster.delete(&group.path()).unwrap();
+    let owned = [
+        "v1/pods",
+        "v1/secrets",
+        "v1/services",
+        "rbac.authorization.k8s.io/v1/roles",
+        "rbac.authorization.k8s.io/v1/rolebindings",
+    ];
+    for kind in owned {
+        cluster
+            .wait(&format!("no {kind}"), || {
+                let (version, kind) = kind.rsplit_once('/').unwrap();
+                let selector = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Dtailwind-operator";
+                let path = match version {
+                    "v1" => group.stage.core(kind),
+                    version => group.stage.path(version, kind),
+                };
+                let left = cluster.list(&format!("{path}?{selector}"))?;
+                Ok(left.is_empty().then_some(()))
+            })
+            .unwrap();
+    }
+    note(&format!("a group is deleted, and all of it gone: {:?}", began.elapsed()));
+    assert!(cluster.get(&group.path()).unwrap().is_none());
+    // Without its group a sidecar has nothing to go by.
+    group
+        .finish_without_log(&outage_and(&["watch the ReplicaGroup", "read the configuration", "configuration"]))
+        .unwrap();
+
+    let group = Operated::start(&cluster, "namespace", 2).unwrap();
+    group.stage.replay().unwrap();
+    let began = Instant::now();
+    let namespace = format!("/api/v1/namespaces/{}", group.stage.namespace);
+    cluster.delete(&namespace).unwrap();
+    cluster.wait("the namespace to go", || Ok(cluster.get(&namespace)?.is_none().then_some(()))).unwrap();
+    note(&format!("a namespace with a group is gone: {:?}", began.elapsed()));
+    group
+        .finish_without_log(&outage_and(&["watch the ReplicaGroup", "read the configuration", "configuration"]))
+        .unwrap();
+}
