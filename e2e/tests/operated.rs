@@ -435,6 +435,11 @@ fn what_cannot_be_is_told() {
     };
     for node in ["node-1", "node-3", "node-4"] {
         cluster.node(node, "devices 0").unwrap();
+        // The scheduler goes by what the kubelet makes of it a little later.
+        let path = format!("/api/v1/nodes/{node}");
+        let gone =
+            || Ok((cluster.get(&path)?.unwrap()["status"]["allocatable"]["tailwind.test/rdma"] == "0").then_some(()));
+        cluster.wait("the devices to go", gone).unwrap();
     }
     let rdma = json!({"extendedResource": {"name": "tailwind.test/rdma"}, "memlock": "NodeLimit"});
     group.ask_for(with(&[("transport", json!("Rdma")), ("rdma", rdma)])).unwrap();
