@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::operated::{HOME, RELEASE};
 use super::stage::{KEPT, Stage, image};
 use super::{Cluster, holds, text};
 
@@ -78,6 +79,12 @@ fn define(cluster: &Cluster) -> Result<()> {
     if cluster.get(DEFINITION)?.is_none() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/replicagroups.yaml");
         cluster.kubectl(&["create", "--validate=false", "-f", &file.to_string_lossy()], "")?;
+        // Helm takes over what bears its marks: other tests install the chart.
+        let marks = json!({
+            "labels": {"app.kubernetes.io/managed-by": "Helm"},
+            "annotations": {"meta.helm.sh/release-name": RELEASE, "meta.helm.sh/release-namespace": HOME},
+        });
+        cluster.patch(DEFINITION, &json!({"metadata": marks}))?;
     }
     cluster.wait("ReplicaGroup to be defined", || {
         let definition = cluster.get(DEFINITION)?.context("defined")?;
