@@ -113,11 +113,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         "name": SIDECAR_CONTAINER,
         "image": settings.sidecar_image,
         "args": arguments,
-        "env": [
-            container::field("POD_NAME", "metadata.name"),
-            container::field("POD_IP", "status.podIP"),
-            {"name": "TAILWIND_LOG_FORMAT", "value": "json"},
-        ],
+        "env": container::environment(),
         "ports": [
             {"name": "tailwind", "containerPort": PORT_SIDECAR},
             {"name": "tailwind-probes", "containerPort": PORT_SIDECAR_PROBES},

@@ -135,8 +135,17 @@ pub fn probe(path: &str, port: u16, period_seconds: u32, failures: u32) -> Value
     })
 }
 
+/// What the program learns about its pod, and how it logs.
+pub fn environment() -> Value {
+    json!([
+        field("POD_NAME", "metadata.name"),
+        field("POD_IP", "status.podIP"),
+        {"name": "TAILWIND_LOG_FORMAT", "value": "json"},
+    ])
+}
+
 /// An environment variable with what the pod learns about itself.
-pub fn field(name: &str, path: &str) -> Value {
+fn field(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
 }
 

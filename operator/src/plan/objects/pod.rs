@@ -189,11 +189,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "name": BACKUP_CONTAINER,
         "image": settings.sidecar_image,
         "args": arguments,
-        "env": [
-            container::field("POD_NAME", "metadata.name"),
-            container::field("POD_IP", "status.podIP"),
-            {"name": "TAILWIND_LOG_FORMAT", "value": "json"},
-        ],
+        "env": container::environment(),
         "ports": ports,
         "resources": resources,
         // Registering a large pool and measuring the disk take their time, once.
