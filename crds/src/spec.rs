@@ -137,8 +137,10 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
 
-    /// Whether to keep a PodDisruptionBudget for the backups: at most one leaves at a time, and only while all others are in
-    /// the set. Never made for a single backup, which it would keep from ever leaving.
+    /// Whether to keep a PodDisruptionBudget for the backups. While there is a primary, and a node for a successor, it refuses
+    /// every eviction: the operator moves a backup off a node that is cordoned, successor first, and whoever drains the node
+    /// goes on after that. Otherwise one backup at a time may go. Autoscalers leave nodes alone whose pods may not be evicted;
+    /// set this to false where they shall take nodes of backups.
     #[serde(default = "yes")]
     pub disruption_budget: bool,
 

@@ -8,8 +8,10 @@
 use std::cell::Cell;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
+use k8s_openapi::ByteString;
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair};
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, Operated, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
@@ -32,6 +34,12 @@ fn note(line: &str) {
 /// `TAILWIND_ROUNDS`, or this many.
 fn rounds(usual: usize) -> usize {
     std::env::var("TAILWIND_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// A condition of a group; null if it has none of this type.
+fn condition(group: &Value, kind: &str) -> Value {
+    let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
 }
 
 /// What sidecars and backups say when others die, and rightly: who is gone, what they wait for, what a new pod has not.
@@ -137,7 +145,8 @@ fn the_primary_dies() {
         let failover = group.stage.wait_for_failover(epoch).unwrap();
         if operators.is_empty() { &mut with } else { &mut without }.push(failover.gap_us);
         operators.iter().for_each(|operator| cluster.freeze(operator, false).unwrap());
-        // A container that dies often is made to wait; a new pod is not.
+        // A container that dies often is made to wait; a new pod is not. The old one's token is void at once, while its
+        // containers have not all ended yet.
         group.stage.delete_pod_at_once(&pod).unwrap();
     }
     note(&format!("the primary's container is killed: {}", distribution(&with)));
@@ -157,7 +166,7 @@ fn the_primary_dies() {
     zombie.iter().for_each(|container| cluster.freeze(container, false).unwrap());
     group.stage.wait_for_acks(2000).unwrap();
     group.wait_until_whole(2).unwrap();
-    group.finish(&outage_and(STOOD_STILL)).unwrap();
+    group.finish(&outage_and(&[STOOD_STILL, &["Unauthorized"]].concat())).unwrap();
 }
 
 /// What operators say after they stood still: that their calls have grown old.
@@ -243,8 +252,7 @@ fn backups_die() {
     group.finish(&OUTAGE).unwrap();
 }
 
-/// A change of the spec that replaces every backup: never fewer members than wanted, since a node is free. Then a drain, which
-/// may take one at once: the budget keeps all others.
+/// A change of the spec that replaces every backup, then a drain: never fewer members than wanted, since a node is free.
 #[test]
 fn backups_move() {
     let _alone = alone();
@@ -273,7 +281,6 @@ fn backups_move() {
         .unwrap();
     group.wait_until_whole(2).unwrap();
     note(&format!("every backup is made anew: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
-    assert!(fewest.get() >= 2);
 
     let home = group.node_of(&group.stage.primary().unwrap().1).unwrap();
     let members = group.members().unwrap();
@@ -285,14 +292,13 @@ fn backups_move() {
         let drained = scope.spawn(|| cluster.kubectl(&drain, ""));
         while !drained.is_finished() {
             looks(&group.get().unwrap());
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         }
         drained.join().unwrap().unwrap();
     });
     note(&format!("node {node} is drained: {:?}, never fewer than {} members", began.elapsed(), fewest.get()));
-    assert!(fewest.get() >= 1);
+    assert!(fewest.get() >= 2);
     group.wait_for_members_off(&node, 2).unwrap();
-    note(&format!("two members elsewhere: {:?}", began.elapsed()));
     cluster.kubectl(&["uncordon", &node], "").unwrap();
     group.wait_until_whole(2).unwrap();
     // A backup that leaves ends, and so is noticed.
@@ -342,6 +348,102 @@ const API_AWAY: &[&str] = &[
     "error: could not be renewed",
 ];
 
+/// Certificates are renewed under load, and then their CA, with the time that this takes pulled forward: nobody ever meets
+/// a certificate that it does not trust, and somebody can take over after every step.
+#[test]
+fn certificates_are_renewed() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
+    let group = Operated::start(&cluster, "certificates", 2).unwrap();
+    let [sidecars, backups, authority] = ["sidecar", "backup", "ca"].map(|of| format!("{GROUP}-tailwind-{of}"));
+    let leaves = [sidecars.as_str(), backups.as_str()];
+    let wait_for = |what: &str, name: &str, fits: &dyn Fn(&Value) -> bool| {
+        let found = cluster.wait(what, || Ok(cluster.get(&group.stage.core(&format!("secrets/{name}")))?.filter(fits)));
+        found.unwrap()
+    };
+    let read = |name: &str| wait_for("a secret", name, &|_| true);
+    let issued_after = |before: &Value| {
+        let before = text(before, "/data/tls.crt").to_owned();
+        move |secret: &Value| text(secret, "/data/tls.crt") != before
+    };
+    let trusts =
+        |count: usize| move |secret: &Value| decoded(secret, "ca.crt").matches("BEGIN CERTIFICATE").count() == count;
+    let pass_on = |step: &str, began: Instant| {
+        group.wait_for_reloads().unwrap();
+        let (epoch, pod) = group.wait_for_takeover().unwrap();
+        cluster.delete(&group.stage.core(&format!("pods/{pod}"))).unwrap();
+        let failover = group.stage.wait_for_failover(epoch).unwrap();
+        group.wait_until_whole(2).unwrap();
+        note(&format!("{step}: taken up, and passed on within {} ms, {:?}", failover.gap_us / 1000, began.elapsed()));
+    };
+
+    let began = Instant::now();
+    let before = leaves.map(read);
+    group.count_reloads().unwrap();
+    for name in leaves {
+        cluster.delete(&group.stage.core(&format!("secrets/{name}"))).unwrap();
+    }
+    group.wake_operator().unwrap();
+    for (name, before) in leaves.iter().zip(&before) {
+        wait_for("a new certificate", name, &issued_after(before));
+    }
+    pass_on("certificates that were gone are issued anew", began);
+
+    let began = Instant::now();
+    group.count_reloads().unwrap();
+    let aged = aged_authority(&read(&authority));
+    cluster.patch(&group.stage.core(&format!("secrets/{authority}")), &json!({"data": {"ca.crt": aged}})).unwrap();
+    group.wake_operator().unwrap();
+    leaves.iter().for_each(|name| drop(wait_for("both CAs to be trusted", name, &trusts(2))));
+    assert!(!decoded(&read(&authority), "previous.crt").is_empty());
+    pass_on("a CA that ends soon is renewed, and both are trusted", began);
+
+    let began = Instant::now();
+    let before = leaves.map(read);
+    group.count_reloads().unwrap();
+    leaves.iter().for_each(|name| group.written_long_ago(name).unwrap());
+    group.wake_operator().unwrap();
+    for (name, before) in leaves.iter().zip(&before) {
+        wait_for("a certificate by the new CA", name, &issued_after(before));
+    }
+    pass_on("certificates are issued by it", began);
+
+    let began = Instant::now();
+    group.count_reloads().unwrap();
+    leaves.iter().for_each(|name| group.written_long_ago(name).unwrap());
+    group.wake_operator().unwrap();
+    leaves.iter().for_each(|name| drop(wait_for("one CA to be trusted", name, &trusts(1))));
+    assert!(read(&authority)["data"]["previous.crt"].is_null());
+    pass_on("the old CA is forgotten", began);
+
+    // Whoever comes now has never seen the first CA.
+    let member = group.members().unwrap().remove(0);
+    group.stage.delete_pod_at_once(&member).unwrap();
+    group.wait_for("another member", |group| !group["status"]["log"].to_string().contains(&member)).unwrap();
+    group.wait_until_whole(2).unwrap();
+    group.finish(&outage_and(&["Unauthorized"])).unwrap();
+}
+
+/// What a secret has under this key, as text.
+fn decoded(secret: &Value, key: &str) -> String {
+    let bytes: ByteString = serde_json::from_value(secret["data"][key].clone()).unwrap_or_default();
+    String::from_utf8(bytes.0).unwrap()
+}
+
+/// The CA's certificate as it will be shortly before its end: of the same name, for the same key.
+fn aged_authority(secret: &Value) -> Value {
+    let now = SystemTime::now();
+    let day = Duration::from_secs(24 * 3600);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let name = text(secret, "/metadata/namespace");
+    params.distinguished_name.push(DnType::CommonName, format!("Tailwind group {name}/{GROUP}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    (params.not_before, params.not_after) = ((now - 1000 * day).into(), (now + 30 * day).into());
+    let key = KeyPair::from_pem(&decoded(secret, "ca.key")).unwrap();
+    json!(ByteString(params.self_signed(&key).unwrap().pem().into_bytes()))
+}
+
 /// What operators say while their rights go before they do.
 const UNINSTALLED: &[&str] =
     &["watch interrupted", "watch of nodes interrupted", "lease not", "reconcile failed", "event not written"];
@@ -368,9 +470,8 @@ fn the_chart_changes() {
         })
         .unwrap();
     let old = group.wait_for("sidecars to be told old", |group| !holds(group, "SidecarsCurrent")).unwrap();
-    let conditions = old["status"]["conditions"].as_array().unwrap();
-    let told = conditions.iter().find(|condition| condition["type"] == "SidecarsCurrent").unwrap();
-    note(&format!("backups are of the new image after {:?}: {}", began.elapsed(), text(told, "/message")));
+    let told = condition(&old, "SidecarsCurrent");
+    note(&format!("backups are of the new image after {:?}: {}", began.elapsed(), text(&told, "/message")));
     cluster.kubectl(&["rollout", "restart", "deployment/app", "-n", &group.stage.namespace], "").unwrap();
     group.wait_for("sidecars to be current", |group| holds(group, "SidecarsCurrent")).unwrap();
     group.wait_until_whole(2).unwrap();
@@ -429,10 +530,7 @@ fn what_cannot_be_is_told() {
     }
 
     // Devices on one node alone.
-    let placeable = |group: &Value| {
-        let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.into_iter().find(|condition| condition["type"] == "Placeable").unwrap_or_default()
-    };
+    let placeable = |group: &Value| condition(group, "Placeable");
     for node in ["node-1", "node-3", "node-4"] {
         cluster.node(node, "devices 0").unwrap();
         // The scheduler goes by what the kubelet makes of it a little later.
@@ -451,6 +549,11 @@ fn what_cannot_be_is_told() {
         cluster.node(node, "devices 4").unwrap();
     }
     group.wait_for("every backup to have a node", |group| placeable(group)["status"] == "True").unwrap();
+    // No node here has an RDMA device, whatever it says, and a backup that was asked to use one says so and ends.
+    let words = |group: &Value| text(&condition(group, "Degraded"), "/message").to_owned();
+    let crash = group.wait_for("backups to say why they end", |group| words(group).contains("RDMA")).unwrap();
+    note(&format!("there are no devices: {}", words(&crash)));
+    assert_eq!(text(&condition(&crash, "Degraded"), "/reason"), "BackupCrashes");
     cluster.delete(&group.path()).unwrap();
     cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
 
@@ -471,7 +574,6 @@ fn what_cannot_be_is_told() {
     group.wait_until_whole(3).unwrap();
     note(&format!("one more node appears, and the group is whole after {:?}", began.elapsed()));
     ["node-2", "node-3", "node-4"].iter().for_each(|node| label(node, Value::Null));
-    // No node here has an RDMA device, whatever it says, and a backup that was asked to use one says so and ends.
     group.finish(&outage_and(&["error: RDMA"])).unwrap();
 }
 

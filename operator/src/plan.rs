@@ -27,7 +27,7 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, FINALIZER};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::observed::Observed;
-use backups::{Death, Decision};
+use backups::{Death, Decision, Exit};
 use objects::{disruption, is_owned, pod, roles, service};
 use standing::Standing;
 
@@ -113,8 +113,7 @@ pub fn plan(observed: &Observed) -> Plan {
         return Plan::last(&view);
     }
     if group.spec.paused && !deleting {
-        let decision = Decision { members_wanted: status::wanted_before(&view), ..Decision::default() };
-        return Plan::only_status(status::status(&view, &decision, None, &[]), observed);
+        return Plan::paused(&view);
     }
     Plan::whole(&view, deleting)
 }
@@ -135,6 +134,18 @@ impl Plan {
         plan
     }
 
+    /// Nothing is done to the group. Nobody moves its backups either, so a budget that counts on it is loosened.
+    fn paused(view: &status::View<'_>) -> Plan {
+        let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
+        let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
+        if view.observed.objects.iter().any(is_budget) {
+            plan.actions
+                .extend(budget(view.observed, decision.exit).and_then(|budget| keep(view.observed, budget).ok()?));
+            plan.actions.extend(needless_budget(view.observed, decision.exit));
+        }
+        plan
+    }
+
     fn whole(view: &status::View<'_>, deleting: bool) -> Plan {
         let status::View { observed, standings, primary } = *view;
         let group = &observed.group;
@@ -151,23 +162,13 @@ impl Plan {
             let steps = certificates::steps(&observed.certificates, observed.now);
             actions.extend(steps.into_iter().map(Action::Certificates));
         }
-        let placeable = decision.unplaced <= decision.survey.free.len();
-        for object in wanted_objects(observed, placeable) {
-            match observed.objects.iter().find(|existing| is_same(existing, &object)) {
-                Some(existing) if !is_owned(group, &existing.metadata) => {
-                    foreign.insert(describe(existing));
-                }
-                Some(existing) if contains(existing, &object) => {}
-                _ => actions.push(Action::Apply(Box::new(object))),
+        for object in wanted_objects(observed, decision.exit) {
+            match keep(observed, object) {
+                Ok(action) => actions.extend(action),
+                Err(Foreign(object)) => _ = foreign.insert(object),
             }
         }
-        if disruption::stay(group, placeable).is_none() {
-            let unwanted = observed.objects.iter().filter(|object| {
-                object.types.as_ref().is_some_and(|types| types.kind == "PodDisruptionBudget")
-                    && is_owned(group, &object.metadata)
-            });
-            actions.extend(unwanted.map(|object| Action::Remove(Box::new(object.clone()))));
-        }
+        actions.extend(needless_budget(observed, decision.exit));
         let births = decision.births.iter();
         actions.extend(births.map(|birth| Action::Create(Box::new(pod::backup(group, &observed.settings, birth)))));
         actions.extend(decision.deaths.iter().cloned().map(Action::Delete));
@@ -190,11 +191,40 @@ fn has_finalizer(observed: &Observed) -> bool {
 }
 
 /// What belongs to every group, beside pods and secrets.
-fn wanted_objects(observed: &Observed, placeable: bool) -> Vec<DynamicObject> {
+fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<DynamicObject> {
     let group = &observed.group;
     let mut objects = vec![roles::role(group), roles::binding(group, &observed.app), service::primary(group)];
-    objects.extend(disruption::stay(group, placeable).map(|stay| disruption::budget(group, observed.server, stay)));
+    objects.extend(budget(observed, exit));
     objects
+}
+
+fn budget(observed: &Observed, exit: Exit) -> Option<DynamicObject> {
+    let group = &observed.group;
+    disruption::stay(group, exit).map(|stay| disruption::budget(group, observed.server, stay))
+}
+
+fn is_budget(object: &DynamicObject) -> bool {
+    object.types.as_ref().is_some_and(|types| types.kind == "PodDisruptionBudget")
+}
+
+/// The group's budget, where there shall be none.
+fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
+    let own = |object: &&DynamicObject| is_budget(object) && is_owned(&observed.group, &object.metadata);
+    let is_needless = disruption::stay(&observed.group, exit).is_none();
+    let needless = observed.objects.iter().find(own).filter(|_| is_needless);
+    needless.map(|object| Action::Remove(Box::new(object.clone())))
+}
+
+/// An object that is in the way, for people.
+struct Foreign(String);
+
+/// What makes an object as it should be; nothing if it is.
+fn keep(observed: &Observed, object: DynamicObject) -> Result<Option<Action>, Foreign> {
+    match observed.objects.iter().find(|existing| is_same(existing, &object)) {
+        Some(existing) if !is_owned(&observed.group, &existing.metadata) => Err(Foreign(describe(existing))),
+        Some(existing) if contains(existing, &object) => Ok(None),
+        _ => Ok(Some(Action::Apply(Box::new(object)))),
+    }
 }
 
 fn gates(standings: &[Standing]) -> impl Iterator<Item = Action> {

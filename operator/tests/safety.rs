@@ -35,6 +35,8 @@ struct Begin {
     min_in_sync: Option<u8>,
     pods: Vec<Start>,
     cordoned: Vec<bool>,
+    /// Whoever cordoned those nodes evicts what is on them, as far as the budget lets them.
+    drained: bool,
     has_primary: bool,
 }
 
@@ -45,15 +47,22 @@ fn begin() -> impl Strategy<Value = Begin> {
         state,
     });
     let nodes = prop::collection::vec(prop::bool::weighted(0.3), 1..8);
-    (1_u8..6, prop::option::of(1_u8..6), prop::collection::vec(pod, 0..7), nodes, prop::bool::weighted(0.9)).prop_map(
-        |(backups, min_in_sync, pods, cordoned, has_primary)| Begin {
+    (
+        1_u8..6,
+        prop::option::of(1_u8..6),
+        prop::collection::vec(pod, 0..7),
+        nodes,
+        any::<bool>(),
+        prop::bool::weighted(0.9),
+    )
+        .prop_map(|(backups, min_in_sync, pods, cordoned, drained, has_primary)| Begin {
             backups,
             min_in_sync: min_in_sync.map(|least| least.min(backups)),
             pods,
             cordoned,
+            drained,
             has_primary,
-        },
-    )
+        })
 }
 
 struct World {
@@ -152,6 +161,33 @@ impl World {
         log.is_some_and(|log| log.members.iter().any(|member| member.name == name))
     }
 
+    /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.
+    fn evict(&mut self) {
+        let budget = |world: &World| {
+            let of_kind =
+                |object: &&kube::api::DynamicObject| object.types.as_ref().unwrap().kind == "PodDisruptionBudget";
+            world
+                .observed
+                .objects
+                .iter()
+                .find(of_kind)
+                .map(|budget| budget.data["spec"]["minAvailable"].as_u64().unwrap())
+        };
+        for index in 0..self.observed.backups.len() {
+            let pod = &self.observed.backups[index];
+            let node = pod.spec.as_ref().unwrap().node_name.as_ref();
+            let drained = self.observed.nodes.iter().any(|facts| facts.unschedulable && Some(&facts.name) == node);
+            if !drained || pod.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let holders = self.holders();
+            if budget(self).is_none_or(|stay| holders.len() as u64 > stay || !holders.contains(&pod.name_any())) {
+                let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now);
+                self.observed.backups[index].metadata.deletion_timestamp = Some(now);
+            }
+        }
+    }
+
     /// Members whose pods work.
     fn holders(&self) -> BTreeSet<String> {
         let works = |pod: &&Pod| {
@@ -208,7 +244,7 @@ impl World {
     }
 
     /// Does what the plan says, and then what kubelets, the scheduler and the primary do.
-    fn turn(&mut self, plan: Plan) {
+    fn turn(&mut self, plan: Plan, drained: bool) {
         for action in plan.actions {
             match action {
                 Action::Create(pod) => {
@@ -228,8 +264,16 @@ impl World {
                         .retain(|other| other.name_any() != object.name_any() || other.types != object.types);
                     self.observed.objects.push(*object);
                 }
+                Action::Remove(object) => {
+                    self.observed
+                        .objects
+                        .retain(|other| other.name_any() != object.name_any() || other.types != object.types);
+                }
                 _ => {}
             }
+        }
+        if drained {
+            self.evict();
         }
         let log = self.observed.group.status.as_ref().and_then(|status| status.log.clone());
         self.observed.group.status = Some(ReplicaGroupStatus { log, ..plan.status });
@@ -307,6 +351,10 @@ proptest! {
     #[test]
     fn no_plan_endangers_the_log_and_all_come_to_rest(begin in begin()) {
         let mut world = World::new(&begin);
+        let wanted = usize::from(begin.backups);
+        let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
+        // Then a successor is always filled before anybody leaves, whoever it is that drains.
+        let always_whole = begin.has_primary && free > wanted && world.holders().len() >= wanted;
         let mut quiet = 0;
         for round in 0.. {
             prop_assert!(round < ROUNDS_MAX, "no rest after {ROUNDS_MAX} rounds");
@@ -314,7 +362,9 @@ proptest! {
             let plan = world.plan();
             world.check(&plan);
             let acted = plan.actions.iter().any(|action| matches!(action, Action::Create(_) | Action::Delete(_) | Action::Apply(_)));
-            world.turn(plan);
+            world.turn(plan, begin.drained);
+            let holders = world.holders().len();
+            prop_assert!(!always_whole || holders >= wanted, "{} of {} copies while nodes are free", holders, wanted);
             quiet = if acted || world.observed.group.status != before { 0 } else { quiet + 1 };
             // Longer than any patience that is measured in rounds of a minute.
             if quiet > 6 {
@@ -322,12 +372,11 @@ proptest! {
             }
         }
         // Where there are nodes enough for one to move, everything is as it should be at the end.
-        let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();
         let had_copies = World::new(&begin).holders().len() >= world.floor();
-        if begin.has_primary && had_copies && free > usize::from(begin.backups) {
+        if begin.has_primary && had_copies && free > wanted {
             let members = world.holders();
-            prop_assert_eq!(members.len(), usize::from(begin.backups), "members at the end");
-            prop_assert_eq!(world.observed.backups.len(), usize::from(begin.backups), "pods at the end");
+            prop_assert_eq!(members.len(), wanted, "members at the end");
+            prop_assert_eq!(world.observed.backups.len(), wanted, "pods at the end");
             for pod in &world.observed.backups {
                 let node = pod.spec.as_ref().unwrap().node_name.clone().unwrap();
                 let cordoned = world.observed.nodes.iter().any(|facts| facts.name == node && facts.unschedulable);

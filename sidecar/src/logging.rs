@@ -35,10 +35,10 @@ impl LogOptions {
             anyhow::anyhow!("--log {}: {error}; an example is info,tailwind_sidecar=debug", self.log)
         })?;
         // What fails in there is told where it is consumed.
-        let filter = match self.log.contains("kube_client") {
-            true => filter,
-            false => filter.add_directive("kube_client=off".parse()?),
-        };
+        let quiet = ["kube_client", "kube_runtime"].into_iter().filter(|module| !self.log.contains(module));
+        let filter = quiet
+            .map(|module| format!("{module}=off").parse())
+            .try_fold(filter, |filter, directive| directive.map(|directive| filter.add_directive(directive)))?;
         let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {
             LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),

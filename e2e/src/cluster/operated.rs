@@ -3,8 +3,11 @@
 //! Used by `tests/operated.rs`. The chart is installed once, by whoever needs it first; its operators are on the node that
 //! tests leave alone.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -120,6 +123,8 @@ pub struct Operated<'c> {
     /// Its namespace, its ledger and its pods.
     pub stage: Stage<'c>,
     operators: Logs,
+    /// How often each container had taken up certificates when this was last asked for.
+    reloads: RefCell<BTreeMap<String, usize>>,
     finished: bool,
 }
 
@@ -137,7 +142,7 @@ impl<'c> Operated<'c> {
         restore(cluster)?;
         install(cluster)?;
         let operators = Logs::keep(cluster, HOME)?;
-        Ok(Operated { stage: Stage::set(cluster, name)?, operators, finished: false })
+        Ok(Operated { stage: Stage::set(cluster, name)?, operators, reloads: RefCell::default(), finished: false })
     }
 
     /// The same with a group of `backups` backups and two app pods that is whole and acknowledges.
@@ -288,6 +293,50 @@ impl<'c> Operated<'c> {
         Ok(text(&self.stage.pod(pod)?, "/spec/nodeName").to_owned())
     }
 
+    /// From here on [`Operated::wait_for_reloads`] counts.
+    pub fn count_reloads(&self) -> Result<()> {
+        self.reloads.replace(self.reloads_now()?);
+        Ok(())
+    }
+
+    /// Waits until every sidecar and every backup has taken up certificates since they were counted.
+    pub fn wait_for_reloads(&self) -> Result<()> {
+        // A kubelet looks at a pod once a minute or so, and at once when something about it has changed.
+        for pod in self.apps()?.into_iter().chain(self.backups()?) {
+            let path = self.stage.core(&format!("pods/{}", text(&pod, "/metadata/name")));
+            self.stage.cluster.patch(&path, &touched())?;
+        }
+        self.stage.cluster.wait("everybody to take up new certificates", || {
+            let before = self.reloads.borrow();
+            let now = self.reloads_now()?;
+            Ok(now.iter().all(|(container, count)| count > before.get(container).unwrap_or(&0)).then_some(()))
+        })
+    }
+
+    fn reloads_now(&self) -> Result<BTreeMap<String, usize>> {
+        let apps = self.apps()?.into_iter().map(|pod| (pod, SIDECAR));
+        let containers = apps.chain(self.backups()?.into_iter().map(|pod| (pod, "backup")));
+        let count = |(pod, container): (Value, &str)| {
+            let name = text(&pod, "/metadata/name").to_owned();
+            let said =
+                self.stage.cluster.kubectl(&["logs", "-n", &self.stage.namespace, &name, "-c", container], "")?;
+            Ok((name, said.matches("certificate reloaded").count()))
+        };
+        containers.map(count).collect()
+    }
+
+    /// Has the operator look at the group: nothing tells it of changes to secrets.
+    pub fn wake_operator(&self) -> Result<()> {
+        self.change(&touched())
+    }
+
+    /// Certificates in this secret were written so long ago that every pod has them: what takes ten minutes otherwise.
+    pub fn written_long_ago(&self, secret: &str) -> Result<()> {
+        let annotations = json!({"replication.tailwind.dev/written": "2020-01-01T00:00:00Z"});
+        let path = self.stage.core(&format!("secrets/{secret}"));
+        self.stage.cluster.patch(&path, &json!({"metadata": {"annotations": annotations}})).map(|_| ())
+    }
+
     /// The end of a test: the log is whole, and neither operators nor anybody in the group has logged what they should not.
     pub fn finish(mut self, expected: &[&str]) -> Result<Report> {
         let report = self.stage.replay()?;
@@ -325,6 +374,12 @@ impl Drop for Operated<'_> {
             lines[lines.len().saturating_sub(20)..].iter().for_each(|line| eprintln!("{line}"));
         }
     }
+}
+
+/// A change that nobody goes by.
+fn touched() -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
+    json!({"metadata": {"annotations": {"tailwind.test/touched": now}}})
 }
 
 fn is_seen(group: &Value) -> bool {

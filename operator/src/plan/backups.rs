@@ -44,6 +44,20 @@ pub struct Decision {
     pub unplaced: usize,
     /// When a pod that failed may be replaced, if not yet.
     pub retry_at: Option<Timestamp>,
+    /// How a backup would leave now.
+    pub exit: Exit,
+}
+
+/// How a backup leaves that has to, such as when its node is drained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exit {
+    /// Once its successor has its copy: there is a primary to fill one, and a node for it.
+    AfterSuccessor,
+    /// Its successor is filled afterwards.
+    #[default]
+    BeforeSuccessor,
+    /// There is no node for a successor.
+    Alone,
 }
 
 /// A pod to remove.
@@ -63,6 +77,7 @@ pub fn decide(observed: &Observed, standings: &[Standing], has_primary: bool) ->
     desk.bury();
     desk.part();
     desk.raise();
+    desk.decision.exit = desk.exit();
     desk.decision
 }
 
@@ -123,13 +138,12 @@ impl<'a> Desk<'a> {
         self.standings.iter().any(|standing| standing.member && !standing.is_alive())
     }
 
-    /// A pod whose end is near, since its kubelet can be reached: it will leave room.
-    fn ending_soon(&self) -> Option<&'a str> {
-        let is_ready =
-            |name: &str| self.observed.nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        let ending = self.standings.iter().filter(|standing| standing.health == Health::Ending);
-        let mut soon = ending.filter(|standing| standing.node.as_deref().is_some_and(is_ready));
-        soon.next().map(|standing| standing.name.as_str())
+    /// A pod that will leave room before long, since its kubelet can be reached.
+    fn ends_soon(&self, standing: &Standing) -> bool {
+        let is_told = self.decision.deaths.iter().any(|death| death.name == standing.name);
+        let nodes = &self.observed.nodes;
+        let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
+        (standing.health == Health::Ending || is_told) && standing.node.as_deref().is_some_and(is_ready)
     }
 
     fn remove(&mut self, standing: &Standing, why: String) {
@@ -218,7 +232,7 @@ impl<'a> Desk<'a> {
             });
             return;
         }
-        if let Some(ending) = self.ending_soon() {
+        if let Some(ending) = self.standings.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
             self.decision.moving =
                 Some(format!("{name} leaves next ({why}), when {ending} has ended and its node is free"));
             return;
@@ -299,6 +313,21 @@ impl<'a> Desk<'a> {
         // Whoever takes the place of a member on its way out is recruited beside it.
         if self.surge || self.has_parting_member() {
             self.decision.members_wanted = (self.decision.members_wanted + 1).min(MEMBERS_MAX);
+        }
+    }
+
+    /// A fenced group recruits nobody.
+    fn exit(&self) -> Exit {
+        let leaves_room = |standing: &&Standing| self.ends_soon(standing) && standing.leave != Some(Leave::Drained);
+        let free = self.decision.survey.free.len() + self.standings.iter().filter(leaves_room).count();
+        let unplaced = self.decision.unplaced;
+        let has_successor = self.alive.len() + self.decision.births.len() > self.wanted;
+        if unplaced > free {
+            Exit::Alone
+        } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
+            Exit::AfterSuccessor
+        } else {
+            Exit::BeforeSuccessor
         }
     }
 }

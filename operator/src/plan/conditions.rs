@@ -11,7 +11,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Decision;
 use super::primary::{Primary, standbys};
-use super::standing::{Health, Standing};
+use super::standing::{Health, Standing, last_words};
 use super::status::View;
 use crate::observed::Observed;
 
@@ -320,7 +320,9 @@ pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, St
         match reason {
             "" | "ContainerCreating" | "PodInitializing" => {}
             "ImagePullBackOff" | "ErrImagePull" | "InvalidImageName" => return Some(("ImagePullFailed", text)),
-            "CrashLoopBackOff" => return Some(("BackupCrashes", text)),
+            "CrashLoopBackOff" => {
+                return Some(("BackupCrashes", container.and_then(last_words).unwrap_or(text)));
+            }
             _ => return Some(("ContainerFailed", text)),
         }
     }

@@ -25,6 +25,8 @@ const RESTARTS_MAX: i32 = 5;
 const UNREADY_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// A pod that lived for so long did not fail at its start.
 const PROVEN: SignedDuration = SignedDuration::from_mins(10);
+/// Characters of a container's last words that people are shown.
+const WORDS_MAX: usize = 400;
 /// A pod that no node took for so long will hardly be taken by one.
 const UNPLACED_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
@@ -181,7 +183,8 @@ fn health(
     let Some(container) = container else { return Health::Alive };
     if container.restart_count >= RESTARTS_MAX && !container.ready {
         let since = last_end(container).unwrap_or(now);
-        return lost(format!("its container ended {} times; see its log", container.restart_count), since);
+        let words = last_words(container).unwrap_or_else(|| "see its log".to_owned());
+        return lost(format!("its container ended {} times: {words}", container.restart_count), since);
     }
     let running = container.state.as_ref().and_then(|state| state.running.as_ref());
     let since = running.and_then(|running| running.started_at.as_ref()).map(|time| time.0);
@@ -209,6 +212,15 @@ fn failed(pod: &Pod, created: Timestamp) -> Health {
         (reason, message) => format!("{reason}: {message}"),
     };
     Health::Failed { why, since: ends.max().unwrap_or(created), refused }
+}
+
+/// What a container wrote last before it ended, which kubelets keep: see `terminationMessagePolicy` of its container.
+pub fn last_words(container: &ContainerStatus) -> Option<String> {
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?;
+    let line = ended.message.as_deref()?.lines().map(str::trim).rfind(|line| !line.is_empty())?;
+    let logged: Option<serde_json::Value> = serde_json::from_str(line).ok();
+    let text = logged.as_ref().and_then(|logged| logged["message"].as_str()).unwrap_or(line);
+    Some(text.chars().take(WORDS_MAX).collect())
 }
 
 fn last_end(container: &ContainerStatus) -> Option<Timestamp> {

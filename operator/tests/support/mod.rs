@@ -85,6 +85,8 @@ struct Backup {
     /// Its container waits, with a reason.
     waiting: Option<String>,
     shape: Option<String>,
+    /// The last lines of its container before it ended.
+    words: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -308,10 +310,12 @@ impl Story {
                 {"type": GATE_CAUGHT_UP, "status": truth(member)},
             ],
         });
+        let last = wish.words.as_ref().map(|words| json!({"terminated": {"exitCode": 1, "message": words}}));
         if wish.is != Is::Pending && wish.is != Is::Failed {
             pod["status"]["podIP"] = json!(ip(&name));
             pod["status"]["containerStatuses"] = json!([{
                 "name": "backup", "ready": ready, "restartCount": 0, "image": "", "imageID": "", "state": state,
+                "lastState": last,
             }]);
         }
         serde_json::from_value(pod).unwrap()

@@ -15,6 +15,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch as JsonPatch, PatchOperation, ReplaceOperation, TestOperation};
 use kube::api::{Patch, PatchParams};
+use kube::core::Status;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -35,6 +36,8 @@ const TRIES: usize = 10;
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
 /// The same trouble is logged at most so often.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
+/// The operator gives a pod's service account its rights once it has seen the pod. Before that nobody has to look.
+const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Names this writer in `metadata.managedFields`.
 const FIELD_MANAGER: &str = "tailwind-sidecar";
 
@@ -113,24 +116,41 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
 /// Keeps `seen` at the latest content for ever.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
     let said = Said::default();
-    let say = |why: String| {
-        if said.is_news(&why) {
-            tracing::warn!(group = %path, %why, "watch the ReplicaGroup");
+    let began = Instant::now();
+    let say = |why: String, is_forbidden: bool| match said.is_news(&why) {
+        true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
+            tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
+        true => tracing::warn!(group = %path, %why, "watch the ReplicaGroup"),
+        false => {}
     };
     loop {
         let mut changes = watcher::watch_object(api.clone(), path.name.as_str()).default_backoff().boxed();
         loop {
             match changes.try_next().await {
                 Ok(Some(Some(group))) => drop(seen.send_replace(Some(Arc::new(group)))),
-                Ok(Some(None)) => say("there is no such ReplicaGroup".to_owned()),
+                Ok(Some(None)) => say("there is no such ReplicaGroup".to_owned(), false),
                 Ok(None) => break,
                 Err(error) => {
-                    say(error.to_string());
+                    match refusal(&error) {
+                        Some(status) => say(status.message.clone(), status.code == 403),
+                        None => say(error.to_string(), false),
+                    }
                     tokio::time::sleep(WATCH_AGAIN).await;
                 }
             }
         }
+    }
+}
+
+/// What the API server answered, if it is the one that refused.
+fn refusal(error: &watcher::Error) -> Option<&Status> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status),
+        _ => None,
     }
 }
 

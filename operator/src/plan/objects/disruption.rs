@@ -1,7 +1,8 @@
 //! The PodDisruptionBudget of a group's backups, and when there is none.
 //!
 //! Called by [`plan`](crate::plan). A budget that can never be met keeps a node from being drained for ever, so there is one
-//! only while there is something to protect, and it asks for no more than can be had.
+//! only while there is something to protect, and it asks for no more than can be had: it refuses every eviction only while
+//! the operator itself moves the backups of a node that is drained.
 
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -9,6 +10,7 @@ use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
 
+use crate::plan::backups::Exit;
 use crate::server_version::ServerVersion;
 
 /// Name of a group's budget.
@@ -16,18 +18,24 @@ pub fn name(group: &str) -> String {
     format!("{group}-tailwind-backup")
 }
 
-/// How many backups have to stay, if there is to be a budget.
+/// How many backups have to stay, if there is to be a budget: none before there is a log.
 ///
-/// None for a single backup, which could never leave, and none before there is a log. All but one as long as every backup
-/// can have a node. Otherwise as many as appends need: the missing one may never come, and a drain shall not wait for it.
-pub fn stay(group: &ReplicaGroup, placeable: bool) -> Option<u8> {
+/// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
+/// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
+/// drain shall not wait for it; a single backup could then never leave, and has no budget.
+pub fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
-    if !spec.disruption_budget || spec.backups < 2 || log.is_none_or(|log| log.members.is_empty()) {
+    if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
         return None;
     }
     let all_but_one = spec.backups - 1;
-    Some(if placeable { all_but_one } else { spec.min_in_sync().clamp(1, all_but_one) })
+    let stay = match exit {
+        Exit::AfterSuccessor => spec.backups,
+        Exit::BeforeSuccessor => all_but_one,
+        Exit::Alone => spec.min_in_sync().max(1).min(all_but_one),
+    };
+    (stay > 0).then_some(stay)
 }
 
 /// The budget.

@@ -190,6 +190,8 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "image": settings.sidecar_image,
         "args": arguments,
         "env": container::environment(),
+        // Why it ended is told in its pod, where people and the operator look first.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": ports,
         "resources": resources,
         // Registering a large pool and measuring the disk take their time, once.
