@@ -10,7 +10,7 @@ FROM ${DEBIAN} AS builder
 # What scripts/common.sh asks for in need_build_tools and need_verbs; curl gets rustup.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
-        ca-certificates cmake curl gcc libc6-dev libclang-dev libibverbs-dev make pkg-config \
+        ca-certificates cmake curl gcc libc6-dev libclang-dev libibverbs-dev make pkg-config python3 \
     && rm -rf /var/lib/apt/lists/*
 ENV PATH=/root/.cargo/bin:$PATH
 WORKDIR /src

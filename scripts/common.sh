@@ -116,6 +116,7 @@ need_verbs() {
     need pkg-config command -v pkg-config
     need libclang-dev compgen -G '/usr/lib/llvm-*/lib/libclang.so'
     need libibverbs-dev can_include infiniband/verbs.h
+    need python3 command -v python3 # rdma-core's CMake asks for it
 }
 
 # The shared libraries that programs need, as ldd finds them.

@@ -529,6 +529,32 @@ fn what_cannot_be_is_told() {
         Err(error) => assert!(error.to_string().contains(rule), "{error:#}"),
     }
 
+    // A quota that leaves room for the ledger and one more.
+    let quota = group.stage.core("resourcequotas/tight");
+    let metadata = json!({"name": "tight", "namespace": group.stage.namespace});
+    let spec_of_quota = json!({"hard": {"pods": "2"}});
+    cluster
+        .apply(&[json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec_of_quota})])
+        .unwrap();
+    let counted = || Ok((cluster.get(&quota)?.unwrap()["status"]["used"]["pods"] == "1").then_some(()));
+    cluster.wait("the quota to count", counted).unwrap();
+    group.ask_for(spec(2)).unwrap();
+    let words = |group: &Value| text(&condition(group, "Degraded"), "/message").to_owned();
+    let refused = group.wait_for("a quota to be told", |group| words(group).contains("exceeded quota")).unwrap();
+    note(&format!("a quota is in the way: {}", words(&refused)));
+    assert_eq!(text(&condition(&refused, "Degraded"), "/reason"), "ApiRefused");
+    // It is asked for again, but not in a hurry, once nothing else changes.
+    let one = |group: &Value| text(group, "/status/phaseReason") == "1 of 2 backups are ready";
+    group.wait_for("the other backup", one).unwrap();
+    let before = group.said_by_operators("reconcile failed").unwrap();
+    std::thread::sleep(Duration::from_secs(10));
+    let more = group.said_by_operators("reconcile failed").unwrap() - before;
+    assert!(more <= 4, "{more} tries in 10 s");
+    cluster.delete(&quota).unwrap();
+    group.wait_for_phase("WaitingForApp").unwrap();
+    cluster.delete(&group.path()).unwrap();
+    cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
+
     // Devices on one node alone.
     let placeable = |group: &Value| condition(group, "Placeable");
     for node in ["node-1", "node-3", "node-4"] {
@@ -550,7 +576,6 @@ fn what_cannot_be_is_told() {
     }
     group.wait_for("every backup to have a node", |group| placeable(group)["status"] == "True").unwrap();
     // No node here has an RDMA device, whatever it says, and a backup that was asked to use one says so and ends.
-    let words = |group: &Value| text(&condition(group, "Degraded"), "/message").to_owned();
     let crash = group.wait_for("backups to say why they end", |group| words(group).contains("RDMA")).unwrap();
     note(&format!("there are no devices: {}", words(&crash)));
     assert_eq!(text(&condition(&crash, "Degraded"), "/reason"), "BackupCrashes");
@@ -574,7 +599,7 @@ fn what_cannot_be_is_told() {
     group.wait_until_whole(3).unwrap();
     note(&format!("one more node appears, and the group is whole after {:?}", began.elapsed()));
     ["node-2", "node-3", "node-4"].iter().for_each(|node| label(node, Value::Null));
-    group.finish(&outage_and(&["error: RDMA"])).unwrap();
+    group.finish(&outage_and(&["error: RDMA", "reconcile failed"])).unwrap();
 }
 
 /// A group is deleted, and then another with its whole namespace, both under load: nothing of them stays.

@@ -3,6 +3,8 @@
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
 //! written; what has failed is told there.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
@@ -27,7 +29,7 @@ pub const MANAGER: &str = "tailwind-operator";
 /// Carries out a plan. The first error comes back, when all else is done.
 pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
     let desk = Desk::new(context, observed);
-    let (mut failures, mut notices) = (Vec::new(), Vec::new());
+    let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
     for action in &plan.actions {
         match desk.act(action).await {
@@ -36,10 +38,12 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
                 info!(group = desk.key, %action, "done");
                 notices.extend(action.notice());
             }
-            Err(error) => failures.push(error),
+            Err(error) => {
+                texts.insert(told(action, &error));
+                failures.push(error);
+            }
         }
     }
-    let texts: Vec<String> = failures.iter().map(Error::for_people).collect();
     status::with_failures(&mut done, observed, &texts);
     let written = desk.write_status(&done).await;
     if written.is_ok() {
@@ -47,6 +51,20 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
     }
     crate::events::publish(context, &observed.group, &notices).await;
     failures.into_iter().next().map_or(written, Err)
+}
+
+/// A failure as it stands in the status. The next try has another name for the pod; were that name in the text, each try would
+/// change the status, which would be seen as a change of the group, and so be followed by another try at once.
+fn told(action: &Action, error: &Error) -> String {
+    let text = error.to_string();
+    match action {
+        Action::Create(pod) => {
+            let name = pod.name_any();
+            let stem = name.rsplit_once('-').map_or(name.as_str(), |(stem, _)| stem);
+            text.replace(&name, &format!("{stem}-…"))
+        }
+        _ => text,
+    }
 }
 
 struct Desk<'a> {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
@@ -37,21 +38,42 @@ pub struct Context {
     pub failures: Failures,
 }
 
-/// Failures in a row, by `namespace/name`.
+/// Failures in a row, by `namespace/name`, each with when the next try is due.
 #[derive(Debug, Default)]
-pub struct Failures(Mutex<BTreeMap<String, u32>>);
+pub struct Failures(Mutex<BTreeMap<String, (u32, Instant)>>);
 
 impl Failures {
-    /// One more; how many it is now.
-    pub fn add(&self, group: &str) -> u32 {
+    /// One more, after which `wait` says how long to wait; how many it is now, and how long to wait from now on. One that
+    /// something has hastened, a change of a pod perhaps, is not one more: nothing new has been learnt.
+    pub fn add(&self, group: &str, now: Instant, wait: impl FnOnce(u32) -> Duration) -> (u32, Duration) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = all.entry(group.to_owned()).or_default();
-        *count = count.saturating_add(1);
-        *count
+        let (count, due) = all.entry(group.to_owned()).or_insert((0, now));
+        if now >= *due {
+            *count = count.saturating_add(1);
+            *due = now + wait(*count);
+        }
+        (*count, *due - now)
     }
 
     /// It went well, or is gone.
     pub fn clear(&self, group: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(group);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_before_its_time_is_not_one_more() {
+        let (failures, began) = (Failures::default(), Instant::now());
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let doubled = |count: u32| Duration::from_secs(5 << (count - 1));
+        assert_eq!(failures.add("shop/orders", after(0), doubled), (1, Duration::from_secs(5)));
+        assert_eq!(failures.add("shop/orders", after(2), doubled), (1, Duration::from_secs(3)));
+        assert_eq!(failures.add("shop/orders", after(5), doubled), (2, Duration::from_secs(10)));
+        failures.clear("shop/orders");
+        assert_eq!(failures.add("shop/orders", after(6), doubled), (1, Duration::from_secs(5)));
     }
 }

@@ -252,9 +252,9 @@ async fn tell_broken(
 
 fn on_error(meta: Arc<GroupMeta>, failure: &Failure, context: Arc<Context>) -> Action {
     let group = format!("{}/{}", meta.namespace().unwrap_or_default(), meta.name_any());
-    let failures = context.failures.add(&group);
-    let wait = failure.class().wait(failures);
-    match failure.class() {
+    let class = failure.class();
+    let (failures, wait) = context.failures.add(&group, Instant::now(), |failures| class.wait(failures));
+    match class {
         Class::Conflict | Class::Ending => info!(group, %failure, ?wait, "again"),
         _ => warn!(group, %failure, failures, ?wait, "reconcile failed"),
     }

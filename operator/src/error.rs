@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// A call to the API server that failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing}: {source}")]
+#[error("{doing}: {}", said(source))]
 pub struct Error {
     /// What was being done.
     pub doing: String,
@@ -22,7 +22,7 @@ pub enum Class {
     Conflict,
     /// The namespace is being deleted, and the group with it: nothing is wrong, and nothing can be made any more.
     Ending,
-    /// Not allowed, by permissions, quotas or admission: a person must act, so look again rarely.
+    /// Not allowed, by permissions, quotas or admission: a person must act, and nothing tells of it, so look again every minute.
     Refused,
     /// The API server says that what was sent is wrong: a bug, or rules of the cluster.
     Invalid,
@@ -47,7 +47,8 @@ impl Class {
         let (first, most) = match self {
             Class::Conflict => (1, 15),
             Class::Unavailable => (1, 60),
-            Class::Ending | Class::Refused | Class::Invalid => (5, 300),
+            Class::Refused => (5, 60),
+            Class::Ending | Class::Invalid => (5, 300),
         };
         let doubled: u64 = first << failures.saturating_sub(1).min(10);
         Duration::from_secs(doubled.min(most))
@@ -68,13 +69,13 @@ impl Error {
             _ => Class::Unavailable,
         }
     }
+}
 
-    /// For people: what the API server has said, without the request's innards.
-    pub fn for_people(&self) -> String {
-        match &self.source {
-            kube::Error::Api(status) if !status.message.is_empty() => format!("{}: {}", self.doing, status.message),
-            other => format!("{}: {other}", self.doing),
-        }
+/// What the API server has said, without the answer's innards.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -119,7 +120,7 @@ mod tests {
         ] {
             assert_eq!(answered(code).class(), class, "{code}");
         }
-        assert_eq!(answered(403).for_people(), "create pod a: no");
+        assert_eq!(answered(403).to_string(), "create pod a: no");
     }
 
     #[test]
@@ -135,6 +136,7 @@ mod tests {
     fn waits_grow_and_end() {
         assert_eq!(Class::Refused.wait(1), Duration::from_secs(5));
         assert_eq!(Class::Refused.wait(3), Duration::from_secs(20));
-        assert_eq!(Class::Refused.wait(1000), Duration::from_secs(300));
+        assert_eq!(Class::Refused.wait(1000), Duration::from_secs(60));
+        assert_eq!(Class::Invalid.wait(1000), Duration::from_secs(300));
     }
 }

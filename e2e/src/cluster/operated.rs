@@ -325,6 +325,13 @@ impl<'c> Operated<'c> {
         containers.map(count).collect()
     }
 
+    /// How often operators have said this since they began.
+    pub fn said_by_operators(&self, words: &str) -> Result<usize> {
+        let pods = self.stage.cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
+        let said = |pod: &Value| self.stage.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
+        pods.iter().map(|pod| Ok(said(pod)?.matches(words).count())).sum()
+    }
+
     /// Has the operator look at the group: nothing tells it of changes to secrets.
     pub fn wake_operator(&self) -> Result<()> {
         self.change(&touched())

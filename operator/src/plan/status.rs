@@ -3,6 +3,8 @@
 //! Called by [`plan`](super). Nothing in here counts or tells time, but for the moments at which conditions changed: a status
 //! that differed at every look would be written at every look.
 
+use std::collections::BTreeSet;
+
 use kube::ResourceExt;
 use kube::runtime::events::EventType;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
@@ -195,9 +197,9 @@ pub fn notices(observed: &Observed, status: &ReplicaGroupStatus) -> Vec<Notice> 
 }
 
 /// Puts what could not be done where people look for it.
-pub fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed, failures: &[String]) {
+pub fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed, failures: &BTreeSet<String>) {
     if !failures.is_empty() {
-        let text = failures.join("; ");
+        let text = failures.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         conditions::replace(status, observed, conditions::DEGRADED, "True", "ApiRefused", &text);
     }
 }
