@@ -10,6 +10,9 @@ pub mod names;
 pub mod spec;
 pub mod status;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
 use kube::CustomResourceExt;
 
 pub use spec::{
@@ -26,8 +29,25 @@ pub use status::{
 /// # Panics
 /// Never: the definition is made of plain maps, lists and texts.
 pub fn definition() -> String {
-    let definition = serde_yaml::to_string(&ReplicaGroup::crd()).unwrap_or_else(|error| panic!("{error}"));
+    let mut definition = ReplicaGroup::crd();
+    let schemas =
+        definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut());
+    schemas.for_each(refuse_null);
+    let definition = serde_yaml::to_string(&definition).unwrap_or_else(|error| panic!("{error}"));
     format!("# Generated from crds/src by `cargo run --package tailwind-crds`. Do not edit.\n{definition}")
+}
+
+/// The derive lets every optional field be null. What may be null has no type in OpenAPI v2, so that `kubectl explain` of
+/// servers before 1.27 falls silent about it; and a rule would have to ask twice whether a field is there.
+fn refuse_null(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    schema.properties.iter_mut().flatten().for_each(|(_, schema)| refuse_null(schema));
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        refuse_null(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        refuse_null(values);
+    }
 }
 
 /// What is wrong with a spec, one sentence each: the very rules that the API server checks, for objects that were stored

@@ -352,7 +352,7 @@ pub enum Memlock {
     NodeLimit,
 }
 
-/// Size of huge pages.
+/// Use huge pages of this size for the backups' buffers. The nodes must have them free.
 // Each has its own sentence: without, `null` would be listed among the values, and Kubernetes 1.20 refuses the definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Hugepages {

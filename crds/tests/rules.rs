@@ -21,6 +21,20 @@ fn the_committed_definition_is_the_generated_one() {
 }
 
 #[test]
+fn kubectl_can_explain_every_field() {
+    assert!(!definition().contains("nullable"));
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let ours = ["", "rdma", "placement", "flushVolume"];
+    for part in ours.map(|part| if part.is_empty() { schema } else { &schema["properties"][part] }) {
+        for (field, schema) in part["properties"].as_mapping().unwrap() {
+            assert!(schema["description"].as_str().is_some_and(|text| text.len() > 20), "{field:?}");
+            assert!(schema["type"].is_string() || schema["x-kubernetes-int-or-string"].is_bool(), "{field:?}");
+        }
+    }
+}
+
+#[test]
 fn an_empty_spec_is_a_good_one() {
     let group = group("{}");
     assert_eq!(problems(&group, None), Vec::<String>::new());

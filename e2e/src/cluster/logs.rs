@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::Cluster;
+use super::{Cluster, text};
 
 /// How often new files are looked for. A container that is gone leaves its file for longer.
 const LOOK: Duration = Duration::from_millis(100);
@@ -27,11 +27,13 @@ pub struct Logs {
     /// Bytes in each file that were there before.
     before: BTreeMap<String, usize>,
     keeper: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+    began: Instant,
 }
 
 impl Logs {
     /// Begins to keep the logs of all containers of a namespace, from here on.
     pub fn keep(cluster: &Cluster, namespace: &str) -> Result<Logs> {
+        let began = Instant::now();
         let folder = cluster.folder().map_or_else(std::env::temp_dir, Path::to_owned);
         let kept = folder.join("kept").join(namespace);
         fs::create_dir_all(&kept).context("make a folder for logs")?;
@@ -49,7 +51,7 @@ impl Logs {
             };
             (ended, std::thread::spawn(body))
         });
-        Ok(Logs { namespace: namespace.to_owned(), kept, before, keeper })
+        Ok(Logs { namespace: namespace.to_owned(), kept, before, keeper, began })
     }
 
     /// Ends the keeping; every container's lines, by `pod/container/number of its start`.
@@ -77,15 +79,25 @@ impl Logs {
     fn ask(&self, cluster: &Cluster) -> Result<BTreeMap<String, Vec<String>>> {
         let mut all = BTreeMap::new();
         for pod in cluster.list(&format!("/api/v1/namespaces/{}/pods", self.namespace))? {
-            let pod = super::text(&pod, "/metadata/name").to_owned();
-            let said = cluster.kubectl(&["logs", "-n", &self.namespace, &pod, "--all-containers", "--prefix"], "");
-            let lines = said.unwrap_or_default();
-            all.insert(
-                pod,
-                lines.lines().map(|line| line.split_once("] ").map_or(line, |(_, rest)| rest).to_owned()).collect(),
-            );
+            let name = text(&pod, "/metadata/name");
+            let kinds = ["initContainerStatuses", "containerStatuses"].map(|kind| pod["status"][kind].as_array());
+            for status in kinds.into_iter().flatten().flatten() {
+                let (container, starts) = (text(status, "/name"), status["restartCount"].as_u64().unwrap_or(0));
+                all.insert(format!("{name}/{container}/{starts}"), self.said(cluster, &[name, "-c", container]));
+                // Of the lives before this one the last is all that Kubernetes remembers.
+                if let Some(before) = starts.checked_sub(1) {
+                    let lines = self.said(cluster, &[name, "-c", container, "--previous"]);
+                    all.insert(format!("{name}/{container}/{before}"), lines);
+                }
+            }
         }
         Ok(all)
+    }
+
+    fn said(&self, cluster: &Cluster, whom: &[&str]) -> Vec<String> {
+        let since = format!("--since={}s", self.began.elapsed().as_secs() + 1);
+        let said = cluster.kubectl(&[&["logs", "-n", &self.namespace, &since], whom].concat(), "").unwrap_or_default();
+        said.lines().map(str::to_owned).collect()
     }
 }
 
