@@ -18,6 +18,7 @@ use tailwind_e2e::cluster::operated::{
 };
 use tailwind_e2e::cluster::stage::{distribution, image_name};
 use tailwind_e2e::cluster::{Cluster, PATIENCE, holds, text};
+use tailwind_e2e::ledger::Report;
 
 /// All tests play on the same nodes.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -158,6 +159,20 @@ fn the_primary_dies() {
     note(&format!("the primary's pod is deleted: {} ms", failover.gap_us / 1000));
 
     let (epoch, pod) = group.wait_for_takeover().unwrap();
+    let before = group.stage.report().unwrap();
+    group.stage.kill_container(&pod, "loader").unwrap();
+    let new = |report: &Report| report.lives.last().filter(|life| life.begun_us > before.now_us).cloned();
+    let goes_on = |report: &Report| new(report).is_some_and(|life| life.acked > 1000);
+    let after = group.stage.wait_for_report("the app to go on", goes_on).unwrap();
+    let life = new(&after).unwrap();
+    assert_eq!((life.epoch, &life.pod), (epoch, &pod));
+    let pauses = after.pauses.iter().filter(|pause| pause.to_us > before.now_us);
+    let longest = pauses.map(|pause| (pause.to_us - pause.from_us) / 1000).max().unwrap_or(0);
+    note(&format!("the primary's app is killed, and not its sidecar: {longest} ms, in the same epoch"));
+    group.stage.delete_pod_at_once(&pod).unwrap();
+    group.stage.wait_for_failover(epoch).unwrap();
+
+    let (epoch, pod) = group.wait_for_takeover().unwrap();
     let zombie = [SIDECAR, "loader"].map(|name| cluster.container(&group.stage.pod(&pod).unwrap(), name).unwrap());
     zombie.iter().for_each(|container| cluster.freeze(container, true).unwrap());
     let failover = group.stage.wait_for_failover(epoch).unwrap();
@@ -180,7 +195,11 @@ fn the_primarys_node_dies() {
     if !cluster.may_be_broken("the_primarys_node_dies") {
         return;
     }
-    let group = Operated::start(&cluster, "node", 2).unwrap();
+    let group = Operated::set(&cluster, "node").unwrap();
+    group.ask_for(spec(2)).unwrap();
+    // Twenty rounds take a quarter of an hour, and whoever takes over reads everything that was written in it.
+    group.start_apps_at(2, 200).unwrap();
+    group.wait_until_whole(2).unwrap();
     let mut gaps = Vec::new();
     for _ in 0..rounds(1) {
         let (epoch, pod) = group.wait_for_takeover().unwrap();
@@ -331,6 +350,20 @@ fn the_api_server_is_away() {
     let report = group.stage.report().unwrap();
     let longest = report.pauses.iter().map(|pause| (pause.to_us - pause.from_us) / 1000).max();
     note(&format!("without acks: {} ms", longest.unwrap_or(0)));
+
+    // It takes calls and answers none: whoever takes over waits for its answer, and for no other.
+    let (epoch, pod) = group.wait_for_takeover().unwrap();
+    let container = cluster.container(&group.stage.pod(&pod).unwrap(), SIDECAR).unwrap();
+    cluster.api("freeze").unwrap();
+    group.stage.wait_for_acks(2000).unwrap();
+    cluster.kill(&container).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(group.stage.report().unwrap().lives.iter().all(|life| life.epoch <= epoch), "who decided that?");
+    let began = Instant::now();
+    cluster.api("thaw").unwrap();
+    group.stage.wait_for_failover(epoch).unwrap();
+    note(&format!("a failover that waited for the API server: {:?} after it went on", began.elapsed()));
+    group.wait_until_whole(2).unwrap();
     group.finish(&outage_and(API_AWAY)).unwrap();
 }
 
@@ -602,9 +635,12 @@ fn what_cannot_be_is_told() {
     group.finish(&outage_and(&["error: RDMA", "reconcile failed"])).unwrap();
 }
 
-/// A group is deleted, and then another with its whole namespace, both under load: nothing of them stays.
+/// What sidecars say without their group: they have nothing to go by.
+const GROUP_GONE: &[&str] = &["watch the ReplicaGroup", "read the configuration", "configuration"];
+
+/// A group is deleted under load: nothing of it stays but its app.
 #[test]
-fn groups_go() {
+fn a_group_goes() {
     let _alone = alone();
     let cluster = Cluster::join().unwrap();
     let group = Operated::start(&cluster, "goes", 2).unwrap();
@@ -634,11 +670,14 @@ fn groups_go() {
     }
     note(&format!("a group is deleted, and all of it gone: {:?}", began.elapsed()));
     assert!(cluster.get(&group.path()).unwrap().is_none());
-    // Without its group a sidecar has nothing to go by.
-    group
-        .finish_without_log(&outage_and(&["watch the ReplicaGroup", "read the configuration", "configuration"]))
-        .unwrap();
+    group.finish_without_log(&outage_and(GROUP_GONE)).unwrap();
+}
 
+/// The same with its whole namespace.
+#[test]
+fn a_namespace_goes() {
+    let _alone = alone();
+    let cluster = Cluster::join().unwrap();
     let group = Operated::start(&cluster, "namespace", 2).unwrap();
     group.stage.replay().unwrap();
     let began = Instant::now();
@@ -646,7 +685,5 @@ fn groups_go() {
     cluster.delete(&namespace).unwrap();
     cluster.wait("the namespace to go", || Ok(cluster.get(&namespace)?.is_none().then_some(()))).unwrap();
     note(&format!("a namespace with a group is gone: {:?}", began.elapsed()));
-    group
-        .finish_without_log(&outage_and(&["watch the ReplicaGroup", "read the configuration", "configuration"]))
-        .unwrap();
+    group.finish_without_log(&outage_and(GROUP_GONE)).unwrap();
 }

@@ -198,6 +198,11 @@ impl<'c> Operated<'c> {
 
     /// Lets so many app pods append, each on another node.
     pub fn start_apps(&self, count: usize) -> Result<()> {
+        self.start_apps_at(count, RATE)
+    }
+
+    /// The same with so many records a second.
+    pub fn start_apps_at(&self, count: usize, rate: u64) -> Result<()> {
         let labels = json!({"app": "loader", LABEL_GROUP: GROUP});
         let apart =
             json!({"labelSelector": {"matchLabels": {"app": "loader"}}, "topologyKey": "kubernetes.io/hostname"});
@@ -209,7 +214,7 @@ impl<'c> Operated<'c> {
                     "nodeAffinity": not_kept(),
                     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
                 },
-                "containers": [self.stage.loader(RATE)],
+                "containers": [self.stage.loader(rate)],
             },
         });
         self.stage.cluster.apply(&[json!({

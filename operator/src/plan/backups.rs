@@ -56,7 +56,7 @@ pub enum Exit {
     /// Its successor is filled afterwards.
     #[default]
     BeforeSuccessor,
-    /// There is no node for a successor.
+    /// It may stay without a successor: there is no node for one, or backups that were made fail one after the other.
     Alone,
 }
 
@@ -322,7 +322,7 @@ impl<'a> Desk<'a> {
         let free = self.decision.survey.free.len() + self.standings.iter().filter(leaves_room).count();
         let unplaced = self.decision.unplaced;
         let has_successor = self.alive.len() + self.decision.births.len() > self.wanted;
-        if unplaced > free {
+        if unplaced > free || self.held > 0 {
             Exit::Alone
         } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
             Exit::AfterSuccessor
