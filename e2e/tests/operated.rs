@@ -169,8 +169,18 @@ fn the_primary_dies() {
     let pauses = after.pauses.iter().filter(|pause| pause.to_us > before.now_us);
     let longest = pauses.map(|pause| (pause.to_us - pause.from_us) / 1000).max().unwrap_or(0);
     note(&format!("the primary's app is killed, and not its sidecar: {longest} ms, in the same epoch"));
-    group.stage.delete_pod_at_once(&pod).unwrap();
-    group.stage.wait_for_failover(epoch).unwrap();
+    let began_anew = || {
+        let pod = group.stage.pod(&pod)?;
+        let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+        let app = statuses.iter().find(|status| status["name"] == "loader").cloned().unwrap_or_default();
+        Ok((app["restartCount"] == 1 && app["state"]["running"].is_object()).then_some(()))
+    };
+    cluster.wait("the app's new container", began_anew).unwrap();
+    group.stage.kill_container(&pod, "loader").unwrap();
+    let failover = group.stage.wait_for_failover(epoch).unwrap();
+    assert_ne!(failover.pod, pod);
+    let gap = failover.gap_us / 1000;
+    note(&format!("it is killed again, and its kubelet lets it wait: another pod takes over, {gap} ms"));
 
     let (epoch, pod) = group.wait_for_takeover().unwrap();
     let zombie = [SIDECAR, "loader"].map(|name| cluster.container(&group.stage.pod(&pod).unwrap(), name).unwrap());

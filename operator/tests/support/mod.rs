@@ -115,6 +115,9 @@ struct AppPod {
     /// Another pod than the one of its name that the log knows.
     #[serde(default)]
     fresh: bool,
+    /// Its app, not its sidecar, waits to be started again.
+    #[serde(default)]
+    crashes: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -332,6 +335,13 @@ fn app_pod(wish: &AppPod) -> Pod {
         "spec": {"containers": containers, "serviceAccountName": wish.account.as_deref().unwrap_or("default")},
         "status": {"phase": if wish.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if wish.fresh { "10.9.9.9".to_owned() } else { ip(&wish.name) }},
     });
+    let ready = wish.is == Is::Ready && !wish.crashes;
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]);
+    let running = json!({"running": {}});
+    let app = if wish.crashes { json!({"waiting": {"reason": "CrashLoopBackOff"}}) } else { running.clone() };
+    let container = |name: &str, state: &Value| json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": state});
+    let sidecar = container(tailwind_crds::names::SIDECAR_CONTAINER, &running);
+    pod["status"]["containerStatuses"] = json!([container("app", &app), sidecar]);
     if let Some(role) = &wish.role {
         pod["metadata"]["labels"][LABEL_ROLE] = json!(role);
     }
