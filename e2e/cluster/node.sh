@@ -135,7 +135,8 @@ END
 }
 
 start_kubelet() {
-    local number=$1 machine=node-$1 runtime=()
+    local number=$1 machine=node-$1 runtime=() began
+    began=$(date -u +%FT%TZ)
     [[ $("$(programs)/kubelet" --help 2>&1) != *'--container-runtime '* ]] || runtime=(--container-runtime=remote)
     serve "$machine" kubelet "$(programs)/kubelet" --config="$cluster/$machine/kubelet.yaml" \
         --kubeconfig="$cluster/$machine.kubeconfig" --hostname-override="$machine" --node-ip="$(address_of "$number")" \
@@ -143,15 +144,17 @@ start_kubelet() {
         "${runtime[@]}" --container-runtime-endpoint=unix:///run/containerd/containerd.sock
     within "$PATIENCE_S" node_exists "$machine" || stop "$machine does not join: $cluster/$machine/log/kubelet.log"
     [ -n "$(devices_of "$machine")" ] || set_devices "$machine" "$RDMA_COUNT"
-    within "$PATIENCE_S" node_is_ready "$machine" || stop "$machine does not become ready: $cluster/$machine/log/kubelet.log"
+    within "$PATIENCE_S" node_is_ready "$machine" "$began" || stop "$machine does not become ready: $cluster/$machine/log/kubelet.log"
 }
 
 node_exists() { kubectl_admin get node "$1" >/dev/null 2>&1; }
 
+# node_is_ready MACHINE SINCE: as its kubelet has said since then. Of one that was killed and not yet missed, what it said before
+# stands until it is missed after all, and its pods are evicted.
 node_is_ready() {
-    local said
-    said=$(kubectl_admin get node "$1" -o jsonpath='{.status.conditions[?(@.type=="Ready")].status} {.spec.taints[*].key}')
-    [ "$said" = 'True ' ]
+    local ready='.status.conditions[?(@.type=="Ready")]' said
+    said=$(kubectl_admin get node "$1" -o jsonpath="{$ready.status} {$ready.lastHeartbeatTime} {.spec.taints[*].key}")
+    [[ $said == "True "*" " ]] && said=${said#True } && [[ ! ${said% } < $2 ]]
 }
 
 devices_of() { kubectl_admin get node "$1" -o jsonpath="{.status.capacity['${RDMA_RESOURCE//./\\.}']}"; }
