@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::DynamicObject;
 use proptest::prelude::*;
 use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
@@ -161,11 +162,14 @@ impl World {
         log.is_some_and(|log| log.members.iter().any(|member| member.name == name))
     }
 
+    fn forget(&mut self, object: &DynamicObject) {
+        self.observed.objects.retain(|other| other.name_any() != object.name_any() || other.types != object.types);
+    }
+
     /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.
     fn evict(&mut self) {
         let budget = |world: &World| {
-            let of_kind =
-                |object: &&kube::api::DynamicObject| object.types.as_ref().unwrap().kind == "PodDisruptionBudget";
+            let of_kind = |object: &&DynamicObject| object.types.as_ref().unwrap().kind == "PodDisruptionBudget";
             world
                 .observed
                 .objects
@@ -259,15 +263,11 @@ impl World {
                         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
                 }
                 Action::Apply(object) => {
-                    self.observed
-                        .objects
-                        .retain(|other| other.name_any() != object.name_any() || other.types != object.types);
+                    self.forget(&object);
                     self.observed.objects.push(*object);
                 }
                 Action::Remove(object) => {
-                    self.observed
-                        .objects
-                        .retain(|other| other.name_any() != object.name_any() || other.types != object.types);
+                    self.forget(&object);
                 }
                 _ => {}
             }
