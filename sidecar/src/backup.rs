@@ -1,27 +1,26 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
 //!
-//! Called by `main`. In the order in which a start meets them: [`options`], `wake` (who am I, what is still here: `disk`,
-//! `promise`, `table`), `flusher` and `actor` (the two threads that work), `routes` and `status` (what others see). What
-//! is decided is decided by [`tailwind_protocol::backup`]; the bytes come in through `tailwind_fabric`.
+//! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
+//! `flusher` and `actor` (the two threads that work), `routes` and `status` (what others see). What is decided is decided
+//! by [`tailwind_protocol::backup`], carried out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
-mod disk;
+mod bandwidth;
 mod flusher;
+mod memory;
 pub mod options;
-mod promise;
 mod routes;
 mod status;
-mod table;
 mod thread;
-mod wake;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use tailwind_backup::{Daemon, Flusher, Home, OsFolder, wake};
 use tailwind_fabric::FabricKind;
-use tailwind_protocol::backup::{Backup, Input, Limits};
+use tailwind_protocol::backup::{Input, Limits};
 use tailwind_protocol::layout::readable_size;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -34,11 +33,11 @@ use crate::preflight::obstacle;
 use crate::tls::{Role, Tls};
 
 use actor::{Actor, Handle};
-use flusher::Flusher;
+use flusher::FlusherThread;
+use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
 use routes::Desk;
 use status::About;
-use wake::{Home, Woken};
 
 /// Power is about to go (`init(1)`, `signal(7)`): Linux calls it SIGPWR.
 const SIGPWR: i32 = 30;
@@ -81,18 +80,22 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let home = Home {
         pool: pool.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/tailwind-{group}-{name}"))),
-        flush_dir: flush_dir.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/{name}"))),
         group,
         member: name,
         buffers,
         segment_size,
-        kernel: wake::kernel_boot_id()?,
+        kernel: memory::kernel_boot_id()?,
     };
-    let Woken { disk, pool, table, promise_file, standing, found, strange_files } = wake::wake(&home)?;
+    let flush_dir =
+        flush_dir.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{}/{}", home.group, home.member)));
+    let folder = OsFolder::open(&flush_dir)?;
+    let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
+    let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
+    let pool = Arc::clone(memory.pool()?);
     let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, tls.as_ref())?;
 
     let fabric_kind = receiver.kind();
-    let bandwidth = flush_bandwidth.map_or_else(|| disk.measure_bandwidth(), Ok)?;
+    let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir), Ok)?;
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
     ensure!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),
@@ -102,13 +105,15 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     );
 
     let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
-    let (group, member, boot) = (standing.group.clone(), standing.member.clone(), standing.boot);
-    let (machine, outputs) = Backup::start(group.clone(), member.clone(), boot, limits, found);
+    let (boot, strange_files) = (woken.standing.boot, woken.strange_files);
+    let daemon = Daemon::new(woken, limits);
+    let disk = Arc::clone(daemon.disk());
     let (handle, inbox) = actor::inbox();
     let answers = handle.clone();
-    let flusher = Flusher::start(Arc::clone(&pool), Arc::clone(&disk), move |input| answers.tell(input))?;
-    let actor = Actor { machine, receiver, pool: Arc::clone(&pool), table, promise_file, standing, flusher };
-    let finished = actor::start(actor, outputs, inbox)?;
+    let flusher = Flusher::new(Arc::clone(&disk));
+    let flusher = FlusherThread::start(flusher, PoolBuffers(Arc::clone(&pool)), move |input| answers.tell(input))?;
+    let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
+    let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
     handle.report().await.context("the backup thread has ended while it started")?;
 
@@ -117,6 +122,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     if let Some(why) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
+    let Home { group, member, .. } = home;
     let about = About {
         group,
         member,

@@ -1,9 +1,7 @@
-//! The one thread that owns a backup's state machine and carries out what it decides, strictly in order.
+//! The one thread that owns a backup's [`Daemon`] and lets it carry out what its machine decides.
 //!
-//! Asked by [`routes`](super::routes) through a [`Handle`]; calls the fabric's [`Receiver`], the [`Pool`], the promise
-//! file, the slot table and the [`flusher`](super::flusher). An output that cannot be carried out and whose failure is
-//! no input ends the process here, before anything is answered: a backup that could not persist or revoke must not go on
-//! to say that it did.
+//! Asked by [`routes`](super::routes) through a [`Handle`]; gives the [`flusher`](super::flusher) its jobs and callers their
+//! answers. An output that cannot be carried out ends the process here, before anything is answered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,20 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::Serialize;
-use tailwind_fabric::{Answer as ChannelAnswer, FabricError, Grant, Offer, Pool, Receiver, SlotId, Writer};
-use tailwind_protocol::backup::{
-    Backup, Counts, FlushResult, Input, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
-};
+use tailwind_backup::{Carried, Daemon, Tallies};
+use tailwind_fabric::{Answer as ChannelAnswer, FabricError, Grant, Offer, Writer};
+use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{Inventory, Refusal};
-use tailwind_protocol::scan;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tracing::{error, info};
+use tracing::error;
 
-use super::flusher::{Flusher, Job};
-use super::promise::{PromiseFile, Standing};
-use super::table::SlotTable;
+use super::flusher::FlusherThread;
+use super::memory::Lent;
 use super::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
@@ -63,19 +58,6 @@ pub(super) struct Report {
     /// Why the fabric can lend nothing any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) problem: Option<String>,
-}
-
-/// What has happened since the process started.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Tallies {
-    /// Fences carried out.
-    pub(super) fences: u64,
-    /// Buffers lent.
-    pub(super) opens: u64,
-    /// Requests for a buffer that were refused.
-    pub(super) opens_refused: u64,
-    /// Flushes that the disk refused.
-    pub(super) flush_failures: u64,
 }
 
 enum Message {
@@ -128,28 +110,16 @@ pub(super) fn inbox() -> (Handle, Inbox) {
 
 /// Everything a backup owns.
 pub(super) struct Actor {
-    pub(super) machine: Backup,
-    pub(super) receiver: Box<dyn Receiver>,
-    pub(super) pool: Arc<Pool>,
-    pub(super) table: SlotTable,
-    pub(super) promise_file: PromiseFile,
-    pub(super) standing: Standing,
-    pub(super) flusher: Flusher,
+    pub(super) daemon: Daemon,
+    pub(super) lent: Lent,
+    pub(super) flusher: FlusherThread,
 }
 
-/// Starts the actor's thread, which first carries out `outputs`. It ends when everything is finished.
-pub(super) fn start(actor: Actor, outputs: Vec<Output>, inbox: Inbox) -> anyhow::Result<oneshot::Receiver<()>> {
+/// Starts the actor's thread, which first carries out what the start asks for. It ends when everything is finished.
+pub(super) fn start(actor: Actor, inbox: Inbox) -> anyhow::Result<oneshot::Receiver<()>> {
     let work = move || {
-        let running = Running {
-            slots: vec![Lending::default(); actor.pool.slots() as usize],
-            actor,
-            requests: HashMap::new(),
-            next: 0,
-            bytes: Vec::new(),
-            tallies: Tallies::default(),
-            finished: None,
-        };
-        if let Err(error) = running.work(outputs, &inbox) {
+        let running = Running { actor, requests: HashMap::new(), next: 0, finished: None };
+        if let Err(error) = running.work(&inbox) {
             error!(error = format!("{error:#}"), "cannot go on: ending at once, so that nothing false is said");
             std::process::abort();
         }
@@ -159,21 +129,10 @@ pub(super) fn start(actor: Actor, outputs: Vec<Output>, inbox: Inbox) -> anyhow:
 
 struct Running {
     actor: Actor,
-    slots: Vec<Lending>,
     requests: HashMap<RequestId, Waiting>,
     next: u64,
-    /// One segment's bytes, for scans.
-    bytes: Vec<u8>,
-    tallies: Tallies,
-    /// Set by [`Output::Finish`].
+    /// Set by [`Carried::Finish`].
     finished: Option<bool>,
-}
-
-/// A slot's grant, kept because a repeated open gets the same one.
-#[derive(Clone, Debug, Default)]
-struct Lending {
-    grant: Option<Grant>,
-    row: Option<SlotRow>,
 }
 
 struct Waiting {
@@ -184,8 +143,8 @@ struct Waiting {
 }
 
 impl Running {
-    fn work(mut self, outputs: Vec<Output>, inbox: &Inbox) -> anyhow::Result<()> {
-        self.carry_out(outputs)?;
+    fn work(mut self, inbox: &Inbox) -> anyhow::Result<()> {
+        self.carry_out()?;
         let mut tick = Instant::now() + TICK;
         loop {
             if let Some(complete) = self.finished {
@@ -212,33 +171,14 @@ impl Running {
                 self.requests.insert(id, Waiting { reply, offer, is_open, _place: place });
                 self.step(Input::Request(id, request))
             }
-            Message::Happened(input) => {
-                let failed = matches!(
-                    &input,
-                    Input::OpenFlushed(_, Err(_)) | Input::Flushed(_, _, FlushResult::Failed | FlushResult::Corrupt)
-                );
-                self.tallies.flush_failures += u64::from(failed);
-                let corrupt = match &input {
-                    Input::Flushed(_, identity, FlushResult::Corrupt) => Some(*identity),
-                    _ => None,
-                };
-                let before = corrupt.map_or(0, |_| self.actor.machine.counts().corrupt);
-                self.step(input)?;
-                // One that was trimmed away while its flush waited is not.
-                if let Some(SegmentIdentity { segment, epoch, .. }) =
-                    corrupt.filter(|_| self.actor.machine.counts().corrupt > before)
-                {
-                    error!(%segment, %epoch, "closed segment is corrupt in memory: not flushed");
-                }
-                Ok(())
-            }
+            Message::Happened(input) => self.step(input),
             Message::Report(reply) => {
-                let machine = &self.actor.machine;
+                let daemon = &self.actor.daemon;
                 let report = Report {
-                    promise: machine.promise().clone(),
-                    counts: machine.counts(),
-                    tallies: self.tallies,
-                    problem: self.actor.receiver.problem(),
+                    promise: daemon.machine().promise().clone(),
+                    counts: daemon.machine().counts(),
+                    tallies: daemon.tallies,
+                    problem: self.actor.lent.receiver.problem(),
                 };
                 // Whoever asked may have gone.
                 let _ = reply.send(report);
@@ -248,123 +188,23 @@ impl Running {
     }
 
     fn step(&mut self, input: Input) -> anyhow::Result<()> {
-        let mut outputs = Vec::new();
-        self.actor.machine.step(input, &mut outputs);
-        self.carry_out(outputs)
+        self.actor.daemon.tell(input);
+        self.carry_out()
     }
 
-    /// One after the other. An output that is answered by an input is answered, and what follows from the answer carried
-    /// out, before the next one begins.
-    fn carry_out(&mut self, outputs: Vec<Output>) -> anyhow::Result<()> {
-        for output in outputs {
-            if let Some(input) = self.act(output)? {
-                self.step(input)?;
+    fn carry_out(&mut self) -> anyhow::Result<()> {
+        while let Some(carried) = self.actor.daemon.carry_out(&mut self.actor.lent)? {
+            match carried {
+                Carried::Out => {}
+                Carried::Flush(job) => self.actor.flusher.queue(job)?,
+                Carried::FlushLast(slot, identity, closure) => {
+                    self.actor.flusher.flush_last(slot, identity, closure)?
+                }
+                Carried::Reply(id, reply) => self.reply(id, reply),
+                Carried::Finish { complete } => self.finished = Some(complete),
             }
         }
         Ok(())
-    }
-
-    fn act(&mut self, output: Output) -> anyhow::Result<Option<Input>> {
-        match output {
-            Output::Persist(promise) => self.persist(promise)?,
-            Output::RevokeBelow(epoch) => self.revoke_below(epoch)?,
-            Output::SaveSlot(slot, row) => self.save_slot(slot, row)?,
-            Output::Lend(id, slot, epoch) => return Ok(Some(Input::Lent(id, slot, self.lend(slot, epoch)))),
-            Output::EndLending(slot) => self.actor.receiver.end_lending(SlotId(slot.0)),
-            Output::Scan(slot, identity) => return Ok(Some(Input::Scanned(slot, self.scan(slot, &identity)?))),
-            Output::Verify(slot, identity, closure) => {
-                return Ok(Some(Input::Verified(slot, self.verify(slot, &identity, &closure)?)));
-            }
-            Output::StartFlush(slot, identity, closure) => {
-                self.actor.flusher.queue(Job::Closed(slot, identity, closure))?;
-            }
-            Output::StartOpenFlush(id, slot, identity, end) => {
-                self.actor.flusher.queue(Job::Open(id, slot, identity, end))?;
-            }
-            Output::FlushOpen(slot, identity, closure) => self.actor.flusher.flush_last(slot, identity, closure)?,
-            Output::Release(slot) => self.release(slot)?,
-            Output::DeleteFile(segment) => {
-                let log = self.actor.standing.promise.log.context("delete a segment of no log")?;
-                self.actor.flusher.queue(Job::Delete(segment, log))?;
-            }
-            Output::Reply(id, reply) => self.reply(id, reply),
-            Output::Finish { complete } => self.finished = Some(complete),
-        }
-        Ok(None)
-    }
-
-    fn persist(&mut self, promise: Promise) -> anyhow::Result<()> {
-        let Promise { log, epoch, trimmed, durability } = &promise;
-        let raised = *epoch > self.actor.standing.promise.epoch;
-        if raised {
-            let log = log.map(tracing::field::display);
-            info!(log, %epoch, %trimmed, %durability, "promised");
-        }
-        self.actor.standing.promise = promise;
-        self.write_standing()
-    }
-
-    fn write_standing(&mut self) -> anyhow::Result<()> {
-        Ok(self.actor.promise_file.write(&self.actor.standing)?)
-    }
-
-    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
-        self.actor.receiver.revoke_below(Writer(epoch.0)).context("revoke the writers of older epochs")?;
-        self.tallies.fences += u64::from(epoch != Epoch(u64::MAX));
-        Ok(())
-    }
-
-    fn save_slot(&mut self, slot: Slot, row: Option<SlotRow>) -> anyhow::Result<()> {
-        // From here on the memory holds what the disk does not: the mark of the last shutdown is no longer true.
-        if row.is_some() && std::mem::take(&mut self.actor.standing.complete) {
-            self.write_standing()?;
-        }
-        self.actor.table.save(slot, row.as_ref())?;
-        if let Some(SlotRow { identity, closed: Some(closure), .. }) = &row {
-            info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");
-        }
-        self.slots[slot.0 as usize].row = row;
-        Ok(())
-    }
-
-    fn lend(&mut self, slot: Slot, epoch: Epoch) -> Result<(), String> {
-        let grant = self.actor.receiver.lend(Writer(epoch.0), SlotId(slot.0)).map_err(|error| error.to_string())?;
-        let lending = &mut self.slots[slot.0 as usize];
-        lending.grant = Some(grant);
-        self.tallies.opens += 1;
-        if let Some(SlotRow { identity, purpose, .. }) = &lending.row {
-            info!(segment = %identity.segment, %epoch, ?purpose, slot = slot.0, "lent");
-        }
-        Ok(())
-    }
-
-    fn scan(&mut self, slot: Slot, identity: &SegmentIdentity) -> anyhow::Result<Closure> {
-        self.read(slot, Offset(identity.size.bytes()))?;
-        let report = scan::scan(&self.bytes, identity);
-        let (last, end, why) = (report.closure.last, report.closure.end, report.stop.why);
-        info!(segment = %identity.segment, epoch = %identity.epoch, %last, %end, %why, "scanned");
-        Ok(report.closure)
-    }
-
-    fn verify(&mut self, slot: Slot, identity: &SegmentIdentity, closure: &Closure) -> anyhow::Result<bool> {
-        // The closure comes from the network.
-        if closure.end.0 > identity.size.bytes() {
-            return Ok(false);
-        }
-        self.read(slot, closure.end)?;
-        Ok(scan::verify(&self.bytes, identity, closure))
-    }
-
-    fn read(&mut self, slot: Slot, end: Offset) -> anyhow::Result<()> {
-        self.bytes.resize(end.0 as usize, 0);
-        Ok(self.actor.pool.read(SlotId(slot.0), 0, &mut self.bytes)?)
-    }
-
-    fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
-        self.slots[slot.0 as usize] = Lending::default();
-        // A straggler must find its lending over before its memory is.
-        self.actor.receiver.end_lending(SlotId(slot.0));
-        Ok(self.actor.pool.release(SlotId(slot.0))?)
     }
 
     fn reply(&mut self, id: RequestId, reply: Reply) {
@@ -377,7 +217,7 @@ impl Running {
             Reply::Flushed(end) => Ok(Answer::Flushed(end)),
             Reply::Done => Ok(Answer::Done),
             Reply::Refused(refusal) => {
-                self.tallies.opens_refused += u64::from(waiting.is_open);
+                self.actor.daemon.tallies.opens_refused += u64::from(waiting.is_open);
                 Err(refusal)
             }
         };
@@ -387,7 +227,7 @@ impl Running {
 
     fn accept(&mut self, epoch: Epoch, offer: Option<&Offer>) -> Result<ChannelAnswer, Refusal> {
         let offer = offer.ok_or_else(|| Refusal::BadRequest { why: "no offer".to_owned() })?;
-        self.actor.receiver.accept(Writer(epoch.0), offer).map_err(|error| match error {
+        self.actor.lent.receiver.accept(Writer(epoch.0), offer).map_err(|error| match error {
             FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
             _ => Refusal::Failed { why: error.to_string() },
         })
@@ -395,20 +235,15 @@ impl Running {
 
     fn grant(&self, slot: Slot) -> Result<Grant, Refusal> {
         // A lending of an earlier process life has no grant; the machine counts it as fenced and never answers with it.
-        let grant = self.slots[slot.0 as usize].grant.clone();
+        let grant = self.actor.lent.grant(slot).cloned();
         grant.ok_or_else(|| Refusal::Failed { why: "the lending is over".to_owned() })
     }
 
-    fn finish(mut self, complete: bool) -> anyhow::Result<()> {
-        let Running { actor, .. } = &mut self;
-        let (epoch, counts) = (actor.standing.promise.epoch, actor.machine.counts());
-        let Running { actor: Actor { flusher, mut promise_file, standing, receiver, .. }, requests, .. } = self;
-        drop(receiver);
+    fn finish(self, complete: bool) -> anyhow::Result<()> {
+        let Running { actor: Actor { daemon, lent, flusher }, requests, .. } = self;
+        drop(lent);
         flusher.finish()?;
-        if complete {
-            promise_file.write(&Standing { complete, ..standing })?;
-        }
-        info!(%epoch, complete, on_disk = counts.on_disk, open = counts.recovered, "finished");
+        daemon.finish(complete)?;
         drop(requests);
         Ok(())
     }

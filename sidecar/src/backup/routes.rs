@@ -15,6 +15,7 @@ use axum::{Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tailwind_backup::{Disk, ReadError};
 use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool, SlotId};
 use tailwind_protocol::backup::{Input, Place, Request};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -28,7 +29,6 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
 use super::actor::{Answer, Handle, Report};
-use super::disk::{Disk, ReadError};
 use super::status::{self, About};
 
 /// Segments being sent at a time: 4 × 64 MiB of memory at most.

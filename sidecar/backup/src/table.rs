@@ -1,6 +1,6 @@
 //! The slot table: what each buffer of the pool is used for, beside the buffers, so that it lives and dies with them.
 //!
-//! Read at the start by [`wake`](super::wake); rows are rewritten by the [`actor`](super::actor), in space that was allocated
+//! Read at the start by [`wake`](crate::wake); rows are rewritten by the [`daemon`](crate::daemon), in space that was allocated
 //! when the table was made. The table's lock keeps a second daemon away from the pool.
 //!
 //! # Bytes
@@ -13,17 +13,18 @@
 //! ```
 //! A row of which no half counts is a free slot. An owner of which none counts is no table: it is written last.
 
-use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tailwind_fabric::MappedFile;
 use tailwind_protocol::backup::{Slot, SlotRow};
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
+use crate::memory::Mapped;
+
+/// The table's file in the pool's folder.
+pub const TABLE: &str = "slots.table";
 const VERSION: u16 = 2;
 /// From an entry's beginning to its first half.
 const HALVES_AT: u64 = 512;
@@ -39,40 +40,80 @@ const _: () = assert!(HALVES_AT + 2 * ROW_SIZE as u64 <= ROW_STRIDE && HALVES_AT
 
 /// Whose memory this is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Owner {
+pub struct Owner {
     /// The group that lent it.
-    pub(super) group: GroupName,
+    pub group: GroupName,
     /// The backup that lent it.
-    pub(super) member: MemberId,
+    pub member: MemberId,
     /// The memory's identity.
-    pub(super) boot: BootId,
+    pub boot: BootId,
     /// The kernel's own boot identity: with another one, memory that seems to be there is something else.
-    pub(super) kernel: String,
+    pub kernel: String,
 }
 
 /// Why the table cannot be used, for people.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum TableError {
+pub enum TableError {
+    /// The pool's file system said no.
     #[error("{action} slot table {path}: {source}")]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The table.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// The pool's folder cannot be made.
+    #[error("create pool folder {path}: give --pool a folder whose parent this user may write: {source}")]
+    Folder {
+        /// The pool's folder.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// Somebody else has it.
     #[error("pool {path} is in use by another backup daemon: stop that first, or give this one a --pool of its own")]
-    InUse { path: PathBuf },
+    InUse {
+        /// The pool's folder.
+        path: PathBuf,
+    },
+    /// A newer version wrote it.
     #[error(
         "slot table {path} has format {found}, written by a newer version; this one reads up to {VERSION}: run the newer \
          version"
     )]
-    Newer { path: PathBuf, found: u16 },
+    Newer {
+        /// The table.
+        path: PathBuf,
+        /// Its format.
+        found: u16,
+    },
+    /// An entry is not what was written.
     #[error(
         "slot table {path} is damaged ({what}): what the buffers hold is unknown; remove the pool folder, which loses the \
          records in it that are not flushed, and let the group fill this backup anew"
     )]
-    Damaged { path: PathBuf, what: String },
+    Damaged {
+        /// The table.
+        path: PathBuf,
+        /// Which entry, and what is wrong with it.
+        what: String,
+    },
+}
+
+impl TableError {
+    /// Says what was being done when the file system said no.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TableError + use<> {
+        let path = path.to_owned();
+        move |source| TableError::Io { action, path, source }
+    }
 }
 
 /// The open table.
 #[derive(Debug)]
-pub(super) struct SlotTable {
-    file: MappedFile,
+pub struct SlotTable {
+    file: Box<dyn Mapped>,
     path: PathBuf,
 }
 
@@ -83,31 +124,20 @@ enum Half<T> {
 }
 
 impl SlotTable {
-    /// Opens the table in `pool`, making one of nobody if there is none, and locks it.
-    pub(super) fn open(pool: &Path) -> Result<SlotTable, TableError> {
-        let path = pool.join("slots.table");
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(io_error("open", &path))?;
-        match file.try_lock() {
-            Ok(()) => SlotTable::map(file, path, ROWS_AT),
-            Err(TryLockError::WouldBlock) => Err(TableError::InUse { path: pool.to_owned() }),
-            Err(TryLockError::Error(error)) => Err(io_error("lock", &path)(error)),
-        }
-    }
-
-    fn map(file: File, path: PathBuf, length: u64) -> Result<SlotTable, TableError> {
-        let file = MappedFile::map(file, length).map_err(io_error("map", &path))?;
+    /// The table in this file, which is in the folder `pool`. A new file is a table of nobody.
+    pub fn open(mut file: Box<dyn Mapped>, pool: &Path) -> Result<SlotTable, TableError> {
+        let path = pool.join(TABLE);
+        file.grow(ROWS_AT).map_err(TableError::io("map", &path))?;
         Ok(SlotTable { file, path })
     }
 
     /// Whose memory this is; `None`: nobody's.
-    pub(super) fn owner(&self) -> Result<Option<Owner>, TableError> {
+    pub fn owner(&self) -> Result<Option<Owner>, TableError> {
         self.read::<OWNER_SIZE, _>(0, "owner")
     }
 
     /// The slots in use.
-    pub(super) fn rows(&self) -> Result<Vec<(Slot, SlotRow)>, TableError> {
+    pub fn rows(&self) -> Result<Vec<(Slot, SlotRow)>, TableError> {
         let mut rows = Vec::new();
         for slot in self.slots() {
             let row = self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0))?;
@@ -118,11 +148,11 @@ impl SlotTable {
 
     /// All that there is room for.
     fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..((self.file.len() - ROWS_AT) / ROW_STRIDE) as u32).map(Slot)
+        (0..((self.file.length() - ROWS_AT) / ROW_STRIDE) as u32).map(Slot)
     }
 
     /// Makes this the table of nobody, with room for `slots`.
-    pub(super) fn clear(&mut self, slots: u32) -> Result<(), TableError> {
+    pub fn clear(&mut self, slots: u32) -> Result<(), TableError> {
         self.file.store(0, NONE);
         self.reserve(slots)?;
         self.slots().for_each(|slot| self.file.store(row_offset(slot), NONE));
@@ -130,20 +160,17 @@ impl SlotTable {
     }
 
     /// Makes room for `slots`.
-    pub(super) fn reserve(&mut self, slots: u32) -> Result<(), TableError> {
-        // The handle that is locked stays open in the old mapping until the new one, a copy of the same handle, is there.
-        let file = self.file.file().try_clone().map_err(io_error("map", &self.path))?;
-        *self = SlotTable::map(file, self.path.clone(), row_offset(Slot(slots)))?;
-        Ok(())
+    pub fn reserve(&mut self, slots: u32) -> Result<(), TableError> {
+        self.file.grow(row_offset(Slot(slots))).map_err(TableError::io("map", &self.path))
     }
 
     /// Makes this the table of `owner`.
-    pub(super) fn claim(&self, owner: &Owner) -> Result<(), TableError> {
+    pub fn claim(&self, owner: &Owner) -> Result<(), TableError> {
         self.write(0, &to_half::<OWNER_SIZE>(owner))
     }
 
     /// Records what a slot is used for.
-    pub(super) fn save(&self, slot: Slot, row: Option<&SlotRow>) -> Result<(), TableError> {
+    pub fn save(&self, slot: Slot, row: Option<&SlotRow>) -> Result<(), TableError> {
         match row {
             Some(row) => self.write(row_offset(slot), &to_half::<ROW_SIZE>(row)),
             None => {
@@ -163,7 +190,7 @@ impl SlotTable {
     /// The word of an entry.
     fn counting(&self, entry: u64) -> Result<u64, TableError> {
         let mut word = [0; 8];
-        self.file.read(entry, &mut word).map_err(io_error("read", &self.path))?;
+        self.file.read(entry, &mut word).map_err(TableError::io("read", &self.path))?;
         Ok(u64::from_le_bytes(word))
     }
 
@@ -176,7 +203,7 @@ impl SlotTable {
             _ => return Err(damaged("which half counts is not known")),
         }
         let mut half = [0; N];
-        self.file.read(half_offset(entry, counting, N), &mut half).map_err(io_error("read", &self.path))?;
+        self.file.read(half_offset(entry, counting, N), &mut half).map_err(TableError::io("read", &self.path))?;
         match from_half(&half) {
             Half::Sound(value) => Ok(Some(value)),
             Half::Newer(found) => Err(TableError::Newer { path: self.path.clone(), found }),
@@ -223,18 +250,48 @@ fn from_half<const N: usize, T: DeserializeOwned>(half: &[u8; N]) -> Half<T> {
     json.map_or(Half::Damaged("not understood"), Half::Sound)
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TableError {
-    let path = path.to_owned();
-    move |source| TableError::Io { action, path, source }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
     use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
     use tailwind_protocol::rpc::Purpose;
 
     use super::*;
+
+    /// A file that lives in this process.
+    #[derive(Clone, Debug, Default)]
+    struct Bytes(Arc<Mutex<Vec<u8>>>);
+
+    impl Mapped for Bytes {
+        fn length(&self) -> u64 {
+            self.0.lock().unwrap().len() as u64
+        }
+
+        fn grow(&mut self, length: u64) -> io::Result<()> {
+            let length = self.length().max(length) as usize;
+            self.0.lock().unwrap().resize(length, 0);
+            Ok(())
+        }
+
+        fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+            out.copy_from_slice(&self.0.lock().unwrap()[at as usize..][..out.len()]);
+            Ok(())
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) {
+            self.0.lock().unwrap()[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+
+        fn store(&self, at: u64, word: u64) {
+            self.write(at, &word.to_le_bytes());
+        }
+    }
+
+    fn open(file: &Bytes) -> SlotTable {
+        SlotTable::open(Box::new(file.clone()), Path::new("pool")).unwrap()
+    }
 
     fn owner() -> Owner {
         let kernel = "4a1e2c0e-0000-4000-8000-000000000000".to_owned();
@@ -254,27 +311,27 @@ mod tests {
         SlotRow { identity, purpose: Purpose::Install, lender: Epoch(u64::MAX), closed: Some(closure) }
     }
 
-    fn table() -> (tempfile::TempDir, SlotTable) {
-        let dir = tempfile::tempdir().unwrap();
-        let mut table = SlotTable::open(dir.path()).unwrap();
+    fn table() -> (Bytes, SlotTable) {
+        let file = Bytes::default();
+        let mut table = open(&file);
         table.clear(4).unwrap();
-        (dir, table)
+        (file, table)
     }
 
     #[test]
     fn a_new_table_is_nobodys() {
-        let (_dir, table) = table();
+        let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None);
         assert_eq!(table.rows().unwrap(), []);
     }
 
     #[test]
     fn rows_are_read_back_and_cleared() {
-        let (dir, table) = table();
+        let (file, table) = table();
         table.save(Slot(2), Some(&longest_row())).unwrap();
         table.claim(&owner()).unwrap();
         drop(table);
-        let table = SlotTable::open(dir.path()).unwrap();
+        let table = open(&file);
         assert_eq!(table.owner().unwrap(), Some(owner()));
         assert_eq!(table.rows().unwrap(), [(Slot(2), longest_row())]);
         table.save(Slot(2), None).unwrap();
@@ -285,14 +342,14 @@ mod tests {
     fn a_header_holds_the_longest_names() {
         let long = "n".repeat(253);
         let owner = Owner { group: long.parse().unwrap(), member: long.parse().unwrap(), ..owner() };
-        let (_dir, table) = table();
+        let (_file, table) = table();
         table.claim(&owner).unwrap();
         assert_eq!(table.owner().unwrap(), Some(owner));
     }
 
     #[test]
     fn damage_is_told() {
-        let (_dir, table) = table();
+        let (_file, table) = table();
         table.save(Slot(1), Some(&longest_row())).unwrap();
         table.file.write(half_offset(row_offset(Slot(1)), FIRST, ROW_SIZE) + 40, b"?");
         let error = table.rows().unwrap_err().to_string();
@@ -301,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_write_that_was_cut_off_leaves_the_row_as_it_was() {
-        let (_dir, table) = table();
+        let (_file, table) = table();
         let row = |epoch| SlotRow { lender: Epoch(epoch), ..longest_row() };
         for epoch in 1..4 {
             table.save(Slot(3), Some(&row(epoch))).unwrap();
@@ -315,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_table_grows_and_is_cleared() {
-        let (_dir, mut table) = table();
+        let (_file, mut table) = table();
         table.save(Slot(3), Some(&longest_row())).unwrap();
         table.claim(&owner()).unwrap();
         table.reserve(1000).unwrap();
@@ -324,12 +381,5 @@ mod tests {
         assert_eq!(table.owner().unwrap(), Some(owner()));
         table.clear(4).unwrap();
         assert_eq!((table.rows().unwrap(), table.owner().unwrap()), (vec![], None));
-    }
-
-    #[test]
-    fn a_second_daemon_is_kept_out() {
-        let (dir, _table) = table();
-        let error = SlotTable::open(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("in use by another backup daemon"), "{error}");
     }
 }

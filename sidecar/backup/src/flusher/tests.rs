@@ -1,16 +1,13 @@
-use std::fs::OpenOptions;
-use std::sync::mpsc;
-use std::time::Duration;
+use std::cell::RefCell;
 
-use tailwind_fabric::{Receiver as _, Writer, shm};
 use tailwind_protocol::ids::{Epoch, Generation, Lsn};
 use tailwind_protocol::layout::{SEGMENT_OVERHEAD, SegmentSize};
 use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
+use crate::files::OsFolder;
 
 const SLOT: Slot = Slot(0);
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn identity() -> SegmentIdentity {
     SegmentIdentity {
@@ -34,43 +31,48 @@ fn segment() -> (Vec<u8>, Vec<u32>) {
     (bytes, ends)
 }
 
-/// A flusher over one lent buffer, which the test fills past the fabric.
+/// A flusher over one buffer, which the test fills past the fabric.
 struct Desk {
     flusher: Flusher,
-    answers: mpsc::Receiver<Input>,
     disk: Arc<Disk>,
-    pool: Arc<Pool>,
+    buffer: RefCell<Vec<u8>>,
     requests: u64,
-    _receiver: shm::ShmReceiver,
-    _dirs: [tempfile::TempDir; 2],
+    _dir: tempfile::TempDir,
+}
+
+impl Buffers for RefCell<Vec<u8>> {
+    fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()> {
+        assert_eq!(slot, SLOT);
+        out.copy_from_slice(&self.borrow()[offset as usize..][..out.len()]);
+        Ok(())
+    }
 }
 
 impl Desk {
     fn start() -> Desk {
-        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let pool = Pool::open(dirs[0].path().join("pool"), 1, SegmentSize::MIN.bytes()).unwrap();
-        let mut receiver = shm::ShmReceiver::new(Arc::clone(&pool)).unwrap();
-        receiver.lend(Writer(2), SlotId(SLOT.0)).unwrap();
-        let disk = Arc::new(Disk::open(&dirs[1].path().join("flush")).unwrap());
-        let (sender, answers) = mpsc::channel();
-        let answer = move |input| drop(sender.send(input));
-        let flusher = Flusher::start(Arc::clone(&pool), Arc::clone(&disk), answer).unwrap();
-        Desk { flusher, answers, disk, pool, requests: 0, _receiver: receiver, _dirs: dirs }
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Arc::new(Disk::new(Box::new(OsFolder::open(&dir.path().join("flush")).unwrap())));
+        let buffer = RefCell::new(vec![0; SegmentSize::MIN.bytes() as usize]);
+        Desk { flusher: Flusher::new(Arc::clone(&disk)), disk, buffer, requests: 0, _dir: dir }
     }
 
     /// These bytes of the segment become visible.
     fn show(&self, range: std::ops::Range<u32>) {
-        let (bytes, _) = segment();
-        let file = OpenOptions::new().write(true).open(self.pool.path(SlotId(SLOT.0))).unwrap();
-        file.write_all_at(&bytes[range.start as usize..range.end as usize], range.start.into()).unwrap();
+        let range = range.start as usize..range.end as usize;
+        self.buffer.borrow_mut()[range.clone()].copy_from_slice(&segment().0[range]);
+    }
+
+    fn ask(&mut self, end: u32) -> RequestId {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        self.flusher.queue(Job::Open(id, SLOT, identity(), Offset(end)));
+        id
     }
 
     fn flush(&mut self, end: u32) -> u32 {
-        self.requests += 1;
-        let id = RequestId(self.requests);
-        self.flusher.queue(Job::Open(id, SLOT, identity(), Offset(end))).unwrap();
-        match self.answers.recv_timeout(PATIENCE).unwrap() {
-            Input::OpenFlushed(answered, result) if answered == id => result.unwrap().0,
+        let id = self.ask(end);
+        match &self.flusher.work(&self.buffer)[..] {
+            [Input::OpenFlushed(answered, result)] if *answered == id => result.clone().unwrap().0,
             other => panic!("{other:?}"),
         }
     }
@@ -120,9 +122,24 @@ fn a_closed_segment_on_disk_is_flushed_as_far_as_was_asked() {
     desk.show(0..ends[3]);
     assert_eq!(desk.flush(ends[2]), ends[2]);
     let closure = scan::scan(&bytes, &identity()).closure;
-    desk.flusher.queue(Job::Closed(SLOT, identity(), closure)).unwrap();
-    let answer = desk.answers.recv_timeout(PATIENCE).unwrap();
-    assert!(matches!(answer, Input::Flushed(_, _, FlushResult::Done)), "{answer:?}");
-    desk.pool.release(SlotId(SLOT.0)).unwrap();
+    desk.flusher.queue(Job::Closed(SLOT, identity(), closure));
+    let answers = desk.flusher.work(&desk.buffer);
+    assert!(matches!(answers[..], [Input::Flushed(_, _, FlushResult::Done)]), "{answers:?}");
+    desk.buffer.borrow_mut().fill(0);
     assert_eq!(desk.flush(ends[3]), ends[3]);
+}
+
+#[test]
+fn one_write_serves_all_that_wait_for_a_segment() {
+    let mut desk = Desk::start();
+    let ends = segment().1;
+    desk.show(0..ends[3]);
+    let first = desk.ask(ends[2]);
+    desk.flusher.queue(Job::Delete(SegmentId(9), LogId(1)));
+    let second = desk.ask(ends[1]);
+    let answers = desk.flusher.work(&desk.buffer);
+    let served =
+        |id, answer: &Input| matches!(answer, Input::OpenFlushed(of, Ok(Offset(end))) if (*of, *end) == (id, ends[2]));
+    assert!(served(first, &answers[0]) && served(second, &answers[1]), "{answers:?}");
+    assert!(matches!(desk.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
 }

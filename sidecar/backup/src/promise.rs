@@ -1,6 +1,6 @@
 //! The promise file: what a backup must remember through the loss of all memory, and through a full disk.
 //!
-//! Read at the start by [`wake`](super::wake), written by the [`actor`](super::actor) before a fence is reported.
+//! Read at the start by [`wake`](crate::wake), written by the [`daemon`](crate::daemon) before a fence is reported.
 //!
 //! # Bytes
 //! Two blocks of 4 KiB, allocated when the file is made, so that writing needs no space:
@@ -11,61 +11,83 @@
 //! block never matters: if a crash tore it, the other one holds the newest content that was reported (or a newer one);
 //! if the disk damaged it at rest, the other one is its equal. With two damaged blocks nobody knows what was promised.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate};
 use serde::{Deserialize, Serialize};
 use tailwind_protocol::backup::Promise;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
-use super::disk::fsync_folder;
+use crate::disk::PROMISE;
+use crate::files::{File, Folder};
 
 const MAGIC: [u8; 8] = *b"TWPROMIS";
 const VERSION: u32 = 1;
 /// A block: what disks and file systems write in one piece.
 const BLOCK_SIZE: usize = 4096;
+/// Its name while it is being made.
+const TEMPORARY: &str = "promise.tmp";
 const HEAD_SIZE: usize = 24;
 const CRC_SIZE: usize = 4;
 
 /// What a backup is and has promised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Standing {
+pub struct Standing {
     /// The group that the folder belongs to.
-    pub(super) group: GroupName,
+    pub group: GroupName,
     /// The backup that the folder belongs to.
-    pub(super) member: MemberId,
+    pub member: MemberId,
     /// Its memory's identity.
-    pub(super) boot: BootId,
+    pub boot: BootId,
     /// What it promised.
-    pub(super) promise: Promise,
+    pub promise: Promise,
     /// Nothing is in memory only: a clean shutdown brought everything to disk, and nothing was lent since.
-    pub(super) complete: bool,
+    pub complete: bool,
 }
 
 /// Why the promise file cannot be used, for people.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PromiseError {
+pub enum PromiseError {
+    /// The disk said no.
     #[error("{action} promise file {path}: {source}")]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the disk said.
+        source: io::Error,
+    },
+    /// A newer version wrote it.
     #[error(
         "promise file {path} has format {found}, written by a newer version; this one reads up to {VERSION}: run the newer \
          version"
     )]
-    Newer { path: PathBuf, found: u32 },
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// Neither block is sound.
     #[error(
         "promise file {path} is damaged ({first}; {second}): which epoch this backup has promised is unknown, so it must \
          not serve its log again; remove its pool and flush folders and let the group fill a new backup"
     )]
-    Damaged { path: PathBuf, first: String, second: String },
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the first block.
+        first: String,
+        /// What is wrong with the second block.
+        second: String,
+    },
 }
 
 /// The open file.
 #[derive(Debug)]
-pub(super) struct PromiseFile {
-    file: File,
+pub struct PromiseFile {
+    file: Box<dyn File>,
     path: PathBuf,
     sequence: u64,
 }
@@ -79,28 +101,29 @@ enum Block {
 
 impl PromiseFile {
     /// Opens the file, if there is one. A block that is behind or damaged is mended.
-    pub(super) fn open(path: &Path) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
-        let io_error = |action| move |source| PromiseError::Io { action, path: path.to_owned(), source };
-        let file = match OpenOptions::new().read(true).write(true).open(path) {
+    pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
+        let path = folder.path().join(PROMISE);
+        let io_error = |action| io_error(action, &path);
+        let file = match folder.open(PROMISE) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_error("open")(error)),
         };
-        let blocks = [read_block(&file, 0), read_block(&file, 1)];
+        let blocks = [read_block(&*file, 0), read_block(&*file, 1)];
         let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
         let (sequence, standing, mend) = match (first?, second?) {
             (Block::Newer(found), _) | (_, Block::Newer(found)) => {
-                return Err(PromiseError::Newer { path: path.to_owned(), found });
+                return Err(PromiseError::Newer { path, found });
             }
             (Block::Damaged(first), Block::Damaged(second)) => {
-                return Err(PromiseError::Damaged { path: path.to_owned(), first, second });
+                return Err(PromiseError::Damaged { path, first, second });
             }
             (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, true),
             (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, true),
             (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, a != b),
             (Block::Sound(..), Block::Sound(b, second)) => (b, second, true),
         };
-        let mut promise = PromiseFile { file, path: path.to_owned(), sequence };
+        let mut promise = PromiseFile { file, path, sequence };
         if mend {
             promise.write(&standing)?;
         }
@@ -108,35 +131,35 @@ impl PromiseFile {
     }
 
     /// Makes the file: whole or not at all.
-    pub(super) fn create(path: &Path, standing: &Standing) -> Result<PromiseFile, PromiseError> {
-        let io_error = |action| move |source| PromiseError::Io { action, path: path.to_owned(), source };
-        let temporary = path.with_extension("tmp");
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = options.open(&temporary).map_err(io_error("create"))?;
-        fallocate(&file, FallocateFlags::empty(), 0, 2 * BLOCK_SIZE as u64)
-            .map_err(|errno| io_error("allocate")(errno.into()))?;
-        let mut promise = PromiseFile { file, path: path.to_owned(), sequence: 0 };
+    pub fn create(folder: &dyn Folder, standing: &Standing) -> Result<PromiseFile, PromiseError> {
+        let path = folder.path().join(PROMISE);
+        let io_error = |action| io_error(action, &path);
+        let file = folder.create(TEMPORARY).map_err(io_error("create"))?;
+        file.allocate(2 * BLOCK_SIZE as u64).map_err(io_error("allocate"))?;
+        let mut promise = PromiseFile { file, path: path.clone(), sequence: 0 };
         promise.write(standing)?;
-        promise.file.sync_all().map_err(io_error("write"))?;
-        std::fs::rename(&temporary, path).map_err(io_error("rename"))?;
-        fsync_folder(path).map_err(io_error("write the folder of"))?;
+        folder.rename(TEMPORARY, PROMISE).map_err(io_error("rename"))?;
+        folder.sync().map_err(io_error("write the folder of"))?;
         Ok(promise)
     }
 
     /// Brings `standing` to disk, twice. When it returns, no single fault can lose it.
-    pub(super) fn write(&mut self, standing: &Standing) -> Result<(), PromiseError> {
+    pub fn write(&mut self, standing: &Standing) -> Result<(), PromiseError> {
         let sequence = self.sequence + 1;
         let block = to_block(sequence, standing);
         // The block that holds the older content goes first: until the new one is whole, the newest stays readable.
         for index in [sequence % 2, (sequence + 1) % 2] {
-            let written =
-                self.file.write_all_at(&block, index * BLOCK_SIZE as u64).and_then(|()| self.file.sync_data());
-            written.map_err(|source| PromiseError::Io { action: "write", path: self.path.clone(), source })?;
+            let written = self.file.write_all_at(index * BLOCK_SIZE as u64, &block).and_then(|()| self.file.sync());
+            written.map_err(io_error("write", &self.path))?;
         }
         self.sequence = sequence;
         Ok(())
     }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PromiseError + use<> {
+    let path = path.to_owned();
+    move |source| PromiseError::Io { action, path, source }
 }
 
 fn to_block(sequence: u64, standing: &Standing) -> [u8; BLOCK_SIZE] {
@@ -154,9 +177,9 @@ fn to_block(sequence: u64, standing: &Standing) -> [u8; BLOCK_SIZE] {
     block
 }
 
-fn read_block(file: &File, index: u64) -> io::Result<Block> {
+fn read_block(file: &dyn File, index: u64) -> io::Result<Block> {
     let mut block = [0; BLOCK_SIZE];
-    match file.read_exact_at(&mut block, index * BLOCK_SIZE as u64) {
+    match file.read_exact_at(index * BLOCK_SIZE as u64, &mut block) {
         Ok(()) => Ok(parse_block(&block)),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Block::Damaged("cut off".to_owned())),
         Err(error) => Err(error),
@@ -189,6 +212,7 @@ mod tests {
     use tailwind_protocol::ids::Epoch;
 
     use super::*;
+    use crate::files::OsFolder;
 
     fn standing(epoch: u64) -> Standing {
         Standing {
@@ -200,18 +224,23 @@ mod tests {
         }
     }
 
-    /// A file that has promised epochs 1, 2 and 3.
+    /// A folder whose file has promised epochs 1, 2 and 3.
     fn promised() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("promise");
-        let mut file = PromiseFile::create(&path, &standing(1)).unwrap();
+        let folder = OsFolder::open(dir.path()).unwrap();
+        let mut file = PromiseFile::create(&folder, &standing(1)).unwrap();
         file.write(&standing(2)).unwrap();
         file.write(&standing(3)).unwrap();
+        let path = dir.path().join(PROMISE);
         (dir, path)
     }
 
+    fn open(path: &Path) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
+        PromiseFile::open(&OsFolder::open(path.parent().unwrap()).unwrap())
+    }
+
     fn read(path: &Path) -> Result<Standing, PromiseError> {
-        PromiseFile::open(path).map(|found| found.expect("the file is there").1)
+        open(path).map(|found| found.expect("the file is there").1)
     }
 
     fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
@@ -230,14 +259,14 @@ mod tests {
     #[test]
     fn no_file_is_no_promise() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(PromiseFile::open(&dir.path().join("promise")).unwrap().is_none());
+        assert!(open(&dir.path().join(PROMISE)).unwrap().is_none());
     }
 
     #[test]
     fn any_torn_write_leaves_the_old_or_the_new_promise() {
         let (_dir, path) = promised();
         let before = std::fs::read(&path).unwrap();
-        let (mut file, _) = PromiseFile::open(&path).unwrap().unwrap();
+        let (mut file, _) = open(&path).unwrap().unwrap();
         file.write(&standing(4)).unwrap();
         let after = std::fs::read(&path).unwrap();
         let new = to_block(4, &standing(4));

@@ -1,9 +1,12 @@
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::path::PathBuf;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tailwind_protocol::ids::{Epoch, Generation, Lsn};
 use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
+use crate::files::OsFolder;
 
 const LOG: LogId = LogId(1);
 
@@ -33,14 +36,14 @@ fn promise() -> Promise {
 }
 
 struct Folder {
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     disk: Disk,
 }
 
 fn folder() -> Folder {
     let dir = tempfile::tempdir().unwrap();
-    let disk = Disk::open(&dir.path().join("flush")).unwrap();
-    Folder { dir, disk }
+    let disk = Disk::new(Box::new(OsFolder::open(&dir.path().join("flush")).unwrap()));
+    Folder { _dir: dir, disk }
 }
 
 impl Folder {
@@ -182,27 +185,20 @@ fn deleting_takes_both_files_and_may_be_repeated() {
     assert_eq!((listing.closed.len(), listing.open.len()), (0, 0));
 }
 
+/// Opening a FIFO waits for somebody who writes to it: a start must not.
 #[test]
-fn one_daemon_at_a_time() {
+fn what_is_no_file_is_strange_and_holds_nobody_up() {
     let folder = folder();
-    let error = Disk::open(folder.disk.path()).unwrap_err().to_string();
-    assert!(error.contains("in use by another backup daemon"), "{error}");
-}
-
-#[test]
-fn a_folder_that_cannot_be_written_is_told() {
-    if rustix::process::geteuid().is_root() {
-        // To root every folder is writable; a file in the way is not.
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("file"), "").unwrap();
-        let error = format!("{:#}", Disk::open(&dir.path().join("file")).unwrap_err());
-        assert!(error.contains("--flush-dir"), "{error}");
-        return;
+    folder.write_closed(identity(1));
+    for name in ["segment-0000000000000002.closed", "segment-0000000000000003.open"] {
+        mknodat(CWD, folder.path(name), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     }
-    let folder = folder();
-    let locked = folder.dir.path().join("locked");
-    fs::create_dir(&locked).unwrap();
-    fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
-    let error = format!("{:#}", Disk::open(&locked).unwrap_err());
-    assert!(error.contains("--flush-dir"), "{error}");
+    fs::create_dir(folder.path("segment-0000000000000004.closed")).unwrap();
+    fs::create_dir(folder.path("segment-0000000000000005.open.tmp")).unwrap();
+    let listing = folder.list();
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (1, 0, 4));
+    assert!(!folder.disk.is_closed(&identity(2)));
+    assert!(matches!(folder.disk.read_closed(&identity(2), &Closure::default()), Err(ReadError::Io(_))));
+    folder.disk.delete(SegmentId(3), LOG).unwrap();
+    assert!(folder.path("segment-0000000000000003.open").exists());
 }

@@ -1,0 +1,264 @@
+//! Carries out what the [`Backup`] machine decides, strictly in order, one output at a time.
+//!
+//! Driven step by step: [`Daemon::tell`] what has happened, then [`Daemon::carry_out`] until nothing is left. Calls the
+//! promise file, the slot table and a [`Lender`]; what is for others to do (the flusher's jobs, replies, the end) it hands
+//! back as [`Carried`]. An output that cannot be carried out and whose failure is no input is an error: the process must end
+//! there, before anything else is said. A backup that could not persist or revoke must not go on to say that it did.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::Serialize;
+use tailwind_protocol::backup::{
+    Backup, Counts, FlushResult, Input, Limits, Output, Promise, Reply, RequestId, Slot, SlotRow,
+};
+use tailwind_protocol::ids::{Epoch, Offset};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan;
+use tracing::{error, info};
+
+use crate::disk::Disk;
+use crate::flusher::Job;
+use crate::memory::Lender;
+use crate::promise::{PromiseFile, Standing};
+use crate::table::SlotTable;
+use crate::wake::Woken;
+
+/// What has happened since the process started.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Tallies {
+    /// Fences carried out.
+    pub fences: u64,
+    /// Buffers lent.
+    pub opens: u64,
+    /// Requests for a buffer that were refused.
+    pub opens_refused: u64,
+    /// Flushes that the disk refused.
+    pub flush_failures: u64,
+}
+
+/// What came of an output.
+#[derive(Debug)]
+pub enum Carried {
+    /// It is done.
+    Out,
+    /// For the flusher.
+    Flush(Job),
+    /// For the flusher, after everything that is queued there; done before the next output, or the process must end.
+    FlushLast(Slot, SegmentIdentity, Closure),
+    /// For whoever asked.
+    Reply(RequestId, Reply),
+    /// Nobody is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
+    Finish {
+        /// Nothing is in memory only.
+        complete: bool,
+    },
+}
+
+/// A backup's machine and what it writes itself.
+#[derive(Debug)]
+pub struct Daemon {
+    machine: Backup,
+    /// Outputs that are still to be carried out.
+    todo: VecDeque<Output>,
+    disk: Arc<Disk>,
+    table: SlotTable,
+    promise_file: PromiseFile,
+    standing: Standing,
+    /// What each slot is used for.
+    rows: Vec<Option<SlotRow>>,
+    /// One segment's bytes, for scans.
+    bytes: Vec<u8>,
+    /// What has happened since the process started.
+    pub tallies: Tallies,
+}
+
+impl Daemon {
+    /// A backup that has just woken up. The outputs of its start are due.
+    pub fn new(woken: Woken, limits: Limits) -> Daemon {
+        let Woken { disk, table, promise_file, standing, found, .. } = woken;
+        let (group, member) = (standing.group.clone(), standing.member.clone());
+        let (machine, outputs) = Backup::start(group, member, standing.boot, limits, found);
+        Daemon {
+            machine,
+            todo: outputs.into(),
+            disk,
+            table,
+            promise_file,
+            standing,
+            rows: vec![None; limits.slots as usize],
+            bytes: Vec::new(),
+            tallies: Tallies::default(),
+        }
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Backup {
+        &self.machine
+    }
+
+    /// Who it is and what it has promised, as on disk.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// The flush folder.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    /// The output that is due.
+    pub fn due(&self) -> Option<&Output> {
+        self.todo.front()
+    }
+
+    /// Something has happened. What follows comes before everything else that is due: an output that is answered by an
+    /// input is answered, and what follows from the answer carried out, before the next one begins.
+    pub fn tell(&mut self, input: Input) {
+        let failed = |input: &Input| match input {
+            Input::OpenFlushed(_, result) => result.is_err(),
+            Input::Flushed(_, _, result) => *result != FlushResult::Done,
+            _ => false,
+        };
+        self.tallies.flush_failures += u64::from(failed(&input));
+        let corrupt = match &input {
+            Input::Flushed(_, identity, FlushResult::Corrupt) => Some((*identity, self.machine.counts().corrupt)),
+            _ => None,
+        };
+        let mut outputs = Vec::new();
+        self.machine.step(input, &mut outputs);
+        outputs.into_iter().rev().for_each(|output| self.todo.push_front(output));
+        // One that was trimmed away while its flush waited is not.
+        if let Some((SegmentIdentity { segment, epoch, .. }, _)) =
+            corrupt.filter(|(_, before)| self.machine.counts().corrupt > *before)
+        {
+            error!(%segment, %epoch, "closed segment is corrupt in memory: not flushed");
+        }
+    }
+
+    /// Carries out the output that is due; `None` when there is none.
+    pub fn carry_out(&mut self, lender: &mut dyn Lender) -> anyhow::Result<Option<Carried>> {
+        let Some(output) = self.todo.pop_front() else { return Ok(None) };
+        match output {
+            Output::Persist(promise) => self.persist(promise)?,
+            Output::RevokeBelow(epoch) => self.revoke_below(lender, epoch)?,
+            Output::SaveSlot(slot, row) => self.save_slot(slot, row)?,
+            Output::Lend(id, slot, epoch) => {
+                let lent = self.lend(lender, slot, epoch);
+                self.tell(Input::Lent(id, slot, lent));
+            }
+            Output::EndLending(slot) => lender.end_lending(slot),
+            Output::Scan(slot, identity) => {
+                let closure = self.scan(lender, slot, &identity)?;
+                self.tell(Input::Scanned(slot, closure));
+            }
+            Output::Verify(slot, identity, closure) => {
+                let sound = self.verify(lender, slot, &identity, &closure)?;
+                self.tell(Input::Verified(slot, sound));
+            }
+            Output::StartFlush(slot, identity, closure) => {
+                return Ok(Some(Carried::Flush(Job::Closed(slot, identity, closure))));
+            }
+            Output::StartOpenFlush(id, slot, identity, end) => {
+                return Ok(Some(Carried::Flush(Job::Open(id, slot, identity, end))));
+            }
+            Output::FlushOpen(slot, identity, closure) => {
+                return Ok(Some(Carried::FlushLast(slot, identity, closure)));
+            }
+            Output::Release(slot) => lender.release(slot)?,
+            Output::DeleteFile(segment) => {
+                let log = self.standing.promise.log.context("delete a segment of no log")?;
+                return Ok(Some(Carried::Flush(Job::Delete(segment, log))));
+            }
+            Output::Reply(id, reply) => {
+                return Ok(Some(Carried::Reply(id, reply)));
+            }
+            Output::Finish { complete } => return Ok(Some(Carried::Finish { complete })),
+        }
+        Ok(Some(Carried::Out))
+    }
+
+    /// The end: everything that was queued at the flusher is done.
+    pub fn finish(mut self, complete: bool) -> anyhow::Result<()> {
+        if complete {
+            self.standing.complete = true;
+            self.write_standing()?;
+        }
+        let counts: Counts = self.machine.counts();
+        let epoch = self.standing.promise.epoch;
+        info!(%epoch, complete, on_disk = counts.on_disk, open = counts.recovered, "finished");
+        Ok(())
+    }
+
+    fn persist(&mut self, promise: Promise) -> anyhow::Result<()> {
+        let Promise { log, epoch, trimmed, durability } = &promise;
+        let raised = *epoch > self.standing.promise.epoch;
+        if raised {
+            let log = log.map(tracing::field::display);
+            info!(log, %epoch, %trimmed, %durability, "promised");
+        }
+        self.standing.promise = promise;
+        self.write_standing()
+    }
+
+    fn write_standing(&mut self) -> anyhow::Result<()> {
+        Ok(self.promise_file.write(&self.standing)?)
+    }
+
+    fn revoke_below(&mut self, lender: &mut dyn Lender, epoch: Epoch) -> anyhow::Result<()> {
+        lender.revoke_below(epoch).context("revoke the writers of older epochs")?;
+        self.tallies.fences += u64::from(epoch != Epoch(u64::MAX));
+        Ok(())
+    }
+
+    fn save_slot(&mut self, slot: Slot, row: Option<SlotRow>) -> anyhow::Result<()> {
+        // From here on the memory holds what the disk does not: the mark of the last shutdown is no longer true.
+        if row.is_some() && std::mem::take(&mut self.standing.complete) {
+            self.write_standing()?;
+        }
+        self.table.save(slot, row.as_ref())?;
+        if let Some(SlotRow { identity, closed: Some(closure), .. }) = &row {
+            info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");
+        }
+        self.rows[slot.0 as usize] = row;
+        Ok(())
+    }
+
+    fn lend(&mut self, lender: &mut dyn Lender, slot: Slot, epoch: Epoch) -> Result<(), String> {
+        lender.lend(epoch, slot)?;
+        self.tallies.opens += 1;
+        if let Some(SlotRow { identity, purpose, .. }) = &self.rows[slot.0 as usize] {
+            info!(segment = %identity.segment, %epoch, ?purpose, slot = slot.0, "lent");
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, lender: &dyn Lender, slot: Slot, identity: &SegmentIdentity) -> anyhow::Result<Closure> {
+        self.read(lender, slot, Offset(identity.size.bytes()))?;
+        let report = scan::scan(&self.bytes, identity);
+        let (last, end, why) = (report.closure.last, report.closure.end, report.stop.why);
+        info!(segment = %identity.segment, epoch = %identity.epoch, %last, %end, %why, "scanned");
+        Ok(report.closure)
+    }
+
+    fn verify(
+        &mut self,
+        lender: &dyn Lender,
+        slot: Slot,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+    ) -> anyhow::Result<bool> {
+        // The closure comes from the network.
+        if closure.end.0 > identity.size.bytes() {
+            return Ok(false);
+        }
+        self.read(lender, slot, closure.end)?;
+        Ok(scan::verify(&self.bytes, identity, closure))
+    }
+
+    fn read(&mut self, lender: &dyn Lender, slot: Slot, end: Offset) -> anyhow::Result<()> {
+        self.bytes.resize(end.0 as usize, 0);
+        lender.read(slot, 0, &mut self.bytes).with_context(|| format!("read buffer {}", slot.0))
+    }
+}

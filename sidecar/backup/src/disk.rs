@@ -1,0 +1,322 @@
+//! The flush folder: one file for each segment, whole or not at all.
+//!
+//! Listed at the start by [`wake`](crate::wake), written by the [`flusher`](crate::flusher), read by whoever fetches.
+//! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
+//! was written; the scan finds where it ends. Files that are not ours are left alone.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use tailwind_protocol::backup::Promise;
+use tailwind_protocol::ids::{LogId, SegmentId};
+use tailwind_protocol::layout::{
+    Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity, SegmentSize,
+};
+use tailwind_protocol::scan;
+use tracing::warn;
+
+use crate::files::{File, Folder};
+
+/// Where the promise is kept.
+pub const PROMISE: &str = "promise";
+
+/// The segments in a folder.
+#[derive(Debug)]
+pub struct Disk {
+    folder: Box<dyn Folder>,
+}
+
+/// What the folder holds of one log.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Closed segments. Their footers were read, their bytes were not.
+    pub closed: Vec<(SegmentIdentity, Closure)>,
+    /// Open segments without a closed sibling.
+    pub open: Vec<SegmentIdentity>,
+    /// Segment files that are damaged or not of this log; left alone.
+    pub strange: u64,
+}
+
+/// Why a closed segment could not be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// No such file: it may have been deleted just now.
+    Missing,
+    /// Its bytes are not what they were.
+    Corrupt,
+    /// The disk said no.
+    Io(io::Error),
+}
+
+impl Disk {
+    /// The segments in this folder.
+    pub fn new(folder: Box<dyn Folder>) -> Disk {
+        Disk { folder }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &dyn Folder {
+        &*self.folder
+    }
+
+    /// Where it is, for people.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// True when there are segments in the folder, whoever they belong to.
+    pub fn holds_segments(&self) -> io::Result<bool> {
+        Ok(self.folder.names()?.iter().any(|name| FileName::parse(name).is_some()))
+    }
+
+    /// Lists what belongs to the promised log, and tidies what a crash left half made.
+    pub fn list(&self, promise: &Promise) -> io::Result<Listing> {
+        let mut listing = Listing::default();
+        let mut open = Vec::new();
+        for text in self.folder.names()? {
+            let Some(name) = FileName::parse(&text) else { continue };
+            let path = self.path().join(&text);
+            if name.temporary {
+                if let Err(error) = self.folder.remove(&text) {
+                    listing.strange += 1;
+                    warn!(path = %path.display(), %error, "half-made segment file cannot be removed: left alone");
+                }
+                continue;
+            }
+            match (self.examine(&text, name.segment, promise), name.sealed) {
+                (Ok((identity, Some(closure))), Sealed::Closed) => listing.closed.push((identity, closure)),
+                (Ok(_), Sealed::Closed) => {
+                    listing.strange += 1;
+                    warn!(path = %path.display(), "segment file has no sound footer: left alone");
+                }
+                (Ok((identity, _)), Sealed::Open) => open.push(identity),
+                (Err(why), _) => {
+                    listing.strange += 1;
+                    warn!(path = %path.display(), why, "strange segment file: left alone");
+                }
+            }
+        }
+        for identity in open {
+            // A crash between the closed file's appearance and the open one's removal.
+            match listing.closed.iter().any(|(closed, _)| closed.segment == identity.segment) {
+                true => self.folder.remove(&name(identity.segment, Sealed::Open))?,
+                false => listing.open.push(identity),
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Writes a closed segment and removes its open sibling. `bytes` end where the closure ends.
+    pub fn write_closed(&self, identity: &SegmentIdentity, closure: &Closure, bytes: &[u8]) -> io::Result<()> {
+        self.write(identity, Sealed::Closed, closure, bytes)?;
+        if self.folder.remove_if_present(&name(identity.segment, Sealed::Open))? {
+            self.folder.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Writes an open segment as far as it goes.
+    pub fn write_open(&self, identity: &SegmentIdentity, closure: &Closure, bytes: &[u8]) -> io::Result<()> {
+        self.write(identity, Sealed::Open, closure, bytes)
+    }
+
+    fn write(&self, identity: &SegmentIdentity, sealed: Sealed, closure: &Closure, bytes: &[u8]) -> io::Result<()> {
+        self.publish(identity, sealed, |file| {
+            // A full disk says so here, before megabytes are written in vain. Not every file system can.
+            match file.allocate((bytes.len() + FOOTER_SIZE) as u64) {
+                Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
+                _ => {}
+            }
+            file.write_all_at(0, bytes)?;
+            file.write_all_at(bytes.len() as u64, &Footer { sealed, closure: *closure }.to_bytes())
+        })?;
+        Ok(())
+    }
+
+    /// Starts the file of an open segment that grows while the segment does.
+    pub fn start_open(&self, identity: &SegmentIdentity, bytes: &[u8]) -> io::Result<Box<dyn File>> {
+        self.publish(identity, Sealed::Open, |file| file.write_all_at(0, bytes))
+    }
+
+    /// Write, sync, rename, sync of the folder: at every moment the name stands for a whole file, or for none.
+    fn publish(
+        &self,
+        identity: &SegmentIdentity,
+        sealed: Sealed,
+        fill: impl FnOnce(&dyn File) -> io::Result<()>,
+    ) -> io::Result<Box<dyn File>> {
+        let name = FileName { segment: identity.segment, sealed, temporary: false };
+        let temporary = FileName { temporary: true, ..name }.to_string();
+        let name = name.to_string();
+        let file = self.folder.create(&temporary)?;
+        if let Err(error) = fill(&*file).and_then(|()| file.sync()) {
+            // A half-made file would hold the space that the next attempt needs.
+            let _ = self.folder.remove(&temporary);
+            return Err(error);
+        }
+        self.set_aside_foreign(&name, identity.log)?;
+        self.folder.rename(&temporary, &name)?;
+        self.folder.sync()?;
+        Ok(file)
+    }
+
+    /// A file of another log in our way belongs to somebody: it gets another name.
+    fn set_aside_foreign(&self, name: &str, log: LogId) -> io::Result<()> {
+        match self.read_header(name) {
+            Ok(Some(found)) if found.log != log => {
+                let aside = format!("{name}.of-log-{}", found.log);
+                warn!(path = %self.path().join(name).display(), aside, "file of another log: renamed");
+                self.folder.rename(name, &aside)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// True when this very segment is on disk as a whole.
+    pub fn is_closed(&self, identity: &SegmentIdentity) -> bool {
+        let found = self.read_header(&name(identity.segment, Sealed::Closed));
+        matches!(found, Ok(Some(found)) if found == *identity)
+    }
+
+    /// Reads a closed segment and checks every byte.
+    pub fn read_closed(&self, identity: &SegmentIdentity, closure: &Closure) -> Result<Vec<u8>, ReadError> {
+        let file = self.folder.open(&name(identity.segment, Sealed::Closed)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ReadError::Missing,
+            _ => ReadError::Io(error),
+        })?;
+        let mut bytes = vec![0; closure.end.0 as usize];
+        match file.read_exact_at(0, &mut bytes) {
+            Ok(()) if scan::verify(&bytes, identity, closure) => Ok(bytes),
+            Ok(()) => Err(ReadError::Corrupt),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(ReadError::Corrupt),
+            Err(error) => Err(ReadError::Io(error)),
+        }
+    }
+
+    /// Reads an open segment: everything that may be part of it. What is valid of it is for the scan to find.
+    pub fn read_open(&self, identity: &SegmentIdentity) -> io::Result<Vec<u8>> {
+        let file = self.folder.open(&name(identity.segment, Sealed::Open))?;
+        let size = u64::from(SegmentSize::bytes(identity.size));
+        let length = file.length()?;
+        let end = match read_footer(&*file, length)? {
+            Some(footer) => u64::from(footer.closure.end.0),
+            None => length.min(size),
+        };
+        let mut bytes = vec![0; end as usize];
+        file.read_exact_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Deletes a segment's files, if they are of this log.
+    pub fn delete(&self, segment: SegmentId, log: LogId) -> io::Result<()> {
+        let mut deleted = false;
+        for sealed in [Sealed::Closed, Sealed::Open] {
+            let name = name(segment, sealed);
+            let found = self.read_header(&name);
+            let ours = matches!(found, Ok(Some(found)) if found.log == log && found.segment == segment);
+            deleted |= ours && self.folder.remove_if_present(&name)?;
+        }
+        if deleted { self.folder.sync() } else { Ok(()) }
+    }
+
+    /// Deletes the file of an open segment.
+    pub fn delete_open(&self, segment: SegmentId) -> io::Result<()> {
+        self.folder.remove_if_present(&name(segment, Sealed::Open))?;
+        self.folder.sync()
+    }
+
+    /// Looks at both ends of a segment file. The closure is there when a sound footer of a closed segment is.
+    fn examine(
+        &self,
+        name: &str,
+        segment: SegmentId,
+        promise: &Promise,
+    ) -> Result<(SegmentIdentity, Option<Closure>), String> {
+        let io_error = |error: io::Error| error.to_string();
+        let file = self.folder.open(name).map_err(io_error)?;
+        let identity = read_header(&*file).map_err(io_error)?.ok_or("it does not begin like a segment")?;
+        if identity.segment != segment {
+            return Err(format!("it holds segment {}", identity.segment));
+        }
+        if Some(identity.log) != promise.log {
+            return Err(format!("it belongs to log {}", identity.log));
+        }
+        if identity.epoch > promise.epoch {
+            return Err(format!("it is of epoch {}, this backup has promised {} only", identity.epoch, promise.epoch));
+        }
+        let footer = read_footer(&*file, file.length().map_err(io_error)?).map_err(io_error)?;
+        let closed =
+            footer.filter(|footer| footer.sealed == Sealed::Closed && footer.closure.end.0 <= identity.size.bytes());
+        Ok((identity, closed.map(|footer| footer.closure)))
+    }
+
+    /// The identity in a file's first bytes. `None`: they are no segment header.
+    fn read_header(&self, name: &str) -> io::Result<Option<SegmentIdentity>> {
+        read_header(&*self.folder.open(name)?)
+    }
+}
+
+/// The name of a segment's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileName {
+    /// The segment in it.
+    pub segment: SegmentId,
+    /// How it came to its end.
+    pub sealed: Sealed,
+    /// It is being made.
+    pub temporary: bool,
+}
+
+impl FileName {
+    /// Reads a name; `None`: it is not of ours.
+    pub fn parse(text: &str) -> Option<FileName> {
+        let (stem, temporary) = match text.strip_suffix(".tmp") {
+            Some(stem) => (stem, true),
+            None => (text, false),
+        };
+        let (number, kind) = stem.strip_prefix("segment-")?.split_once('.')?;
+        let sealed = match kind {
+            "closed" => Sealed::Closed,
+            "open" => Sealed::Open,
+            _ => return None,
+        };
+        let name = FileName { segment: SegmentId(number.parse().ok()?), sealed, temporary };
+        (name.to_string() == text).then_some(name)
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.sealed {
+            Sealed::Closed => "closed",
+            Sealed::Open => "open",
+        };
+        let temporary = if self.temporary { ".tmp" } else { "" };
+        write!(f, "segment-{:016}.{kind}{temporary}", self.segment.0)
+    }
+}
+
+fn name(segment: SegmentId, sealed: Sealed) -> String {
+    FileName { segment, sealed, temporary: false }.to_string()
+}
+
+fn read_header(file: &dyn File) -> io::Result<Option<SegmentIdentity>> {
+    let mut header = [0; SEGMENT_HEADER_SIZE];
+    match file.read_exact_at(0, &mut header) {
+        Ok(()) => Ok(SegmentIdentity::from_header(&header).map(|(identity, _)| identity)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The footer, if the file ends with one that fits its length.
+fn read_footer(file: &dyn File, length: u64) -> io::Result<Option<Footer>> {
+    let Some(at) = length.checked_sub(FOOTER_SIZE as u64) else { return Ok(None) };
+    let mut footer = [0; FOOTER_SIZE];
+    file.read_exact_at(at, &mut footer)?;
+    Ok(Footer::from_bytes(&footer).filter(|footer| u64::from(footer.closure.end.0) == at))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! A folder of files, as narrow as a backup needs it: the trait that the operating system and the simulator implement.
+//!
+//! Called by [`disk`](crate::disk) and [`promise`](crate::promise). [`OsFolder`] is the real one.
+//!
+//! What is promised is what POSIX promises, no more. Bytes written are safe once [`File::sync`] has returned without an
+//! error; names made, changed or removed, once [`Folder::sync`] has. Until then a loss of power leaves any of it. After an
+//! error of [`File::sync`] nobody knows what is on disk, whatever a later call says (`fsync(2)`): make the file anew.
+
+mod os;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+pub use os::OsFolder;
+
+/// A flat folder that belongs to this process alone while it lives.
+pub trait Folder: fmt::Debug + Send + Sync {
+    /// Where it is, for people.
+    fn path(&self) -> &Path;
+
+    /// The names in it, in any order, whatever they stand for.
+    fn names(&self) -> io::Result<Vec<String>>;
+
+    /// Opens a regular file. Anything else under that name (a FIFO, a device, a link, a folder) is an error at once.
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
+
+    /// Makes a new file, empty, in the place of whatever had that name.
+    fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
+
+    /// Gives a file another name, in the place of whatever had that: at no moment does the new name stand for nothing.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a name.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Brings the names to disk.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Removes a name that need not be there. True if it was.
+    fn remove_if_present(&self, name: &str) -> io::Result<bool> {
+        match self.remove(name) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// An open file. Its calls take `&self`: one owner uses it at a time.
+pub trait File: fmt::Debug + Send + Sync {
+    /// Bytes in it.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Reads some of the bytes from `at` on; none at the end.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes some of `bytes` to `at`, making the file longer if need be.
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Makes the file `length` bytes long, with space on disk for each of them, so that writing them later needs none. A
+    /// file system that cannot says [`io::ErrorKind::Unsupported`].
+    fn allocate(&self, length: u64) -> io::Result<()>;
+
+    /// Brings bytes and length to disk.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl dyn File + '_ {
+    /// Reads as many bytes as `out` has; a file that ends before is [`io::ErrorKind::UnexpectedEof`].
+    pub fn read_exact_at(&self, mut at: u64, mut out: &mut [u8]) -> io::Result<()> {
+        while !out.is_empty() {
+            match self.read_at(at, out) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => (at, out) = (at + count as u64, &mut out[count..]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes`. After an error any of them may be there.
+    pub fn write_all_at(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.write_at(at, bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => (at, bytes) = (at + count as u64, &bytes[count..]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! The operating system's folder: what a backup on a real host writes to.
+
+use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+
+use super::{File, Folder};
+
+/// A flush folder, locked against other daemons for as long as this lives.
+#[derive(Debug)]
+pub struct OsFolder {
+    dir: PathBuf,
+    _lock: fs::File,
+}
+
+impl OsFolder {
+    /// Opens the folder, which is made if need be, and makes sure that it can be written.
+    pub fn open(dir: &Path) -> anyhow::Result<OsFolder> {
+        let shown = dir.display();
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| {
+            format!("create flush folder {shown}: give --flush-dir a folder that this user may create or write")
+        })?;
+        let unwritable =
+            || format!("write to flush folder {shown}: give --flush-dir a folder that this user may write");
+        let lock = options().create(true).open(dir.join("lock")).with_context(unwritable)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(
+                "flush folder {shown} is in use by another backup daemon: stop that first, or give this one a --flush-dir \
+                 of its own"
+            ),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("lock flush folder {shown}"));
+            }
+        }
+        // The folder's own name.
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync_folder(parent).with_context(unwritable)?;
+        Ok(OsFolder { dir: dir.to_owned(), _lock: lock })
+    }
+}
+
+impl Folder for OsFolder {
+    fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            // A name that is no text is none of ours.
+            names.extend(entry?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+        let path = self.dir.join(name);
+        // Before it is opened: opening a FIFO waits, and opening a device may do anything.
+        check_regular(&fs::symlink_metadata(&path)?)?;
+        let file = options().open(&path)?;
+        check_regular(&file.metadata()?)?;
+        Ok(Box::new(OsFile(file)))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
+        self.remove_if_present(name)?;
+        Ok(Box::new(OsFile(options().create_new(true).open(self.dir.join(name))?)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.dir.join(from), self.dir.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.dir.join(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        sync_folder(&self.dir)
+    }
+}
+
+#[derive(Debug)]
+struct OsFile(fs::File);
+
+impl File for OsFile {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(out, at)
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_at(bytes, at)
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        Ok(fallocate(&self.0, FallocateFlags::empty(), 0, length)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // Of a file's attributes, the ones that its bytes are found by come along: fdatasync(2).
+        self.0.sync_data()
+    }
+}
+
+/// For the owner alone, and never through a link. A FIFO or a device that takes a file's name must not make anybody wait.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    options.read(true).write(true).mode(0o600).custom_flags(flags);
+    options
+}
+
+fn check_regular(metadata: &fs::Metadata) -> io::Result<()> {
+    match metadata.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
+}
+
+fn sync_folder(dir: &Path) -> io::Result<()> {
+    fs::File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, OsFolder) {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = OsFolder::open(&dir.path().join("flush")).unwrap();
+        (dir, folder)
+    }
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_waits() {
+        let (_dir, folder) = folder();
+        let path = |name: &str| folder.path().join(name);
+        mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        fs::write(path("file"), "bytes").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        for name in ["fifo", "folder", "link"] {
+            let error = folder.open(name).unwrap_err();
+            assert_eq!(error.to_string(), "not a regular file", "{name}");
+        }
+        assert_eq!(folder.open("file").unwrap().length().unwrap(), 5);
+        assert_eq!(folder.open("nothing").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_new_file_takes_the_place_of_anything_but_a_folder() {
+        let (_dir, folder) = folder();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "older bytes").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for name in ["link", "fifo"] {
+            folder.create(name).unwrap().write_all_at(0, b"new").unwrap();
+            assert_eq!(fs::read(path(name)).unwrap(), b"new");
+        }
+        assert_eq!(fs::read(path("file")).unwrap(), b"older bytes", "nothing was written through the link");
+        fs::create_dir(path("folder")).unwrap();
+        folder.create("folder").unwrap_err();
+    }
+
+    #[test]
+    fn one_daemon_at_a_time() {
+        let (_dir, folder) = folder();
+        let error = OsFolder::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("in use by another backup daemon"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        if rustix::process::geteuid().is_root() {
+            // To root every folder is writable; a file in the way is not.
+            fs::write(dir.path().join("file"), "").unwrap();
+            let error = format!("{:#}", OsFolder::open(&dir.path().join("file")).unwrap_err());
+            assert!(error.contains("--flush-dir"), "{error}");
+            return;
+        }
+        let locked = dir.path().join("locked");
+        fs::create_dir(&locked).unwrap();
+        fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
+        let error = format!("{:#}", OsFolder::open(&locked).unwrap_err());
+        assert!(error.contains("--flush-dir"), "{error}");
+    }
+}

@@ -1,0 +1,226 @@
+//! Brings segments to disk, one job after the other.
+//!
+//! Fed by [`daemon`](crate::daemon) in the order in which the protocol decided, so that a deletion never overtakes the
+//! write before it. Reads [`Buffers`], writes the [`Disk`]. Jobs are bounded by what causes them: one closed flush for each
+//! buffer, one open flush for each request under way, one deletion for each file. A backup daemon gives it a thread.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use tailwind_protocol::backup::{FlushResult, Input, RequestId, Slot};
+use tailwind_protocol::ids::{LogId, Offset, SegmentId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan;
+use tracing::{info, warn};
+
+use crate::disk::Disk;
+use crate::files::File;
+use crate::memory::Buffers;
+
+/// Something to do on the disk.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// Write a closed segment.
+    Closed(Slot, SegmentIdentity, Closure),
+    /// Bring an open segment's appends that end at or before an offset to disk.
+    Open(RequestId, Slot, SegmentIdentity, Offset),
+    /// Delete a segment's files.
+    Delete(SegmentId, LogId),
+}
+
+/// What is to be done on the disk, and what is known of it.
+#[derive(Debug)]
+pub struct Flusher {
+    disk: Arc<Disk>,
+    jobs: VecDeque<Job>,
+    /// Files of open segments, and how far each is verified and on disk.
+    files: BTreeMap<SegmentId, Growing>,
+    /// One segment's bytes.
+    bytes: Vec<u8>,
+    /// The last flush failed: said once, not five times a second.
+    failing: bool,
+}
+
+#[derive(Debug)]
+struct Growing {
+    identity: SegmentIdentity,
+    file: Box<dyn File>,
+    flushed: Closure,
+}
+
+impl Flusher {
+    /// A flusher with nothing to do.
+    pub fn new(disk: Arc<Disk>) -> Flusher {
+        Flusher { disk, jobs: VecDeque::new(), files: BTreeMap::new(), bytes: Vec::new(), failing: false }
+    }
+
+    /// Queues a job.
+    pub fn queue(&mut self, job: Job) {
+        self.jobs.push_back(job);
+    }
+
+    /// The job that is due.
+    pub fn due(&self) -> Option<&Job> {
+        self.jobs.front()
+    }
+
+    /// Does the job that is due. Returns what the protocol waits for.
+    pub fn work(&mut self, buffers: &dyn Buffers) -> Vec<Input> {
+        match self.jobs.pop_front() {
+            Some(Job::Closed(slot, identity, closure)) => {
+                let result = self.flush_closed(buffers, slot, &identity, &closure);
+                vec![Input::Flushed(slot, identity, result)]
+            }
+            Some(Job::Open(id, slot, identity, end)) => {
+                let group = self.take_group(id, identity, end);
+                self.flush_open(buffers, &group, slot, identity)
+            }
+            Some(Job::Delete(segment, log)) => {
+                self.delete(segment, log);
+                Vec::new()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Writes an open segment as it is, the last of all: nothing is queued any more.
+    pub fn flush_last(
+        &mut self,
+        buffers: &dyn Buffers,
+        slot: Slot,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+    ) -> io::Result<()> {
+        assert!(self.jobs.is_empty(), "what the protocol decided before is done before");
+        self.files.remove(&identity.segment);
+        if closure.end == Offset(0) {
+            // Not even its header arrived: there is nothing to keep.
+            return Ok(());
+        }
+        self.read(buffers, slot, Offset(0), closure.end)?;
+        self.disk.write_open(identity, closure, &self.bytes)?;
+        info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "open segment flushed");
+        Ok(())
+    }
+
+    fn flush_closed(
+        &mut self,
+        buffers: &dyn Buffers,
+        slot: Slot,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+    ) -> FlushResult {
+        self.files.remove(&identity.segment);
+        match self.read(buffers, slot, Offset(0), closure.end) {
+            // Corrupt, or trimmed away while its turn came: the machine knows.
+            Ok(()) if !scan::verify(&self.bytes, identity, closure) => FlushResult::Corrupt,
+            Ok(()) => self.tried(identity, self.disk.write_closed(identity, closure, &self.bytes)),
+            Err(error) => self.tried(identity, Err(error)),
+        }
+    }
+
+    fn tried(&mut self, identity: &SegmentIdentity, result: io::Result<()>) -> FlushResult {
+        let folder = self.disk.path().display();
+        match result {
+            Ok(()) => {
+                if std::mem::take(&mut self.failing) {
+                    info!(%folder, "flushes succeed again");
+                }
+                info!(segment = %identity.segment, epoch = %identity.epoch, "flushed");
+                FlushResult::Done
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    warn!(%folder, %error, segment = %identity.segment, "flush failed: trying again until it succeeds");
+                }
+                FlushResult::Failed
+            }
+        }
+    }
+
+    /// All queued requests for the same segment: one write and one fdatasync serve them all.
+    fn take_group(&mut self, id: RequestId, identity: SegmentIdentity, end: Offset) -> Vec<(RequestId, Offset)> {
+        let mut group = vec![(id, end)];
+        self.jobs.retain(|job| match job {
+            Job::Open(id, _, other, end) if *other == identity => {
+                group.push((*id, *end));
+                false
+            }
+            _ => true,
+        });
+        group
+    }
+
+    fn flush_open(
+        &mut self,
+        buffers: &dyn Buffers,
+        group: &[(RequestId, Offset)],
+        slot: Slot,
+        identity: SegmentIdentity,
+    ) -> Vec<Input> {
+        let end = group.iter().map(|(_, end)| *end).max().unwrap_or_default();
+        let result = self.grow(buffers, slot, identity, end).map_err(|error| {
+            self.files.remove(&identity.segment);
+            format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
+        });
+        group.iter().map(|(id, _)| Input::OpenFlushed(*id, result.clone())).collect()
+    }
+
+    /// Brings an open segment's file up to `end`, as far as whole valid appends go, and returns how far it is on disk.
+    ///
+    /// What was read is scanned before it is written. Bytes that have completed need not be visible here yet, and the
+    /// buffer may have been lent to another segment by now: neither continues the chain. After any failure the file is
+    /// made anew: what a disk kept of a failed fdatasync is unknown (`fsync(2)`).
+    fn grow(
+        &mut self,
+        buffers: &dyn Buffers,
+        slot: Slot,
+        identity: SegmentIdentity,
+        end: Offset,
+    ) -> io::Result<Offset> {
+        let growing = self.files.get(&identity.segment).filter(|growing| growing.identity == identity);
+        if growing.is_none() && self.disk.is_closed(&identity) {
+            return Ok(end);
+        }
+        let known = growing.map(|growing| growing.flushed).unwrap_or_default();
+        if end <= known.end {
+            return Ok(known.end);
+        }
+        self.read(buffers, slot, known.end, end)?;
+        let flushed = scan::scan_on(&self.bytes, &identity, known).closure;
+        if flushed.end == known.end {
+            return Ok(known.end);
+        }
+        self.bytes.truncate((flushed.end.0 - known.end.0) as usize);
+        match self.files.get_mut(&identity.segment).filter(|growing| growing.identity == identity) {
+            Some(growing) => {
+                growing.file.write_all_at(u64::from(known.end.0), &self.bytes)?;
+                growing.file.sync()?;
+                growing.flushed = flushed;
+            }
+            None => {
+                let file = self.disk.start_open(&identity, &self.bytes)?;
+                self.files.insert(identity.segment, Growing { identity, file, flushed });
+            }
+        }
+        Ok(flushed.end)
+    }
+
+    fn delete(&mut self, segment: SegmentId, log: LogId) {
+        self.files.remove(&segment);
+        match self.disk.delete(segment, log) {
+            Ok(()) => info!(%segment, "deleted"),
+            // Harmless: found at the next start, it is a copy that the primary drops or trims again.
+            Err(error) => warn!(%segment, %error, "delete segment file"),
+        }
+    }
+
+    fn read(&mut self, buffers: &dyn Buffers, slot: Slot, start: Offset, end: Offset) -> io::Result<()> {
+        self.bytes.resize((end.0 - start.0) as usize, 0);
+        buffers.read(slot, start.0, &mut self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

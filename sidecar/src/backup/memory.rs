@@ -1,0 +1,203 @@
+//! A backup's memory on a real host: a [`Pool`] of buffers, the slot table beside them, a fabric's [`Receiver`].
+//!
+//! Implements the traits of [`tailwind_backup::memory`]: [`PoolMemory`] for [`run`](super::run), [`Lent`] for the
+//! [`actor`](super::actor), [`PoolBuffers`] for the [`flusher`](super::flusher).
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tailwind_backup::table::{TABLE, TableError};
+use tailwind_backup::{Buffers, Lender, Mapped, Memory};
+use tailwind_fabric::shm::{ShmReceiver, ShmSender};
+use tailwind_fabric::{Answer, Grant, MappedFile, Opening, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_protocol::backup::Slot;
+use tailwind_protocol::ids::{BootId, Epoch};
+use tailwind_protocol::layout::SegmentSize;
+
+/// The running kernel's boot identity (`random(4)`).
+pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    Ok(fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
+}
+
+/// An identity that nobody has had.
+pub(super) fn fresh_boot_id() -> anyhow::Result<BootId> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("draw a boot identity: {error}"))?;
+    Ok(BootId(u128::from_le_bytes(bytes)))
+}
+
+/// The pool's folder, until it is open, and then the pool.
+#[derive(Debug)]
+pub(super) struct PoolMemory {
+    dir: PathBuf,
+    buffers: u32,
+    segment_size: SegmentSize,
+    pool: Option<Arc<Pool>>,
+}
+
+impl PoolMemory {
+    pub(super) fn new(dir: PathBuf, buffers: u32, segment_size: SegmentSize) -> PoolMemory {
+        PoolMemory { dir, buffers, segment_size, pool: None }
+    }
+
+    /// The pool, which has been opened.
+    pub(super) fn pool(&self) -> anyhow::Result<&Arc<Pool>> {
+        self.pool.as_ref().context("the pool has not been opened")
+    }
+
+    /// For its owner alone, like the pool itself wants it.
+    fn make_folder(&self) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Memory for PoolMemory {
+    fn table(&mut self) -> Result<Box<dyn Mapped>, TableError> {
+        self.make_folder().map_err(|source| TableError::Folder { path: self.dir.clone(), source })?;
+        let path = self.dir.join(TABLE);
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(TableError::io("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Box::new(TableFile::map(file, 0).map_err(TableError::io("map", &path))?)),
+            Err(TryLockError::WouldBlock) => Err(TableError::InUse { path: self.dir.clone() }),
+            Err(TryLockError::Error(error)) => Err(TableError::io("lock", &path)(error)),
+        }
+    }
+
+    fn clear(&mut self) -> anyhow::Result<()> {
+        let context = || format!("empty pool folder {}", self.dir.display());
+        for entry in fs::read_dir(&self.dir).with_context(context)? {
+            let path = entry.with_context(context)?.path();
+            if path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("slot-")) {
+                fs::remove_file(&path).with_context(context)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self) -> anyhow::Result<()> {
+        self.pool = Some(Pool::open(&self.dir, self.buffers, self.segment_size.bytes())?);
+        Ok(())
+    }
+
+    fn has(&self, slot: Slot) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.path(SlotId(slot.0)).exists())
+    }
+
+    fn load(&mut self, slot: Slot, bytes: &[u8]) -> anyhow::Result<()> {
+        // A lending to ourselves, written like any primary would. The receiver that is made later ends it.
+        let mut receiver = ShmReceiver::new(Arc::clone(self.pool()?))?;
+        let length = bytes.len() as u32;
+        let remote = ShmSender.attach(&receiver.lend(Writer(0), SlotId(slot.0))?)?;
+        let (mut local, shared) = ShmSender.allocate(length)?;
+        local.tail_mut()[..bytes.len()].copy_from_slice(bytes);
+        local.publish(length);
+        let mut channel = Box::new(ShmSender).connect(&Answer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        channel.post(&remote, &shared, 0..length).context("write to an own buffer")
+    }
+}
+
+/// The slot table's file.
+#[derive(Debug)]
+struct TableFile(MappedFile);
+
+impl TableFile {
+    fn map(file: File, length: u64) -> io::Result<TableFile> {
+        Ok(TableFile(MappedFile::map(file, length)?))
+    }
+}
+
+impl Mapped for TableFile {
+    fn length(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn grow(&mut self, length: u64) -> io::Result<()> {
+        // The handle that is locked stays open in the old mapping until the new one, a copy of the same handle, is there.
+        *self = TableFile::map(self.0.file().try_clone()?, length)?;
+        Ok(())
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(at, out)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.0.write(at, bytes);
+    }
+
+    fn store(&self, at: u64, word: u64) {
+        self.0.store(at, word);
+    }
+}
+
+/// The pool's bytes.
+#[derive(Debug)]
+pub(super) struct PoolBuffers(pub(super) Arc<Pool>);
+
+impl Buffers for PoolBuffers {
+    fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(SlotId(slot.0), offset, out).map_err(io::Error::other)
+    }
+}
+
+/// The pool, and the fabric that lends from it.
+pub(super) struct Lent {
+    pub(super) receiver: Box<dyn Receiver>,
+    buffers: PoolBuffers,
+    /// Kept because a repeated open gets the same one.
+    grants: Vec<Option<Grant>>,
+}
+
+impl Lent {
+    pub(super) fn new(receiver: Box<dyn Receiver>, pool: Arc<Pool>) -> Lent {
+        Lent { receiver, grants: vec![None; pool.slots() as usize], buffers: PoolBuffers(pool) }
+    }
+
+    /// The grant of a slot's lending; a lending of an earlier process has none.
+    pub(super) fn grant(&self, slot: Slot) -> Option<&Grant> {
+        self.grants[slot.0 as usize].as_ref()
+    }
+}
+
+impl Buffers for Lent {
+    fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()> {
+        self.buffers.read(slot, offset, out)
+    }
+}
+
+impl Lender for Lent {
+    fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String> {
+        let grant = self.receiver.lend(Writer(epoch.0), SlotId(slot.0)).map_err(|error| error.to_string())?;
+        self.grants[slot.0 as usize] = Some(grant);
+        Ok(())
+    }
+
+    fn end_lending(&mut self, slot: Slot) {
+        self.receiver.end_lending(SlotId(slot.0));
+    }
+
+    fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
+        Ok(self.receiver.revoke_below(Writer(epoch.0))?)
+    }
+
+    fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
+        self.grants[slot.0 as usize] = None;
+        // A straggler must find its lending over before its memory is.
+        self.receiver.end_lending(SlotId(slot.0));
+        Ok(self.buffers.0.release(SlotId(slot.0))?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+use std::path::Path;
+
+use tailwind_backup::{Home, OsFolder, SlotTable, Standing, Woken, wake};
+use tailwind_protocol::config::Durability;
+
+use super::*;
+
+/// A backup's two folders.
+struct Folders {
+    dir: tempfile::TempDir,
+    home: Home,
+}
+
+fn folders() -> Folders {
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home {
+        group: "db".parse().unwrap(),
+        member: "b0".parse().unwrap(),
+        pool: dir.path().join("pool"),
+        buffers: 2,
+        segment_size: SegmentSize::MIN,
+        kernel: "this boot".to_owned(),
+    };
+    Folders { dir, home }
+}
+
+impl Folders {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn wake(&self) -> anyhow::Result<Woken> {
+        self.wake_as(&self.home, &self.path("flush"))
+    }
+
+    fn wake_as(&self, home: &Home, flush_dir: &Path) -> anyhow::Result<Woken> {
+        let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
+        wake(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
+    }
+
+    /// Wakes, says who it is, and changes what it has promised.
+    fn live(&self, change: impl FnOnce(&mut Standing)) -> BootId {
+        let mut woken = self.wake().unwrap();
+        let boot = woken.standing.boot;
+        change(&mut woken.standing);
+        woken.promise_file.write(&woken.standing).unwrap();
+        boot
+    }
+}
+
+fn nothing(_: &mut Standing) {}
+
+#[test]
+fn memory_that_survives_keeps_the_identity() {
+    let folders = folders();
+    let born = folders.live(|standing| standing.promise.epoch = Epoch(5));
+    assert_eq!(folders.live(nothing), born);
+    assert_eq!(folders.wake().unwrap().standing.promise.epoch, Epoch(5));
+}
+
+#[test]
+fn memory_from_before_a_reboot_is_no_memory() {
+    let folders = folders();
+    let born = folders.live(|standing| standing.promise.epoch = Epoch(5));
+    fs::write(folders.path("pool/slot-0000.buf"), "of any size").unwrap();
+    let rebooted = Home { kernel: "another boot".to_owned(), ..folders.home.clone() };
+    let woken = folders.wake_as(&rebooted, &folders.path("flush")).unwrap();
+    assert_ne!(woken.standing.boot, born);
+    assert_eq!(woken.standing.promise.epoch, Epoch(5));
+}
+
+/// For each: whether the shutdown was complete, the durability, and whether the identity outlives the memory.
+#[test]
+fn the_identity_outlives_the_memory_only_if_the_disk_has_it_all() {
+    for (complete, durability, keeps) in [
+        (false, Durability::Memory, false),
+        (false, Durability::Battery, false),
+        (false, Durability::Flushed, true),
+        (true, Durability::Memory, true),
+        (true, Durability::Battery, true),
+        (true, Durability::Flushed, true),
+    ] {
+        let folders = folders();
+        let born = folders.live(|standing| {
+            standing.complete = complete;
+            standing.promise.durability = durability;
+        });
+        fs::remove_dir_all(folders.path("pool")).unwrap();
+        assert_eq!(folders.live(nothing) == born, keeps, "complete {complete}, {durability}");
+    }
+}
+
+#[test]
+fn folders_of_somebody_else_are_refused() {
+    let folders = folders();
+    folders.live(nothing);
+    let somebody_else = Home { member: "b1".parse().unwrap(), ..folders.home.clone() };
+    let error = folders.wake_as(&somebody_else, &folders.path("flush")).unwrap_err().to_string();
+    assert!(error.contains("belongs to backup b0 of group db"), "{error}");
+    let error = folders.wake_as(&folders.home, &folders.path("elsewhere")).unwrap_err().to_string();
+    assert!(error.contains("holds no promise"), "{error}");
+    assert!(!folders.path("elsewhere/promise").exists(), "nothing was reset");
+}
+
+#[test]
+fn segments_without_a_promise_are_refused() {
+    let folders = folders();
+    folders.live(nothing);
+    fs::remove_dir_all(folders.path("pool")).unwrap();
+    fs::remove_file(folders.path("flush/promise")).unwrap();
+    fs::write(folders.path("flush/segment-0000000000000001.closed"), "").unwrap();
+    let error = folders.wake().unwrap_err().to_string();
+    assert!(error.contains("holds segments but no promise file"), "{error}");
+}
+
+#[test]
+fn a_second_daemon_is_kept_out_of_the_pool() {
+    let folders = folders();
+    let mut memory = PoolMemory::new(folders.home.pool.clone(), 2, SegmentSize::MIN);
+    let table = SlotTable::open(memory.table().unwrap(), &folders.home.pool).unwrap();
+    let error = memory.table().unwrap_err().to_string();
+    assert!(error.contains("in use by another backup daemon"), "{error}");
+    drop(table);
+    memory.table().unwrap();
+}
