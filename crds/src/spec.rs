@@ -162,6 +162,13 @@ pub struct ReplicaGroupSpec {
     /// Nobody may append: the primary steps down and no standby takes over, until this is false again. The log stays.
     #[serde(default)]
     pub fenced: bool,
+
+    /// A person's word, as LOG/LSN: the log of this id (status.log.id) may end at this record, whatever was acknowledged beyond.
+    /// Needed only where the group waits because its members are damaged, or because status.log was restored from an older
+    /// copy. What is given up goes into quarantine at the backups.
+    #[serde(default)]
+    #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
+    pub accept_loss_up_to: String,
 }
 
 /// A port of the service that leads to the primary.

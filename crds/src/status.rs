@@ -143,6 +143,10 @@ pub struct LogStatus {
     pub epoch: u64,
     /// 64 random bits in hexadecimal, drawn for the claim of this epoch.
     pub claim: String,
+    /// The claims of the epochs before, the latest first: by them members notice when this status was restored from an older
+    /// copy.
+    #[serde(default)]
+    pub earlier_claims: Vec<String>,
     /// Raised at every change of the member set.
     pub version: u64,
     /// The app pod that may append.

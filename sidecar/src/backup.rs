@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tailwind_backup::{Daemon, Flusher, Home, OsFolder, wake};
+use tailwind_backup::{Daemon, Home, OsFolder, wake};
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
 use tailwind_protocol::layout::readable_size;
@@ -106,11 +106,11 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
     let (boot, strange_files) = (woken.standing.boot, woken.strange_files);
-    let daemon = Daemon::new(woken, limits);
+    let quarantined_files = woken.quarantined_files;
+    let (daemon, flusher) = Daemon::new(woken, limits);
     let disk = Arc::clone(daemon.disk());
     let (handle, inbox) = actor::inbox();
     let answers = handle.clone();
-    let flusher = Flusher::new(Arc::clone(&disk));
     let flusher = FlusherThread::start(flusher, PoolBuffers(Arc::clone(&pool)), move |input| answers.tell(input))?;
     let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
     let finished = actor::start(actor, inbox)?;
@@ -135,6 +135,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
         strange_files,
+        quarantined_files,
         obstacle,
     };
     let About { group, member, boot, .. } = &about;

@@ -11,6 +11,7 @@ use clap::Args;
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::promotion::AcceptedLoss;
 
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::path::Allowed;
@@ -82,7 +83,7 @@ pub struct RunOptions {
     /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store, and it says which
     /// backups there are, how many copies are wanted, and how bytes reach them
     #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
-    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "durability", "segment_size", "fabric"])]
+    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "durability", "segment_size", "fabric"])]
     pub replica_group: Option<GroupPath>,
     /// The group that this sidecar belongs to; the same for its standbys and backups
     #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
@@ -122,6 +123,10 @@ pub struct RunOptions {
     /// rounded up]
     #[arg(long, env = "TAILWIND_MIN_IN_SYNC")]
     pub min_in_sync: Option<u8>,
+    /// A person's word that the log of this id may end at this record, whatever was acknowledged beyond. Only where the
+    /// sidecar waits for damaged members or for a newer config store, and says so (docs/runbooks)
+    #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN")]
+    pub accept_loss: Option<AcceptedLoss>,
     /// What an ack promises: memory of every member; battery, the same with hold-up power attested; flushed, also disk
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory", value_parser = parse_durability)]
     pub durability: Durability,

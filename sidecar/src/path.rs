@@ -350,7 +350,7 @@ impl Path {
             replicator.turn();
             if self.ticked.elapsed() >= TICK {
                 self.ticked = Instant::now();
-                replicator.step(now, Input::Tick);
+                replicator.tick(now);
             }
         }
         self.acknowledge();

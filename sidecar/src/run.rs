@@ -50,6 +50,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         backup,
         backups,
         min_in_sync,
+        accept_loss,
         durability,
         segment_size,
         fabric,
@@ -85,7 +86,14 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             Membership::fixed(
                 Store::File(FileStore::new(&config)?),
                 Shape { durability, segment_size, fabric },
-                Wishes { members: backups, min_in_sync, backups: backups_known, fenced: false, switchover: None },
+                Wishes {
+                    members: backups,
+                    min_in_sync,
+                    backups: backups_known,
+                    fenced: false,
+                    accept_loss,
+                    switchover: None,
+                },
             )
         }
     };

@@ -29,6 +29,7 @@ fn configuration() -> Configuration {
         log: LogId(1),
         epoch: Epoch(1),
         claim: Claim(1),
+        earlier: Vec::new(),
         version: Version(1),
         primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
         members: (0..BACKUPS).map(member).collect(),

@@ -22,7 +22,7 @@ use tailwind_fabric::{
     Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
+use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
@@ -53,6 +53,11 @@ struct Open {
     sent: u32,
 }
 
+/// Each epoch has one claim here, its own number.
+fn fence(caller: Caller) -> FenceRequest {
+    FenceRequest { claim: Claim(caller.epoch.0), earlier: Vec::new(), caller }
+}
+
 impl Primary {
     fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
         let client = BackupClient::new(daemon.control(), None, Role::Backup);
@@ -74,7 +79,7 @@ impl Primary {
     }
 
     async fn fence(&self) -> Inventory {
-        self.client.call(path::FENCE, &FenceRequest { caller: self.caller() }, TIMEOUT).await.unwrap()
+        self.client.call(path::FENCE, &fence(self.caller()), TIMEOUT).await.unwrap()
     }
 
     async fn inventory(&self) -> Inventory {
@@ -396,7 +401,7 @@ async fn strangers_change_nothing() {
 
     // The control port, with another log and nonsense.
     let thief = Caller { log: LogId(1), epoch: Epoch(9), ..primary.caller() };
-    let stolen: Result<Inventory, _> = primary.client.call(path::FENCE, &FenceRequest { caller: thief }, TIMEOUT).await;
+    let stolen: Result<Inventory, _> = primary.client.call(path::FENCE, &fence(thief), TIMEOUT).await;
     assert!(matches!(refusal(stolen), Refusal::WrongLog { .. }));
     let nonsense: Result<Empty, _> = primary.client.call(path::CLOSE, &"nonsense", TIMEOUT).await;
     assert!(matches!(refusal(nonsense), Refusal::BadRequest { .. }));
@@ -452,7 +457,7 @@ async fn only_certificates_of_the_group_get_in() {
         ("another role", load(&authority, "tailwind://db/backup/b1", "db", Role::Backup)),
         ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", Role::Sidecar)),
     ];
-    let fence = FenceRequest { caller: Caller { epoch: Epoch(9), ..primary.caller() } };
+    let fence = fence(Caller { epoch: Epoch(9), ..primary.caller() });
     for (name, tls) in &strangers {
         let stranger = BackupClient::new(daemon.control(), Some(tls), Role::Backup);
         let result: Result<Inventory, _> = stranger.call(path::FENCE, &fence, TIMEOUT).await;

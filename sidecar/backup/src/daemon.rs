@@ -15,11 +15,12 @@ use tailwind_protocol::backup::{
 };
 use tailwind_protocol::ids::{Epoch, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::scan;
+use tailwind_protocol::scan::{self, Tail};
 use tracing::{error, info};
 
 use crate::disk::Disk;
-use crate::flusher::Job;
+use crate::flusher::{Flusher, Job};
+use crate::ledger::Ledger;
 use crate::memory::Lender;
 use crate::promise::{PromiseFile, Standing};
 use crate::table::SlotTable;
@@ -36,6 +37,8 @@ pub struct Tallies {
     pub opens_refused: u64,
     /// Flushes that the disk refused.
     pub flush_failures: u64,
+    /// Segments put into quarantine.
+    pub quarantined: u64,
 }
 
 /// What came of an output.
@@ -64,6 +67,7 @@ pub struct Daemon {
     todo: VecDeque<Output>,
     disk: Arc<Disk>,
     table: SlotTable,
+    ledger: Ledger,
     promise_file: PromiseFile,
     standing: Standing,
     /// What each slot is used for.
@@ -75,22 +79,25 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A backup that has just woken up. The outputs of its start are due.
-    pub fn new(woken: Woken, limits: Limits) -> Daemon {
-        let Woken { disk, table, promise_file, standing, found, .. } = woken;
+    /// A backup that has just woken up, and its flusher. The outputs of its start are due.
+    pub fn new(woken: Woken, limits: Limits) -> (Daemon, Flusher) {
+        let Woken { disk, table, ledger, flushed, promise_file, standing, found, .. } = woken;
         let (group, member) = (standing.group.clone(), standing.member.clone());
         let (machine, outputs) = Backup::start(group, member, standing.boot, limits, found);
-        Daemon {
+        let flusher = Flusher::new(Arc::clone(&disk), flushed);
+        let daemon = Daemon {
             machine,
             todo: outputs.into(),
             disk,
             table,
+            ledger,
             promise_file,
             standing,
             rows: vec![None; limits.slots as usize],
             bytes: Vec::new(),
             tallies: Tallies::default(),
-        }
+        };
+        (daemon, flusher)
     }
 
     /// The machine.
@@ -150,8 +157,8 @@ impl Daemon {
             }
             Output::EndLending(slot) => lender.end_lending(slot),
             Output::Scan(slot, identity) => {
-                let closure = self.scan(lender, slot, &identity)?;
-                self.tell(Input::Scanned(slot, closure));
+                let tail = self.scan(lender, slot, &identity)?;
+                self.tell(Input::Scanned(slot, tail));
             }
             Output::Verify(slot, identity, closure) => {
                 let sound = self.verify(lender, slot, &identity, &closure)?;
@@ -170,6 +177,21 @@ impl Daemon {
             Output::DeleteFile(segment) => {
                 let log = self.standing.promise.log.context("delete a segment of no log")?;
                 return Ok(Some(Carried::Flush(Job::Delete(segment, log))));
+            }
+            Output::Quarantine(segment) => {
+                self.tallies.quarantined += 1;
+                let log = self.standing.promise.log.context("quarantine a segment of no log")?;
+                return Ok(Some(Carried::Flush(Job::Quarantine(segment, log))));
+            }
+            Output::StartQuarantine(slot, identity, closure) => {
+                self.tallies.quarantined += 1;
+                return Ok(Some(Carried::Flush(Job::QuarantineSlot(slot, identity, closure))));
+            }
+            Output::Owe(segments) => {
+                self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+            }
+            Output::Settle(segments) => {
+                self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
             }
             Output::Reply(id, reply) => {
                 return Ok(Some(Carried::Reply(id, reply)));
@@ -192,14 +214,27 @@ impl Daemon {
     }
 
     fn persist(&mut self, promise: Promise) -> anyhow::Result<()> {
-        let Promise { log, epoch, trimmed, durability } = &promise;
+        let Promise { log, epoch, trimmed, durability, doubt, .. } = &promise;
+        let doubted = doubt.is_some();
+        match (doubt, &self.standing.promise.doubt) {
+            (Some(doubt), None) => {
+                error!(epoch = %doubt.epoch, why = %doubt.why, "damaged: cannot tell where the log ends")
+            }
+            (None, Some(_)) => info!("holds the log again: no longer damaged"),
+            _ => {}
+        }
         let raised = *epoch > self.standing.promise.epoch;
         if raised {
             let log = log.map(tracing::field::display);
             info!(log, %epoch, %trimmed, %durability, "promised");
         }
         self.standing.promise = promise;
-        self.write_standing()
+        self.write_standing()?;
+        if doubted {
+            // What raised the doubt is remembered now.
+            self.ledger.mend(self.disk.folder()).context("mend the ledger of what is owed")?;
+        }
+        Ok(())
     }
 
     fn write_standing(&mut self) -> anyhow::Result<()> {
@@ -218,8 +253,14 @@ impl Daemon {
             self.write_standing()?;
         }
         self.table.save(slot, row.as_ref())?;
-        if let Some(SlotRow { identity, closed: Some(closure), .. }) = &row {
-            info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");
+        match &row {
+            Some(SlotRow { identity, closed: Some(closure), .. }) => {
+                info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");
+            }
+            Some(SlotRow { identity, purpose, lender: epoch, .. }) => {
+                info!(segment = %identity.segment, %epoch, ?purpose, slot = slot.0, "lent");
+            }
+            None => {}
         }
         self.rows[slot.0 as usize] = row;
         Ok(())
@@ -228,18 +269,20 @@ impl Daemon {
     fn lend(&mut self, lender: &mut dyn Lender, slot: Slot, epoch: Epoch) -> Result<(), String> {
         lender.lend(epoch, slot)?;
         self.tallies.opens += 1;
-        if let Some(SlotRow { identity, purpose, .. }) = &self.rows[slot.0 as usize] {
-            info!(segment = %identity.segment, %epoch, ?purpose, slot = slot.0, "lent");
-        }
         Ok(())
     }
 
-    fn scan(&mut self, lender: &dyn Lender, slot: Slot, identity: &SegmentIdentity) -> anyhow::Result<Closure> {
+    fn scan(&mut self, lender: &dyn Lender, slot: Slot, identity: &SegmentIdentity) -> anyhow::Result<Tail> {
         self.read(lender, slot, Offset(identity.size.bytes()))?;
         let report = scan::scan(&self.bytes, identity);
         let (last, end, why) = (report.closure.last, report.closure.end, report.stop.why);
-        info!(segment = %identity.segment, epoch = %identity.epoch, %last, %end, %why, "scanned");
-        Ok(report.closure)
+        let (segment, epoch, acked) = (identity.segment, identity.epoch, report.acked);
+        if report.tail().is_damaged() {
+            error!(%segment, %epoch, %last, %end, %why, %acked, "damaged: acknowledged records are no longer valid here");
+        } else {
+            info!(%segment, %epoch, %last, %end, %why, "scanned");
+        }
+        Ok(report.tail())
     }
 
     fn verify(

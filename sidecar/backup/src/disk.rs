@@ -2,14 +2,17 @@
 //!
 //! Listed at the start by [`wake`](crate::wake), written by the [`flusher`](crate::flusher), read by whoever fetches.
 //! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
-//! was written; the scan finds where it ends. Files that are not ours are left alone.
+//! was written; the scan finds where it ends. Files that are not ours, or not understood, get another name (`….aside`,
+//! `….of-log-…`), and so does what is no part of the log any more (`quarantined-…`): nothing of them is ever written over or
+//! deleted here.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::Path;
 
 use tailwind_protocol::backup::Promise;
-use tailwind_protocol::ids::{LogId, SegmentId};
+use tailwind_protocol::ids::{LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{
     Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity, SegmentSize,
 };
@@ -20,6 +23,11 @@ use crate::files::{File, Folder};
 
 /// Where the promise is kept.
 pub const PROMISE: &str = "promise";
+
+/// How names of files in quarantine begin.
+pub const QUARANTINE: &str = "quarantined-";
+/// How names of files end that were not understood.
+const ASIDE: &str = "aside";
 
 /// The segments in a folder.
 #[derive(Debug)]
@@ -34,8 +42,10 @@ pub struct Listing {
     pub closed: Vec<(SegmentIdentity, Closure)>,
     /// Open segments without a closed sibling.
     pub open: Vec<SegmentIdentity>,
-    /// Segment files that are damaged or not of this log; left alone.
+    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub strange: u64,
+    /// Files in quarantine.
+    pub quarantined: u64,
 }
 
 /// Why a closed segment could not be read.
@@ -70,11 +80,15 @@ impl Disk {
         Ok(self.folder.names()?.iter().any(|name| FileName::parse(name).is_some()))
     }
 
-    /// Lists what belongs to the promised log, and tidies what a crash left half made.
-    pub fn list(&self, promise: &Promise) -> io::Result<Listing> {
+    /// Lists what belongs to the promised log, and tidies what a crash left half made. Of `owed` segments a file whose footer
+    /// has rotted is still known by its bytes. A file that is not understood is moved aside: nothing is ever written over it.
+    pub fn list(&self, promise: &Promise, owed: &[(SegmentIdentity, Closure)]) -> io::Result<Listing> {
         let mut listing = Listing::default();
         let mut open = Vec::new();
+        let owed: BTreeMap<SegmentId, &(SegmentIdentity, Closure)> =
+            owed.iter().map(|owed| (owed.0.segment, owed)).collect();
         for text in self.folder.names()? {
+            listing.quarantined += u64::from(text.starts_with(QUARANTINE));
             let Some(name) = FileName::parse(&text) else { continue };
             let path = self.path().join(&text);
             if name.temporary {
@@ -84,27 +98,91 @@ impl Disk {
                 }
                 continue;
             }
-            match (self.examine(&text, name.segment, promise), name.sealed) {
-                (Ok((identity, Some(closure))), Sealed::Closed) => listing.closed.push((identity, closure)),
-                (Ok(_), Sealed::Closed) => {
-                    listing.strange += 1;
-                    warn!(path = %path.display(), "segment file has no sound footer: left alone");
+            let why = match (self.examine(&text, name.segment, promise), name.sealed) {
+                (Ok((identity, Some(closure))), Sealed::Closed) => {
+                    listing.closed.push((identity, closure));
+                    continue;
                 }
-                (Ok((identity, _)), Sealed::Open) => open.push(identity),
-                (Err(why), _) => {
-                    listing.strange += 1;
-                    warn!(path = %path.display(), why, "strange segment file: left alone");
+                (Ok((identity, _)), Sealed::Open) => {
+                    open.push(identity);
+                    continue;
                 }
-            }
+                (Ok(_), Sealed::Closed) => match owed.get(&name.segment) {
+                    Some((identity, closure)) if self.mend_footer(identity, closure)? => {
+                        listing.closed.push((*identity, *closure));
+                        continue;
+                    }
+                    _ => "it has no sound footer".to_owned(),
+                },
+                (Err(why), _) => why,
+            };
+            listing.strange += 1;
+            let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
+            warn!(path = %path.display(), why, aside, "strange segment file: moved aside");
         }
         for identity in open {
-            // A crash between the closed file's appearance and the open one's removal.
-            match listing.closed.iter().any(|(closed, _)| closed.segment == identity.segment) {
-                true => self.folder.remove(&name(identity.segment, Sealed::Open))?,
-                false => listing.open.push(identity),
+            let name = name(identity.segment, Sealed::Open);
+            match listing.closed.iter().find(|(closed, _)| closed.segment == identity.segment) {
+                // A crash between the closed file's appearance and the open one's removal.
+                Some((closed, _)) if *closed == identity => self.folder.remove(&name)?,
+                Some((closed, _)) if closed.epoch > identity.epoch => {
+                    self.set_aside(&name, &quarantined(&identity, Sealed::Open))?;
+                }
+                _ => listing.open.push(identity),
             }
         }
         Ok(listing)
+    }
+
+    /// Writes the file of an owed segment anew, if its bytes are whole.
+    fn mend_footer(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<bool> {
+        match self.read_closed(identity, closure) {
+            Ok(bytes) => self.write_closed(identity, closure, &bytes).map(|()| true),
+            Err(ReadError::Io(error)) => Err(error),
+            Err(ReadError::Missing | ReadError::Corrupt) => Ok(false),
+        }
+    }
+
+    /// Gives a file another name, which nothing has yet, and returns it.
+    fn set_aside(&self, name: &str, wanted: &str) -> io::Result<String> {
+        let names = self.folder.names()?;
+        let numbered = |nth: u64| if nth == 0 { wanted.to_owned() } else { format!("{wanted}-{nth}") };
+        let free = (0..).map(numbered).find(|name| !names.contains(name));
+        let free = free.unwrap_or_else(|| wanted.to_owned());
+        self.folder.rename(name, &free)?;
+        self.folder.sync()?;
+        Ok(free)
+    }
+
+    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is no part of the log may be
+    /// the last copy of its records all the same. Returns their new names.
+    pub fn quarantine(&self, segment: SegmentId, log: LogId) -> io::Result<Vec<String>> {
+        let mut moved = Vec::new();
+        for sealed in [Sealed::Closed, Sealed::Open] {
+            let name = name(segment, sealed);
+            match self.read_header(&name) {
+                Ok(Some(identity)) if identity.log == log => {
+                    moved.push(self.set_aside(&name, &quarantined(&identity, sealed))?);
+                }
+                Ok(_) => moved.push(self.set_aside(&name, &format!("{name}.{ASIDE}"))?),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Writes bytes that end where the closure ends into quarantine. Returns the file's name.
+    pub fn write_quarantine(&self, identity: &SegmentIdentity, closure: &Closure, bytes: &[u8]) -> io::Result<String> {
+        let temporary = "quarantine.tmp";
+        let file = self.folder.create(temporary)?;
+        let footer = Footer { sealed: Sealed::Open, closure: *closure }.to_bytes();
+        let written = file.write_all_at(0, bytes).and_then(|()| file.write_all_at(bytes.len() as u64, &footer));
+        if let Err(error) = written.and_then(|()| file.sync()) {
+            let _ = self.folder.remove(temporary);
+            return Err(error);
+        }
+        self.set_aside(temporary, &quarantined(identity, Sealed::Open))
     }
 
     /// Writes a closed segment and removes its open sibling. `bytes` end where the closure ends.
@@ -122,7 +200,7 @@ impl Disk {
     }
 
     fn write(&self, identity: &SegmentIdentity, sealed: Sealed, closure: &Closure, bytes: &[u8]) -> io::Result<()> {
-        self.publish(identity, sealed, |file| {
+        self.publish(identity, sealed, closure.last, |file| {
             // A full disk says so here, before megabytes are written in vain. Not every file system can.
             match file.allocate((bytes.len() + FOOTER_SIZE) as u64) {
                 Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
@@ -136,7 +214,7 @@ impl Disk {
 
     /// Starts the file of an open segment that grows while the segment does.
     pub fn start_open(&self, identity: &SegmentIdentity, bytes: &[u8]) -> io::Result<Box<dyn File>> {
-        self.publish(identity, Sealed::Open, |file| file.write_all_at(0, bytes))
+        self.publish(identity, Sealed::Open, Lsn(0), |file| file.write_all_at(0, bytes))
     }
 
     /// Write, sync, rename, sync of the folder: at every moment the name stands for a whole file, or for none.
@@ -144,6 +222,7 @@ impl Disk {
         &self,
         identity: &SegmentIdentity,
         sealed: Sealed,
+        last: Lsn,
         fill: impl FnOnce(&dyn File) -> io::Result<()>,
     ) -> io::Result<Box<dyn File>> {
         let name = FileName { segment: identity.segment, sealed, temporary: false };
@@ -155,22 +234,32 @@ impl Disk {
             let _ = self.folder.remove(&temporary);
             return Err(error);
         }
-        self.set_aside_foreign(&name, identity.log)?;
+        self.keep_what_is_there(&name, identity, last)?;
         self.folder.rename(&temporary, &name)?;
         self.folder.sync()?;
         Ok(file)
     }
 
-    /// A file of another log in our way belongs to somebody: it gets another name.
-    fn set_aside_foreign(&self, name: &str, log: LogId) -> io::Result<()> {
-        match self.read_header(name) {
-            Ok(Some(found)) if found.log != log => {
-                let aside = format!("{name}.of-log-{}", found.log);
-                warn!(path = %self.path().join(name).display(), aside, "file of another log: renamed");
-                self.folder.rename(name, &aside)
+    /// Nothing is written over but a file of the same opening that holds no more.
+    fn keep_what_is_there(&self, name: &str, identity: &SegmentIdentity, last: Lsn) -> io::Result<()> {
+        let file = match self.folder.open(name) {
+            Ok(file) => Some(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) => None,
+        };
+        let found = file.as_ref().and_then(|file| read_header(&**file).ok().flatten());
+        let closure = || file.as_ref().and_then(|file| read_footer(&**file, file.length().ok()?).ok().flatten());
+        let aside = match found {
+            Some(found) if found == *identity && closure().is_none_or(|footer| footer.closure.last <= last) => {
+                return Ok(());
             }
-            _ => Ok(()),
-        }
+            Some(found) if found.log != identity.log => format!("{name}.of-log-{}", found.log),
+            Some(found) => quarantined(&found, if name.ends_with("open") { Sealed::Open } else { Sealed::Closed }),
+            None => format!("{name}.{ASIDE}"),
+        };
+        let aside = self.set_aside(name, &aside)?;
+        warn!(path = %self.path().join(name).display(), aside, "another file is in the way: moved aside");
+        Ok(())
     }
 
     /// True when this very segment is on disk as a whole.
@@ -242,12 +331,8 @@ impl Disk {
         if Some(identity.log) != promise.log {
             return Err(format!("it belongs to log {}", identity.log));
         }
-        if identity.epoch > promise.epoch {
-            return Err(format!("it is of epoch {}, this backup has promised {} only", identity.epoch, promise.epoch));
-        }
         let footer = read_footer(&*file, file.length().map_err(io_error)?).map_err(io_error)?;
-        let closed =
-            footer.filter(|footer| footer.sealed == Sealed::Closed && footer.closure.end.0 <= identity.size.bytes());
+        let closed = footer.filter(|footer| footer.sealed == Sealed::Closed && footer.closure.fits(identity.size));
         Ok((identity, closed.map(|footer| footer.closure)))
     }
 
@@ -295,6 +380,13 @@ impl fmt::Display for FileName {
         let temporary = if self.temporary { ".tmp" } else { "" };
         write!(f, "segment-{:016}.{kind}{temporary}", self.segment.0)
     }
+}
+
+/// The name of a segment in quarantine.
+fn quarantined(identity: &SegmentIdentity, sealed: Sealed) -> String {
+    let SegmentIdentity { segment, epoch, generation, .. } = identity;
+    let kind = if sealed == Sealed::Open { "open" } else { "closed" };
+    format!("{QUARANTINE}{:016}.epoch-{epoch}.{:016x}.{kind}", segment.0, generation.0)
 }
 
 fn name(segment: SegmentId, sealed: Sealed) -> String {

@@ -16,7 +16,11 @@ use tracing::{info, warn};
 
 use crate::disk::Disk;
 use crate::files::File;
+use crate::flushed::Flushed;
 use crate::memory::Buffers;
+
+/// Flushes of open segments after which it is noted at the latest how far they are: a sync more for so many.
+const UNNOTED_MAX: u32 = 64;
 
 /// Something to do on the disk.
 #[derive(Clone, Debug)]
@@ -27,6 +31,10 @@ pub enum Job {
     Open(RequestId, Slot, SegmentIdentity, Offset),
     /// Delete a segment's files.
     Delete(SegmentId, LogId),
+    /// Move a segment's files into quarantine.
+    Quarantine(SegmentId, LogId),
+    /// Write what a slot holds into quarantine.
+    QuarantineSlot(Slot, SegmentIdentity, Closure),
 }
 
 /// What is to be done on the disk, and what is known of it.
@@ -36,6 +44,10 @@ pub struct Flusher {
     jobs: VecDeque<Job>,
     /// Files of open segments, and how far each is verified and on disk.
     files: BTreeMap<SegmentId, Growing>,
+    /// What is remembered of that.
+    flushed: Flushed,
+    /// Flushes since it was written.
+    unnoted: u32,
     /// One segment's bytes.
     bytes: Vec<u8>,
     /// The last flush failed: said once, not five times a second.
@@ -51,8 +63,9 @@ struct Growing {
 
 impl Flusher {
     /// A flusher with nothing to do.
-    pub fn new(disk: Arc<Disk>) -> Flusher {
-        Flusher { disk, jobs: VecDeque::new(), files: BTreeMap::new(), bytes: Vec::new(), failing: false }
+    pub fn new(disk: Arc<Disk>, flushed: Flushed) -> Flusher {
+        let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), Vec::new());
+        Flusher { disk, jobs, files, flushed, unnoted: 0, bytes, failing: false }
     }
 
     /// Queues a job.
@@ -80,8 +93,29 @@ impl Flusher {
                 self.delete(segment, log);
                 Vec::new()
             }
+            Some(Job::Quarantine(segment, log)) => {
+                self.quarantine(segment, log);
+                Vec::new()
+            }
+            Some(Job::QuarantineSlot(slot, identity, closure)) => {
+                let result = self.quarantine_slot(buffers, slot, &identity, &closure);
+                vec![Input::Quarantined(slot, result)]
+            }
             None => Vec::new(),
         }
+    }
+
+    /// Nothing has been to do for a moment, or the process ends: notes how far open segments are flushed.
+    pub fn rest(&mut self) {
+        self.unnoted = 0;
+        if let Err(error) = self.flushed.write() {
+            warn!(folder = %self.disk.path().display(), %error, "note how far open segments are flushed");
+        }
+    }
+
+    /// True while [`Flusher::rest`] has something to do.
+    pub fn is_restless(&self) -> bool {
+        self.flushed.is_dirty()
     }
 
     /// Writes an open segment as it is, the last of all: nothing is queued any more.
@@ -100,6 +134,8 @@ impl Flusher {
         }
         self.read(buffers, slot, Offset(0), closure.end)?;
         self.disk.write_open(identity, closure, &self.bytes)?;
+        self.flushed.note(identity, closure.end);
+        self.flushed.write()?;
         info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "open segment flushed");
         Ok(())
     }
@@ -124,6 +160,7 @@ impl Flusher {
         let folder = self.disk.path().display();
         match result {
             Ok(()) => {
+                self.flushed.forget(identity.segment);
                 if std::mem::take(&mut self.failing) {
                     info!(%folder, "flushes succeed again");
                 }
@@ -164,6 +201,15 @@ impl Flusher {
             self.files.remove(&identity.segment);
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
+        if let Ok(end) = &result
+            && !self.disk.is_closed(&identity)
+        {
+            self.flushed.note(&identity, *end);
+            self.unnoted += 1;
+        }
+        if self.unnoted >= UNNOTED_MAX {
+            self.rest();
+        }
         group.iter().map(|(id, _)| Input::OpenFlushed(*id, result.clone())).collect()
     }
 
@@ -207,8 +253,44 @@ impl Flusher {
         Ok(flushed.end)
     }
 
-    fn delete(&mut self, segment: SegmentId, log: LogId) {
+    /// Whatever happens to the file, it is not missed any more from now on.
+    fn forget(&mut self, segment: SegmentId) {
         self.files.remove(&segment);
+        self.flushed.forget(segment);
+        self.rest();
+    }
+
+    fn quarantine(&mut self, segment: SegmentId, log: LogId) {
+        self.forget(segment);
+        match self.disk.quarantine(segment, log) {
+            Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "no part of the log: in quarantine")),
+            // Harmless: found at the next start, it is a copy that the primary drops again.
+            Err(error) => warn!(%segment, %error, "move segment file into quarantine"),
+        }
+    }
+
+    fn quarantine_slot(
+        &mut self,
+        buffers: &dyn Buffers,
+        slot: Slot,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+    ) -> Result<(), String> {
+        let written = self.read(buffers, slot, Offset(0), closure.end);
+        match written.and_then(|()| self.disk.write_quarantine(identity, closure, &self.bytes)) {
+            Ok(name) => {
+                warn!(segment = %identity.segment, last = %closure.last, name, "no part of the log: in quarantine");
+                Ok(())
+            }
+            Err(error) => {
+                warn!(segment = %identity.segment, %error, "write segment into quarantine: trying again until it succeeds");
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn delete(&mut self, segment: SegmentId, log: LogId) {
+        self.forget(segment);
         match self.disk.delete(segment, log) {
             Ok(()) => info!(%segment, "deleted"),
             // Harmless: found at the next start, it is a copy that the primary drops or trims again.

@@ -3,11 +3,7 @@
 //! Read at the start by [`wake`](crate::wake), written by the [`daemon`](crate::daemon) before a fence is reported.
 //!
 //! # Bytes
-//! Two blocks of 4 KiB, allocated when the file is made, so that writing needs no space:
-//! ```text
-//! magic "TWPROMIS" (8)  format version (4)  length of the JSON (4)  sequence (8)  JSON  zeros  CRC-32 of all before (4)
-//! ```
-//! Every write goes to both blocks, one after the other, each brought to disk before the next is begun. So one damaged
+//! Two [blocks](crate::blocks) of magic `TWPROMIS`, allocated when the file is made, so that writing needs no space. Every write goes to both blocks, one after the other, each brought to disk before the next is begun. So one damaged
 //! block never matters: if a crash tore it, the other one holds the newest content that was reported (or a newer one);
 //! if the disk damaged it at rest, the other one is its equal. With two damaged blocks nobody knows what was promised.
 
@@ -18,17 +14,16 @@ use serde::{Deserialize, Serialize};
 use tailwind_protocol::backup::Promise;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
+use crate::blocks::{BLOCK_SIZE, Block, Kind};
 use crate::disk::PROMISE;
 use crate::files::{File, Folder};
 
-const MAGIC: [u8; 8] = *b"TWPROMIS";
-const VERSION: u32 = 1;
-/// A block: what disks and file systems write in one piece.
-const BLOCK_SIZE: usize = 4096;
+const VERSION: u32 = 2;
+/// Two names of at most 253 bytes, a doubt of at most [`DOUBT_LENGTH_MAX`](tailwind_protocol::backup::DOUBT_LENGTH_MAX),
+/// twice that where all of it must be escaped, and numbers.
+const KIND: Kind = Kind { magic: *b"TWPROMIS", version: VERSION };
 /// Its name while it is being made.
 const TEMPORARY: &str = "promise.tmp";
-const HEAD_SIZE: usize = 24;
-const CRC_SIZE: usize = 4;
 
 /// What a backup is and has promised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +67,8 @@ pub enum PromiseError {
     /// Neither block is sound.
     #[error(
         "promise file {path} is damaged ({first}; {second}): which epoch this backup has promised is unknown, so it must \
-         not serve its log again; remove its pool and flush folders and let the group fill a new backup"
+         not serve its log again. If the group is well without this backup, start it with an empty pool and flush folder, \
+         and the group fills it anew; keep the old ones until then, and never do so at two backups at once"
     )]
     Damaged {
         /// The file.
@@ -92,13 +88,6 @@ pub struct PromiseFile {
     sequence: u64,
 }
 
-#[derive(Debug)]
-enum Block {
-    Sound(u64, Standing),
-    Newer(u32),
-    Damaged(String),
-}
-
 impl PromiseFile {
     /// Opens the file, if there is one. A block that is behind or damaged is mended.
     pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
@@ -109,7 +98,7 @@ impl PromiseFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_error("open")(error)),
         };
-        let blocks = [read_block(&*file, 0), read_block(&*file, 1)];
+        let blocks = [KIND.read::<Standing>(&*file, 0), KIND.read(&*file, 1)];
         let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
         let (sequence, standing, mend) = match (first?, second?) {
             (Block::Newer(found), _) | (_, Block::Newer(found)) => {
@@ -146,11 +135,9 @@ impl PromiseFile {
     /// Brings `standing` to disk, twice. When it returns, no single fault can lose it.
     pub fn write(&mut self, standing: &Standing) -> Result<(), PromiseError> {
         let sequence = self.sequence + 1;
-        let block = to_block(sequence, standing);
         // The block that holds the older content goes first: until the new one is whole, the newest stays readable.
         for index in [sequence % 2, (sequence + 1) % 2] {
-            let written = self.file.write_all_at(index * BLOCK_SIZE as u64, &block).and_then(|()| self.file.sync());
-            written.map_err(io_error("write", &self.path))?;
+            KIND.write(&*self.file, index, sequence, standing).map_err(io_error("write", &self.path))?;
         }
         self.sequence = sequence;
         Ok(())
@@ -160,51 +147,6 @@ impl PromiseFile {
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PromiseError + use<> {
     let path = path.to_owned();
     move |source| PromiseError::Io { action, path, source }
-}
-
-fn to_block(sequence: u64, standing: &Standing) -> [u8; BLOCK_SIZE] {
-    let json = serde_json::to_vec(standing).expect("plain data");
-    // Two names of at most 253 bytes, and numbers.
-    assert!(json.len() <= BLOCK_SIZE - HEAD_SIZE - CRC_SIZE, "a standing fits into its block");
-    let mut block = [0; BLOCK_SIZE];
-    block[..8].copy_from_slice(&MAGIC);
-    block[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    block[12..16].copy_from_slice(&(json.len() as u32).to_le_bytes());
-    block[16..24].copy_from_slice(&sequence.to_le_bytes());
-    block[HEAD_SIZE..HEAD_SIZE + json.len()].copy_from_slice(&json);
-    let crc = crc32fast::hash(&block[..BLOCK_SIZE - CRC_SIZE]);
-    block[BLOCK_SIZE - CRC_SIZE..].copy_from_slice(&crc.to_le_bytes());
-    block
-}
-
-fn read_block(file: &dyn File, index: u64) -> io::Result<Block> {
-    let mut block = [0; BLOCK_SIZE];
-    match file.read_exact_at(index * BLOCK_SIZE as u64, &mut block) {
-        Ok(()) => Ok(parse_block(&block)),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Block::Damaged("cut off".to_owned())),
-        Err(error) => Err(error),
-    }
-}
-
-fn parse_block(block: &[u8; BLOCK_SIZE]) -> Block {
-    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
-    if block[..8] != MAGIC {
-        return Block::Damaged("not a promise".to_owned());
-    }
-    if crc32fast::hash(&block[..BLOCK_SIZE - CRC_SIZE]) != u32_at(BLOCK_SIZE - CRC_SIZE) {
-        return Block::Damaged("checksum does not match".to_owned());
-    }
-    if u32_at(8) > VERSION {
-        return Block::Newer(u32_at(8));
-    }
-    let sequence = u64::from_le_bytes(std::array::from_fn(|i| block[16 + i]));
-    let length = u32_at(12) as usize;
-    let json = block[HEAD_SIZE..BLOCK_SIZE - CRC_SIZE].get(..length);
-    match json.map(serde_json::from_slice) {
-        Some(Ok(standing)) => Block::Sound(sequence, standing),
-        Some(Err(error)) => Block::Damaged(format!("not understood: {error}")),
-        None => Block::Damaged("length out of bounds".to_owned()),
-    }
 }
 
 #[cfg(test)]
@@ -269,13 +211,13 @@ mod tests {
         let (mut file, _) = open(&path).unwrap().unwrap();
         file.write(&standing(4)).unwrap();
         let after = std::fs::read(&path).unwrap();
-        let new = to_block(4, &standing(4));
+        let new = KIND.to_block(4, &standing(4));
         assert_eq!(after, [new, new].concat(), "both blocks are equal at rest");
         for cut in (0..BLOCK_SIZE).step_by(97) {
             // The first block to be written is torn: only what was reported may be read.
             std::fs::write(&path, [&after[..cut], &before[cut..]].concat()).unwrap();
             let found = read(&path).unwrap();
-            assert!(found == standing(3) || (cut > HEAD_SIZE && found == standing(4)), "cut at {cut}: {found:?}");
+            assert!(found == standing(3) || (cut > 24 && found == standing(4)), "cut at {cut}: {found:?}");
             // The first is whole, the second torn.
             let torn = [&after[..BLOCK_SIZE], &after[BLOCK_SIZE..][..cut], &before[BLOCK_SIZE..][cut..]].concat();
             std::fs::write(&path, torn).unwrap();
@@ -311,9 +253,9 @@ mod tests {
     fn a_newer_version_is_told_and_left_alone() {
         let (_dir, path) = promised();
         change(&path, |bytes| {
-            bytes[8] = 2;
-            let crc = crc32fast::hash(&bytes[..BLOCK_SIZE - CRC_SIZE]);
-            bytes[BLOCK_SIZE - CRC_SIZE..BLOCK_SIZE].copy_from_slice(&crc.to_le_bytes());
+            bytes[8] = 3;
+            let crc = crc32fast::hash(&bytes[..BLOCK_SIZE - 4]);
+            bytes[BLOCK_SIZE - 4..BLOCK_SIZE].copy_from_slice(&crc.to_le_bytes());
         });
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains("written by a newer version"), "{error}");

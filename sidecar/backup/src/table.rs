@@ -8,10 +8,11 @@
 //! leaves it as it was before or after: a write fills the half that does not count, and then a word, which is stored whole, says
 //! that it counts. (The pool may be on hugetlbfs, which takes no write(2): the file is written through its mapping.)
 //! ```text
-//! entry: which half counts: 0 none, 1, 2 (8)  zeros up to 512  first half  second half
+//! entry: which half counts: 0 none, 1, 2; 3 the slot is free (8)  zeros up to 512  first half  second half
 //! half:  CRC-32 of what follows (4)  format version (2)  length of the JSON (2)  JSON  zeros
 //! ```
-//! A row of which no half counts is a free slot. An owner of which none counts is no table: it is written last.
+//! A row says that its slot is free; one that says nothing has been lost. An owner of which no half counts is no table: it is
+//! written last, and names the rows there are.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use crate::memory::Mapped;
 
 /// The table's file in the pool's folder.
 pub const TABLE: &str = "slots.table";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// From an entry's beginning to its first half.
 const HALVES_AT: u64 = 512;
 /// Bytes of a row's half.
@@ -49,6 +50,8 @@ pub struct Owner {
     pub boot: BootId,
     /// The kernel's own boot identity: with another one, memory that seems to be there is something else.
     pub kernel: String,
+    /// Rows of the table.
+    pub slots: u32,
 }
 
 /// Why the table cannot be used, for people.
@@ -91,8 +94,9 @@ pub enum TableError {
     },
     /// An entry is not what was written.
     #[error(
-        "slot table {path} is damaged ({what}): what the buffers hold is unknown; remove the pool folder, which loses the \
-         records in it that are not flushed, and let the group fill this backup anew"
+        "slot table {path} is damaged ({what}): whose buffers these are is unknown. If the group is well without this backup, \
+         start it with another --pool, and the group fills it anew; keep the old one until then, and never do so at two \
+         backups at once"
     )]
     Damaged {
         /// The table.
@@ -117,6 +121,15 @@ pub struct SlotTable {
     path: PathBuf,
 }
 
+/// What the rows say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// The slots in use.
+    pub used: Vec<(Slot, SlotRow)>,
+    /// Slots of which nobody knows what they are used for.
+    pub damaged: Vec<Slot>,
+}
+
 enum Half<T> {
     Sound(T),
     Newer(u16),
@@ -127,7 +140,8 @@ impl SlotTable {
     /// The table in this file, which is in the folder `pool`. A new file is a table of nobody.
     pub fn open(mut file: Box<dyn Mapped>, pool: &Path) -> Result<SlotTable, TableError> {
         let path = pool.join(TABLE);
-        file.grow(ROWS_AT).map_err(TableError::io("map", &path))?;
+        let length = file.length().max(ROWS_AT);
+        file.grow(length).map_err(TableError::io("map", &path))?;
         Ok(SlotTable { file, path })
     }
 
@@ -136,32 +150,43 @@ impl SlotTable {
         self.read::<OWNER_SIZE, _>(0, "owner")
     }
 
-    /// The slots in use.
-    pub fn rows(&self) -> Result<Vec<(Slot, SlotRow)>, TableError> {
-        let mut rows = Vec::new();
-        for slot in self.slots() {
-            let row = self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0))?;
-            rows.extend(row.map(|row| (slot, row)));
+    /// The slots in use, of the first `slots`, and those whose rows are damaged.
+    pub fn rows(&self, slots: u32) -> Result<Rows, TableError> {
+        let Rows { mut used, mut damaged } = Rows::default();
+        for slot in (0..slots).map(Slot) {
+            if row_offset(Slot(slot.0 + 1)) > self.file.length() || self.counting(row_offset(slot))? == NONE {
+                damaged.push(slot);
+                continue;
+            }
+            match self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0)) {
+                Ok(row) => used.extend(row.map(|row| (slot, row))),
+                Err(TableError::Damaged { .. }) => damaged.push(slot),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(rows)
+        Ok(Rows { used, damaged })
     }
 
-    /// All that there is room for.
-    fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..((self.file.length() - ROWS_AT) / ROW_STRIDE) as u32).map(Slot)
-    }
-
-    /// Makes this the table of nobody, with room for `slots`.
+    /// Makes this the table of nobody, with `slots` rows.
     pub fn clear(&mut self, slots: u32) -> Result<(), TableError> {
         self.file.store(0, NONE);
-        self.reserve(slots)?;
-        self.slots().for_each(|slot| self.file.store(row_offset(slot), NONE));
+        self.add_rows(0, slots)
+    }
+
+    /// Adds rows to those that `owner` names, all free.
+    pub fn reserve(&mut self, owner: &Owner, slots: u32) -> Result<(), TableError> {
+        if slots > owner.slots {
+            self.add_rows(owner.slots, slots)?;
+            self.claim(&Owner { slots, ..owner.clone() })?;
+        }
         Ok(())
     }
 
-    /// Makes room for `slots`.
-    pub fn reserve(&mut self, slots: u32) -> Result<(), TableError> {
-        self.file.grow(row_offset(Slot(slots))).map_err(TableError::io("map", &self.path))
+    fn add_rows(&mut self, from: u32, to: u32) -> Result<(), TableError> {
+        let length = row_offset(Slot(to)).max(self.file.length());
+        self.file.grow(length).map_err(TableError::io("map", &self.path))?;
+        (from..to).for_each(|slot| self.file.store(row_offset(Slot(slot)), FREE));
+        Ok(())
     }
 
     /// Makes this the table of `owner`.
@@ -174,7 +199,7 @@ impl SlotTable {
         match row {
             Some(row) => self.write(row_offset(slot), &to_half::<ROW_SIZE>(row)),
             None => {
-                self.file.store(row_offset(slot), NONE);
+                self.file.store(row_offset(slot), FREE);
                 Ok(())
             }
         }
@@ -198,7 +223,7 @@ impl SlotTable {
         let damaged = |why: &str| TableError::Damaged { path: self.path.clone(), what: format!("{what}: {why}") };
         let counting = self.counting(entry)?;
         match counting {
-            NONE => return Ok(None),
+            NONE | FREE => return Ok(None),
             FIRST | SECOND => {}
             _ => return Err(damaged("which half counts is not known")),
         }
@@ -216,6 +241,7 @@ impl SlotTable {
 const NONE: u64 = 0;
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
+const FREE: u64 = 3;
 
 fn half_offset(entry: u64, half: u64, size: usize) -> u64 {
     entry + HALVES_AT + (half - FIRST) * size as u64
@@ -295,7 +321,7 @@ mod tests {
 
     fn owner() -> Owner {
         let kernel = "4a1e2c0e-0000-4000-8000-000000000000".to_owned();
-        Owner { group: "db".parse().unwrap(), member: "b0".parse().unwrap(), boot: BootId(1), kernel }
+        Owner { group: "db".parse().unwrap(), member: "b0".parse().unwrap(), boot: BootId(1), kernel, slots: 4 }
     }
 
     fn longest_row() -> SlotRow {
@@ -318,11 +344,17 @@ mod tests {
         (file, table)
     }
 
+    fn rows(table: &SlotTable, slots: u32) -> Vec<(Slot, SlotRow)> {
+        let Rows { used, damaged } = table.rows(slots).unwrap();
+        assert_eq!(damaged, []);
+        used
+    }
+
     #[test]
     fn a_new_table_is_nobodys() {
         let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None);
-        assert_eq!(table.rows().unwrap(), []);
+        assert_eq!(rows(&table, 4), []);
     }
 
     #[test]
@@ -333,9 +365,9 @@ mod tests {
         drop(table);
         let table = open(&file);
         assert_eq!(table.owner().unwrap(), Some(owner()));
-        assert_eq!(table.rows().unwrap(), [(Slot(2), longest_row())]);
+        assert_eq!(rows(&table, 4), [(Slot(2), longest_row())]);
         table.save(Slot(2), None).unwrap();
-        assert_eq!(table.rows().unwrap(), []);
+        assert_eq!(rows(&table, 4), []);
     }
 
     #[test]
@@ -352,8 +384,19 @@ mod tests {
         let (_file, table) = table();
         table.save(Slot(1), Some(&longest_row())).unwrap();
         table.file.write(half_offset(row_offset(Slot(1)), FIRST, ROW_SIZE) + 40, b"?");
-        let error = table.rows().unwrap_err().to_string();
-        assert!(error.contains("row of slot 1"), "{error}");
+        assert_eq!(table.rows(4).unwrap(), Rows { used: vec![], damaged: vec![Slot(1)] });
+    }
+
+    #[test]
+    fn a_row_of_zeros_is_damaged_and_not_free() {
+        let (file, table) = table();
+        table.save(Slot(1), Some(&longest_row())).unwrap();
+        for slot in [1, 3] {
+            table.file.write(row_offset(Slot(slot)), &[0; ROW_STRIDE as usize]);
+        }
+        assert_eq!(table.rows(4).unwrap().damaged, [Slot(1), Slot(3)]);
+        file.0.lock().unwrap().truncate(row_offset(Slot(2)) as usize);
+        assert_eq!(table.rows(4).unwrap().damaged, [Slot(1), Slot(2), Slot(3)], "the file was cut off");
     }
 
     #[test]
@@ -366,7 +409,7 @@ mod tests {
             let other = if counting == FIRST { SECOND } else { FIRST };
             let cut_off = &to_half::<ROW_SIZE>(&row(9))[..200];
             table.file.write(half_offset(row_offset(Slot(3)), other, ROW_SIZE), cut_off);
-            assert_eq!(table.rows().unwrap(), [(Slot(3), row(epoch))]);
+            assert_eq!(rows(&table, 4), [(Slot(3), row(epoch))]);
         }
     }
 
@@ -375,11 +418,11 @@ mod tests {
         let (_file, mut table) = table();
         table.save(Slot(3), Some(&longest_row())).unwrap();
         table.claim(&owner()).unwrap();
-        table.reserve(1000).unwrap();
+        table.reserve(&owner(), 1000).unwrap();
         table.save(Slot(999), Some(&longest_row())).unwrap();
-        assert_eq!(table.rows().unwrap().len(), 2);
-        assert_eq!(table.owner().unwrap(), Some(owner()));
+        assert_eq!(rows(&table, 1000).len(), 2);
+        assert_eq!(table.owner().unwrap(), Some(Owner { slots: 1000, ..owner() }));
         table.clear(4).unwrap();
-        assert_eq!((table.rows().unwrap(), table.owner().unwrap()), (vec![], None));
+        assert_eq!((rows(&table, 4), table.owner().unwrap()), (vec![], None));
     }
 }

@@ -15,17 +15,19 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use tailwind_protocol::backup::{Found, Promise, Slot, SlotRow};
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{BootId, GroupName, MemberId};
-use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
+use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset};
+use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Purpose;
 use tracing::{info, warn};
 
 use crate::disk::{Disk, Listing};
 use crate::files::Folder;
+use crate::flushed::Flushed;
+use crate::ledger::{Ledger, Told};
 use crate::memory::Memory;
 use crate::promise::{PromiseFile, Standing};
-use crate::table::{Owner, SlotTable};
+use crate::table::{Owner, Rows, SlotTable};
 
 /// Where a backup lives.
 #[derive(Clone, Debug)]
@@ -51,16 +53,20 @@ pub struct Woken {
     pub disk: Arc<Disk>,
     /// The slot table.
     pub table: SlotTable,
+    /// What is owed.
+    pub ledger: Ledger,
+    /// How far open segments are flushed; for the flusher.
+    pub flushed: Flushed,
     /// The promise file.
     pub promise_file: PromiseFile,
     /// Who this is and what it has promised, as on disk.
     pub standing: Standing,
     /// What memory and disk hold.
     pub found: Found,
-    /// Slots in use that have no memory: the process died before it lent them, or their files were removed.
-    pub missing: Vec<Slot>,
-    /// Segment files that are damaged or not of this log.
+    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub strange_files: u64,
+    /// Files in quarantine.
+    pub quarantined_files: u64,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
@@ -81,17 +87,18 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
             ensure!(
                 owner.boot == standing.boot,
                 "pool {} and flush folder {} are of different lives of this backup ({} and {}): give the folders that belong \
-                 together, or remove the pool, which loses the records in it that are not flushed",
+                 together; if the group is well without this backup, start it with another --pool, and it is filled anew",
                 home.pool.display(),
                 disk.path().display(),
                 owner.boot,
                 standing.boot
             );
-            resume(home, disk, memory, table, promise_file, standing)
+            resume(home, disk, memory, table, &owner, promise_file, standing)
         }
         (None, Some(_)) => bail!(
             "pool {} holds buffers of this backup, but flush folder {} holds no promise: without it nobody knows which epoch \
-             may write; give the --flush-dir that belongs to the pool, or remove the pool to start anew",
+             may write; give the --flush-dir that belongs to the pool; if the group is well without this backup, start it with \
+             another --pool, and it is filled anew",
             home.pool.display(),
             disk.path().display()
         ),
@@ -123,11 +130,12 @@ fn resume(
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
+    owner: &Owner,
     promise_file: PromiseFile,
     standing: Standing,
 ) -> anyhow::Result<Woken> {
     memory.open()?;
-    let rows = table.rows()?;
+    let Rows { used: rows, damaged } = table.rows(owner.slots)?;
     if let Some((slot, _)) = rows.iter().find(|(slot, _)| slot.0 >= home.buffers) {
         bail!("buffer {} is in use, but --buffers is {}: start with at least {}", slot.0, home.buffers, slot.0 + 1);
     }
@@ -139,17 +147,24 @@ fn resume(
             home.segment_size
         );
     }
-    table.reserve(home.buffers)?;
-    let listing = list(&disk, &standing.promise)?;
-    for identity in listing.open.iter().filter(|open| !rows.iter().any(|(_, row)| row.identity == **open)) {
-        // The buffer it was written from has been given up, so this is no part of the log any more. The files of buffers
-        // that are still in use stay: under durability `flushed` they are what an ack stands on.
-        disk.delete_open(identity.segment).context("delete the file of an open segment")?;
+    table.reserve(owner, home.buffers)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    for slot in &damaged {
+        evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
-    let missing: Vec<Slot> = rows.iter().map(|(slot, _)| *slot).filter(|slot| !memory.has(*slot)).collect();
+    let (rows, missing): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(slot, _)| memory.has(*slot));
+    // A file of an open segment whose buffer is not in use any more: given up when the process died, or all that is left.
+    let known = |open: &SegmentIdentity| rows.iter().any(|(_, row)| row.identity == *open);
+    let left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
+    let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
+    let mut rows = rows;
+    rows.extend(load(home, &disk, memory, &table, &left, &used)?);
+    for slot in damaged.iter().filter(|slot| slot.0 < home.buffers) {
+        table.save(*slot, None)?;
+    }
     let (boot, epoch) = (standing.boot, standing.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(woken(disk, table, promise_file, standing, rows, missing, listing))
+    Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing }, listing))
 }
 
 /// The memory is new.
@@ -164,15 +179,21 @@ fn begin(
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
+    let mut is_new = true;
     let (promise_file, standing) = match promised {
         Some((mut file, standing)) => {
             let keep = keeps_identity(&standing);
+            is_new = !keep;
             let boot = if keep { standing.boot } else { fresh };
-            let standing = Standing { boot, complete: keep && standing.complete, ..standing };
+            let mut standing = Standing { boot, complete: keep && standing.complete, ..standing };
+            if !keep {
+                // Whatever was in doubt is lost: nobody asks this backup for it any more.
+                standing.promise.doubt = None;
+            }
             file.write(&standing)?;
             match keep {
                 true => {
-                    info!(%boot, epoch = %standing.promise.epoch, "memory is new, everything is on disk: identity kept")
+                    info!(%boot, epoch = %standing.promise.epoch, "memory is new: what the disk holds is compared with what it owes")
                 }
                 false => warn!(%boot, epoch = %standing.promise.epoch, "memory is lost: starting with a new identity"),
             }
@@ -187,29 +208,92 @@ fn begin(
         }
     };
     memory.open()?;
-    let listing = list(&disk, &standing.promise)?;
-    let rows = load(home, &disk, memory, &table, &listing.open)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    if is_new {
+        evidence.forget(&disk)?;
+    }
+    let rows = load(home, &disk, memory, &table, &listing.open, &[])?;
     table.claim(&Owner {
         group: home.group.clone(),
         member: home.member.clone(),
         boot: standing.boot,
         kernel: home.kernel.clone(),
+        slots: home.buffers,
     })?;
-    Ok(woken(disk, table, promise_file, standing, rows, Vec::new(), listing))
+    Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing: Vec::new() }, listing))
 }
 
-fn woken(
-    disk: Disk,
-    table: SlotTable,
-    promise_file: PromiseFile,
-    standing: Standing,
-    rows: Vec<(Slot, SlotRow)>,
-    missing: Vec<Slot>,
-    listing: Listing,
-) -> Woken {
-    let found = Found { promise: standing.promise.clone(), rows, files: listing.closed };
-    let disk = Arc::new(disk);
-    Woken { disk, table, promise_file, standing, found, missing, strange_files: listing.strange }
+/// Slots in use.
+struct Slots {
+    here: Vec<(Slot, SlotRow)>,
+    /// Those whose memory is gone.
+    missing: Vec<(Slot, SlotRow)>,
+}
+
+/// What this backup knows that it must hold.
+struct Evidence {
+    ledger: Ledger,
+    flushed: Flushed,
+    owed: Vec<(SegmentIdentity, Closure)>,
+    ends: Vec<(SegmentIdentity, Offset)>,
+    doubts: Vec<String>,
+}
+
+impl Evidence {
+    fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
+        // Both are made before the first epoch is promised.
+        let expected = promise.log.is_some();
+        let (ledger, Told { owed, mut doubts }) =
+            Ledger::open(disk.folder(), expected).context("open the ledger of what is owed")?;
+        let (flushed, ends, more) =
+            Flushed::open(disk.folder(), expected).context("open the notes of what was flushed")?;
+        doubts.extend(more);
+        let listing =
+            disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
+        Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
+    }
+
+    /// This backup is somebody new, who owes nothing.
+    fn forget(&mut self, disk: &Disk) -> anyhow::Result<()> {
+        self.ledger.clear(disk.folder()).context("clear the ledger of what is owed")?;
+        self.flushed.clear();
+        self.flushed.write().context("clear the notes of what was flushed")?;
+        (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(())
+    }
+
+    fn woken(
+        self,
+        disk: Disk,
+        table: SlotTable,
+        promise_file: PromiseFile,
+        standing: Standing,
+        slots: Slots,
+        listing: Listing,
+    ) -> Woken {
+        let Evidence { ledger, flushed, owed, ends, doubts } = self;
+        let Listing { closed: files, strange, quarantined, .. } = listing;
+        let found = Found {
+            promise: standing.promise.clone(),
+            rows: slots.here,
+            missing: slots.missing,
+            files,
+            owed,
+            flushed: ends,
+            doubts,
+        };
+        Woken {
+            disk: Arc::new(disk),
+            table,
+            ledger,
+            flushed,
+            promise_file,
+            standing,
+            found,
+            strange_files: strange,
+            quarantined_files: quarantined,
+        }
+    }
 }
 
 /// True when the disk alone holds whatever this backup has acknowledged.
@@ -224,20 +308,21 @@ fn load(
     memory: &mut dyn Memory,
     table: &SlotTable,
     open: &[SegmentIdentity],
+    used: &[Slot],
 ) -> anyhow::Result<Vec<(Slot, SlotRow)>> {
     if open.is_empty() {
         return Ok(Vec::new());
     }
+    let needed = open.len() + used.len();
     ensure!(
-        open.len() <= home.buffers as usize,
-        "flush folder {} holds {} open segments, but --buffers is {}: start with at least {}",
+        needed <= home.buffers as usize,
+        "flush folder {} holds {} open segments, but --buffers is {}: start with at least {needed}",
         disk.path().display(),
         open.len(),
         home.buffers,
-        open.len()
     );
     let mut rows = Vec::new();
-    for (slot, identity) in (0..).map(Slot).zip(open) {
+    for (slot, identity) in (0..).map(Slot).filter(|slot| !used.contains(slot)).zip(open) {
         ensure!(
             identity.size <= home.segment_size,
             "flush folder {} holds a segment of {}, but --segment-size is {}",
@@ -253,8 +338,4 @@ fn load(
         rows.push((slot, row));
     }
     Ok(rows)
-}
-
-fn list(disk: &Disk, promise: &Promise) -> anyhow::Result<Listing> {
-    disk.list(promise).with_context(|| format!("list flush folder {}", disk.path().display()))
 }

@@ -6,8 +6,9 @@
 //! between any two. An output whose failure is not an input must end the process when it fails: a backup that could not
 //! persist its promise, or could not revoke, must not go on to say that it did. See "Fencing" in `docs/protocol.md`.
 //!
-//! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`fence`], [`lending`], [`closing`],
-//! [`flushing`], [`keeping`] (images for others, trims, drops); [`copy`] is one segment's copy.
+//! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is here, compared with
+//! what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (images for others, trims, drops,
+//! quarantine); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -16,22 +17,28 @@ mod flushing;
 mod keeping;
 mod lending;
 mod messages;
+mod start;
 
 use std::collections::BTreeMap;
 
 use crate::ids::{BootId, GroupName, MemberId, SegmentId};
-use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, Purpose, Refusal};
+use crate::rpc::{Caller, CloseRequest, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
-pub use messages::{FlushResult, Input, Limits, Output, Promise, Reply, Request, RequestId};
+pub use fence::{EPOCH_JUMP_MAX, EPOCH_MAX};
+pub use messages::{DOUBT_LENGTH_MAX, Doubt, FlushResult, Input, Limits, Output, Promise, Reply, Request, RequestId};
+pub use start::Found;
 
 use fence::PendingFence;
 use flushing::open_flush_reply;
+use keeping::Leaving;
 
 /// How long a caller should wait before it asks again for a buffer: about the time to flush one segment.
 const RETRY_AFTER_MS: u32 = 100;
+
+/// Most pieces of damage that are told in words.
+const DAMAGE_TOLD_MAX: usize = 32;
 
 /// The state of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,89 +53,30 @@ pub struct Backup {
     /// Images being installed: they count once closed.
     installs: BTreeMap<SegmentId, Copy>,
     fence: Option<PendingFence>,
+    /// Somebody has fenced this process, and so has seen what it doubts.
+    fenced: bool,
     /// A close that waits for its verification.
     closing: Option<(RequestId, Slot, CloseRequest)>,
     /// Closes that wait until their slot is on disk; see [`Backup::reply_when_safe`]. At most one for each slot.
     unflushed: BTreeMap<Slot, RequestId>,
+    /// What is on its way from a slot into quarantine.
+    leaving: BTreeMap<Slot, Leaving>,
     ending: bool,
     finished: bool,
 }
 
-/// What a process finds when it starts.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Found {
-    /// The promise on disk.
-    pub promise: Promise,
-    /// Slots in use, from memory that survived or from files of open segments loaded into slots.
-    pub rows: Vec<(Slot, SlotRow)>,
-    /// Closed segments on disk.
-    pub files: Vec<(SegmentIdentity, Closure)>,
-}
-
 impl Backup {
-    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: whatever was lent is
-    /// revoked (making the fabric's receiver anew is a barrier) and scanned. The outputs do that; carry them out first.
-    pub fn start(
-        group: GroupName,
-        member: MemberId,
-        boot: BootId,
-        limits: Limits,
-        found: Found,
-    ) -> (Backup, Vec<Output>) {
-        let mut backup = Backup {
-            group,
-            member,
-            boot,
-            limits,
-            promise: found.promise,
-            copies: BTreeMap::new(),
-            installs: BTreeMap::new(),
-            fence: None,
-            closing: None,
-            unflushed: BTreeMap::new(),
-            ending: false,
-            finished: false,
-        };
-        let mut out = Vec::new();
-        for (identity, closure) in found.files {
-            backup.copies.insert(identity.segment, Copy::on_disk(identity, closure));
-        }
-        let (rows, needless) = newest_of_each_segment(found.rows);
-        out.extend(needless.into_iter().flat_map(Self::freed));
-        for (slot, row) in rows {
-            backup.on_found(slot, row, &mut out);
-        }
-        (backup, out)
-    }
-
-    fn on_found(&mut self, slot: Slot, row: SlotRow, out: &mut Vec<Output>) {
-        let file = self.copies.get(&row.identity.segment);
-        let on_disk = file.is_some_and(|copy| copy.identity == row.identity && Some(copy.closure) == row.closed);
-        match (row.purpose, row.closed) {
-            // Closed and flushed, or an image that never got closed: nothing to keep.
-            (_, Some(_)) if on_disk => out.extend(Self::freed(slot)),
-            (Purpose::Install, None) => out.extend(Self::freed(slot)),
-            (_, Some(closure)) => {
-                self.copies.insert(row.identity.segment, Copy::closed_in(slot, &row, closure));
-                out.push(Output::StartFlush(slot, row.identity, closure));
-            }
-            (Purpose::Append, None) => {
-                self.copies.insert(row.identity.segment, Copy::lent(slot, &row));
-                out.push(Output::Scan(slot, row.identity));
-            }
-        }
-    }
-
     /// Takes one input; appends to `out` what to do, in order.
     pub fn step(&mut self, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Request(id, _) if self.ending => out.push(Output::Reply(id, Reply::Refused(ending()))),
             Input::Request(id, request) => self.on_request(id, request, out),
-            Input::Scanned(slot, closure) => self.on_scanned(slot, closure, out),
+            Input::Scanned(slot, tail) => self.on_scanned(slot, tail, out),
             Input::Verified(slot, sound) => self.on_verified(slot, sound, out),
             Input::Lent(id, slot, result) => self.on_lent(id, slot, result, out),
             Input::Flushed(slot, identity, result) => self.on_flushed(slot, &identity, &result, out),
             Input::OpenFlushed(id, result) => out.push(Output::Reply(id, open_flush_reply(result))),
+            Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity) => self.on_found_corrupt(&identity),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),
@@ -188,7 +136,8 @@ impl Backup {
     }
 
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
-        self.copies.values().chain(self.installs.values()).filter_map(Copy::slot)
+        let copies = self.copies.values().chain(self.installs.values()).filter_map(Copy::slot);
+        copies.chain(self.leaving.keys().copied())
     }
 
     /// Bytes lent, or closed and not yet on disk.
@@ -201,6 +150,32 @@ impl Backup {
         &self.promise
     }
 
+    /// What this backup knows that it must hold and does not, or doubts, in words.
+    pub fn damage(&self) -> Vec<String> {
+        let of_copy = |copy: &Copy| {
+            let segment = copy.identity.segment;
+            match copy.stage {
+                Stage::Corrupt => {
+                    Some(format!("segment {segment}, closed at LSN {}, is gone or corrupt", copy.closure.last))
+                }
+                Stage::Recovered if copy.is_damaged() => Some(format!(
+                    "segment {segment} is valid up to byte {} only (LSN {}), and was acknowledged up to byte {} at least",
+                    copy.closure.end, copy.closure.last, copy.acked
+                )),
+                _ => None,
+            }
+        };
+        let copies = self.copies.values().filter_map(of_copy);
+        let doubt = self.promise.doubt.iter().map(|doubt| doubt.why.clone());
+        // All of them would be no help to anybody.
+        copies.chain(doubt).take(DAMAGE_TOLD_MAX).collect()
+    }
+
+    /// True when this backup can tell where its log ends.
+    pub fn is_witness(&self) -> bool {
+        self.promise.doubt.is_none() && !self.copies.values().any(Copy::is_damaged)
+    }
+
     /// Copies that count, and buffers that images are being copied into; for status and metrics.
     pub fn counts(&self) -> Counts {
         let stage = |wanted: Stage| self.copies.values().filter(|copy| copy.stage == wanted).count() as u64;
@@ -209,6 +184,8 @@ impl Backup {
             recovered: stage(Stage::Recovered),
             closed: stage(Stage::Closed),
             corrupt: stage(Stage::Corrupt),
+            damaged: self.copies.values().filter(|copy| copy.is_damaged()).count() as u64,
+            doubtful: u64::from(self.promise.doubt.is_some()),
             on_disk: self.copies.values().filter(|copy| copy.place == Place::Disk).count() as u64,
             unflushed_bytes: self.unflushed_bytes(),
         }
@@ -224,8 +201,9 @@ impl Backup {
         assert!(used as u64 <= u64::from(self.limits.slots), "no more slots in use than there are");
         for (segment, copy) in self.copies.iter().chain(&self.installs) {
             assert_eq!(*segment, copy.identity.segment);
-            let promised = copy.identity.epoch <= self.promise.epoch || planted::any();
-            assert!(promised, "nothing of an epoch that was never promised");
+            let excused = self.promise.doubt.is_some() || planted::any();
+            let promised = copy.identity.epoch <= self.promise.epoch;
+            assert!(promised || excused, "nothing of an epoch that was never promised, but what was found so");
         }
     }
 }
@@ -239,25 +217,16 @@ pub struct Counts {
     pub recovered: u64,
     /// Closed copies.
     pub closed: u64,
-    /// Copies that no longer match their closure.
+    /// Closed copies whose bytes are gone or no longer match.
     pub corrupt: u64,
+    /// Copies of open segments that end before what was acknowledged.
+    pub damaged: u64,
+    /// 1 when something is missing that cannot be named.
+    pub doubtful: u64,
     /// Copies on disk.
     pub on_disk: u64,
     /// Bytes lent, or closed and not yet on disk.
     pub unflushed_bytes: u64,
-}
-
-/// Of two slots for one segment, the one that was lent later and got further counts: the process died after it had taken
-/// an image in and before it gave the older copy's slot back. Returns the rows to keep and the needless slots.
-fn newest_of_each_segment(mut rows: Vec<(Slot, SlotRow)>) -> (Vec<(Slot, SlotRow)>, Vec<Slot>) {
-    rows.sort_by_key(|(_, row)| (row.purpose == Purpose::Append, row.lender, row.closed.is_some()));
-    let mut newest: BTreeMap<SegmentId, (Slot, SlotRow)> = BTreeMap::new();
-    let mut needless = Vec::new();
-    for (slot, row) in rows {
-        let older = newest.insert(row.identity.segment, (slot, row));
-        needless.extend(older.map(|(slot, _)| slot));
-    }
-    (newest.into_values().collect(), needless)
 }
 
 fn ending() -> Refusal {

@@ -10,6 +10,10 @@ use crate::ids::{BootId, Claim, Epoch, LogId, MemberId, SidecarId, Version};
 /// and small enough for fixed arrays on the append path.
 pub const MEMBERS_MAX: usize = 8;
 
+/// Earlier claims that a configuration names: members that have missed fewer epochs notice a store that went back. 32 × 8
+/// bytes beside a few hundred of the rest.
+pub const CLAIMS_KEPT: usize = 32;
+
 /// Who is primary and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,6 +48,11 @@ pub struct Configuration {
     /// so no two claims may ever be equal: not even those of a sidecar that has died as primary, and reads an old
     /// configuration when it comes back.
     pub claim: Claim,
+    /// The claims of the epochs before, the latest first, at most [`CLAIMS_KEPT`]; empty in the first epoch, and where a
+    /// person accepted that the store had gone back. A member that promised one of those epochs to another claim knows by it
+    /// that the store has gone back, and that the set in it may be an old one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Claim>,
     /// Raised at every change of the member set.
     pub version: Version,
     /// Who is primary in this epoch.
@@ -70,7 +79,15 @@ impl Configuration {
     /// The same log under a new primary, in the next epoch.
     #[must_use]
     pub fn claimed_by(&self, primary: PrimaryRef, claim: Claim) -> Configuration {
-        Configuration { epoch: self.epoch.next(), claim, version: self.version.next(), primary, ..self.clone() }
+        let earlier = std::iter::once(self.claim).chain(self.earlier.iter().copied()).take(CLAIMS_KEPT).collect();
+        Configuration {
+            epoch: self.epoch.next(),
+            claim,
+            earlier,
+            version: self.version.next(),
+            primary,
+            ..self.clone()
+        }
     }
 
     /// The same epoch with another member set.

@@ -7,6 +7,7 @@
 //! ```text
 //! segment header (64)  checksum (8)  { record header (32)  payload, padded to 8 } × n  checksum (8)  ...  zeros
 //! ```
+//! n is 0 in a *mark*: a checksum entry that tells nothing but how far the log was acknowledged when it was written.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +26,17 @@ pub const CHECKSUM_SIZE: usize = 8;
 pub const FOOTER_SIZE: usize = 48;
 /// What every segment spends before its first record.
 pub const SEGMENT_OVERHEAD: usize = SEGMENT_HEADER_SIZE + CHECKSUM_SIZE;
+/// Bytes of the two marks that follow the last acknowledged append once the log is idle. Two, so that either proves the
+/// other: whichever entry rots, a valid one stands behind it.
+pub const MARKS_SIZE: usize = 2 * CHECKSUM_SIZE;
+/// Fewest bytes that a record takes: an empty one.
+pub const RECORD_SIZE_MIN: usize = RECORD_HEADER_SIZE;
 
 const _: () = assert!(SEGMENT_HEADER_SIZE.is_multiple_of(ALIGNMENT) && RECORD_HEADER_SIZE.is_multiple_of(ALIGNMENT));
 const _: () = assert!(CHECKSUM_SIZE == ALIGNMENT && FOOTER_SIZE.is_multiple_of(ALIGNMENT));
 
 /// First bytes of a segment header; the last one is the format's version. The first one doubles as the entry's type.
-pub const SEGMENT_MAGIC: [u8; 8] = *b"TWSEGMT1";
+pub const SEGMENT_MAGIC: [u8; 8] = *b"TWSEGMT2";
 /// First bytes of a file's footer.
 pub const FOOTER_MAGIC: [u8; 8] = *b"FWSEGMT1";
 
@@ -151,10 +157,56 @@ impl Closure {
     pub fn records(&self) -> u64 {
         if self.end == Offset(0) { 0 } else { self.last.next().0 - self.first.0 }
     }
+
+    /// True when a segment of this size could end so, as far as numbers tell. For closures that come from the network or a
+    /// file, before anything is computed with them.
+    pub fn fits(&self, size: SegmentSize) -> bool {
+        let end = self.end.0 as usize;
+        let placed = end >= SEGMENT_OVERHEAD && end <= size.bytes() as usize && end.is_multiple_of(ALIGNMENT);
+        let numbered = (Lsn(1)..=FIRST_LSN_MAX).contains(&self.first) && self.last >= self.first.prev();
+        placed && numbered && self.records() <= ((end - SEGMENT_OVERHEAD) / RECORD_SIZE_MIN) as u64
+    }
 }
 
-/// CRC-32 (IEEE) over the segment header and all record headers so far. Each record header carries the CRC of its
-/// payload, so the chain vouches for the payloads too.
+/// How far before a checksum entry the acknowledged log ended when the entry was written, rounded up, so that it never
+/// claims too much. Stands in every checksum entry, at no cost in bytes: what was acknowledged and is no longer valid is
+/// damaged, as long as one valid entry stands behind it. See "Evidence" in `docs/protocol.md`.
+///
+/// Up to 256 KiB it counts in units of 8 bytes; with the highest bit set, in units of 512.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lag(pub u16);
+
+impl Lag {
+    /// More is in flight than can be told, which is 16 MiB: nothing is claimed.
+    pub const UNKNOWN: Lag = Lag(u16::MAX);
+    const COARSE: u16 = 0x8000;
+    const FINE_UNIT: u32 = 8;
+    const COARSE_UNIT: u32 = 512;
+
+    /// The lag of an entry at `at`, where everything before `acked`, which is at most `at`, is acknowledged.
+    pub fn between(acked: Offset, at: Offset) -> Lag {
+        let bytes = at.0 - acked.0;
+        let fine = bytes.div_ceil(Self::FINE_UNIT);
+        if fine < u32::from(Self::COARSE) {
+            return Lag(fine as u16);
+        }
+        let coarse = bytes.div_ceil(Self::COARSE_UNIT);
+        if coarse < u32::from(Self::COARSE - 1) { Lag(Self::COARSE | coarse as u16) } else { Self::UNKNOWN }
+    }
+
+    /// Everything before this offset was acknowledged when the entry at `at` was written.
+    pub fn acked(self, at: Offset) -> Offset {
+        let bytes = match self {
+            Self::UNKNOWN => return Offset(0),
+            Lag(fine) if fine < Self::COARSE => u32::from(fine) * Self::FINE_UNIT,
+            Lag(coarse) => u32::from(coarse & !Self::COARSE) * Self::COARSE_UNIT,
+        };
+        Offset(at.0.saturating_sub(bytes))
+    }
+}
+
+/// CRC-32 (IEEE) over the segment header, all record headers and the lags of all checksum entries so far. Each record header
+/// carries the CRC of its payload, so the chain vouches for the payloads too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Chain(pub u32);
@@ -168,10 +220,20 @@ impl Chain {
         Chain(hasher.finalize())
     }
 
-    /// The checksum entry for this value: type, chain, two zero bytes, end mark; one aligned 8-byte word.
-    pub fn entry(self) -> [u8; CHECKSUM_SIZE] {
-        let [a, b, c, d] = self.0.to_le_bytes();
-        [TYPE_CHECKSUM, a, b, c, d, 0, 0, END_MARK]
+    /// Ends an append: the chain after its checksum entry, and the entry itself: type, chain, lag, end mark; one aligned
+    /// 8-byte word.
+    #[must_use]
+    pub fn seal(self, lag: Lag) -> (Chain, [u8; CHECKSUM_SIZE]) {
+        let [e, f] = lag.0.to_le_bytes();
+        let chain = self.extend(&[e, f]);
+        let [a, b, c, d] = chain.0.to_le_bytes();
+        (chain, [TYPE_CHECKSUM, a, b, c, d, e, f, END_MARK])
+    }
+
+    /// What a word that looks like a checksum entry says: the chain and the lag. `None`: it does not look like one.
+    pub fn from_entry(entry: &[u8; CHECKSUM_SIZE]) -> Option<(Chain, Lag)> {
+        let [TYPE_CHECKSUM, a, b, c, d, e, f, END_MARK] = *entry else { return None };
+        Some((Chain(u32::from_le_bytes([a, b, c, d])), Lag(u16::from_le_bytes([e, f]))))
     }
 }
 

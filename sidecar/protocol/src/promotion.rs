@@ -28,14 +28,48 @@ pub struct Rules {
     /// How long repairs may go on without any piece of work being finished, before the promotion tries to do without the
     /// members that it waits for.
     pub repair_patience_ms: u64,
+    /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
+    pub accept_loss: Option<AcceptedLoss>,
+}
+
+/// A person's word that a log may end early. Good for that log only, and for nothing before the LSN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AcceptedLoss {
+    /// The log.
+    pub log: LogId,
+    /// Records up to here must be there.
+    pub last: Lsn,
+}
+
+impl std::fmt::Display for AcceptedLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.log, self.last)
+    }
+}
+
+impl std::str::FromStr for AcceptedLoss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<AcceptedLoss, String> {
+        let parsed = text
+            .split_once('/')
+            .and_then(|(log, last)| Some(AcceptedLoss { log: log.parse().ok()?, last: Lsn(last.parse().ok()?) }));
+        parsed
+            .ok_or_else(|| format!("`{text}`: must be LOG/LSN, the log's 32 hexadecimal digits and a record's number"))
+    }
 }
 
 /// How a call to a member failed.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
     /// The member has promised a newer epoch.
+    #[error("it has promised epoch {0}")]
     Superseded(Epoch),
+    /// The member has promised this epoch to another claim: the config store has gone back.
+    #[error("it has promised epoch {0} to another claim: the config store is older than the log")]
+    ClaimedBefore(Epoch),
     /// It does not answer, or cannot do it; why, for people.
+    #[error("{0}")]
     Unreachable(String),
 }
 
@@ -150,6 +184,32 @@ pub enum Waiting {
     /// The fenced members' copies do not make up a whole log; a missing member may have the rest.
     #[error("the log cannot be put together yet: {0}")]
     Damage(Damage),
+    /// Members are there, and cannot tell where their log ends: they have lost something, or it is damaged.
+    #[error(
+        "damaged: {damaged}; {witnesses} of the last set's members can tell where the log ends, {needed} needed; missing: \
+         {missing} (docs/runbooks/TailwindMemberDamaged.md)"
+    )]
+    Witnesses {
+        /// Members that can.
+        witnesses: u8,
+        /// Members needed, as long as others may come back.
+        needed: u8,
+        /// Who cannot, and why.
+        damaged: String,
+        /// Who has not answered, and why.
+        missing: String,
+    },
+    /// A member has promised an epoch that the config store knows nothing of, or knows as another's.
+    #[error(
+        "the config store is older than the log: it is at epoch {epoch}, and members have promised epoch {promised}; nothing \
+         goes on before the newer content is back or a person decides (docs/config-store.md)"
+    )]
+    StoreIsOlder {
+        /// The store's epoch.
+        epoch: Epoch,
+        /// The members'.
+        promised: Epoch,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -178,12 +238,38 @@ struct Fencing {
     since: Time,
     retry_at: Time,
     /// The answer of each member that has answered.
-    answers: BTreeMap<MemberId, Result<Inventory, String>>,
+    answers: BTreeMap<MemberId, Result<Inventory, Absence>>,
     /// The log could not be put together from these answers.
     damage: Option<Damage>,
 }
 
+/// Why a member does not take part.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Absence {
+    /// It does not answer, or cannot be fenced; it may yet.
+    Silent(String),
+    /// It answers, without the memory that made it a member: whatever it held is gone.
+    Reborn,
+}
+
+impl std::fmt::Display for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Absence::Silent(why) => f.write_str(why),
+            Absence::Reborn => f.write_str("its memory is new"),
+        }
+    }
+}
+
 impl Fencing {
+    /// True when every member has said what it holds, or that it holds nothing any more.
+    fn nobody_is_missing(&self) -> bool {
+        let told = |member: &MemberRef| {
+            self.answers.get(&member.id).is_some_and(|answer| !matches!(answer, Err(Absence::Silent(_))))
+        };
+        self.config.members.iter().all(told)
+    }
+
     /// What the fenced members hold, apart from these.
     fn fenced_without(&self, unfit: &BTreeSet<MemberId>) -> Vec<&Inventory> {
         self.answers.values().flatten().filter(|inventory| !unfit.contains(&inventory.member)).collect()
@@ -263,8 +349,10 @@ pub struct Promotion {
     /// For the next claim.
     next_claim: Claim,
     state: State,
-    /// The epoch that this candidate last claimed; someone else's beyond it means that the race is lost.
-    claimed: Option<Epoch>,
+    /// What this candidate last claimed; someone else's epoch beyond it means that the race is lost.
+    claimed: Option<(Epoch, Claim)>,
+    /// The latest epoch that a member has promised to somebody else. The config store must know of it.
+    promised: Option<Epoch>,
     /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others are there:
     /// each of those holds everything that was acknowledged.
     unfit: BTreeSet<MemberId>,
@@ -276,7 +364,7 @@ impl Promotion {
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
-        Promotion { me, rules, new_log, next_claim, state, claimed: None, unfit }
+        Promotion { me, rules, new_log, next_claim, state, claimed: None, promised: None, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -297,19 +385,57 @@ impl Promotion {
         }
         match result {
             Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
+            Ok(Some(found)) if self.is_older_than_the_log(&found, now, out) => {}
             Ok(None) => {
                 self.state = State::Surveying(Survey { since: now, retry_at: None });
                 out.push(Output::Survey);
             }
             Ok(Some(found)) => {
-                let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed && found.primary != self.me);
+                let beaten = self.claimed.is_some_and(|(claimed, _)| found.epoch > claimed && found.primary != self.me);
                 if beaten {
                     return self.lose(found.epoch, out);
                 }
                 let claim = self.draw_claim();
-                self.swap(Some(&found), found.claimed_by(self.me.clone(), claim), out);
+                let mut proposed = found.claimed_by(self.me.clone(), claim);
+                // A person has decided: past every epoch that was promised, and so past every claim.
+                if let Some(promised) = self.promised.filter(|promised| *promised >= proposed.epoch) {
+                    (proposed.epoch, proposed.earlier) = (promised.next().next(), Vec::new());
+                }
+                self.swap(Some(&found), proposed, out);
             }
         }
+    }
+
+    /// Every epoch that a member promises was in the config store before. A store that does not know it has gone back, and
+    /// the set that it names may be an old one; but what it shows may also be old for a moment only.
+    fn is_older_than_the_log(&mut self, found: &Configuration, now: Time, out: &mut Vec<Output>) -> bool {
+        let Some(promised) = self.promised else { return false };
+        let mine = self.claimed == Some((found.epoch, found.claim));
+        if found.epoch > promised || found.epoch == promised && !mine {
+            self.promised = None;
+            if mine {
+                return false;
+            }
+            self.lose(found.epoch, out);
+        } else if self.accepted_loss(found.log).is_some() {
+            return false;
+        } else {
+            self.wait(now, Waiting::StoreIsOlder { epoch: found.epoch, promised }, out);
+        }
+        true
+    }
+
+    fn accepted_loss(&self, log: LogId) -> Option<Lsn> {
+        self.rules.accept_loss.filter(|accepted| accepted.log == log).map(|accepted| accepted.last)
+    }
+
+    /// A member has promised this epoch to somebody else: the config store must know of it.
+    fn compare(&mut self, promised: Epoch, forked: bool, out: &mut Vec<Output>) {
+        // Of an epoch that was claimed twice nothing that this candidate has claimed since is any better.
+        let claimed = self.claimed.map(|(epoch, _)| epoch);
+        self.promised = self.promised.max(Some(promised)).max(claimed.filter(|_| forked));
+        self.state = State::Reading;
+        out.push(Output::ReadConfig);
     }
 
     // A new group: its first members are backups that have never belonged to a log.
@@ -333,6 +459,7 @@ impl Promotion {
             log: self.new_log,
             epoch: Epoch(1),
             claim: self.draw_claim(),
+            earlier: Vec::new(),
             version: Version(1),
             primary: self.me.clone(),
             members: found.iter().map(|(member, _)| member.clone()).take(wanted).collect(),
@@ -368,7 +495,7 @@ impl Promotion {
     }
 
     fn fence(&mut self, now: Time, config: Configuration, out: &mut Vec<Output>) {
-        self.claimed = Some(config.epoch);
+        self.claimed = Some((config.epoch, config.claim));
         out.extend(config.members.iter().map(|member| Output::Fence(config.clone(), member.clone())));
         let retry_at = now.plus(self.rules.retry_ms);
         self.state = State::Fencing(Fencing { config, since: now, retry_at, answers: BTreeMap::new(), damage: None });
@@ -382,14 +509,18 @@ impl Promotion {
         result: Result<Inventory, Failure>,
         out: &mut Vec<Output>,
     ) {
+        if matches!(self.state, State::Repairing(_)) {
+            return self.on_fenced_late(epoch, &member, result, now, out);
+        }
         let State::Fencing(fencing) = &mut self.state else { return };
         let Some(known) = fencing.config.member(&member).filter(|_| fencing.config.epoch == epoch) else { return };
         let answer = match result {
-            Err(Failure::Superseded(epoch)) => return self.lose(epoch, out),
-            Err(Failure::Unreachable(why)) => Err(why),
+            Err(Failure::Superseded(promised)) => return self.compare(promised, false, out),
+            Err(Failure::ClaimedBefore(promised)) => return self.compare(promised, true, out),
+            Err(Failure::Unreachable(why)) => Err(Absence::Silent(why)),
             // It has come back without the memory that made it a member: it may miss acknowledged records.
             Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
-                Err("its memory is new".to_owned())
+                Err(Absence::Reborn)
             }
             Ok(inventory) => Ok(inventory),
         };
@@ -398,15 +529,54 @@ impl Promotion {
         self.choose(now, out);
     }
 
+    /// A member of the set that was fenced under this epoch after all, while the others are being repaired: it belongs to the
+    /// set if it holds the log in time, like everybody else. If it knows of more than was recovered, everything begins anew.
+    fn on_fenced_late(
+        &mut self,
+        epoch: Epoch,
+        member: &MemberId,
+        result: Result<Inventory, Failure>,
+        now: Time,
+        out: &mut Vec<Output>,
+    ) {
+        let accepted = self.rules.accept_loss;
+        let State::Repairing(Repairing { recovered, .. }) = &mut self.state else { return };
+        let Recovered { config, fenced, reference, plans } = recovered;
+        let known = config.member(member).filter(|known| config.epoch == epoch && !fenced.contains(known)).cloned();
+        let (Some(known), Ok(inventory)) = (known, result) else { return };
+        if inventory.boot != known.boot || self.unfit.contains(member) {
+            return;
+        }
+        let short = accepted.is_none_or(|accepted| accepted.log != config.log)
+            && inventory.copies.iter().any(|copy| reference.falls_short_of(copy));
+        if short {
+            return self.pause(now);
+        }
+        plans.push((known.clone(), reference.plan_for(&inventory)));
+        fenced.push(known);
+        self.go_on_repairing(out);
+    }
+
     /// Goes on once every member is fenced, or enough are and patience has run out. Members that are unfit count as not
     /// fenced, unless the others are too few or do not have the whole log: then everybody counts again.
+    ///
+    /// Where the log ends, only witnesses tell: as many are needed as must be fenced, as long as anybody else may still come.
+    /// Once every member has answered, one is enough: each holds everything that was acknowledged.
     fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
         let needed = self.needed();
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
         let patience_over = now >= fencing.since.plus(self.rules.fence_patience_ms);
+        let accepted = self.rules.accept_loss.filter(|accepted| accepted.log == fencing.config.log);
         let enough = |unfit: &BTreeSet<MemberId>| {
-            fencing.fenced_without(unfit).len() >= needed && (patience_over || fencing.has_all_without(unfit))
+            let fenced = fencing.fenced_without(unfit);
+            let witnesses = fenced.iter().filter(|inventory| inventory.witness).count();
+            let told = match accepted {
+                Some(_) => true,
+                None if fencing.nobody_is_missing() => witnesses >= 1,
+                None => witnesses >= needed,
+            };
+            fenced.len() >= needed && told && (patience_over || fencing.has_all_without(unfit))
         };
         if !enough(&self.unfit) {
             if !enough(&BTreeSet::new()) {
@@ -415,7 +585,11 @@ impl Promotion {
             self.unfit.clear();
         }
         let fenced = fencing.fenced_without(&self.unfit);
-        let reference = match Reference::assemble(fenced.iter().copied()) {
+        let assembled = match accepted {
+            Some(accepted) => Reference::assemble_at_least(fenced.iter().copied(), accepted.last),
+            None => Reference::assemble(fenced.iter().copied()),
+        };
+        let reference = match assembled {
             Ok(reference) => reference,
             Err(_) if !self.unfit.is_empty() => {
                 self.unfit.clear();
@@ -424,10 +598,9 @@ impl Promotion {
             // Go on asking, those too that have answered: a person may bring back what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
-        let segments = || reference.segments.iter().map(|segment| (&segment.identity, &segment.closure));
         let plan = |inventory: &&Inventory| {
             let member = fencing.config.member(&inventory.member).cloned();
-            member.map(|member| (member, RepairPlan::new(segments(), inventory)))
+            member.map(|member| (member, reference.plan_for(inventory)))
         };
         let plans: Vec<(MemberRef, RepairPlan)> = fenced.iter().filter_map(plan).collect();
         let recovered = Recovered {
@@ -458,7 +631,8 @@ impl Promotion {
                 repairing.progress = now;
                 self.go_on_repairing(out);
             }
-            Err(Failure::Superseded(epoch)) => self.lose(epoch, out),
+            Err(Failure::Superseded(promised)) => self.compare(promised, false, out),
+            Err(Failure::ClaimedBefore(promised)) => self.compare(promised, true, out),
             Err(Failure::Unreachable(_)) => self.try_without([task.member().clone()], now),
         }
     }
@@ -516,8 +690,8 @@ impl Promotion {
                 for member in again {
                     out.push(Output::Fence(fencing.config.clone(), member));
                 }
-                self.report_missing(now, out);
                 self.choose(now, out);
+                self.report_missing(now, out);
             }
             State::Fencing(fencing) if fencing.damage.is_none() => self.choose(now, out),
             State::Repairing(repairing) if now >= repairing.progress.plus(self.rules.repair_patience_ms) => {
@@ -530,18 +704,29 @@ impl Promotion {
 
     fn report_missing(&mut self, now: Time, out: &mut Vec<Output>) {
         let State::Fencing(fencing) = &self.state else { return };
-        let needed = self.needed().min(fencing.config.members.len());
-        let fenced = fencing.answers.values().flatten().count();
-        if fenced >= needed || now < fencing.since.plus(self.rules.fence_patience_ms) {
+        if now < fencing.since.plus(self.rules.fence_patience_ms) || fencing.damage.is_some() {
             return;
         }
+        let needed = self.needed().min(fencing.config.members.len());
+        let fenced: Vec<&Inventory> = fencing.answers.values().flatten().collect();
         let missing = fencing.config.members.iter().filter_map(|member| match fencing.answers.get(&member.id) {
             Some(Ok(_)) => None,
             Some(Err(why)) => Some(format!("{} ({why})", member.id)),
             None => Some(format!("{} (no answer yet)", member.id)),
         });
         let missing = missing.collect::<Vec<_>>().join(", ");
-        out.push(Output::Waiting(Waiting::Members { fenced: fenced as u8, needed: needed as u8, missing }));
+        let damaged = fenced.iter().filter(|inventory| !inventory.witness);
+        let damaged: Vec<String> =
+            damaged.map(|inventory| format!("{} ({})", inventory.member, inventory.damage.join("; "))).collect();
+        let why = if fenced.len() < needed {
+            Waiting::Members { fenced: fenced.len() as u8, needed: needed as u8, missing }
+        } else if damaged.is_empty() {
+            return;
+        } else {
+            let witnesses = (fenced.len() - damaged.len()) as u8;
+            Waiting::Witnesses { witnesses, needed: needed as u8, damaged: damaged.join(", "), missing }
+        };
+        out.push(Output::Waiting(why));
     }
 
     /// Members that must be fenced.

@@ -3,10 +3,10 @@
 //! Called by [`promotion`](crate::promotion) for the whole set and by [`primary`](crate::primary) for each newcomer. All
 //! decisions about a copy stand in one table, [`REPAIR`]. See "Promotion" in `docs/protocol.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{Epoch, Lsn, MemberId, SegmentId};
-use crate::layout::{Closure, SegmentIdentity};
+use crate::ids::{Epoch, Lsn, MemberId, Offset, SegmentId};
+use crate::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
 /// A segment of the recovered log.
@@ -40,6 +40,17 @@ pub enum Damage {
         /// Where it must end.
         last: Lsn,
     },
+    /// A member knows that more was acknowledged than what can be put together holds.
+    #[error(
+        "segment {segment} was acknowledged up to byte {acked}, and no fenced member that can tell where its log ends \
+         holds that much"
+    )]
+    Short {
+        /// The segment.
+        segment: SegmentId,
+        /// Where the acknowledged part ends.
+        acked: Offset,
+    },
 }
 
 impl Reference {
@@ -49,20 +60,84 @@ impl Reference {
     /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end. Records that were trimmed
     /// are not looked for. Where no copy reaches the next segment, the log may end there: see [`torn_end`].
     ///
+    /// Where the log ends only witnesses tell: of members that cannot, nothing but closed copies counts. And no log is
+    /// accepted that is shorter than what any member knows to have been acknowledged (S12).
+    ///
     /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
     /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
     pub fn assemble<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Result<Reference, Damage> {
-        let mut trimmed = Lsn::default();
-        let mut copies: Copies<'a> = BTreeMap::new();
-        for inventory in inventories {
-            trimmed = trimmed.max(inventory.trimmed);
-            for copy in &inventory.copies {
-                copies.entry(copy.identity.segment).or_default().push((&inventory.member, copy));
+        let inventories: Vec<&Inventory> = inventories.into_iter().collect();
+        let counts = |inventory: &Inventory, copy: &CopyReport| match copy.state {
+            CopyState::Closed | CopyState::Corrupt => true,
+            CopyState::Open => inventory.witness,
+            CopyState::Damaged => false,
+        };
+        let (trimmed, copies) = gather(&inventories, counts);
+        let reference = Reference::from_copies(trimmed, &copies, None)?;
+        let reported = || inventories.iter().flat_map(|inventory| &inventory.copies);
+        match reported().find(|copy| reference.falls_short_of(copy)) {
+            Some(copy) => Err(Damage::Short { segment: copy.identity.segment, acked: copy.acked }),
+            None => Ok(reference),
+        }
+    }
+
+    /// The same after a person has accepted that the log may end at `least`, whatever was acknowledged: the furthest end
+    /// from there on up to which anything whole can be put together, whoever tells of it.
+    pub fn assemble_at_least<'a>(
+        inventories: impl IntoIterator<Item = &'a Inventory>,
+        least: Lsn,
+    ) -> Result<Reference, Damage> {
+        let inventories: Vec<&Inventory> = inventories.into_iter().collect();
+        let (trimmed, copies) = gather(&inventories, |_, _| true);
+        let mut limit = None;
+        loop {
+            let found = Reference::from_copies(trimmed, &copies, limit);
+            if let Ok(reference) = &found
+                && reference.last() >= least
+            {
+                return found;
+            }
+            // Nothing whole ends there: the next shorter end.
+            let ends = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| is_sound(copy));
+            let below = |copy: &&CopyReport| limit.is_none_or(|limit| copy.closure.last < limit);
+            match ends.filter(below).map(|copy| copy.closure.last).filter(|last| *last >= least).max() {
+                Some(last) => limit = Some(last),
+                None => {
+                    let missing = Damage::Missing { segment: SegmentId(0), last: least };
+                    return Err(found.err().unwrap_or(missing));
+                }
             }
         }
+    }
+
+    /// True when a copy proves that more was acknowledged than this log holds.
+    pub fn falls_short_of(&self, copy: &CopyReport) -> bool {
+        let CopyReport { identity, acked, closure, .. } = copy;
+        let ends_before = self.segments.last().is_none_or(|last| last.identity.epoch <= identity.epoch);
+        // Even where only its header is acknowledged, everything before the segment is.
+        if ends_before && *acked >= Offset(SEGMENT_OVERHEAD as u32) && closure.first.prev() > self.last() {
+            return true;
+        }
+        let records = *acked > Offset(SEGMENT_OVERHEAD as u32);
+        let Some(first) = self.segments.first().filter(|_| records) else { return records };
+        let at = identity.segment.0.checked_sub(first.identity.segment.0);
+        match at.map(|at| self.segments.get(at as usize)) {
+            // Trimmed.
+            None => false,
+            Some(Some(here)) if here.identity == *identity => here.closure.end < *acked,
+            // A later epoch has opened the segment anew: it decided what the log is.
+            Some(Some(here)) => here.identity.epoch < identity.epoch,
+            // A copy that an older epoch left behind is no part of the log; one that nothing has followed is.
+            Some(None) => ends_before,
+        }
+    }
+
+    /// The furthest end, or the one at `limit`, and back from there.
+    fn from_copies(trimmed: Lsn, copies: &Copies<'_>, limit: Option<Lsn>) -> Result<Reference, Damage> {
         let furthest = |copy: &&CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
         let sound = |copy: &CopyReport| copy.state != CopyState::Corrupt;
         let written = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| holds_records(copy));
+        let written = written.filter(|copy| limit.is_none_or(|limit| sound(copy) && copy.closure.last == limit));
         let Some(tail) = written.max_by_key(furthest) else {
             // A trim never takes the last segment, so a trimmed log without any has been lost, not emptied.
             let lost = Damage::Missing { segment: SegmentId(0), last: trimmed.prev() };
@@ -76,9 +151,10 @@ impl Reference {
                 .iter()
                 .map(|(_, copy)| *copy)
                 .filter(|copy| holds_records(copy) && sound(copy) && copy.closure.last == last)
-                .max_by_key(|copy| copy.identity.epoch);
+                // Of the last segment some copies may have marks behind the same last record.
+                .max_by_key(|copy| (copy.identity.epoch, copy.state == CopyState::Closed, copy.closure.end));
             let Some(best) = best else {
-                let end = torn_end(&copies, tail.identity.epoch, segment, last);
+                let end = torn_end(copies, tail.identity.epoch, segment, last);
                 let end = end.filter(|(_, last)| trimmed <= Lsn(1) || *last >= trimmed);
                 (segment, last) = end.ok_or(Damage::Missing { segment, last })?;
                 segments.clear();
@@ -97,6 +173,11 @@ impl Reference {
         Ok(Reference { segments, trimmed })
     }
 
+    /// What a member must do to hold this log.
+    pub fn plan_for(&self, inventory: &Inventory) -> RepairPlan {
+        RepairPlan::new(self.segments.iter().map(|segment| (&segment.identity, &segment.closure)), inventory)
+    }
+
     /// Last record of the log; 0 when there is none.
     pub fn last(&self) -> Lsn {
         self.segments.last().map_or(Lsn(0), |s| s.closure.last)
@@ -111,6 +192,22 @@ impl Reference {
 /// What the fenced members hold, by segment.
 type Copies<'a> = BTreeMap<SegmentId, Vec<(&'a MemberId, &'a CopyReport)>>;
 
+/// The copies that count, and from where on the log is needed.
+fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyReport) -> bool) -> (Lsn, Copies<'a>) {
+    let trimmed = inventories.iter().map(|inventory| inventory.trimmed).max().unwrap_or_default();
+    let mut copies: Copies<'a> = BTreeMap::new();
+    for inventory in inventories {
+        for copy in inventory.copies.iter().filter(|copy| counts(inventory, copy)) {
+            copies.entry(copy.identity.segment).or_default().push((&inventory.member, copy));
+        }
+    }
+    (trimmed, copies)
+}
+
+fn is_sound(copy: &CopyReport) -> bool {
+    copy.state != CopyState::Corrupt && holds_records(copy)
+}
+
 /// Where the log ends if `segment`, which no copy brings up to `last`, was torn when the primary of `epoch` died: at the
 /// furthest end that a copy of it has, or, where no record of it has landed, with the segment before. `None` if that cannot
 /// be: nobody at hand has it open, or somebody has closed what is there only after all of it was.
@@ -120,9 +217,9 @@ fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) ->
     let at = |segment: SegmentId| copies.get(&segment).into_iter().flatten().copied();
     let here = || at(segment).filter(|(_, copy)| copy.identity.epoch == epoch);
     // A primary closes its segments in order: who has this one open has had later ones closed by a promotion only.
-    let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && copy.state == CopyState::Open);
+    let has_it_open = |member: &MemberId| here().any(|(of, copy)| of == member && is_open(copy));
     let was_whole = |(member, copy): (&MemberId, &CopyReport)| {
-        let closed_beyond = copy.state != CopyState::Open && copy.closure.last >= last;
+        let closed_beyond = !is_open(copy) && copy.closure.last >= last;
         closed_beyond && copy.identity.epoch == epoch && !has_it_open(member)
     };
     if copies.range(segment..).flat_map(|(_, copies)| copies).copied().any(was_whole) {
@@ -140,6 +237,10 @@ fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) ->
     }
     let written = at(before).map(|(_, copy)| copy).filter(|copy| holds_records(copy));
     written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last)).map(|copy| (before, copy.closure.last))
+}
+
+fn is_open(copy: &CopyReport) -> bool {
+    matches!(copy.state, CopyState::Open | CopyState::Damaged)
 }
 
 /// A buffer opened ahead that never got a record is no part of the log.
@@ -161,11 +262,11 @@ pub enum Presence {
 /// How far a copy with the same identity reaches, seen from the recovered log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// It ends earlier.
+    /// It ends earlier, if only by marks.
     Shorter,
     /// Same end, same chain.
     Equal,
-    /// It ends later.
+    /// It ends later, if only by marks.
     Longer,
     /// Same end, another chain.
     Divergent,
@@ -199,7 +300,8 @@ impl Rule {
     }
 }
 
-const ANY_STATE: &[CopyState] = &[CopyState::Open, CopyState::Closed, CopyState::Corrupt];
+const ANY_STATE: &[CopyState] = &[CopyState::Open, CopyState::Closed, CopyState::Corrupt, CopyState::Damaged];
+const NEVER_CLOSED: &[CopyState] = &[CopyState::Open, CopyState::Damaged];
 const ANY_EXTENT: &[Extent] = &[Extent::Shorter, Extent::Equal, Extent::Longer, Extent::Divergent];
 
 const fn rule(
@@ -215,6 +317,7 @@ const fn rule(
 ///
 /// `Open` and `Longer`: the copy has unacknowledged records that the recovered log has not; its first part is the same,
 /// because one primary wrote both from one buffer, and the backup verifies the chain there before it closes.
+/// `Damaged` is open: its valid part is worth as much as that of any open copy.
 #[rustfmt::skip]
 pub const REPAIR: [Rule; 6] = [
     rule(&[Presence::Absent, Presence::Other], ANY_STATE,            ANY_EXTENT,                            Repair::Install),
@@ -222,8 +325,8 @@ pub const REPAIR: [Rule; 6] = [
     rule(&[Presence::Same],                    &[CopyState::Closed], &[Extent::Equal],                      Repair::Keep),
     rule(&[Presence::Same],                    &[CopyState::Closed],
          &[Extent::Shorter, Extent::Longer, Extent::Divergent],                                             Repair::Install),
-    rule(&[Presence::Same],                    &[CopyState::Open],   &[Extent::Equal, Extent::Longer],      Repair::Close),
-    rule(&[Presence::Same],                    &[CopyState::Open],   &[Extent::Shorter, Extent::Divergent], Repair::Install),
+    rule(&[Presence::Same],                    NEVER_CLOSED,         &[Extent::Equal, Extent::Longer],      Repair::Close),
+    rule(&[Presence::Same],                    NEVER_CLOSED,         &[Extent::Shorter, Extent::Divergent], Repair::Install),
 ];
 
 /// Looks a case up in the table.
@@ -253,12 +356,14 @@ impl RepairPlan {
         inventory: &Inventory,
     ) -> RepairPlan {
         let mut plan = RepairPlan::default();
-        let mut kept = Vec::new();
+        let mut kept = BTreeSet::new();
         let mut first = None;
+        let copies: BTreeMap<SegmentId, &CopyReport> =
+            inventory.copies.iter().map(|copy| (copy.identity.segment, copy)).collect();
         for (identity, closure) in segments {
             first.get_or_insert(closure.first);
-            kept.push(identity.segment);
-            let copy = inventory.copies.iter().find(|copy| copy.identity.segment == identity.segment);
+            kept.insert(identity.segment);
+            let copy = copies.get(&identity.segment).copied();
             let decision = match copy {
                 None => decide(Presence::Absent, CopyState::Open, Extent::Shorter),
                 Some(copy) if copy.identity != *identity => decide(Presence::Other, copy.state, Extent::Shorter),
@@ -289,7 +394,7 @@ fn is_before(first: Option<Lsn>, copy: &CopyReport) -> bool {
 }
 
 fn extent(copy: &Closure, reference: &Closure) -> Extent {
-    match copy.last.cmp(&reference.last) {
+    match (copy.last, copy.end).cmp(&(reference.last, reference.end)) {
         std::cmp::Ordering::Less => Extent::Shorter,
         std::cmp::Ordering::Greater => Extent::Longer,
         std::cmp::Ordering::Equal if copy == reference => Extent::Equal,

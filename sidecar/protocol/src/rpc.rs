@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Durability;
-use crate::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
+use crate::config::{Configuration, Durability};
+use crate::ids::{BootId, Claim, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 
 /// Paths of the control RPC, version 1.
@@ -49,6 +49,20 @@ pub struct Caller {
 pub struct FenceRequest {
     /// Who asks; `caller.epoch` is the new epoch.
     pub caller: Caller,
+    /// The claim of that epoch: a backup promises it to one claim only.
+    pub claim: Claim,
+    /// The claims of the epochs before, the latest first, as the config store has them. A backup that has promised one of
+    /// those epochs to another claim knows by it that the store has gone back.
+    #[serde(default)]
+    pub earlier: Vec<Claim>,
+}
+
+impl FenceRequest {
+    /// The fence of a configuration's epoch.
+    pub fn of(group: GroupName, config: &Configuration) -> FenceRequest {
+        let caller = Caller { group, log: config.log, epoch: config.epoch };
+        FenceRequest { caller, claim: config.claim, earlier: config.earlier.clone() }
+    }
 }
 
 /// Prepare for one data channel.
@@ -172,8 +186,10 @@ pub enum CopyState {
     Open,
     /// Closed.
     Closed,
-    /// Closed, but its bytes no longer match: not a source.
+    /// Closed, but its bytes are gone or no longer match: not a source.
     Corrupt,
+    /// Never closed, and its valid bytes end before what was acknowledged: where the log ends it cannot tell.
+    Damaged,
 }
 
 /// One segment's copy at a backup.
@@ -183,8 +199,11 @@ pub struct CopyReport {
     pub identity: SegmentIdentity,
     /// Its state.
     pub state: CopyState,
-    /// Where its valid bytes end.
+    /// Where its valid bytes end; of a corrupt copy, where they ended when it was closed.
     pub closure: Closure,
+    /// Of a copy that was never closed: everything before this offset was acknowledged, by the evidence in its bytes and by
+    /// what was flushed of it.
+    pub acked: Offset,
 }
 
 /// Everything a backup holds.
@@ -200,6 +219,10 @@ pub struct Inventory {
     pub promised: Epoch,
     /// Records below are no longer needed.
     pub trimmed: Lsn,
+    /// What this backup knows that it must hold and does not, or doubts, in words. Empty when everything is here and sound.
+    pub damage: Vec<String>,
+    /// True when it can tell where its log ends: what it misses, if anything, it can name.
+    pub witness: bool,
     /// Its copies by ascending segment. Copies lent under the promised epoch are not listed: they are being written.
     pub copies: Vec<CopyReport>,
 }
@@ -218,6 +241,15 @@ pub enum Refusal {
     #[error("not fenced: this backup has promised epoch {promised} only")]
     NotFenced {
         /// The older epoch.
+        promised: Epoch,
+    },
+    /// The caller's epoch, or the one before, was promised to another claim: the config store has gone back.
+    #[error(
+        "epoch {promised} was promised to another claim here: the config store is older than the log \
+         (docs/config-store.md)"
+    )]
+    ClaimedBefore {
+        /// The epoch that was promised.
         promised: Epoch,
     },
     /// No buffer can be lent now.
@@ -266,7 +298,7 @@ impl Refusal {
     /// The HTTP status that carries this refusal.
     pub fn http_status(&self) -> u16 {
         match self {
-            Refusal::Fenced { .. } | Refusal::NotFenced { .. } => 409,
+            Refusal::Fenced { .. } | Refusal::NotFenced { .. } | Refusal::ClaimedBefore { .. } => 409,
             Refusal::WrongLog { .. } => 421,
             Refusal::RetryLater { .. } => 503,
             Refusal::NoSuchCopy { .. } => 404,

@@ -7,8 +7,8 @@ use std::fmt;
 
 use crate::ids::{Epoch, Lsn, Offset};
 use crate::layout::{
-    CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity,
-    TYPE_CHECKSUM, TYPE_RECORD, TYPE_UNWRITTEN, padded,
+    ALIGNMENT, CHECKSUM_SIZE, Chain, Closure, FIRST_LSN_MAX, Lag, RECORD_HEADER_SIZE, RECORD_SIZE_MIN,
+    SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity, TYPE_CHECKSUM, TYPE_RECORD, TYPE_UNWRITTEN, padded,
 };
 use crate::planted::{self, Bug};
 
@@ -47,8 +47,6 @@ pub enum StopReason {
     PayloadCrc,
     /// Padding after the payload is not zero.
     Padding,
-    /// A checksum entry with no record before it.
-    EmptyAppend,
     /// The checksum entry is not the chain over all headers so far (or has not landed whole).
     Checksum,
 }
@@ -67,7 +65,6 @@ impl fmt::Display for StopReason {
             StopReason::Epoch { found, expected } => write!(f, "record has epoch {found}, expected {expected}"),
             StopReason::PayloadCrc => f.write_str("payload CRC does not match"),
             StopReason::Padding => f.write_str("padding is not zero"),
-            StopReason::EmptyAppend => f.write_str("checksum entry without a record"),
             StopReason::Checksum => f.write_str("checksum entry does not match the chain"),
         }
     }
@@ -91,7 +88,7 @@ pub struct Record<'a> {
     pub payload: &'a [u8],
 }
 
-/// One accepted append: its records are in the log together or not at all.
+/// One accepted append: its records are in the log together or not at all. A mark is one without records.
 #[derive(Clone, Copy, Debug)]
 pub struct Append<'a> {
     first: Lsn,
@@ -122,6 +119,8 @@ pub struct Scanner<'a> {
     base: usize,
     epoch: Epoch,
     closure: Closure,
+    /// Everything before was acknowledged, by what the accepted entries say.
+    acked: Offset,
 }
 
 impl<'a> Scanner<'a> {
@@ -137,17 +136,17 @@ impl<'a> Scanner<'a> {
             return Err(Stop { at: Offset(0), why });
         };
         let chain = Chain::default().extend(header);
-        if bytes.get(SEGMENT_HEADER_SIZE..SEGMENT_OVERHEAD) != Some(chain.entry().as_slice()) {
+        let Some((chain, _)) = sealed(&bytes[SEGMENT_HEADER_SIZE..], chain) else {
             return Err(Stop { at: Offset(SEGMENT_HEADER_SIZE as u32), why: StopReason::Checksum });
-        }
+        };
         let closure = Closure { first, last: first.prev(), end: Offset(SEGMENT_OVERHEAD as u32), chain };
-        Ok(Scanner { bytes, base: 0, epoch: identity.epoch, closure })
+        Ok(Scanner { bytes, base: 0, epoch: identity.epoch, closure, acked: Offset(0) })
     }
 
     /// Goes on where an earlier scan of the same segment, perhaps of fewer bytes of it, had got to.
     pub fn resume(bytes: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
         let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
-        Scanner { bytes, base: 0, epoch: identity.epoch, closure }
+        Scanner { bytes, base: 0, epoch: identity.epoch, closure, acked: Offset(0) }
     }
 
     /// Goes on where an earlier scan of the same segment had got to, with nothing but the bytes from there on: `tail`
@@ -156,7 +155,7 @@ impl<'a> Scanner<'a> {
         let base = closure.end.0 as usize;
         assert!(base >= SEGMENT_OVERHEAD, "the segment header was accepted before");
         let room = (identity.size.bytes() as usize).saturating_sub(base);
-        Scanner { bytes: &tail[..tail.len().min(room)], base, epoch: identity.epoch, closure }
+        Scanner { bytes: &tail[..tail.len().min(room)], base, epoch: identity.epoch, closure, acked: Offset(0) }
     }
 
     /// Where the accepted log ends so far.
@@ -184,13 +183,12 @@ impl<'a> Scanner<'a> {
                     chain = chain.extend(header);
                     next = next.next();
                 }
-                TYPE_CHECKSUM if next == first => return Err(stop(StopReason::EmptyAppend)),
                 TYPE_CHECKSUM => {
-                    if rest.get(..CHECKSUM_SIZE) != Some(chain.entry().as_slice()) {
-                        return Err(stop(StopReason::Checksum));
-                    }
+                    let (chain, lag) = sealed(rest, chain).ok_or_else(|| stop(StopReason::Checksum))?;
                     let entries = &self.bytes[start..at];
-                    let end = Offset((self.base + at + CHECKSUM_SIZE) as u32);
+                    let here = (self.base + at) as u32;
+                    let end = Offset(here + CHECKSUM_SIZE as u32);
+                    self.acked = self.acked.max(lag.acked(Offset(here)));
                     self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
                     return if planted::skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
                 }
@@ -233,6 +231,13 @@ impl<'a> Scanner<'a> {
     }
 }
 
+/// The chain after the checksum entry that `bytes` begin with, and its lag. `None`: it does not end an append with `chain`.
+fn sealed(bytes: &[u8], chain: Chain) -> Option<(Chain, Lag)> {
+    let entry = bytes.first_chunk::<CHECKSUM_SIZE>()?;
+    let (found, lag) = Chain::from_entry(entry)?;
+    (found == chain.seal(lag).0).then_some((found, lag))
+}
+
 /// What a scan of a whole buffer found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanReport {
@@ -240,14 +245,95 @@ pub struct ScanReport {
     pub closure: Closure,
     /// Where and why the scan stopped.
     pub stop: Stop,
+    /// Everything before this offset was acknowledged: what entries say that are valid, or that stand behind the stop and
+    /// verify by themselves. Where it lies beyond the valid end, what is missing between has been lost or damaged.
+    pub acked: Offset,
 }
 
-/// Scans a whole buffer.
-pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
-    match Scanner::new(bytes, identity) {
-        Ok(scanner) => run(scanner),
-        Err(stop) => ScanReport { closure: Closure::default(), stop },
+impl ScanReport {
+    /// What there is to tell of the segment's tail.
+    pub fn tail(&self) -> Tail {
+        Tail { closure: self.closure, acked: self.acked }
     }
+}
+
+/// How far an open segment is valid, and how far it must be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tail {
+    /// Where the valid log ends.
+    pub closure: Closure,
+    /// Everything before this offset was acknowledged.
+    pub acked: Offset,
+}
+
+impl Tail {
+    /// True when acknowledged bytes are no longer valid: this is not where the log ends.
+    pub fn is_damaged(&self) -> bool {
+        self.acked > self.closure.end
+    }
+}
+
+/// Scans a whole buffer. What stands behind the first bad entry is looked at for one thing only: whether it proves that
+/// the bad entry was acknowledged.
+pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
+    let report = match Scanner::new(bytes, identity) {
+        Ok(scanner) => run(scanner),
+        Err(stop) => ScanReport { closure: Closure::default(), stop, acked: Offset(0) },
+    };
+    let behind = acked_behind(bytes, identity, &report.closure);
+    ScanReport { acked: report.acked.max(behind), ..report }
+}
+
+/// Bytes that the search behind a bad entry verifies at most, for each byte of the segment. Payloads that look like entries
+/// must not make a failover slow.
+const SEARCH_FACTOR: usize = 2;
+
+/// How far the log was acknowledged, by entries behind `known.end` that verify by themselves: a checksum entry whose chain
+/// the next append goes on from. Where they begin is not known, so every aligned word is tried.
+///
+/// Nobody but this log's primary writes here, and whatever it wrote is true; so bytes that merely landed out of order prove
+/// nothing wrong. An app that puts such entries into its payloads deceives itself alone: its group waits for a person.
+fn acked_behind(bytes: &[u8], identity: &SegmentIdentity, known: &Closure) -> Offset {
+    let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
+    let mut acked = Offset(0);
+    let mut budget = SEARCH_FACTOR * bytes.len();
+    let mut at = (known.end.0 as usize).max(SEGMENT_HEADER_SIZE);
+    while let Some(entry) = bytes.get(at..).and_then(<[u8]>::first_chunk::<CHECKSUM_SIZE>) {
+        at += ALIGNMENT;
+        let Some((chain, _)) = Chain::from_entry(entry) else { continue };
+        let last = match bytes.get(at) {
+            Some(&TYPE_RECORD) => next_lsn(&bytes[at..]).prev(),
+            Some(&TYPE_CHECKSUM) => known.last,
+            _ => continue,
+        };
+        let plausible = known.last.0 + ((at - known.end.0 as usize) / RECORD_SIZE_MIN) as u64;
+        let bound = if *known == Closure::default() { FIRST_LSN_MAX } else { Lsn(plausible) };
+        if !(known.last..=bound).contains(&last) {
+            continue;
+        }
+        let closure = Closure { first: last.next(), last, end: Offset(at as u32), chain };
+        let mut scanner = Scanner { bytes, base: 0, epoch: identity.epoch, closure, acked: Offset(0) };
+        while budget > 0 {
+            let before = scanner.closure.end.0;
+            let reached = match scanner.next_append() {
+                Ok(_) => scanner.closure.end.0,
+                Err(stop) => stop.at.0,
+            };
+            budget = budget.saturating_sub(reached.saturating_sub(before) as usize + CHECKSUM_SIZE);
+            if scanner.closure.end.0 == before {
+                break;
+            }
+        }
+        acked = acked.max(scanner.acked);
+        at = at.max(scanner.closure.end.0 as usize - CHECKSUM_SIZE);
+    }
+    acked
+}
+
+/// The number in what looks like a record header; 0 where there is not enough of it.
+fn next_lsn(bytes: &[u8]) -> Lsn {
+    let lsn = bytes.get(16..24).and_then(<[u8]>::first_chunk::<8>);
+    Lsn(lsn.map_or(0, |lsn| u64::from_le_bytes(*lsn)))
 }
 
 /// Scans on from where an earlier scan of this segment had got to: `tail` begins at `known.end`. The default closure, that
@@ -262,7 +348,7 @@ pub fn scan_on(tail: &[u8], identity: &SegmentIdentity, known: Closure) -> ScanR
 fn run(mut scanner: Scanner<'_>) -> ScanReport {
     loop {
         if let Err(stop) = scanner.next_append() {
-            return ScanReport { closure: scanner.closure(), stop };
+            return ScanReport { closure: scanner.closure(), stop, acked: scanner.acked };
         }
     }
 }

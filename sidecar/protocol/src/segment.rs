@@ -4,8 +4,8 @@
 
 use crate::ids::{Lsn, Offset};
 use crate::layout::{
-    CHECKSUM_SIZE, Chain, Closure, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD,
-    SegmentIdentity, padded, record_size,
+    CHECKSUM_SIZE, Chain, Closure, Lag, MARKS_SIZE, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE,
+    SEGMENT_OVERHEAD, SegmentIdentity, padded, record_size,
 };
 use crate::planted::{self, Bug};
 
@@ -17,6 +17,10 @@ pub struct SegmentWriter {
     end: u32,
     next: Lsn,
     chain: Chain,
+    /// Everything before is acknowledged, as far as this side has been told.
+    acked: Offset,
+    /// The last entries are marks that say that everything is acknowledged.
+    marked: bool,
 }
 
 /// Bytes that an append of these payload lengths takes in the log, checksum entry included.
@@ -29,11 +33,11 @@ impl SegmentWriter {
     /// record will be `first`. Returns the writer and the number of bytes written.
     pub fn open(identity: SegmentIdentity, first: Lsn, tail: &mut [u8]) -> (SegmentWriter, u32) {
         let header = identity.header(first);
-        let chain = Chain::default().extend(&header);
+        let (chain, entry) = Chain::default().extend(&header).seal(Lag::UNKNOWN);
         tail[..SEGMENT_HEADER_SIZE].copy_from_slice(&header);
-        tail[SEGMENT_HEADER_SIZE..SEGMENT_OVERHEAD].copy_from_slice(&chain.entry());
-        let writer = SegmentWriter { identity, first, end: SEGMENT_OVERHEAD as u32, next: first, chain };
-        (writer, SEGMENT_OVERHEAD as u32)
+        tail[SEGMENT_HEADER_SIZE..SEGMENT_OVERHEAD].copy_from_slice(&entry);
+        let (end, acked) = (SEGMENT_OVERHEAD as u32, Offset(0));
+        (SegmentWriter { identity, first, end, next: first, chain, acked, marked: false }, end)
     }
 
     /// The segment being written.
@@ -41,9 +45,38 @@ impl SegmentWriter {
         &self.identity
     }
 
-    /// Bytes left.
+    /// Bytes left for appends: behind the last one there is always room for marks.
     pub fn room(&self) -> usize {
-        (self.identity.size.bytes() - self.end) as usize
+        ((self.identity.size.bytes() - self.end) as usize).saturating_sub(MARKS_SIZE)
+    }
+
+    /// Everything before this offset is acknowledged: the entries to come say so.
+    pub fn acknowledged(&mut self, acked: Offset) {
+        assert!(acked.0 <= self.end, "only what was appended is acknowledged");
+        self.acked = self.acked.max(acked);
+    }
+
+    /// True when everything is acknowledged and no entry says so yet.
+    pub fn wants_marks(&self) -> bool {
+        !self.marked && self.acked.0 == self.end
+    }
+
+    /// Places two marks at the start of `tail`: everything before them is acknowledged. Only where
+    /// [`SegmentWriter::wants_marks`]. Returns the bytes written.
+    pub fn mark(&mut self, tail: &mut [u8]) -> u32 {
+        assert!(self.wants_marks(), "marks stand behind what is acknowledged");
+        for entry in tail[..MARKS_SIZE].chunks_exact_mut(CHECKSUM_SIZE) {
+            entry.copy_from_slice(&self.seal(self.chain, self.end));
+            self.end += CHECKSUM_SIZE as u32;
+        }
+        self.marked = true;
+        MARKS_SIZE as u32
+    }
+
+    fn seal(&mut self, chain: Chain, at: u32) -> [u8; CHECKSUM_SIZE] {
+        let (chain, entry) = chain.seal(Lag::between(self.acked, Offset(at)));
+        self.chain = chain;
+        entry
     }
 
     /// LSN of the next record.
@@ -80,10 +113,11 @@ impl SegmentWriter {
             at += RECORD_HEADER_SIZE + padded(payload.len());
         }
         assert!(next > self.next, "an append has at least one record");
-        tail[at..at + CHECKSUM_SIZE].copy_from_slice(&chain.entry());
+        let entry = self.seal(chain, self.end + at as u32);
+        tail[at..at + CHECKSUM_SIZE].copy_from_slice(&entry);
         at += CHECKSUM_SIZE;
         assert!(at <= self.room(), "the caller checks the room before it appends");
-        (self.chain, self.next, self.end) = (chain, next, self.end + at as u32);
+        (self.next, self.end, self.marked) = (next, self.end + at as u32, false);
         at as u32
     }
 }

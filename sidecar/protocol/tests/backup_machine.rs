@@ -4,12 +4,14 @@ use tailwind_protocol::backup::{
     Backup, Counts, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{BootId, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenRequest, Purpose,
     Refusal, TrimRequest,
 };
+
+use tailwind_protocol::scan::Tail;
 
 const SLOT_SIZE: u32 = 64 << 10;
 
@@ -17,7 +19,7 @@ const SLOT_SIZE: u32 = 64 << 10;
 struct Desk {
     backup: Backup,
     requests: u64,
-    scanned: Closure,
+    scanned: Tail,
     sound: bool,
     out: Vec<Output>,
 }
@@ -27,13 +29,13 @@ impl Desk {
         let unflushed_bytes_max = u64::from(slots) * u64::from(SLOT_SIZE);
         let limits = Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max };
         let (backup, out) = Backup::start(group("g"), "m1".parse().expect("a name"), BootId(1), limits, found);
-        let mut desk = Desk { backup, requests: 0, scanned: Closure::default(), sound: true, out: Vec::new() };
+        let mut desk = Desk { backup, requests: 0, scanned: Tail::default(), sound: true, out: Vec::new() };
         desk.carry(out);
         desk
     }
 
     fn fresh() -> Desk {
-        Desk::start(Found { promise: Promise::default(), rows: vec![], files: vec![] }, 4)
+        Desk::start(Found::default(), 4)
     }
 
     fn step(&mut self, input: Input) {
@@ -74,7 +76,7 @@ impl Desk {
     }
 
     fn fence(&mut self, epoch: u64) {
-        let reply = self.ask(Request::Fence(FenceRequest { caller: caller(epoch) }));
+        let reply = self.ask(Request::Fence(fence(caller(epoch))));
         assert!(matches!(reply, Some(Reply::Inventory(_))), "{reply:?}");
     }
 }
@@ -87,6 +89,12 @@ fn caller(epoch: u64) -> Caller {
     Caller { group: group("g"), log: LogId(1), epoch: Epoch(epoch) }
 }
 
+/// Each epoch has one claim here, its own number.
+fn fence(caller: Caller) -> FenceRequest {
+    let earlier = (1..caller.epoch.0).rev().map(Claim).collect();
+    FenceRequest { claim: Claim(caller.epoch.0), earlier, caller }
+}
+
 fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
     SegmentIdentity {
         log: LogId(1),
@@ -95,6 +103,10 @@ fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
         generation: Generation(segment << 8 | epoch),
         size: SegmentSize::MIN,
     }
+}
+
+fn tail(last: u64) -> Tail {
+    Tail { closure: closure(last), acked: Offset(0) }
 }
 
 fn closure(last: u64) -> Closure {
@@ -114,7 +126,7 @@ fn requests(caller: &Caller) -> Vec<Request> {
     let caller = || caller.clone();
     vec![
         Request::Connect(caller()),
-        open(caller(), SegmentIdentity { log: caller().log, ..identity(2, 1) }, Purpose::Append),
+        open(caller(), SegmentIdentity { log: caller().log, ..identity(2, caller().epoch.0) }, Purpose::Append),
         open(caller(), SegmentIdentity { log: caller().log, ..identity(3, 1) }, Purpose::Install),
         close(caller(), identity(1, 5), 1),
         Request::Flush(FlushRequest { caller: caller(), identity: identity(1, 5), end: Offset(72) }),
@@ -161,10 +173,10 @@ fn only_the_promised_epoch_of_the_right_log_is_admitted() {
 #[test]
 fn a_fence_raises_the_promise_and_never_lowers_it() {
     let mut desk = promised();
-    let older = desk.ask(Request::Fence(FenceRequest { caller: caller(4) }));
+    let older = desk.ask(Request::Fence(fence(caller(4))));
     assert_eq!(older, Some(Reply::Refused(Refusal::Fenced { promised: Epoch(5) })));
     for wrong in [Caller { log: LogId(2), ..caller(9) }, Caller { group: group("h"), ..caller(9) }] {
-        let reply = desk.ask(Request::Fence(FenceRequest { caller: wrong }));
+        let reply = desk.ask(Request::Fence(fence(wrong)));
         assert!(matches!(reply, Some(Reply::Refused(Refusal::WrongLog { .. }))), "{reply:?}");
     }
     assert_eq!(desk.backup.promise().epoch, Epoch(5));
@@ -240,9 +252,9 @@ fn closing_again_says_what_is_true_now() {
 #[test]
 fn bytes_that_changed_after_the_scan_are_scanned_again() {
     let mut desk = promised();
-    desk.scanned = closure(7);
+    desk.scanned = tail(7);
     desk.fence(6);
-    (desk.sound, desk.scanned) = (false, closure(4));
+    (desk.sound, desk.scanned) = (false, tail(4));
     let reply = desk.ask(close(caller(6), identity(1, 5), 7));
     assert_eq!(reply, Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) })));
     // The next candidate sees what is left, copies the segment from another member, and does not try this close again.
@@ -253,7 +265,7 @@ fn bytes_that_changed_after_the_scan_are_scanned_again() {
 #[test]
 fn an_image_that_is_bad_leaves_the_older_copy_alone() {
     let mut desk = promised();
-    desk.scanned = closure(4);
+    desk.scanned = tail(4);
     desk.fence(6);
     assert!(matches!(desk.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
     desk.sound = false;
@@ -271,7 +283,7 @@ fn of_two_buffers_for_one_segment_the_one_that_got_further_counts() {
     let unfinished = (Slot(2), row(Purpose::Install, 6, None));
     for rows in [vec![image, unfinished, old], vec![old, image, unfinished]] {
         let promise = Promise { log: Some(LogId(1)), epoch: Epoch(6), ..Promise::default() };
-        let desk = Desk::start(Found { promise, rows, files: vec![] }, 4);
+        let desk = Desk::start(Found { promise, rows, ..Found::default() }, 4);
         let copies = desk.backup.inventory().copies;
         assert_eq!((copies.len(), copies[0].state, copies[0].closure), (1, CopyState::Closed, closure(7)));
         assert_eq!(desk.backup.unflushed_bytes(), u64::from(SLOT_SIZE), "the other buffers are free");
@@ -312,7 +324,7 @@ fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> 
 #[test]
 fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
     let mut desk = promised();
-    desk.scanned = closure(3);
+    desk.scanned = tail(3);
     desk.fence(6);
     let next = || open_flushed(caller(6), identity(2, 6), Purpose::Append);
     let refused = |desk: &mut Desk, why: &str| {
@@ -335,7 +347,7 @@ fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
 #[test]
 fn an_image_comes_in_before_durability_can_be_raised() {
     let mut desk = promised();
-    desk.scanned = closure(3);
+    desk.scanned = tail(3);
     desk.fence(6);
     let image = desk.ask(open_flushed(caller(6), identity(1, 5), Purpose::Install));
     assert!(matches!(image, Some(Reply::Opened(Slot(1)))), "{image:?}");
@@ -381,7 +393,7 @@ fn the_last_buffer_is_for_images() {
     for segment in 1..=3 {
         assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
     }
-    desk.scanned = closure(3);
+    desk.scanned = tail(3);
     desk.fence(6);
     let image = |segment| open(caller(6), identity(segment, 5), Purpose::Install);
     assert_eq!(desk.ask(image(1)), Some(Reply::Opened(Slot(3))));
@@ -397,7 +409,7 @@ fn the_last_buffer_is_for_images() {
 /// A pool that is too small for both serves appends.
 #[test]
 fn a_pool_of_two_keeps_nothing_for_images() {
-    let mut desk = Desk::start(Found { promise: Promise::default(), rows: vec![], files: vec![] }, 2);
+    let mut desk = Desk::start(Found::default(), 2);
     desk.fence(5);
     for segment in 1..=2 {
         assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
@@ -427,7 +439,7 @@ fn a_trim_takes_what_was_left_behind_unclosed() {
                 closed,
             });
             let rows = vec![(Slot(0), row(identity(1, 5), None)), (Slot(1), row(later, Some(closure)))];
-            desk = Desk::start(Found { promise, rows, files: vec![] }, 4);
+            desk = Desk::start(Found { promise, rows, ..Found::default() }, 4);
         }
         assert_eq!(desk.ask(trim(3)), Some(Reply::Done));
         assert!(!desk.out.contains(&Output::Release(Slot(0))), "record 3 may be in it");
@@ -448,7 +460,7 @@ fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
     desk.out.clear();
     desk.step(Input::Shutdown);
     assert!(!desk.out.iter().any(|output| matches!(output, Output::Finish { .. })));
-    let reply = desk.ask(Request::Fence(FenceRequest { caller: caller(6) }));
+    let reply = desk.ask(Request::Fence(fence(caller(6))));
     assert!(matches!(reply, Some(Reply::Refused(Refusal::Failed { .. }))), "{reply:?}");
     desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert!(desk.out.contains(&Output::Finish { complete: true }));

@@ -6,10 +6,11 @@ mod logs;
 use logs::{FIRST, Log, identity};
 use tailwind_protocol::ids::{Lsn, Offset};
 use tailwind_protocol::layout::{
-    CHECKSUM_SIZE, Chain, Closure, END_MARK, Footer, RecordHeader, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, Sealed,
+    CHECKSUM_SIZE, Chain, Closure, END_MARK, Footer, Lag, RecordHeader, SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, Sealed,
     SegmentIdentity, SegmentSize, record_size,
 };
-use tailwind_protocol::scan::Scanner;
+use tailwind_protocol::scan::{Scanner, scan};
+use tailwind_protocol::segment::SegmentWriter;
 
 /// Asserts bytes written as lines of hexadecimal pairs, each with its meaning after a `|`.
 fn assert_bytes(found: &[u8], golden: &str) {
@@ -22,7 +23,7 @@ fn assert_bytes(found: &[u8], golden: &str) {
 #[test]
 fn segment_header() {
     let golden = "
-        54 57 53 45 47 4d 54 31 | magic: TWSEGMT, format 1
+        54 57 53 45 47 4d 54 32 | magic: TWSEGMT, format 2
         00 01 02 03 04 05 06 07 | log id, low half
         08 09 0a 0b 0c 0d 0e 0f | log id, high half
         03 00 00 00 00 00 00 00 | segment 3
@@ -54,17 +55,40 @@ fn record_header() {
 fn checksum_entry() {
     let golden = "
         43                      | type: checksum
-           04 03 02 01          | the chain
-                       00 00    | reserved
+           fc 05 2f f4          | the chain, over the lag as well
+                       34 12    | lag: acknowledged up to 0x1234 × 8 bytes before this entry
                              e7 | end mark, never zero";
-    assert_bytes(&Chain(0x0102_0304).entry(), golden);
+    let (chain, entry) = Chain(0x0102_0304).seal(Lag(0x1234));
+    assert_bytes(&entry, golden);
+    assert_eq!(Chain::from_entry(&entry), Some((chain, Lag(0x1234))));
+}
+
+#[test]
+fn a_lag_never_claims_too_much() {
+    for (acked, at, lag) in [
+        (0, 0, 0),
+        (72, 72, 0),
+        (71, 72, 1),
+        (0, 8, 1),
+        (0, 9, 2),
+        (0, 0x7fff * 8, 0x7fff),
+        (0, 0x8000 * 8, 0x8000 | 512),
+        (0, 0x8000 * 8 + 1, 0x8000 | 513),
+        (0, 0x7ffe * 512, 0xfffe),
+    ] {
+        assert_eq!(Lag::between(Offset(acked), Offset(at)), Lag(lag), "{acked} {at}");
+        assert!(Lag(lag).acked(Offset(at)) <= Offset(acked));
+    }
+    assert_eq!(Lag::between(Offset(0), Offset(0x7ffe * 512 + 1)), Lag::UNKNOWN);
+    assert_eq!(Lag::UNKNOWN.acked(Offset(u32::MAX)), Offset(0), "nothing is claimed");
+    assert_eq!(Lag(9).acked(Offset(64)), Offset(0));
 }
 
 #[test]
 fn a_segment_with_one_append_and_a_batch() {
     let log = Log::write(identity(), vec![vec![b"hello, log!".to_vec()], vec![b"".to_vec(), b"12345678".to_vec()]]);
     let golden = "
-        54 57 53 45 47 4d 54 31 | segment header
+        54 57 53 45 47 4d 54 32 | segment header
         00 01 02 03 04 05 06 07 |
         08 09 0a 0b 0c 0d 0e 0f |
         03 00 00 00 00 00 00 00 |
@@ -72,7 +96,7 @@ fn a_segment_with_one_append_and_a_batch() {
         88 77 66 55 44 33 22 11 |
         29 00 00 00 00 00 00 00 |
         00 00 01 00 00 00 00 00 |
-        43 d1 e9 06 de 00 00 e7 | checksum entry: the chain begins with the segment header
+        43 97 7e de 05 ff ff e7 | checksum entry: the chain begins with the segment header, the lag is unknown
 
         52 00 00 00 0b 00 00 00 | an append of one record
         f4 ff ff ff 3c 31 b2 13 |
@@ -80,7 +104,7 @@ fn a_segment_with_one_append_and_a_batch() {
         02 00 00 00 00 00 00 00 |
         68 65 6c 6c 6f 2c 20 6c | hello, l
         6f 67 21 00 00 00 00 00 | og! and padding
-        43 5b dd c2 f8 00 00 e7 | checksum entry
+        43 7e 82 e0 f1 0f 00 e7 | checksum entry at 120: nothing in this segment is acknowledged
 
         52 00 00 00 00 00 00 00 | a batch of two: an empty record
         ff ff ff ff 00 00 00 00 |
@@ -91,10 +115,32 @@ fn a_segment_with_one_append_and_a_batch() {
         2b 00 00 00 00 00 00 00 |
         02 00 00 00 00 00 00 00 |
         31 32 33 34 35 36 37 38 | 12345678
-        43 47 cb 9e 14 00 00 e7 | one checksum entry for both";
+        43 fc 44 96 13 19 00 e7 | one checksum entry for both";
     assert_bytes(&log.bytes[..log.end()], golden);
     assert!(log.bytes[log.end()..].iter().all(|byte| *byte == 0), "nothing is written beyond the end");
-    assert_eq!(log.closures[2], Closure { first: FIRST, last: Lsn(43), end: Offset(208), chain: Chain(0x149e_cb47) });
+    assert_eq!(log.closures[2], Closure { first: FIRST, last: Lsn(43), end: Offset(208), chain: Chain(0x1396_44fc) });
+}
+
+#[test]
+fn marks_behind_what_is_acknowledged() {
+    let mut bytes = vec![0; identity().size.bytes() as usize];
+    let (mut writer, mut end) = SegmentWriter::open(identity(), FIRST, &mut bytes);
+    end += writer.append(&mut bytes[end as usize..], std::iter::once(b"hello, log!".as_slice()));
+    end += writer.append(&mut bytes[end as usize..], [b"".as_slice(), b"12345678"].into_iter());
+    writer.acknowledged(Offset(128));
+    assert!(!writer.wants_marks(), "the second append is not acknowledged");
+    writer.acknowledged(Offset(208));
+    assert!(writer.wants_marks());
+    assert_eq!(writer.mark(&mut bytes[end as usize..]), 16);
+    assert!(!writer.wants_marks(), "once");
+    let golden = "
+        43 51 2a 61 88 00 00 e7 | everything before this entry is acknowledged
+        43 1c 0e d9 20 01 00 e7 | so is everything before the entry before";
+    assert_bytes(&bytes[208..224], golden);
+    let (last, chain) = (Lsn(43), Chain(0x20d9_0e1c));
+    assert_eq!(writer.closure(), Closure { first: FIRST, last, end: Offset(224), chain });
+    let report = scan(&bytes, &identity());
+    assert_eq!((report.closure, report.acked), (writer.closure(), Offset(208)));
 }
 
 #[test]
@@ -141,7 +187,7 @@ fn a_header_that_could_not_have_been_written_is_none() {
         header[at..at + bytes.len()].copy_from_slice(bytes);
         SegmentIdentity::from_header(&header)
     };
-    assert_eq!(with(7, b"2"), None, "another format");
+    assert_eq!(with(7, b"1"), None, "another format");
     assert_eq!(with(24, &0_u64.to_le_bytes()), None, "segments count from 1");
     assert_eq!(with(32, &0_u64.to_le_bytes()), None, "epochs count from 1");
     assert_eq!(with(48, &0_u64.to_le_bytes()), None, "LSNs count from 1");
@@ -165,7 +211,7 @@ fn whatever_the_last_byte_of_the_chain_an_entry_without_its_end_mark_is_none() {
             continue;
         }
         let end = log.end();
-        assert_eq!(log.bytes[end - 4..end], [last_chain_byte, 0, 0, END_MARK]);
+        assert_eq!(log.bytes[end - 4..end], [last_chain_byte, 14, 0, END_MARK]);
         assert_eq!(log.intact(&log.bytes), Some(1));
         log.check(&log.bytes);
         for lost in 1..=CHECKSUM_SIZE {

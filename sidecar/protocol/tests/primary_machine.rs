@@ -23,6 +23,7 @@ fn config(members: usize) -> Configuration {
         log: LogId(1),
         epoch: Epoch(1),
         claim: Claim(1),
+        earlier: Vec::new(),
         version: Version(1),
         primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
         members: (1..=members).map(member).collect(),
@@ -47,6 +48,8 @@ fn holds_nothing(member: &MemberRef) -> Inventory {
         log: Some(LogId(1)),
         promised: Epoch(1),
         trimmed: Lsn(0),
+        damage: Vec::new(),
+        witness: true,
         copies: vec![],
     }
 }
@@ -543,7 +546,7 @@ fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
     let spare = member(2);
     let identity = SegmentIdentity { segment: SegmentId(7), ..desk.segments[0] };
     let closure = Closure { first: Lsn(50), last: Lsn(60), end: Offset(500), chain: Chain(1) };
-    let alien = CopyReport { identity, state: CopyState::Open, closure };
+    let alien = CopyReport { identity, state: CopyState::Open, closure, acked: Offset(0) };
     let inventory = Inventory { copies: vec![alien], ..holds_nothing(&spare) };
     desk.step(Input::Recruited(spare.clone(), inventory));
     assert_eq!(desk.swap, None);

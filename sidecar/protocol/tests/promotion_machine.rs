@@ -19,6 +19,7 @@ fn config(members: u128) -> Configuration {
         log: LogId(1),
         epoch: Epoch(5),
         claim: Claim(1),
+        earlier: Vec::new(),
         version: Version(5),
         primary: primary("s2"),
         members: (1..=members).map(member).collect(),
@@ -38,7 +39,14 @@ impl Desk {
     }
 
     fn start_with(seed: u64, min_in_sync: u8) -> Desk {
-        let rules = Rules { backups: 2, min_in_sync, fence_patience_ms: 100, retry_ms: 10, repair_patience_ms: 1000 };
+        let rules = Rules {
+            backups: 2,
+            min_in_sync,
+            fence_patience_ms: 100,
+            retry_ms: 10,
+            repair_patience_ms: 1000,
+            accept_loss: None,
+        };
         let mut out = Vec::new();
         let machine = Promotion::start(primary("s1"), rules, LogId(9), seed, &mut out);
         Desk { machine, now: Time(0), out }
@@ -137,7 +145,12 @@ fn copy(segment: u64, state: CopyState) -> CopyReport {
         generation: Generation(segment),
         size: SegmentSize::MIN,
     };
-    CopyReport { identity, state, closure: Closure { first, last, end: Offset(1000), chain: Chain(7) } }
+    CopyReport {
+        identity,
+        state,
+        closure: Closure { first, last, end: Offset(1000), chain: Chain(7) },
+        acked: Offset(0),
+    }
 }
 
 fn inventory(member: &MemberRef, copies: Vec<CopyReport>) -> Inventory {
@@ -147,6 +160,8 @@ fn inventory(member: &MemberRef, copies: Vec<CopyReport>) -> Inventory {
         log: Some(LogId(1)),
         promised: Epoch(6),
         trimmed: Lsn(0),
+        damage: Vec::new(),
+        witness: true,
         copies,
     }
 }

@@ -25,7 +25,7 @@ fn closure(first: u64, last: u64) -> Closure {
 }
 
 fn copy(segment: u64, epoch: u64, state: CopyState, first: u64, last: u64) -> CopyReport {
-    CopyReport { identity: identity(segment, epoch), state, closure: closure(first, last) }
+    CopyReport { identity: identity(segment, epoch), state, closure: closure(first, last), acked: Offset(0) }
 }
 
 /// A buffer whose segment header is there (`first` known) and no record.
@@ -44,6 +44,8 @@ fn holds(name: &str, copies: &[CopyReport]) -> Inventory {
         log: Some(LogId(1)),
         promised: Epoch(9),
         trimmed: Lsn(0),
+        damage: Vec::new(),
+        witness: true,
         copies: copies.to_vec(),
     }
 }

@@ -11,10 +11,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{
-    CHECKSUM_SIZE, Chain, Closure, FIRST_LSN_MAX, RECORD_HEADER_SIZE, RecordHeader, SEGMENT_HEADER_SIZE,
-    SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize, record_size,
+    CHECKSUM_SIZE, Chain, Closure, FIRST_LSN_MAX, Lag, MARKS_SIZE, RECORD_HEADER_SIZE, RecordHeader,
+    SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize, record_size,
 };
 use tailwind_protocol::scan::{Scanner, StopReason, scan, scan_on, verify};
+use tailwind_protocol::segment::SegmentWriter;
 
 /// What one PCIe write or one cache line carries: a torn write is made of whole ones.
 const LINE: usize = 64;
@@ -257,7 +258,7 @@ fn forged(records: &[([u8; RECORD_HEADER_SIZE], &[u8])]) -> Vec<u8> {
         bytes.extend_from_slice(body);
         chain = chain.extend(header);
     }
-    bytes.extend_from_slice(&chain.entry());
+    bytes.extend_from_slice(&chain.seal(Lag::UNKNOWN).1);
     bytes.resize(identity().size.bytes() as usize, 0);
     bytes
 }
@@ -297,7 +298,6 @@ fn each_check_refuses_what_all_the_others_let_pass() {
         assert_refused(&[(patched(0, kind), &body)], StopReason::UnknownType(kind));
     });
     assert_refused(&[(patched(0, 0), &body)], StopReason::Unwritten);
-    assert_refused(&[], StopReason::EmptyAppend);
     let again = scan(&forged(&[(good.to_bytes(), &body), (good.to_bytes(), &body)]), &identity());
     assert!(matches!(again.stop.why, StopReason::Lsn { .. }), "the second record of an append is checked too");
     assert_eq!(again.closure.end, Offset(SEGMENT_OVERHEAD as u32));
@@ -328,32 +328,48 @@ fn an_empty_record_is_a_record() {
 }
 
 #[test]
-fn records_may_fill_a_segment_to_the_last_byte() {
-    let room = identity().size.bytes() as usize - SEGMENT_OVERHEAD;
+fn records_may_fill_a_segment_up_to_the_room_for_marks() {
+    let room = identity().size.bytes() as usize - SEGMENT_OVERHEAD - MARKS_SIZE;
     let largest = room - CHECKSUM_SIZE - RECORD_HEADER_SIZE;
     let rest = |used: usize| room - used - 2 * (CHECKSUM_SIZE + RECORD_HEADER_SIZE);
     let unpadded: Vec<Payloads> = vec![vec![payload(largest - 7)]];
     for appends in [vec![vec![payload(largest)]], unpadded, vec![vec![payload(16)], vec![payload(rest(16))]]] {
         let log = Log::write(identity(), appends);
-        assert_eq!(log.end(), log.bytes.len());
-        let stop = log.check(&log.bytes);
-        assert_eq!((stop.at, stop.why), (Offset(identity().size.bytes()), StopReason::Full));
+        assert_eq!(log.end(), log.bytes.len() - MARKS_SIZE);
+        assert_eq!(log.check(&log.bytes).why, StopReason::Unwritten);
         for missing in 1..=CHECKSUM_SIZE {
             let mut torn = log.bytes.clone();
-            let end = torn.len();
-            torn[end - missing..].fill(0);
+            torn[log.end() - missing..].fill(0);
             assert_eq!(log.check(&torn).why, StopReason::Checksum);
         }
     }
 }
 
 #[test]
+fn marks_fill_a_segment_to_the_last_byte() {
+    let size = identity().size.bytes();
+    let mut bytes = vec![0; size as usize];
+    let (mut writer, mut end) = SegmentWriter::open(identity(), FIRST, &mut bytes);
+    let largest = payload(writer.room() - CHECKSUM_SIZE - RECORD_HEADER_SIZE);
+    end += writer.append(&mut bytes[end as usize..], std::iter::once(largest.as_slice()));
+    assert_eq!(writer.room(), 0);
+    writer.acknowledged(Offset(end));
+    writer.mark(&mut bytes[end as usize..]);
+    let report = scan(&bytes, &identity());
+    assert_eq!((report.closure, report.stop.why), (writer.closure(), StopReason::Full));
+    assert_eq!((report.closure.end, writer.room()), (Offset(size), 0));
+}
+
+#[test]
 fn bytes_beyond_the_segment_do_not_exist() {
     let size = identity().size.bytes() as usize;
-    let log = Log::write(identity(), vec![vec![payload(size - SEGMENT_OVERHEAD - CHECKSUM_SIZE - RECORD_HEADER_SIZE)]]);
+    let log = Log::write(
+        identity(),
+        vec![vec![payload(size - SEGMENT_OVERHEAD - CHECKSUM_SIZE - RECORD_HEADER_SIZE - MARKS_SIZE)]],
+    );
     let mut longer = log.bytes.clone();
     longer.extend_from_slice(&log.bytes);
-    assert_eq!(log.check(&longer).why, StopReason::Full);
+    assert_eq!(log.check(&longer).why, StopReason::Unwritten);
 }
 
 #[test]

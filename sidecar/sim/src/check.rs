@@ -99,6 +99,7 @@ mod tests {
             log: LogId(1),
             epoch: Epoch(epoch),
             claim: Claim(1),
+            earlier: Vec::new(),
             version: Version(epoch),
             primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
             members: Vec::new(),

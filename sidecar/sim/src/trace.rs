@@ -67,6 +67,7 @@ pub(crate) fn inventory(inventory: &Inventory) -> String {
         let state = match copy.state {
             CopyState::Open => "open",
             CopyState::Closed => "closed",
+            CopyState::Damaged => "damaged",
             CopyState::Corrupt => "corrupt",
         };
         let (segment, epoch) = (copy.identity.segment, copy.identity.epoch);

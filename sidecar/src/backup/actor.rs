@@ -55,6 +55,9 @@ pub(super) struct Report {
     pub(super) counts: Counts,
     #[serde(flatten)]
     pub(super) tallies: Tallies,
+    /// What this backup must hold and does not, or doubts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) damage: Vec<String>,
     /// Why the fabric can lend nothing any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) problem: Option<String>,
@@ -178,6 +181,7 @@ impl Running {
                     promise: daemon.machine().promise().clone(),
                     counts: daemon.machine().counts(),
                     tallies: daemon.tallies,
+                    damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
                 };
                 // Whoever asked may have gone.

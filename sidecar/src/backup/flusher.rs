@@ -3,7 +3,8 @@
 //! Fed by the [`actor`](super::actor) in the order in which the protocol decided.
 
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use anyhow::Context;
 use tailwind_backup::{Flusher, Job};
@@ -13,6 +14,9 @@ use tokio::sync::oneshot;
 
 use super::memory::PoolBuffers;
 use super::thread::spawn_owned;
+
+/// With nothing to do for so long it is noted how far open segments are flushed.
+const REST_AFTER: Duration = Duration::from_millis(50);
 
 enum Task {
     Do(Job),
@@ -79,8 +83,11 @@ impl<A: Fn(Input)> Worker<A> {
     fn work(mut self, queue: &Receiver<Task>) {
         loop {
             if self.flusher.due().is_none() {
-                let Ok(task) = queue.recv() else { return };
-                self.take(task);
+                match queue.recv_timeout(if self.flusher.is_restless() { REST_AFTER } else { Duration::MAX }) {
+                    Ok(task) => self.take(task),
+                    Err(RecvTimeoutError::Timeout) => self.flusher.rest(),
+                    Err(RecvTimeoutError::Disconnected) => return self.flusher.rest(),
+                }
             }
             // Whatever else waits: flushes of the same segment are done at once.
             queue.try_iter().for_each(|task| self.take(task));

@@ -23,7 +23,10 @@ pub(super) struct About {
     pub(super) buffer_bytes: u32,
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
+    /// Files that were moved aside at the start.
     pub(super) strange_files: u64,
+    /// Files in quarantine at the start.
+    pub(super) quarantined_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) obstacle: Option<String>,
@@ -54,9 +57,12 @@ pub(super) fn metrics(about: &About, report: &Report) -> String {
     text.gauge("tailwind_backup_segments_lent", "Buffers lent now.", counts.lent);
     text.gauge("tailwind_backup_segments_recovered", "Open segments left by an older epoch.", counts.recovered);
     text.gauge("tailwind_backup_segments_closed", "Closed segments.", counts.closed);
-    text.gauge("tailwind_backup_segments_corrupt", "Segments that no longer match their closure.", counts.corrupt);
+    text.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
+    text.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
+    text.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
+    text.gauge("tailwind_backup_quarantined", "Segments in quarantine.", about.quarantined_files + tallies.quarantined);
     text.gauge("tailwind_backup_segments_on_disk", "Segments on disk.", counts.on_disk);
-    text.gauge("tailwind_backup_strange_files", "Segment files left alone at the start.", about.strange_files);
+    text.gauge("tailwind_backup_strange_files", "Segment files moved aside at the start.", about.strange_files);
     text.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
     text.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
     text.gauge("tailwind_backup_unflushed_bytes_max", "Most of them that may be lent.", about.unflushed_bytes_max);

@@ -321,6 +321,11 @@ impl Worker {
     fn fail(&self, action: &'static str, failure: Failure) {
         match failure {
             Failure::Superseded(epoch) => self.tell(Input::Superseded(epoch)),
+            // Only a promotion can see to that: of a member that nobody has fenced, nothing is known.
+            failure @ Failure::ClaimedBefore(_) => {
+                tracing::error!(member = %self.link.member().id, action, %failure, "member refused");
+                self.tell(Input::Lost(self.seat));
+            }
             Failure::Unreachable(why) => {
                 tracing::warn!(member = %self.link.member().id, action, %why, "member failed");
                 self.tell(Input::Lost(self.seat));
@@ -353,7 +358,9 @@ async fn recruit(context: &Arc<Context>, config: &Configuration, lost: &[MemberI
                 return Some(Input::Recruited(MemberRef { boot, ..member }, inventory));
             }
             Err(Failure::Superseded(epoch)) => return Some(Input::Superseded(epoch)),
-            Err(Failure::Unreachable(why)) => tracing::info!(member = %member.id, %why, "spare refused"),
+            Err(why @ (Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
+                tracing::info!(member = %member.id, %why, "spare refused");
+            }
         }
     }
     None

@@ -37,6 +37,7 @@ const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct MemberLink {
     member: MemberRef,
     caller: Caller,
+    fence: FenceRequest,
     client: BackupClient,
     sender: Arc<dyn Sender>,
     durability: Durability,
@@ -52,6 +53,7 @@ impl MemberLink {
             client: BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup),
             member,
             caller: Caller { group: context.group.clone(), log: config.log, epoch: config.epoch },
+            fence: FenceRequest::of(context.group.clone(), config),
             sender: Arc::clone(&context.sender),
             durability: context.rules.durability,
             timeout: context.rules.rpc_timeout,
@@ -71,7 +73,7 @@ impl MemberLink {
 
     /// Stops every older epoch; what the backup holds.
     pub async fn fence(&self) -> Result<Inventory, Failure> {
-        self.call(path::FENCE, &FenceRequest { caller: self.caller() }).await
+        self.call(path::FENCE, &self.fence).await
     }
 
     /// Opens one data channel.
@@ -257,6 +259,7 @@ async fn fetch(
 fn failure(error: CallError) -> Failure {
     match error {
         CallError::Refused(Refusal::Fenced { promised }) => Failure::Superseded(promised),
+        CallError::Refused(Refusal::ClaimedBefore { promised }) => Failure::ClaimedBefore(promised),
         other => Failure::Unreachable(other.to_string()),
     }
 }

@@ -50,7 +50,11 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
         retry_ms: RETRY.as_millis() as u64,
         repair_patience_ms: REPAIR_PATIENCE.as_millis() as u64,
+        accept_loss: wishes.accept_loss,
     };
+    if let Some(accepted) = &rules.accept_loss {
+        tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
+    }
     let (answers, mut inputs) = mpsc::unbounded_channel();
     let mut outputs = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);

@@ -4,6 +4,7 @@
 //! ([`store`](crate::store)). Read by every role.
 
 use tailwind_protocol::ids::{Epoch, MemberId, SidecarId};
+use tailwind_protocol::promotion::AcceptedLoss;
 
 /// What the group wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Wishes {
     pub backups: Vec<(MemberId, String)>,
     /// The group is to have no primary.
     pub fenced: bool,
+    /// A person has accepted that the log may end early.
+    pub accept_loss: Option<AcceptedLoss>,
     /// A standby that shall take over from a primary that is well.
     pub switchover: Option<Switchover>,
 }
@@ -23,7 +26,7 @@ pub struct Wishes {
 impl Wishes {
     /// Whether a machine that was started with the one would do the same with the other.
     pub fn wants_the_same(&self, other: &Wishes) -> bool {
-        let of = |wishes: &Wishes| (wishes.members, wishes.min_in_sync, wishes.fenced);
+        let of = |wishes: &Wishes| (wishes.members, wishes.min_in_sync, wishes.fenced, wishes.accept_loss);
         of(self) == of(other)
     }
 

@@ -30,6 +30,16 @@ struct Local {
 struct Active {
     writer: SegmentWriter,
     buffer: AppendBuffer,
+    /// Where it ended at the last tick: the log is idle when nothing has been added since.
+    ticked: Offset,
+}
+
+impl Active {
+    fn learn(&mut self, acked: Position) {
+        if acked.segment == self.writer.identity().segment {
+            self.writer.acknowledged(acked.offset);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -81,7 +91,9 @@ impl Replicator {
         if self.active.as_ref().is_none_or(|active| active.writer.room() < size) {
             self.activate()?;
         }
+        let acked = self.primary.acked();
         let active = self.active.as_mut()?;
+        active.learn(acked);
         let count = active.writer.append(active.buffer.tail_mut(), payloads);
         active.buffer.publish(count);
         let closure = active.writer.closure();
@@ -102,8 +114,25 @@ impl Replicator {
         let (writer, count) = SegmentWriter::open(identity, first, buffer.tail_mut());
         buffer.publish(count);
         self.primary.appended(Offset(count));
-        self.active = Some(Active { writer, buffer });
+        self.active = Some(Active { writer, buffer, ticked: Offset(0) });
         Some(())
+    }
+
+    /// Time passes. Behind what was acknowledged since the last tick, and nothing after it, stand marks: whatever of it
+    /// rots in a member's memory cannot look like the end of the log.
+    pub fn tick(&mut self, now: Time) {
+        let acked = self.primary.acked();
+        if let Some(active) = &mut self.active {
+            active.learn(acked);
+            let end = active.writer.closure().end;
+            if active.ticked == end && active.writer.wants_marks() {
+                let count = active.writer.mark(active.buffer.tail_mut());
+                active.buffer.publish(count);
+                self.primary.appended(active.writer.closure().end);
+            }
+            active.ticked = end;
+        }
+        self.step(now, Input::Tick);
     }
 
     /// True when an append can be taken at once, or as soon as a roll-over is through.

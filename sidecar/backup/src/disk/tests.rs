@@ -54,7 +54,7 @@ impl Folder {
     }
 
     fn list(&self) -> Listing {
-        self.disk.list(&promise()).unwrap()
+        self.disk.list(&promise(), &[]).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -117,11 +117,10 @@ fn a_crash_between_closing_and_removing_is_tidied() {
 }
 
 #[test]
-fn strange_files_are_counted_and_left_alone() {
+fn strange_files_are_counted_and_moved_aside() {
     let folder = folder();
     folder.write_closed(identity(1));
     folder.write_closed(SegmentIdentity { log: LogId(2), ..identity(2) });
-    folder.write_closed(SegmentIdentity { epoch: Epoch(3), ..identity(3) });
     folder.write_closed(identity(4));
     folder.change("segment-0000000000000004.closed", |bytes| *bytes.last_mut().unwrap() ^= 1);
     folder.write_closed(identity(5));
@@ -141,8 +140,60 @@ fn strange_files_are_counted_and_left_alone() {
     let listing = folder.list();
     let segments: Vec<u64> = listing.closed.iter().map(|(identity, _)| identity.segment.0).collect();
     assert_eq!(segments, [1]);
-    assert_eq!(listing.strange, 7);
-    assert_eq!(names(), before);
+    assert_eq!(listing.strange, 6);
+    let after = names();
+    assert_eq!(after.len(), before.len(), "nothing is gone");
+    assert_eq!(after.iter().filter(|name| name.to_string_lossy().ends_with(".aside")).count(), 6);
+    assert_eq!(folder.list().strange, 0, "once");
+}
+
+#[test]
+fn an_owed_segment_whose_footer_has_rotted_is_known_by_its_bytes() {
+    let folder = folder();
+    let owed = [(identity(4), folder.write_closed(identity(4)))];
+    let name = "segment-0000000000000004.closed";
+    let whole = fs::read(folder.path(name)).unwrap();
+    folder.change(name, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let listing = folder.disk.list(&promise(), &owed).unwrap();
+    assert_eq!((listing.closed, listing.strange), (owed.to_vec(), 0));
+    assert_eq!(fs::read(folder.path(name)).unwrap(), whole, "mended");
+    folder.change(name, |bytes| {
+        bytes[120] ^= 1;
+        *bytes.last_mut().unwrap() ^= 1;
+    });
+    let listing = folder.disk.list(&promise(), &owed).unwrap();
+    assert_eq!((listing.closed, listing.strange), (vec![], 1), "not by its bytes either");
+}
+
+#[test]
+fn nothing_is_written_over_but_less_of_the_same() {
+    let folder = folder();
+    let name = "segment-0000000000000001.closed";
+    for identity in [identity(1), SegmentIdentity { epoch: Epoch(1), ..identity(1) }] {
+        let before = fs::read(folder.path(name)).ok();
+        let closure = folder.write_closed(identity);
+        assert_eq!(folder.list().closed, [(identity, closure)]);
+        if let Some(before) = before {
+            let kept = folder.path(&quarantined(&super::tests::identity(1), Sealed::Closed));
+            assert_eq!(fs::read(kept).unwrap(), before);
+        }
+    }
+    fs::write(folder.path(name), "of a newer version, say").unwrap();
+    folder.write_closed(identity(1));
+    assert_eq!(fs::read(folder.path(&format!("{name}.aside"))).unwrap(), b"of a newer version, say");
+}
+
+#[test]
+fn quarantine_keeps_what_is_dropped_under_names_of_its_own() {
+    let folder = folder();
+    for _ in 0..2 {
+        folder.write_closed(identity(1));
+        folder.disk.quarantine(SegmentId(1), LOG).unwrap();
+    }
+    let (closure, bytes) = segment(identity(1));
+    folder.disk.write_quarantine(&identity(1), &closure, &bytes).unwrap();
+    let listing = folder.list();
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange, listing.quarantined), (0, 0, 0, 3));
 }
 
 #[test]
@@ -198,7 +249,5 @@ fn what_is_no_file_is_strange_and_holds_nobody_up() {
     let listing = folder.list();
     assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (1, 0, 4));
     assert!(!folder.disk.is_closed(&identity(2)));
-    assert!(matches!(folder.disk.read_closed(&identity(2), &Closure::default()), Err(ReadError::Io(_))));
-    folder.disk.delete(SegmentId(3), LOG).unwrap();
-    assert!(folder.path("segment-0000000000000003.open").exists());
+    assert!(folder.path("segment-0000000000000003.open.aside").exists());
 }

@@ -53,7 +53,8 @@ impl Desk {
         let dir = tempfile::tempdir().unwrap();
         let disk = Arc::new(Disk::new(Box::new(OsFolder::open(&dir.path().join("flush")).unwrap())));
         let buffer = RefCell::new(vec![0; SegmentSize::MIN.bytes() as usize]);
-        Desk { flusher: Flusher::new(Arc::clone(&disk)), disk, buffer, requests: 0, _dir: dir }
+        let (flushed, ..) = Flushed::open(disk.folder(), false).unwrap();
+        Desk { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, _dir: dir }
     }
 
     /// These bytes of the segment become visible.

@@ -2,7 +2,7 @@
 //! `tests/fuzz_targets.rs`.
 
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
-use tailwind_protocol::layout::{Chain, RecordHeader, SEGMENT_HEADER_SIZE, SegmentIdentity, SegmentSize, padded};
+use tailwind_protocol::layout::{Chain, Lag, RecordHeader, SEGMENT_HEADER_SIZE, SegmentIdentity, SegmentSize, padded};
 use tailwind_protocol::scan::{Scanner, StopReason, scan as scan_whole, verify};
 use tailwind_protocol::segment::SegmentWriter;
 use tailwind_protocol::socket::{self, Batch, Decoded, FRAME_HEADER_SIZE, FrameError, Request, Response};
@@ -20,21 +20,37 @@ pub fn scan(data: &[u8]) {
     let bytes = forge(data, &identity);
     let report = scan_whole(&bytes, &identity);
 
-    let mut rewritten = vec![0; identity.size.bytes() as usize];
+    let mut rewritten = Vec::new();
     if let Ok(mut scanner) = Scanner::new(&bytes, &identity) {
-        let (mut writer, mut end) = SegmentWriter::open(identity, scanner.closure().first, &mut rewritten);
+        let header = identity.header(scanner.closure().first);
+        let mut chain = Chain::default().extend(&header);
+        rewritten.extend_from_slice(&header);
+        let seal = |chain: Chain, rewritten: &mut Vec<u8>| {
+            let (_, lag) =
+                bytes[rewritten.len()..].first_chunk().and_then(Chain::from_entry).expect("a checksum entry");
+            let (chain, entry) = chain.seal(lag);
+            rewritten.extend_from_slice(&entry);
+            chain
+        };
+        chain = seal(chain, &mut rewritten);
+        let mut lsn = scanner.closure().first;
         while let Ok(append) = scanner.next_append() {
-            append.records().zip(writer.next().0..).for_each(|(record, lsn)| assert_eq!(record.lsn.0, lsn));
-            end += writer.append(&mut rewritten[end as usize..], append.records().map(|record| record.payload));
+            for record in append.records() {
+                assert_eq!(record.lsn, lsn);
+                chain = put_record(&mut rewritten, chain, lsn, record.payload, |_| {});
+                lsn = lsn.next();
+            }
+            chain = seal(chain, &mut rewritten);
         }
-        assert_eq!((scanner.closure(), writer.closure()), (report.closure, report.closure));
+        assert_eq!((scanner.closure(), chain), (report.closure, report.closure.chain));
     }
     let end = report.closure.end.0 as usize;
-    assert!(bytes[..end] == rewritten[..end], "accepted bytes that no writer writes");
+    assert!(bytes[..end] == rewritten[..], "accepted bytes that no writer writes");
     assert!(report.stop.at.0 as usize >= end && report.stop.at.0 as usize <= bytes.len());
     assert_eq!(report.stop.why == StopReason::Full, end == bytes.len() && end > 0);
     assert!(verify(&bytes, &identity, &report.closure));
     assert!(verify(&bytes[..end], &identity, &report.closure));
+    assert!(report.acked.0 as usize <= bytes.len());
 }
 
 /// The input as a file of which nothing is known: a header in it must say what its bytes say.
@@ -58,7 +74,7 @@ fn forge(data: &[u8], identity: &SegmentIdentity) -> Vec<u8> {
     let mut bytes = vec![0; identity.size.bytes() as usize];
     let (_, end) = SegmentWriter::open(*identity, FIRST, &mut bytes);
     bytes.truncate(end as usize);
-    let mut chain = Chain::default().extend(&identity.header(FIRST));
+    let mut chain = Chain::default().extend(&identity.header(FIRST)).seal(Lag::UNKNOWN).0;
     let mut lsn = FIRST;
     let mut input = Input(data);
     while let Some(step) = input.byte() {
@@ -75,8 +91,12 @@ fn forge(data: &[u8], identity: &SegmentIdentity) -> Vec<u8> {
                 chain = put_record(&mut bytes, chain, lsn, input.take(length), |header| header[at] = with);
                 lsn = lsn.next();
             }
-            // A checksum entry, good.
-            4 | 5 => bytes.extend_from_slice(&chain.entry()),
+            // A checksum entry, good, with any lag.
+            4 | 5 => {
+                let entry;
+                (chain, entry) = chain.seal(Lag(u16::from(step) << 8 | length as u16));
+                bytes.extend_from_slice(&entry);
+            }
             // Raw bytes.
             6 => bytes.extend_from_slice(input.take(length)),
             // A byte somewhere changed.

@@ -3,6 +3,7 @@
 //! Part of [`Backup`]; [`flushing`](super::flushing) brings it to disk.
 
 use crate::config::Durability;
+use crate::layout::Closure;
 use crate::rpc::{CloseRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
@@ -17,6 +18,11 @@ impl Backup {
     ) -> Result<Option<Reply>, Refusal> {
         self.admit(&request.caller)?;
         let segment = request.identity.segment;
+        if !request.closure.fits(request.identity.size) {
+            let (Closure { first, last, end, .. }, size) = (request.closure, request.identity.size);
+            let why = format!("segment {segment} of {size} cannot hold LSN {first} to {last} and end at byte {end}");
+            return Err(Refusal::BadRequest { why });
+        }
         let here = |copy: &&Copy| copy.identity == request.identity;
         let install = self.installs.get(&segment).filter(here).filter(|copy| copy.stage == Stage::Lent);
         let copy = install.or_else(|| self.copies.get(&segment).filter(here));
@@ -36,7 +42,7 @@ impl Backup {
             // Closed by the primary that wrote it: the flush verifies, off the path.
             Stage::Lent if copy.purpose == Purpose::Append => {
                 out.push(Output::EndLending(slot));
-                self.seal(slot, &request, out);
+                self.seal(slot, &request, true, out);
                 Ok(Some(Reply::Done))
             }
             // An image, or a recovered tail: from now on it may be the only copy that counts, so look first.
@@ -77,9 +83,12 @@ impl Backup {
     }
 
     pub(super) fn on_verified(&mut self, slot: Slot, sound: bool, out: &mut Vec<Output>) {
-        let Some((id, _, request)) = self.closing.take_if(|(_, waiting, _)| *waiting == slot) else { return };
+        let Some((id, _, request)) = self.closing.take_if(|(_, waiting, _)| *waiting == slot) else {
+            return self.on_verified_at_start(slot, sound);
+        };
         if sound {
-            self.seal(slot, &request, out);
+            let owed = self.promise.durability != Durability::Flushed;
+            self.seal(slot, &request, owed, out);
             return self.reply_when_safe(id, slot, out);
         }
         let segment = request.identity.segment;
@@ -95,9 +104,20 @@ impl Backup {
         }
     }
 
+    /// What was closed in memory when the process before this one ended.
+    fn on_verified_at_start(&mut self, slot: Slot, sound: bool) {
+        let copy = self.copies.values_mut().find(|copy| copy.slot() == Some(slot));
+        if let Some(copy) = copy.filter(|_| !sound) {
+            copy.stage = Stage::Corrupt;
+        }
+    }
+
     /// The slot holds a whole segment from now on. An image takes the place of an older copy, which goes from memory; its
-    /// file stays until the flush replaces it, because until then it may be all that a restart would find.
-    fn seal(&mut self, slot: Slot, request: &CloseRequest, out: &mut Vec<Output>) {
+    /// file stays until the flush replaces it, because until then it may be all that a restart would find; but what the image
+    /// does not hold goes into quarantine.
+    ///
+    /// It is `owed` from the moment on at which the caller is told: now, or when it is on disk.
+    fn seal(&mut self, slot: Slot, request: &CloseRequest, owed: bool, out: &mut Vec<Output>) {
         let segment = request.identity.segment;
         let is_image = self.installs.get(&segment).is_some_and(|image| image.slot() == Some(slot));
         if is_image {
@@ -110,9 +130,13 @@ impl Backup {
             closed: Some(request.closure),
         };
         out.push(Output::SaveSlot(slot, Some(row)));
+        if owed {
+            out.push(Output::Owe(vec![(request.identity, request.closure)]));
+        }
         let old = self.copies.insert(segment, Copy::closed_in(slot, &row, request.closure));
         if let Some(old) = old.filter(|_| is_image) {
-            self.free_memory(&old, out);
+            let more = old.holds_more_than(Some((&request.identity, &request.closure)));
+            self.leave(&old, more, out);
         }
         out.push(Output::StartFlush(slot, request.identity, request.closure));
     }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::Durability;
-use crate::ids::Epoch;
+use crate::ids::{Epoch, Offset};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{CopyReport, CopyState, Purpose};
 
@@ -32,7 +32,7 @@ pub enum Stage {
     Recovered,
     /// Whole.
     Closed,
-    /// Was whole, but its bytes no longer match.
+    /// Was whole, but its bytes are gone or no longer match.
     Corrupt,
 }
 
@@ -60,6 +60,8 @@ pub struct Copy {
     pub stage: Stage,
     /// Where its valid bytes end, unless it is lent.
     pub closure: Closure,
+    /// Of an open copy: everything before was acknowledged; see [`Tail`](crate::scan::Tail).
+    pub acked: Offset,
     pub(super) purpose: Purpose,
     pub(super) lender: Epoch,
     /// A flush is under way.
@@ -73,6 +75,7 @@ impl Copy {
             place: Place::Memory(slot),
             stage: Stage::Lent,
             closure: Closure::default(),
+            acked: Offset(0),
             purpose: row.purpose,
             lender: row.lender,
             flushing: false,
@@ -89,10 +92,29 @@ impl Copy {
             place: Place::Disk,
             stage: Stage::Closed,
             closure,
+            acked: Offset(0),
             purpose: Purpose::Append,
             lender: identity.epoch,
             flushing: false,
         }
+    }
+
+    /// A closed copy that is owed and not here.
+    pub(super) fn lost(identity: SegmentIdentity, closure: Closure) -> Copy {
+        Copy { stage: Stage::Corrupt, ..Copy::on_disk(identity, closure) }
+    }
+
+    /// True for what a scan found to end before what was acknowledged.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.stage == Stage::Recovered && self.acked > self.closure.end
+    }
+
+    /// True where dropping this copy, or putting `image` in its place, takes something away that may be held nowhere else.
+    pub(super) fn holds_more_than(&self, image: Option<(&SegmentIdentity, &Closure)>) -> bool {
+        let same = |(identity, closure): (&SegmentIdentity, &Closure)| {
+            self.identity == *identity && self.closure.last <= closure.last
+        };
+        self.closure.records() > 0 && !image.is_some_and(same)
     }
 
     pub(super) fn slot(&self) -> Option<Slot> {
@@ -100,6 +122,11 @@ impl Copy {
             Place::Memory(slot) => Some(slot),
             Place::Disk => None,
         }
+    }
+
+    /// What a restart must know of a lending.
+    pub(super) fn row(&self) -> SlotRow {
+        SlotRow { identity: self.identity, purpose: self.purpose, lender: self.lender, closed: None }
     }
 
     /// True when this is the lending that `row` asks for.
@@ -112,11 +139,12 @@ impl Copy {
     pub(super) fn report(&self, durability: Durability) -> CopyReport {
         let memory_only = durability == Durability::Flushed && self.slot().is_some();
         let state = match self.stage {
+            Stage::Recovered if self.is_damaged() => CopyState::Damaged,
             Stage::Lent | Stage::Recovered => CopyState::Open,
             Stage::Closed if memory_only => CopyState::Open,
             Stage::Closed => CopyState::Closed,
             Stage::Corrupt => CopyState::Corrupt,
         };
-        CopyReport { identity: self.identity, state, closure: self.closure }
+        CopyReport { identity: self.identity, state, closure: self.closure, acked: self.acked }
     }
 }

@@ -2,11 +2,18 @@
 //!
 //! Part of [`Backup`]. See "Fencing" in `docs/protocol.md`.
 
-use crate::layout::Closure;
+use crate::ids::Epoch;
 use crate::planted::{self, Bug};
 use crate::rpc::{FenceRequest, Inventory, Refusal};
+use crate::scan::Tail;
 
 use super::{Backup, Copy, Output, Promise, Reply, RequestId, Slot, Stage};
+
+/// Epochs that a fence may pass over: one claim a millisecond for seven weeks. A backup that promised an epoch which
+/// nobody will ever reach could never be used again.
+pub const EPOCH_JUMP_MAX: u64 = 1 << 32;
+/// Last epoch: what is left of the numbers could be passed over, and numbers must not overflow.
+pub const EPOCH_MAX: Epoch = Epoch(u64::MAX >> 1);
 
 /// A fence that waits for its scans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +35,8 @@ impl Backup {
         if caller.epoch < self.promise.epoch {
             return Err(Refusal::Fenced { promised: self.promise.epoch });
         }
+        self.admit_claim(request)?;
+        self.fenced = true;
         if caller.epoch == self.promise.epoch && self.promise.log == Some(caller.log) {
             // Asked again: the first fence is done, or its scans are under way.
             return match &mut self.fence {
@@ -38,7 +47,8 @@ impl Backup {
                 None => Ok(Some(Reply::Inventory(self.inventory()))),
             };
         }
-        self.promise = Promise { log: Some(caller.log), epoch: caller.epoch, ..self.promise.clone() };
+        let (log, claim) = (Some(caller.log), Some(request.claim));
+        self.promise = Promise { log, epoch: caller.epoch, claim, ..self.promise.clone() };
         if !planted::has(Bug::EpochNotPersisted) {
             out.push(Output::Persist(self.promise.clone()));
         }
@@ -59,10 +69,29 @@ impl Backup {
         Ok(None)
     }
 
-    pub(super) fn on_scanned(&mut self, slot: Slot, closure: Closure, out: &mut Vec<Output>) {
+    /// An epoch belongs to the claim that it was promised to. Where another claim of it turns up, or has been replaced since,
+    /// the config store has gone back, and the set that it names may be an old one.
+    fn admit_claim(&self, request: &FenceRequest) -> Result<(), Refusal> {
+        let (promised, epoch) = (self.promise.epoch, request.caller.epoch);
+        if epoch > EPOCH_MAX || epoch.0 - promised.0 > EPOCH_JUMP_MAX {
+            let why = format!("epoch {epoch} is too far beyond epoch {promised}, which this backup has promised");
+            return Err(Refusal::BadRequest { why });
+        }
+        let claim = match epoch.0 - promised.0 {
+            0 => Some(&request.claim),
+            passed => usize::try_from(passed - 1).ok().and_then(|nth| request.earlier.get(nth)),
+        };
+        match (self.promise.claim, claim) {
+            (Some(known), Some(claim)) if known != *claim => Err(Refusal::ClaimedBefore { promised }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn on_scanned(&mut self, slot: Slot, tail: Tail, out: &mut Vec<Output>) {
         if let Some(copy) = self.copies.values_mut().find(|copy| copy.slot() == Some(slot)) {
             copy.stage = Stage::Recovered;
-            copy.closure = closure;
+            copy.closure = tail.closure;
+            copy.acked = copy.acked.max(tail.acked);
         }
         if let Some(fence) = &mut self.fence {
             fence.scans.retain(|waiting| *waiting != slot);
@@ -98,6 +127,8 @@ impl Backup {
             log: self.promise.log,
             promised: self.promise.epoch,
             trimmed: self.promise.trimmed,
+            damage: self.damage(),
+            witness: self.is_witness(),
             copies: listed.map(|copy| copy.report(self.promise.durability)).collect(),
         }
     }

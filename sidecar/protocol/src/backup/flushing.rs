@@ -24,6 +24,10 @@ impl Backup {
             let reply = match result {
                 FlushResult::Done => {
                     copy.place = Place::Disk;
+                    // Recorded before already, unless whoever closed it is told only now.
+                    if self.unflushed.contains_key(&slot) {
+                        out.push(Output::Owe(vec![(*identity, copy.closure)]));
+                    }
                     out.extend(Self::freed(slot));
                     Some(Reply::Done)
                 }
@@ -45,6 +49,7 @@ impl Backup {
         if planted::has(Bug::FenceBeforeRevoke) {
             out.push(Output::RevokeBelow(self.promise.epoch));
         }
+        self.quarantine_again(out);
         for copy in self.copies.values_mut() {
             if let (Stage::Closed, Some(slot), false) = (copy.stage, copy.slot(), copy.flushing) {
                 copy.flushing = true;
@@ -94,13 +99,13 @@ impl Backup {
     /// the memory alone.
     pub(super) fn finish_when_flushed(&mut self, out: &mut Vec<Output>) {
         let busy = self.copies.values().any(|copy| copy.stage == Stage::Lent || copy.flushing);
-        if busy || std::mem::replace(&mut self.finished, true) {
+        if busy || self.is_quarantining() || std::mem::replace(&mut self.finished, true) {
             return;
         }
         let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered);
         out.extend(open.filter_map(|copy| Some(Output::FlushOpen(copy.slot()?, copy.identity, copy.closure))));
         let refused = self.copies.values().any(|copy| copy.stage == Stage::Closed && copy.slot().is_some());
-        out.push(Output::Finish { complete: !refused });
+        out.push(Output::Finish { complete: !refused && self.leaving.is_empty() });
     }
 }
 

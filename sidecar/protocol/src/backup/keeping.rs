@@ -3,10 +3,19 @@
 //! Part of [`Backup`].
 
 use crate::ids::{Lsn, SegmentId};
-use crate::layout::SegmentIdentity;
+use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
 use crate::rpc::{DropRequest, FetchRequest, Refusal, TrimRequest};
 
-use super::{Backup, Copy, Output, Reply, Stage};
+use super::{Backup, Copy, Output, Place, Reply, Slot, Stage};
+
+/// What is no part of the log and is on its way from a slot into quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Leaving {
+    identity: SegmentIdentity,
+    closure: Closure,
+    /// The disk is being written; otherwise it refused, and is tried again at the next tick.
+    under_way: bool,
+}
 
 impl Backup {
     pub(super) fn on_fetch(&self, request: &FetchRequest) -> Result<Reply, Refusal> {
@@ -29,6 +38,9 @@ impl Backup {
     // Trim: whole segments only, and never the last closed one, which tells where the log goes on.
     pub(super) fn on_trim(&mut self, request: &TrimRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
+        if request.below > FIRST_LSN_MAX {
+            return Err(Refusal::BadRequest { why: format!("LSN {} is beyond the last number", request.below) });
+        }
         if request.below > self.promise.trimmed {
             self.promise.trimmed = request.below;
             out.push(Output::Persist(self.promise.clone()));
@@ -44,7 +56,10 @@ impl Backup {
         };
         let segments: Vec<SegmentId> =
             self.copies.values().filter(needless).map(|copy| copy.identity.segment).collect();
-        self.forget(&segments, out);
+        for copy in self.settle(&segments, out) {
+            self.free_memory(&copy, out);
+            out.push(Output::DeleteFile(copy.identity.segment));
+        }
         Ok(Reply::Done)
     }
 
@@ -58,23 +73,74 @@ impl Backup {
         self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
     }
 
-    /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone.
+    /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone. They are no part
+    /// of the log, and go into quarantine: should the caller be wrong, nothing is lost.
     pub(super) fn on_drop(&mut self, request: &DropRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
         let report = |copy: &Copy| copy.report(self.promise.durability);
         let seen = |copy: &&Copy| copy.stage != Stage::Lent && request.copies.contains(&report(copy));
         let segments: Vec<SegmentId> = self.copies.values().filter(seen).map(|copy| copy.identity.segment).collect();
-        self.forget(&segments, out);
+        for copy in self.settle(&segments, out) {
+            let (segment, more) = (copy.identity.segment, copy.holds_more_than(None));
+            if copy.slot().is_some() {
+                self.leave(&copy, more, out);
+            }
+            // Its file; of an open segment in memory, what has been flushed of it.
+            out.push(if more { Output::Quarantine(segment) } else { Output::DeleteFile(segment) });
+        }
         Ok(Reply::Done)
     }
 
-    fn forget(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
-        for segment in segments {
-            if let Some(copy) = self.copies.remove(segment) {
-                self.free_memory(&copy, out);
-                out.push(Output::DeleteFile(*segment));
-            }
+    /// These copies count no longer.
+    fn settle(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) -> Vec<Copy> {
+        let gone: Vec<Copy> = segments.iter().filter_map(|segment| self.copies.remove(segment)).collect();
+        if !gone.is_empty() {
+            out.push(Output::Settle(segments.to_vec()));
         }
+        gone
+    }
+
+    /// A copy that counts no longer gives its place up: by way of quarantine, if it may hold more than is held elsewhere.
+    pub(super) fn leave(&mut self, copy: &Copy, by_quarantine: bool, out: &mut Vec<Output>) {
+        match copy.place {
+            Place::Memory(slot) if by_quarantine => {
+                self.tell_who_waits(copy, out);
+                let Copy { identity, closure, .. } = *copy;
+                self.leaving.insert(slot, Leaving { identity, closure, under_way: true });
+                out.push(Output::StartQuarantine(slot, identity, closure));
+            }
+            Place::Memory(_) => self.free_memory(copy, out),
+            Place::Disk if by_quarantine => out.push(Output::Quarantine(copy.identity.segment)),
+            Place::Disk => {}
+        }
+    }
+
+    /// A slot's bytes are in quarantine, or the disk refused and is asked again later: they stay where they are till then.
+    pub(super) fn on_quarantined(&mut self, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
+        match (self.leaving.get_mut(&slot), result) {
+            (Some(_), Ok(())) => {
+                self.leaving.remove(&slot);
+                out.extend(Self::freed(slot));
+            }
+            (Some(leaving), Err(_)) => leaving.under_way = false,
+            (None, _) => {}
+        }
+        if self.ending {
+            self.finish_when_flushed(out);
+        }
+    }
+
+    /// Tries again what the disk refused.
+    pub(super) fn quarantine_again(&mut self, out: &mut Vec<Output>) {
+        for (slot, leaving) in self.leaving.iter_mut().filter(|(_, leaving)| !leaving.under_way) {
+            leaving.under_way = true;
+            out.push(Output::StartQuarantine(*slot, leaving.identity, leaving.closure));
+        }
+    }
+
+    /// True while something is being written into quarantine.
+    pub(super) fn is_quarantining(&self) -> bool {
+        self.leaving.values().any(|leaving| leaving.under_way)
     }
 
     pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity) {
@@ -84,10 +150,14 @@ impl Backup {
     }
 
     pub(super) fn free_memory(&mut self, copy: &Copy, out: &mut Vec<Output>) {
+        self.tell_who_waits(copy, out);
+        out.extend(copy.slot().into_iter().flat_map(Self::freed));
+    }
+
+    fn tell_who_waits(&mut self, copy: &Copy, out: &mut Vec<Output>) {
         let Some(slot) = copy.slot() else { return };
         let why = "replaced or dropped before it was on disk".to_owned();
         let gone = Refusal::NoSuchCopy { segment: copy.identity.segment, why };
         out.extend(self.unflushed.remove(&slot).map(|id| Output::Reply(id, Reply::Refused(gone))));
-        out.extend(Self::freed(slot));
     }
 }

@@ -3,6 +3,7 @@
 //! Part of [`Backup`].
 
 use crate::config::Durability;
+use crate::ids::{Epoch, SegmentId};
 use crate::layout::readable_size;
 use crate::rpc::{OpenRequest, Purpose, Refusal};
 
@@ -10,6 +11,8 @@ use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRo
 
 /// What a primary needs to go on appending: a buffer that is being filled, and the next one.
 const SLOTS_FOR_APPENDS_MIN: u64 = 2;
+/// Largest number of a segment: far more than fit anywhere, and counting on from it cannot overflow.
+const SEGMENT_MAX: SegmentId = SegmentId(u64::MAX / 2);
 
 impl Backup {
     // Open: lend a buffer, all zero, to the promised epoch.
@@ -21,7 +24,9 @@ impl Backup {
     ) -> Result<Option<Reply>, Refusal> {
         self.admit(&request.caller)?;
         let identity = request.identity;
-        if identity.log != request.caller.log || identity.epoch > request.caller.epoch {
+        let own = identity.log == request.caller.log && (Epoch(1)..=request.caller.epoch).contains(&identity.epoch);
+        let own = own && (request.purpose == Purpose::Install || identity.epoch == request.caller.epoch);
+        if !own || !(SegmentId(1)..=SEGMENT_MAX).contains(&identity.segment) {
             return Err(Refusal::BadRequest {
                 why: format!("segment {} is not of the caller's log", identity.segment),
             });
@@ -54,13 +59,13 @@ impl Backup {
         let abandoned = known.and_then(Copy::slot);
         let slot = self.free_slot(request.purpose, abandoned)?;
         self.take_durability(request, out)?;
+        self.be_trusted(request, out);
         out.extend(abandoned.into_iter().flat_map(Self::freed));
         let table = match request.purpose {
             Purpose::Append => &mut self.copies,
             Purpose::Install => &mut self.installs,
         };
         table.insert(identity.segment, Copy::lent(slot, &row));
-        out.push(Output::SaveSlot(slot, Some(row)));
         out.push(Output::Lend(id, slot, request.caller.epoch));
         Ok(None)
     }
@@ -77,8 +82,14 @@ impl Backup {
     }
 
     pub(super) fn on_lent(&mut self, id: RequestId, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
+        let mut lent = self.copies.values().chain(self.installs.values()).filter(|copy| copy.slot() == Some(slot));
+        let row = lent.next().map(Copy::row);
         let reply = match result {
-            Ok(()) => Reply::Opened(slot),
+            // Recorded once there is memory, and before anybody can write it: a row without memory has lost it.
+            Ok(()) => {
+                out.push(Output::SaveSlot(slot, row));
+                Reply::Opened(slot)
+            }
             Err(why) => {
                 self.copies.retain(|_, copy| copy.slot() != Some(slot));
                 self.installs.retain(|_, copy| copy.slot() != Some(slot));
@@ -87,6 +98,15 @@ impl Backup {
             }
         };
         out.push(Output::Reply(id, reply));
+    }
+
+    /// Appends go only to who holds the log, or is being brought there before it counts: whoever has fenced this backup has
+    /// seen what it doubts, and made up for it. A caller that has not, because the process ended after it was fenced, knows
+    /// nothing of a doubt that arose since.
+    fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
+        if request.purpose == Purpose::Append && self.fenced && self.promise.doubt.take().is_some() {
+            out.push(Output::Persist(self.promise.clone()));
+        }
     }
 
     /// What the caller's acks promise, from now on. Once that is `Flushed` this backup keeps its identity on the strength of

@@ -3,12 +3,13 @@
 //! Held and spoken by [`Backup`](super::Backup); the daemon carries [`Output`]s out.
 
 use crate::config::Durability;
-use crate::ids::{Epoch, LogId, Lsn, Offset, SegmentId};
+use crate::ids::{Claim, Epoch, LogId, Lsn, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{
     Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest, Refusal,
     TrimRequest,
 };
+use crate::scan::Tail;
 
 use super::{Place, Slot, SlotRow};
 
@@ -30,11 +31,30 @@ pub struct Promise {
     pub log: Option<LogId>,
     /// No epoch below this one may change anything.
     pub epoch: Epoch,
+    /// Whose claim of that epoch this is. Another claim of an epoch that was used shows that the config store went back.
+    #[serde(default)]
+    pub claim: Option<Claim>,
     /// Records below are no longer needed.
     pub trimmed: Lsn,
     /// What the group's acks promise; decides whether disk alone is enough to keep the identity.
     pub durability: Durability,
+    /// Why what was held here up to an epoch cannot be trusted to be all there was. Goes once a later epoch lends appends
+    /// here: whoever led it had made this backup hold the log.
+    #[serde(default)]
+    pub doubt: Option<Doubt>,
 }
+
+/// What a backup has found missing that it cannot name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Doubt {
+    /// What was held under this epoch and before is in doubt.
+    pub epoch: Epoch,
+    /// What was found, for people; at most [`DOUBT_LENGTH_MAX`] bytes.
+    pub why: String,
+}
+
+/// Longest text of a [`Doubt`]: it lies in the promise's block of 4 KiB beside two names.
+pub const DOUBT_LENGTH_MAX: usize = 1024;
 
 /// A number that pairs an input with the reply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,7 +89,7 @@ pub enum Input {
     /// A caller asks.
     Request(RequestId, Request),
     /// The answer to [`Output::Scan`]: where the valid bytes of the slot end.
-    Scanned(Slot, Closure),
+    Scanned(Slot, Tail),
     /// The answer to [`Output::Verify`]: whether the slot's bytes match the closure.
     Verified(Slot, bool),
     /// The answer to [`Output::Lend`]: lent, or why the pool has no memory for it.
@@ -78,7 +98,9 @@ pub enum Input {
     Flushed(Slot, SegmentIdentity, FlushResult),
     /// The answer to [`Output::StartOpenFlush`]: where the last whole valid append on disk ends, or why the disk refused.
     OpenFlushed(RequestId, Result<Offset, String>),
-    /// A closed segment that was read from disk did not match its footer.
+    /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
+    Quarantined(Slot, Result<(), String>),
+    /// A closed segment that was read from disk did not match its footer, or is not there.
     FoundCorrupt(SegmentIdentity),
     /// Time to try again what failed: flushes that found the disk full.
     Tick,
@@ -146,8 +168,18 @@ pub enum Output {
     FlushOpen(Slot, SegmentIdentity, Closure),
     /// Give the slot's memory back: end its lending, if any, and its flush, of which nothing is reported any more.
     Release(Slot),
-    /// Delete a flushed segment's file, whether open or closed.
+    /// Record durably that these closed segments are owed from now on, each in place of what was owed of it before.
+    /// Failure ends the process.
+    Owe(Vec<(SegmentIdentity, Closure)>),
+    /// Record durably that nothing is owed of these segments any more. Failure ends the process.
+    Settle(Vec<SegmentId>),
+    /// Delete a flushed segment's files, whether open or closed: nobody needs the records any more.
     DeleteFile(SegmentId),
+    /// Move a segment's files, whether open or closed, into quarantine: they are no part of the log, and may be the last copy
+    /// of their records all the same.
+    Quarantine(SegmentId),
+    /// Write what the slot holds into quarantine, in the background; answer with [`Input::Quarantined`].
+    StartQuarantine(Slot, SegmentIdentity, Closure),
     /// Answer a request.
     Reply(RequestId, Reply),
     /// End the process. `complete`: everything is on disk; leave the mark that lets the identity survive the memory.

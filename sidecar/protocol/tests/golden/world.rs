@@ -70,6 +70,7 @@ impl Options {
             fence_patience_ms: 1000,
             retry_ms: 100,
             repair_patience_ms: 5000,
+            accept_loss: None,
         }
     }
 }

@@ -47,7 +47,7 @@ impl Step<'_> {
                 Output::Survey => self.call(side, Ask::Survey),
                 Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
                 Output::Fence(config, member) => {
-                    let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
+                    let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
                     let (to, then) = (self.host_of(&member.id), Then::Fence(config.epoch, member.id));
                     self.send(side, to, Request::Fence(request), then);
                 }
@@ -211,6 +211,7 @@ impl Step<'_> {
 pub(super) fn failure(answer: Result<Answer, Silence>) -> Failure {
     match answer {
         Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
+        Ok(Answer::Refused(Refusal::ClaimedBefore { promised })) => Failure::ClaimedBefore(promised),
         Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
         Ok(other) => unreachable!("{other:?} is no answer to this"),
         Err(Silence::Lost) => Failure::Unreachable("no answer in time".to_owned()),

@@ -11,7 +11,7 @@ use tailwind_protocol::backup::{
 use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::scan::{Scanner, scan, verify};
+use tailwind_protocol::scan::{Scanner, Tail, scan, verify};
 
 use super::scenario::Wrong;
 use super::state::{Answer, BUFFER_SIZE, Key};
@@ -151,7 +151,12 @@ impl Host {
         }
         let promise = self.disk_promise.clone();
         let files = self.files.values().map(|file| (file.identity, file.closure)).collect();
-        let found = Found { promise, rows: self.rows.iter().map(|(slot, row)| (*slot, *row)).collect(), files };
+        let found = Found {
+            promise,
+            rows: self.rows.iter().map(|(slot, row)| (*slot, *row)).collect(),
+            files,
+            ..Found::default()
+        };
         let slot_size = SegmentSize::MIN.bytes();
         let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size) };
         let (backup, out) = Backup::start(drive.group.clone(), self.name.clone(), self.boot, limits, found);
@@ -224,12 +229,15 @@ impl Host {
             Output::EndLending(slot) => drop(self.lendings.remove(&slot)),
             Output::Scan(slot, identity) => {
                 let bytes = self.buffer(slot);
-                let closure = match drive.wrong {
-                    Wrong::ScanWithoutChecksums => trusting::scan(&bytes, &identity),
-                    _ => scan(&bytes, &identity).closure,
+                let tail = match drive.wrong {
+                    Wrong::ScanWithoutChecksums => {
+                        Tail { closure: trusting::scan(&bytes, &identity), ..Tail::default() }
+                    }
+                    _ => scan(&bytes, &identity).tail(),
                 };
-                drive.tell(&self.name, || format!("scans segment {}: {}", identity.segment, words::closure(&closure)));
-                self.step(Input::Scanned(slot, closure), drive);
+                let told = words::closure(&tail.closure);
+                drive.tell(&self.name, || format!("scans segment {}: {told}", identity.segment));
+                self.step(Input::Scanned(slot, tail), drive);
             }
             Output::Verify(slot, identity, closure) => {
                 let bytes = self.buffer(slot);
@@ -242,7 +250,10 @@ impl Host {
                 self.memory.remove(&slot);
                 self.flushes.retain(|(of, ..)| *of != slot);
             }
-            Output::DeleteFile(segment) => drop(self.files.remove(&segment)),
+            Output::DeleteFile(segment) | Output::Quarantine(segment) => drop(self.files.remove(&segment)),
+            Output::StartQuarantine(slot, ..) => self.step(Input::Quarantined(slot, Ok(())), drive),
+            // No disk fails here, so nothing is ever missed.
+            Output::Owe(_) | Output::Settle(_) => {}
             Output::Reply(_, reply) => self.reply(reply, drive),
             Output::StartOpenFlush(..) | Output::FlushOpen(..) | Output::Finish { .. } => {
                 unreachable!("durability is memory, and nobody asks a backup to end")
@@ -258,8 +269,7 @@ impl Host {
         self.memory.remove(&slot);
         self.keys += 1;
         self.lendings.insert(slot, Lending { key: Key(self.keys), writer });
-        let segment = self.rows.get(&slot).map(|row| row.identity.segment).unwrap_or_default();
-        drive.tell(&self.name, || format!("lends segment {segment} to epoch {writer}"));
+        drive.tell(&self.name, || format!("lends slot {} to epoch {writer}", slot.0));
         self.step(Input::Lent(id, slot, Ok(())), drive);
     }
 

@@ -147,7 +147,7 @@ impl Step<'_> {
     fn recruit(&mut self, side: usize) {
         let Some(lead) = self.state.sides[side].lead() else { return };
         let Some(spare) = self.spare(lead) else { return self.primary_input(side, Input::NoSpare) };
-        let request = FenceRequest { caller: self.caller(lead.machine.config().log, lead.epoch) };
+        let request = FenceRequest::of(self.caller(lead.machine.config().log, lead.epoch).group, lead.machine.config());
         let member = self.state.hosts[spare].reference();
         self.send(side, spare, Request::Fence(request), Then::Recruit(member));
     }
@@ -162,7 +162,7 @@ impl Step<'_> {
             }
             other => match failure(other) {
                 Failure::Superseded(epoch) => self.primary_input(side, Input::Superseded(epoch)),
-                Failure::Unreachable(_) => self.primary_input(side, Input::NoSpare),
+                Failure::ClaimedBefore(_) | Failure::Unreachable(_) => self.primary_input(side, Input::NoSpare),
             },
         }
     }

@@ -35,6 +35,7 @@ impl Names {
 /// There are two moments: [`SOON`](super::act::SOON), when no patience has run out, and later, when all of it has. Pauses
 /// before a retry are over at once. Patience with repairs never runs out: here every request is answered or fails.
 pub(super) const PROMOTION: promotion::Rules = promotion::Rules {
+    accept_loss: None,
     backups: HOSTS as u8,
     min_in_sync: 1,
     fence_patience_ms: 1,

@@ -38,6 +38,7 @@ pub(crate) struct Candidacy {
 impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
         let rules = Rules {
+            accept_loss: None,
             backups: self.wishes.backups,
             min_in_sync: self.wishes.min_in_sync,
             fence_patience_ms: FENCE_PATIENCE_MS,
@@ -76,7 +77,7 @@ impl World {
                     self.ask_store(of, Ask::Swap(swap), candidacy.unanswered);
                 }
                 Output::Fence(config, member) => {
-                    let request = Request::Fence(FenceRequest { caller: caller(&config) });
+                    let request = Request::Fence(FenceRequest::of(group(), &config));
                     let purpose = Purpose::Fence(config.epoch, member.id.clone());
                     self.call(of, self.host_of(&member.id), request, purpose);
                 }

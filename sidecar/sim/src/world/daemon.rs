@@ -73,7 +73,17 @@ impl World {
                 file.synced = file.bytes.len();
             }
             Output::Release(slot) => self.release(no, slot),
-            Output::DeleteFile(segment) => self.queue_flush(no, Job::Delete(segment)),
+            Output::DeleteFile(segment) | Output::Quarantine(segment) => self.queue_flush(no, Job::Delete(segment)),
+            Output::Owe(segments) => {
+                let owed = segments.into_iter().map(|owed| (owed.0.segment, owed));
+                self.hosts[no.0].disk.owed.extend(owed);
+            }
+            Output::Settle(segments) => {
+                self.hosts[no.0].disk.owed.retain(|segment, _| !segments.contains(segment));
+            }
+            Output::StartQuarantine(slot, ..) => {
+                self.hosts[no.0].inbox.push_back(HostEvent::Happened(Input::Quarantined(slot, Ok(()))));
+            }
             Output::Reply(id, reply) => self.reply(no, id, reply),
             Output::Finish { complete } => {
                 tell!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
@@ -117,7 +127,7 @@ impl World {
             trace::closure(&report.closure),
             report.stop.why
         );
-        self.step_host(no, Input::Scanned(slot, report.closure));
+        self.step_host(no, Input::Scanned(slot, report.tail()));
     }
 
     fn release(&mut self, no: HostNo, slot: Slot) {

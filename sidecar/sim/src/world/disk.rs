@@ -41,6 +41,8 @@ pub(crate) struct Disk {
     pub(crate) complete: bool,
     pub(crate) closed: BTreeMap<SegmentId, ClosedFile>,
     pub(crate) open: BTreeMap<SegmentId, OpenFile>,
+    /// What this backup owes.
+    pub(crate) owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     pub(crate) full: bool,
     pub(crate) slow: bool,
 }

@@ -222,7 +222,8 @@ impl World {
         host.find_open_files();
         let files = host.disk.closed.values().map(|file| (file.identity, file.closure)).collect();
         let rows = host.rows.iter().map(|(slot, row)| (*slot, *row)).collect();
-        let found = Found { promise: host.disk.promise.clone(), rows, files };
+        let owed = host.disk.owed.values().copied().collect();
+        let found = Found { promise: host.disk.promise.clone(), rows, files, owed, ..Found::default() };
         let (backup, out) = Backup::start(group(), host.name.clone(), host.boot, host.limits, found);
         host.machine = Some(backup);
         host.todo = out.into();

@@ -214,7 +214,9 @@ impl World {
             (Whom::Seat(_), Err(Failure::Superseded(epoch))) => {
                 self.primary_input(of, primary::Input::Superseded(epoch));
             }
-            (Whom::Seat(seat), Err(Failure::Unreachable(_))) => self.primary_input(of, primary::Input::Lost(seat)),
+            (Whom::Seat(seat), Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
+                self.primary_input(of, primary::Input::Lost(seat))
+            }
         }
     }
 }

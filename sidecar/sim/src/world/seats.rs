@@ -22,7 +22,7 @@ use super::lead::Lead;
 use super::network::{Answer, Silence};
 use super::queue::Micros;
 use super::sidecar::{Again, HEARTBEAT_SILENCE, Purpose, Role, failure};
-use super::{HostNo, SidecarNo, World};
+use super::{HostNo, SidecarNo, World, group};
 use crate::trace::tell;
 
 /// The way to one member.
@@ -154,7 +154,7 @@ impl World {
     fn seat_failed(&mut self, of: SidecarNo, seat: Seat, failure: Failure) {
         match failure {
             Failure::Superseded(epoch) => self.primary_input(of, Input::Superseded(epoch)),
-            Failure::Unreachable(_) => self.primary_input(of, Input::Lost(seat)),
+            Failure::ClaimedBefore(_) | Failure::Unreachable(_) => self.primary_input(of, Input::Lost(seat)),
         }
     }
 
@@ -231,14 +231,14 @@ impl World {
     pub(crate) fn on_spares_found(&mut self, of: SidecarNo, mut found: Vec<(MemberRef, Inventory)>) {
         let Some(lead) = self.sidecars[of.0].lead() else { return };
         found.retain(|(member, _)| lead.machine.config().member(&member.id).is_none());
-        let caller = lead.caller.clone();
+        let fence = FenceRequest::of(group(), lead.machine.config());
         if found.is_empty() {
             return self.primary_input(of, Input::NoSpare);
         }
         found.sort_by_key(|(member, _)| lead.lost.iter().position(|id| *id == member.id));
         let (member, _) = found.remove(0);
         let host = self.host_of(&member.id);
-        self.call(of, host, Request::Fence(FenceRequest { caller }), Purpose::Recruit(member));
+        self.call(of, host, Request::Fence(fence), Purpose::Recruit(member));
     }
 
     pub(crate) fn on_recruit_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
@@ -249,7 +249,7 @@ impl World {
             }
             other => match failure(other) {
                 Failure::Superseded(epoch) => Input::Superseded(epoch),
-                Failure::Unreachable(_) => Input::NoSpare,
+                Failure::ClaimedBefore(_) | Failure::Unreachable(_) => Input::NoSpare,
             },
         };
         self.primary_input(of, input);

@@ -401,6 +401,7 @@ impl World {
 pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
     match answer {
         Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
+        Ok(Answer::Refused(Refusal::ClaimedBefore { promised })) => Failure::ClaimedBefore(promised),
         Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
         Ok(_) => Failure::Unreachable("not an answer to this".to_owned()),
         Err(Silence::Late) => Failure::Unreachable("no answer in time".to_owned()),

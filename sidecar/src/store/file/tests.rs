@@ -11,6 +11,7 @@ fn claimed(epoch: u64, claim: u64) -> Configuration {
         log: LogId(7),
         epoch: Epoch(epoch),
         claim: Claim(claim),
+        earlier: Vec::new(),
         version: Version(epoch),
         primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:1".into() },
         members: Vec::new(),

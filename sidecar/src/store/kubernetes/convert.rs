@@ -77,6 +77,7 @@ pub(super) fn wishes(group: &ReplicaGroup) -> Wishes {
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
         backups,
         fenced: group.spec.fenced,
+        accept_loss: group.spec.accept_loss_up_to.parse().ok(),
         switchover,
     }
 }
@@ -95,7 +96,9 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     fn text<T: FromStr<Err: fmt::Display>>(what: &str, value: &str) -> Result<T, String> {
         value.parse().map_err(|error| format!("{what}: {error}"))
     }
-    let LogStatus { id, epoch, claim, version, primary, members } = log;
+    let LogStatus { id, epoch, claim, earlier_claims, version, primary, members } = log;
+    let claimed =
+        |claim: &String| u64::from_str_radix(claim, 16).map(Claim).map_err(|error| format!("claim `{claim}`: {error}"));
     let member = |member: &LogMember| {
         Ok(MemberRef {
             id: text("members.name", &member.name)?,
@@ -106,7 +109,8 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
     Ok(Configuration {
         log: text("id", id)?,
         epoch: Epoch(*epoch),
-        claim: Claim(u64::from_str_radix(claim, 16).map_err(|error| format!("claim `{claim}`: {error}"))?),
+        claim: claimed(claim)?,
+        earlier: earlier_claims.iter().map(claimed).collect::<Result<_, String>>()?,
         version: Version(*version),
         primary: PrimaryRef { id: text("primary.name", &primary.name)?, control: primary.control.clone() },
         members: members.iter().map(member).collect::<Result<_, String>>()?,
@@ -114,7 +118,8 @@ fn parse(log: &LogStatus) -> Result<Configuration, String> {
 }
 
 pub(super) fn log_status(config: &Configuration) -> LogStatus {
-    let Configuration { log, epoch, claim, version, primary, members } = config;
+    let Configuration { log, epoch, claim, earlier, version, primary, members } = config;
+    let hexadecimal = |claim: &Claim| format!("{:016x}", claim.0);
     let member = |member: &MemberRef| LogMember {
         name: member.id.to_string(),
         boot: member.boot.to_string(),
@@ -123,7 +128,8 @@ pub(super) fn log_status(config: &Configuration) -> LogStatus {
     LogStatus {
         id: log.to_string(),
         epoch: epoch.0,
-        claim: format!("{:016x}", claim.0),
+        claim: hexadecimal(claim),
+        earlier_claims: earlier.iter().map(hexadecimal).collect(),
         version: version.0,
         primary: LogPrimary { name: primary.id.to_string(), control: primary.control.clone() },
         members: members.iter().map(member).collect(),

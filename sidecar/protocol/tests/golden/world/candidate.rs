@@ -46,7 +46,7 @@ impl World {
                 }
                 Output::Swap(swap) => self.call_store(name, Ask::Swap(swap)),
                 Output::Fence(config, member) => {
-                    let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
+                    let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
                     self.send(name, &member.id, Request::Fence(request), Then::Fence(config.epoch));
                 }
                 Output::Trim(config, member, below) => {

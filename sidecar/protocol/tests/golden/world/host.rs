@@ -51,6 +51,10 @@ pub(crate) struct Disk {
     /// Open segments, as far as they were flushed.
     open: BTreeMap<SegmentId, Vec<u8>>,
     pub(crate) full: bool,
+    /// Closed segments that this backup owes.
+    owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+    /// What was dropped and held records.
+    pub(crate) quarantine: Vec<Vec<u8>>,
     /// The mark that everything was on disk when the process ended.
     complete: bool,
 }
@@ -173,7 +177,8 @@ impl Host {
         self.load_open_files();
         let files = self.disk.files.values().map(|bytes| closed_file(bytes)).collect();
         let rows = self.rows.iter().map(|(slot, row)| (*slot, *row)).collect();
-        let found = Found { promise: self.disk.promise.clone(), rows, files };
+        let owed = self.disk.owed.values().copied().collect();
+        let found = Found { promise: self.disk.promise.clone(), rows, files, owed, ..Found::default() };
         let group = "g".parse().expect("a group name");
         let (backup, out) = Backup::start(group, self.name.clone(), self.boot, self.limits, found);
         self.machine = Some(backup);
@@ -243,7 +248,13 @@ impl Host {
                 self.show();
                 self.lendings.retain(|_, lending| lending.writer >= epoch);
             }
-            Output::SaveSlot(slot, Some(row)) => drop(self.rows.insert(slot, row)),
+            Output::SaveSlot(slot, Some(row)) => {
+                let lent = self.lendings.get(&slot).filter(|_| row.purpose == Purpose::Append && row.closed.is_none());
+                if let Some(Lending { writer, .. }) = lent {
+                    self.tell(format!("lends segment {} to epoch {writer}", row.identity.segment));
+                }
+                self.rows.insert(slot, row);
+            }
             Output::SaveSlot(slot, None) => drop(self.rows.remove(&slot)),
             Output::Lend(id, slot, writer) => self.lend(id, slot, writer, answers),
             Output::EndLending(slot) => {
@@ -255,7 +266,7 @@ impl Host {
                 if let Some(stopped) = tale::stopped(&report.stop) {
                     self.tell(format!("scans segment {} and {stopped}", identity.segment));
                 }
-                self.step(Input::Scanned(slot, report.closure), answers);
+                self.step(Input::Scanned(slot, report.tail()), answers);
             }
             Output::Verify(slot, identity, closure) => {
                 let sound = verify(&self.memory[slot.0 as usize], &identity, &closure);
@@ -273,6 +284,19 @@ impl Host {
             Output::DeleteFile(segment) => {
                 self.disk.files.remove(&segment);
                 self.disk.open.remove(&segment);
+            }
+            Output::Owe(segments) => {
+                self.disk.owed.extend(segments.into_iter().map(|owed| (owed.0.segment, owed)));
+            }
+            Output::Settle(segments) => self.disk.owed.retain(|segment, _| !segments.contains(segment)),
+            Output::Quarantine(segment) => {
+                let files = [self.disk.files.remove(&segment), self.disk.open.remove(&segment)];
+                self.disk.quarantine.extend(files.into_iter().flatten());
+            }
+            Output::StartQuarantine(slot, _, closure) => {
+                let bytes = self.memory[slot.0 as usize][..closure.end.0 as usize].to_vec();
+                self.disk.quarantine.push(bytes);
+                self.step(Input::Quarantined(slot, Ok(())), answers);
             }
             Output::Reply(id, reply) => self.reply(id, reply, answers),
             Output::Finish { complete } => {
@@ -298,10 +322,6 @@ impl Host {
         self.memory[slot.0 as usize].fill(0);
         self.keys += 1;
         self.lendings.insert(slot, Lending { key: Key(self.keys), writer });
-        let row = self.rows.get(&slot).expect("a slot is recorded before it is lent");
-        if row.purpose == Purpose::Append {
-            self.tell(format!("lends segment {} to epoch {writer}", row.identity.segment));
-        }
         self.step(Input::Lent(id, slot, Ok(())), answers);
     }
 

@@ -172,7 +172,7 @@ impl World {
             lead.machine.step(now, Input::NoSpare, &mut out);
             return self.carry_primary(name, out);
         };
-        let request = FenceRequest { caller: self.caller(config.log, config.epoch) };
+        let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
         self.send(name, &spare.id.clone(), Request::Fence(request), Then::Recruit(spare));
     }
 

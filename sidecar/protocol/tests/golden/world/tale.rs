@@ -33,6 +33,7 @@ fn copy(copy: &CopyReport) -> String {
         CopyState::Open => "open",
         CopyState::Closed => "closed",
         CopyState::Corrupt => "corrupt",
+        CopyState::Damaged => "damaged",
     };
     let (segment, epoch) = (copy.identity.segment, copy.identity.epoch);
     format!("segment {segment} of epoch {epoch}, {state}, {}", records(&copy.closure))

@@ -1,0 +1,117 @@
+//! How far open segments have been flushed at least: what a file must still hold when the process comes back.
+//!
+//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](crate::wake). A flush is answered before it is noted
+//! here: what an open file loses at rest is missed if it was flushed before the last note. See "Evidence" in `docs/protocol.md`.
+//!
+//! # Bytes
+//! Two [blocks](crate::blocks) of magic `TWFLUSHD`, written in turn: the older of them is all that a crash can tear.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use tailwind_protocol::ids::{Offset, SegmentId};
+use tailwind_protocol::layout::SegmentIdentity;
+
+use crate::blocks::{BLOCK_SIZE, Block, Kind, fits};
+use crate::files::{File, Folder};
+
+/// Its name in the flush folder.
+pub const FLUSHED: &str = "flushed";
+const TEMPORARY: &str = "flushed.tmp";
+const KIND: Kind = Kind { magic: *b"TWFLUSHD", version: 1 };
+
+type Notes = Vec<(SegmentIdentity, Offset)>;
+
+/// The notes, and the file that holds them.
+#[derive(Debug)]
+pub struct Flushed {
+    file: Box<dyn File>,
+    sequence: u64,
+    notes: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
+    /// The file says less.
+    dirty: bool,
+}
+
+impl Flushed {
+    /// Opens the notes in this folder, making them if need be. `expected`: there must be some file. Returns what is noted, and
+    /// what cannot be told.
+    pub fn open(folder: &dyn Folder, expected: bool) -> io::Result<(Flushed, Notes, Vec<String>)> {
+        let mut doubts = Vec::new();
+        match folder.open(FLUSHED) {
+            Ok(file) => {
+                let blocks = [KIND.read::<Notes>(&*file, 0)?, KIND.read(&*file, 1)?];
+                let sound = blocks.into_iter().filter_map(|block| match block {
+                    Block::Sound(sequence, notes) => Some((sequence, notes)),
+                    Block::Newer(_) | Block::Damaged(_) => None,
+                });
+                if let Some((sequence, notes)) = sound.max_by_key(|(sequence, _)| *sequence) {
+                    let known = notes.iter().map(|note| (note.0.segment, *note)).collect();
+                    return Ok((Flushed { file, sequence, notes: known, dirty: false }, notes, doubts));
+                }
+                let aside = format!("{FLUSHED}.unreadable");
+                folder.rename(FLUSHED, &aside)?;
+                doubts.push(format!("the notes of what was flushed cannot be read: moved to {aside}"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if expected {
+                    doubts.push("the notes of what was flushed are gone".to_owned());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok((Flushed::create(folder)?, Vec::new(), doubts))
+    }
+
+    fn create(folder: &dyn Folder) -> io::Result<Flushed> {
+        let file = folder.create(TEMPORARY)?;
+        match file.allocate(2 * BLOCK_SIZE as u64) {
+            Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
+            _ => {}
+        }
+        KIND.write(&*file, 0, 0, &Notes::new())?;
+        KIND.write(&*file, 1, 1, &Notes::new())?;
+        folder.rename(TEMPORARY, FLUSHED)?;
+        folder.sync()?;
+        Ok(Flushed { file, sequence: 1, notes: BTreeMap::new(), dirty: false })
+    }
+
+    /// This open segment is on disk up to here.
+    pub fn note(&mut self, identity: &SegmentIdentity, end: Offset) {
+        let note = self.notes.entry(identity.segment).or_insert((*identity, Offset(0)));
+        if *note != (*identity, end) {
+            *note = (*identity, end);
+            self.dirty = true;
+        }
+    }
+
+    /// Nothing is asked of this segment's open file any more.
+    pub fn forget(&mut self, segment: SegmentId) {
+        self.dirty |= self.notes.remove(&segment).is_some();
+    }
+
+    /// Forgets everything: this backup is somebody new.
+    pub fn clear(&mut self) {
+        self.dirty |= !std::mem::take(&mut self.notes).is_empty();
+    }
+
+    /// True while the file says less than is known.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// Brings the notes to disk.
+    pub fn write(&mut self) -> io::Result<()> {
+        if !self.dirty {
+            return Ok(());
+        }
+        let mut notes: Notes = self.notes.values().copied().collect();
+        // Open segments are few; should there be more than fit, the oldest are closed and not yet told of.
+        while !fits(&notes) {
+            notes.remove(0);
+        }
+        let sequence = self.sequence + 1;
+        KIND.write(&*self.file, sequence % 2, sequence, &notes)?;
+        (self.sequence, self.dirty) = (sequence, false);
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! The ledger: which closed segments this backup owes, so that a file that is gone is missed.
+//!
+//! Read at the start by [`wake`](crate::wake), written by the [`daemon`](crate::daemon) before a close is answered and before a
+//! file goes. The high-water mark of what must be here (S12).
+//!
+//! # Bytes
+//! A header and then entries, 128 bytes each, four to a sector, so that none is ever torn. All integers are little-endian.
+//! ```text
+//! header: "TWLEDGER" (8)  format version (4)  zeros  CRC-32 of all before (4)
+//! entry:  `O` owed or `S` settled (1)  zeros to 8  sequence (8)  log (16)  segment (8)  epoch (8)  generation (8)  size (4)
+//!         end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  zeros  CRC-32 of all before (4)
+//! ```
+//! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
+//! next is begun. Zeros are the end. So an entry that is not sound has rotted: what it said is unknown, and that is told. When
+//! the file has grown to many times what is owed it is written anew, under another name first.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+
+use crate::files::{File, Folder};
+
+/// Its name in the flush folder.
+pub const LEDGER: &str = "ledger";
+const TEMPORARY: &str = "ledger.tmp";
+const MAGIC: [u8; 8] = *b"TWLEDGER";
+const VERSION: u32 = 1;
+const ENTRY_SIZE: usize = 128;
+/// Entries of a sector of 512 bytes.
+const SECTOR_ENTRIES: u64 = 4;
+/// Entries that the file grows by: 64 KiB.
+const GROWTH: u64 = 512;
+/// With fewer than so many left it grows; a disk that is full meanwhile stops the group long before they are used up, for
+/// each needs a buffer that could not be flushed.
+const SPARE: u64 = 256;
+/// Written anew when there are so many entries for each that is owed, and so many more.
+const REWRITE_FACTOR: u64 = 4;
+const REWRITE_MIN: u64 = 4096;
+/// A change of more entries than this is written with the whole file: one sync instead of many.
+const BATCH_MAX: usize = 16;
+
+/// The open ledger.
+#[derive(Debug)]
+pub struct Ledger {
+    file: Box<dyn File>,
+    owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+    /// The next entry.
+    next: u64,
+    sequence: u64,
+    /// Entries that there is space for.
+    room: u64,
+    /// An entry was not sound: the file is to be written anew.
+    damaged: bool,
+}
+
+/// What a ledger says.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Closed segments that are owed.
+    pub owed: Vec<(SegmentIdentity, Closure)>,
+    /// What it cannot say.
+    pub doubts: Vec<String>,
+}
+
+enum Entry {
+    Owed(u64, SegmentIdentity, Closure),
+    Settled(u64, SegmentId),
+    Unwritten,
+    Rotten,
+}
+
+impl Ledger {
+    /// Opens the ledger in this folder. `expected`: there must be one, because this backup has promised something; where there
+    /// is none, or none that can be read, an empty one is made and the doubt told.
+    pub fn open(folder: &dyn Folder, expected: bool) -> io::Result<(Ledger, Told)> {
+        let mut told = Told::default();
+        match folder.open(LEDGER) {
+            Ok(file) => match Ledger::read(file, &mut told)? {
+                Some(ledger) => return Ok((ledger, told)),
+                None => {
+                    let aside = format!("{LEDGER}.unreadable");
+                    folder.rename(LEDGER, &aside)?;
+                    told.doubts.push(format!("the ledger of what is owed cannot be read: moved to {aside}"));
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if expected {
+                    told.doubts.push("the ledger of what is owed is gone".to_owned());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok((Ledger::create(folder, BTreeMap::new(), 0)?, told))
+    }
+
+    /// Forgets everything that was owed: this backup is somebody new.
+    pub fn clear(&mut self, folder: &dyn Folder) -> io::Result<()> {
+        self.owed.clear();
+        self.rewrite(folder)
+    }
+
+    /// These are owed from now on.
+    pub fn owe(&mut self, folder: &dyn Folder, segments: &[(SegmentIdentity, Closure)]) -> io::Result<()> {
+        let news = |(identity, closure): &&(SegmentIdentity, Closure)| {
+            self.owed.get(&identity.segment) != Some(&(*identity, *closure))
+        };
+        let news: Vec<_> = segments.iter().filter(news).copied().collect();
+        self.owed.extend(news.iter().map(|owed| (owed.0.segment, *owed)));
+        let entries = news.iter().map(|(identity, closure)| (b'O', *identity, *closure));
+        self.add(folder, entries.collect())
+    }
+
+    /// Nothing is owed of these any more.
+    pub fn settle(&mut self, folder: &dyn Folder, segments: &[SegmentId]) -> io::Result<()> {
+        let gone: Vec<_> = segments.iter().filter_map(|segment| self.owed.remove(segment)).collect();
+        self.add(folder, gone.into_iter().map(|(identity, closure)| (b'S', identity, closure)).collect())
+    }
+
+    /// Once a doubt is remembered elsewhere, what raised it here can go.
+    pub fn mend(&mut self, folder: &dyn Folder) -> io::Result<()> {
+        if self.damaged { self.rewrite(folder) } else { Ok(()) }
+    }
+
+    fn add(&mut self, folder: &dyn Folder, entries: Vec<(u8, SegmentIdentity, Closure)>) -> io::Result<()> {
+        let many = self.next > REWRITE_MIN + REWRITE_FACTOR * self.owed.len() as u64;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        if many || self.damaged || entries.len() > BATCH_MAX {
+            return self.rewrite(folder);
+        }
+        for (kind, identity, closure) in entries {
+            let bytes = to_entry(kind, self.sequence, &identity, &closure);
+            self.file.write_all_at(self.next * ENTRY_SIZE as u64, &bytes)?;
+            (self.next, self.sequence) = (self.next + 1, self.sequence + 1);
+            if self.next.is_multiple_of(SECTOR_ENTRIES) {
+                self.file.sync()?;
+            }
+        }
+        self.file.sync()?;
+        if self.room < self.next + SPARE && self.file.allocate((self.next + GROWTH) * ENTRY_SIZE as u64).is_ok() {
+            self.room = self.next + GROWTH;
+        }
+        Ok(())
+    }
+
+    fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<()> {
+        *self = Ledger::create(folder, std::mem::take(&mut self.owed), self.sequence)?;
+        Ok(())
+    }
+
+    /// Whole or not at all.
+    fn create(
+        folder: &dyn Folder,
+        owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+        sequence: u64,
+    ) -> io::Result<Ledger> {
+        let file = folder.create(TEMPORARY)?;
+        let mut bytes = header().to_vec();
+        for (nth, (identity, closure)) in owed.values().enumerate() {
+            bytes.extend_from_slice(&to_entry(b'O', sequence + nth as u64, identity, closure));
+        }
+        let next = 1 + owed.len() as u64;
+        let room = next + GROWTH;
+        match file.allocate(room * ENTRY_SIZE as u64) {
+            Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
+            _ => {}
+        }
+        file.write_all_at(0, &bytes)?;
+        file.sync()?;
+        folder.rename(TEMPORARY, LEDGER)?;
+        folder.sync()?;
+        let sequence = sequence + owed.len() as u64;
+        Ok(Ledger { file, owed, next, sequence, room, damaged: false })
+    }
+
+    /// `None`: this is no ledger, or one of a newer version.
+    fn read(file: Box<dyn File>, told: &mut Told) -> io::Result<Option<Ledger>> {
+        let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length];
+        file.read_exact_at(0, &mut bytes)?;
+        if bytes.get(..ENTRY_SIZE) != Some(header().as_slice()) {
+            return Ok(None);
+        }
+        let mut ledger = Ledger { file, owed: BTreeMap::new(), next: 1, sequence: 0, room: 0, damaged: false };
+        let mut rotten = 0;
+        let mut expected = None;
+        for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
+            let sequence = match from_entry(entry) {
+                Entry::Unwritten => continue,
+                Entry::Rotten => {
+                    rotten += 1;
+                    ledger.next = nth as u64 + 1;
+                    expected = expected.map(|expected| expected + 1);
+                    continue;
+                }
+                Entry::Owed(sequence, identity, closure) => {
+                    ledger.owed.insert(identity.segment, (identity, closure));
+                    sequence
+                }
+                Entry::Settled(sequence, segment) => {
+                    ledger.owed.remove(&segment);
+                    sequence
+                }
+            };
+            // Entries that were zeroed, or that somebody has put back.
+            rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
+            expected = Some(sequence + 1);
+            (ledger.next, ledger.sequence) = (nth as u64 + 1, sequence + 1);
+        }
+        if rotten > 0 {
+            ledger.damaged = true;
+            told.doubts.push(format!("{rotten} entries of the ledger of what is owed cannot be read"));
+        }
+        ledger.room = (length / ENTRY_SIZE) as u64;
+        told.owed = ledger.owed.values().copied().collect();
+        Ok(Some(ledger))
+    }
+}
+
+fn sealed(mut entry: [u8; ENTRY_SIZE]) -> [u8; ENTRY_SIZE] {
+    let crc = crc32fast::hash(&entry[..ENTRY_SIZE - 4]);
+    entry[ENTRY_SIZE - 4..].copy_from_slice(&crc.to_le_bytes());
+    entry
+}
+
+fn header() -> [u8; ENTRY_SIZE] {
+    let mut bytes = [0; ENTRY_SIZE];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    sealed(bytes)
+}
+
+fn to_entry(kind: u8, sequence: u64, identity: &SegmentIdentity, closure: &Closure) -> [u8; ENTRY_SIZE] {
+    let mut bytes = [0; ENTRY_SIZE];
+    bytes[0] = kind;
+    bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
+    bytes[16..32].copy_from_slice(&identity.log.0.to_le_bytes());
+    bytes[32..40].copy_from_slice(&identity.segment.0.to_le_bytes());
+    bytes[40..48].copy_from_slice(&identity.epoch.0.to_le_bytes());
+    bytes[48..56].copy_from_slice(&identity.generation.0.to_le_bytes());
+    bytes[56..60].copy_from_slice(&identity.size.bytes().to_le_bytes());
+    bytes[60..64].copy_from_slice(&closure.end.0.to_le_bytes());
+    bytes[64..68].copy_from_slice(&closure.chain.0.to_le_bytes());
+    bytes[72..80].copy_from_slice(&closure.first.0.to_le_bytes());
+    bytes[80..88].copy_from_slice(&closure.last.0.to_le_bytes());
+    sealed(bytes)
+}
+
+fn from_entry(bytes: &[u8]) -> Entry {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Entry::Unwritten;
+    }
+    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    let Ok(size) = SegmentSize::new(u64::from(u32_at(56))) else { return Entry::Rotten };
+    let identity = SegmentIdentity {
+        log: LogId(u128::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]))),
+        segment: SegmentId(u64_at(32)),
+        epoch: Epoch(u64_at(40)),
+        generation: Generation(u64_at(48)),
+        size,
+    };
+    let closure =
+        Closure { first: Lsn(u64_at(72)), last: Lsn(u64_at(80)), end: Offset(u32_at(60)), chain: Chain(u32_at(64)) };
+    let sound = to_entry(bytes[0], u64_at(8), &identity, &closure) == bytes && closure.fits(size);
+    match bytes[0] {
+        b'O' if sound => Entry::Owed(u64_at(8), identity, closure),
+        b'S' if sound => Entry::Settled(u64_at(8), identity.segment),
+        _ => Entry::Rotten,
+    }
+}
+
+#[cfg(test)]
+mod tests;

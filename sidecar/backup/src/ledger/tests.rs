@@ -1,0 +1,144 @@
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+use crate::files::OsFolder;
+
+fn segment(number: u64) -> (SegmentIdentity, Closure) {
+    let identity = SegmentIdentity {
+        log: LogId(7),
+        segment: SegmentId(number),
+        epoch: Epoch(2),
+        generation: Generation(number * 3),
+        size: SegmentSize::MIN,
+    };
+    let closure = Closure { first: Lsn(number * 10), last: Lsn(number * 10 + 9), end: Offset(8000), chain: Chain(5) };
+    (identity, closure)
+}
+
+struct Desk {
+    _dir: tempfile::TempDir,
+    folder: OsFolder,
+    path: PathBuf,
+}
+
+fn desk() -> Desk {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flush");
+    Desk { folder: OsFolder::open(&path).unwrap(), path: path.join(LEDGER), _dir: dir }
+}
+
+impl Desk {
+    fn open(&self) -> Ledger {
+        Ledger::open(&self.folder, false).unwrap().0
+    }
+
+    /// What a process finds that expects a ledger.
+    fn told(&self) -> Told {
+        Ledger::open(&self.folder, true).unwrap().1
+    }
+
+    fn owes(&self, segments: &[u64]) {
+        let told = self.told();
+        let expected: Vec<_> = segments.iter().map(|number| segment(*number)).collect();
+        assert_eq!((told.owed, told.doubts), (expected, vec![]));
+    }
+}
+
+#[test]
+fn what_is_owed_is_read_back_until_it_is_settled() {
+    let desk = desk();
+    let mut ledger = desk.open();
+    for number in 1..=6 {
+        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+    }
+    desk.owes(&[1, 2, 3, 4, 5, 6]);
+    ledger.settle(&desk.folder, &[SegmentId(2), SegmentId(9), SegmentId(4)]).unwrap();
+    desk.owes(&[1, 3, 5, 6]);
+    let (identity, closure) = segment(3);
+    let longer = Closure { last: Lsn(40), ..closure };
+    ledger.owe(&desk.folder, &[(identity, longer)]).unwrap();
+    assert_eq!(desk.told().owed[1], (identity, longer), "the last word counts");
+    ledger.clear(&desk.folder).unwrap();
+    desk.owes(&[]);
+}
+
+#[test]
+fn an_entry_and_the_header_byte_by_byte() {
+    let desk = desk();
+    desk.open().owe(&desk.folder, &[segment(3)]).unwrap();
+    let bytes = fs::read(&desk.path).unwrap();
+    assert_eq!(&bytes[..12], b"TWLEDGER\x01\0\0\0");
+    let entry = &bytes[ENTRY_SIZE..2 * ENTRY_SIZE];
+    let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap());
+    assert_eq!((entry[0], number(8), number(16), number(24)), (b'O', 0, 7, 0));
+    assert_eq!((number(32), number(40), number(48)), (3, 2, 9));
+    assert_eq!((number(56), number(64)), (8000 << 32 | 65536, 5));
+    assert_eq!((number(72), number(80)), (30, 39));
+    assert!(entry[88..124].iter().all(|byte| *byte == 0));
+    assert_eq!(entry[124..], crc32fast::hash(&entry[..124]).to_le_bytes());
+    assert!(bytes[2 * ENTRY_SIZE..].iter().all(|byte| *byte == 0), "zeros are the end");
+}
+
+#[test]
+fn rot_anywhere_is_told() {
+    let desk = desk();
+    let mut ledger = desk.open();
+    for number in 1..=5 {
+        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+    }
+    let whole = fs::read(&desk.path).unwrap();
+    for bit in 0..6 * ENTRY_SIZE * 8 {
+        let mut rotten = whole.clone();
+        rotten[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&desk.path, rotten).unwrap();
+        assert!(!desk.told().doubts.is_empty(), "bit {bit}");
+    }
+    // A sector that reads as zeros, in the middle.
+    let mut rotten = whole.clone();
+    rotten[2 * ENTRY_SIZE..4 * ENTRY_SIZE].fill(0);
+    fs::write(&desk.path, rotten).unwrap();
+    assert!(!desk.told().doubts.is_empty());
+}
+
+#[test]
+fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
+    let desk = desk();
+    desk.open().owe(&desk.folder, &[segment(1)]).unwrap();
+    let mut newer = fs::read(&desk.path).unwrap();
+    newer[8] = 2;
+    fs::write(&desk.path, &newer).unwrap();
+    assert_eq!(desk.told().doubts.len(), 1);
+    assert_eq!(fs::read(desk.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
+    fs::remove_file(&desk.path).unwrap();
+    assert_eq!(desk.told().doubts, ["the ledger of what is owed is gone"]);
+    assert_eq!(Ledger::open(&desk.folder, false).unwrap().1.doubts, [""; 0], "a new backup has none");
+}
+
+#[test]
+fn a_doubt_that_is_remembered_elsewhere_is_mended() {
+    let desk = desk();
+    let mut ledger = desk.open();
+    for number in 1..=5 {
+        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+    }
+    let mut rotten = fs::read(&desk.path).unwrap();
+    rotten[2 * ENTRY_SIZE + 40] ^= 1;
+    fs::write(&desk.path, rotten).unwrap();
+    desk.open().mend(&desk.folder).unwrap();
+    desk.owes(&[1, 3, 4, 5]);
+}
+
+#[test]
+fn a_long_life_does_not_make_it_grow_for_ever() {
+    let desk = desk();
+    let mut ledger = desk.open();
+    for number in 1..=3000 {
+        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+        ledger.settle(&desk.folder, &[SegmentId(number)]).unwrap();
+    }
+    ledger.owe(&desk.folder, &(1..=40).map(segment).collect::<Vec<_>>()).unwrap();
+    desk.owes(&(1..=40).collect::<Vec<_>>());
+    let bound = (REWRITE_MIN + GROWTH + SPARE) * ENTRY_SIZE as u64;
+    assert!(fs::metadata(&desk.path).unwrap().len() <= bound);
+}

@@ -1,0 +1,211 @@
+//! Start: what is here is compared with what is owed.
+//!
+//! Part of [`Backup`]. The daemon says what its folders hold, and believes none of it; whatever is missing, unsound, foreign
+//! or newer than the promise makes this backup *damaged*, never shorter (S12). See "Evidence" in `docs/protocol.md`.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
+use crate::layout::{Closure, SegmentIdentity};
+use crate::rpc::Purpose;
+
+use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
+
+/// What a process finds when it starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Found {
+    /// The promise on disk.
+    pub promise: Promise,
+    /// Slots in use, from memory that survived or from files of open segments loaded into slots.
+    pub rows: Vec<(Slot, SlotRow)>,
+    /// Slots in use whose memory is gone.
+    pub missing: Vec<(Slot, SlotRow)>,
+    /// Closed segments on disk whose header and footer are sound.
+    pub files: Vec<(SegmentIdentity, Closure)>,
+    /// Closed segments that this backup owes, by its own record.
+    pub owed: Vec<(SegmentIdentity, Closure)>,
+    /// How far open segments have been flushed at least.
+    pub flushed: Vec<(SegmentIdentity, Offset)>,
+    /// Damage that does not tell which records it hit: a record of what is owed that cannot be read, say.
+    pub doubts: Vec<String>,
+}
+
+impl Backup {
+    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: whatever was lent is
+    /// revoked (making the fabric's receiver anew is a barrier) and scanned. The outputs do that; carry them out first.
+    pub fn start(
+        group: GroupName,
+        member: MemberId,
+        boot: BootId,
+        limits: Limits,
+        found: Found,
+    ) -> (Backup, Vec<Output>) {
+        let Found { promise, rows, missing, files, owed, flushed, doubts } = found;
+        let mut backup = Backup {
+            group,
+            member,
+            boot,
+            limits,
+            promise,
+            copies: BTreeMap::new(),
+            installs: BTreeMap::new(),
+            fence: None,
+            fenced: false,
+            closing: None,
+            unflushed: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            ending: false,
+            finished: false,
+        };
+        let mut out = Vec::new();
+        let mut doubts = doubts;
+        for (identity, closure) in owed {
+            backup.copies.insert(identity.segment, Copy::lost(identity, closure));
+        }
+        backup.take_files(files, &mut doubts, &mut out);
+        let (rows, needless) = newest_of_each_segment(rows);
+        out.extend(needless.into_iter().flat_map(Self::freed));
+        for (slot, row) in rows {
+            backup.doubt_the_promise(&row.identity, &mut doubts);
+            backup.on_found(slot, row, &mut out);
+        }
+        for (slot, row) in missing {
+            backup.on_missing(slot, &row, &mut doubts, &mut out);
+        }
+        backup.compare_flushed(&flushed, &mut doubts, &mut out);
+        backup.doubt(&doubts, &mut out);
+        (backup, out)
+    }
+
+    /// Closed files. One that is owed is what it should be; one that is not was flushed or trimmed when the process died, and
+    /// holds what it holds. One of another opening or end than what is owed stays what it is: the copy is lost.
+    fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
+        let mut unrecorded = Vec::new();
+        for (identity, closure) in files {
+            let segment = identity.segment;
+            match self.copies.get_mut(&segment) {
+                Some(owed) if (owed.identity, owed.closure) == (identity, closure) => owed.stage = Stage::Closed,
+                Some(_) => out.push(Output::Quarantine(segment)),
+                None if closure.last < self.promise.trimmed => out.push(Output::DeleteFile(segment)),
+                None => {
+                    self.copies.insert(segment, Copy::on_disk(identity, closure));
+                    unrecorded.push((identity, closure));
+                }
+            }
+            self.doubt_the_promise(&identity, doubts);
+        }
+        if !unrecorded.is_empty() {
+            out.push(Output::Owe(unrecorded));
+        }
+    }
+
+    fn doubt_the_promise(&self, identity: &SegmentIdentity, doubts: &mut Vec<String>) {
+        let promised = self.promise.epoch;
+        if identity.epoch > promised {
+            let SegmentIdentity { segment, epoch, .. } = identity;
+            doubts.push(format!(
+                "segment {segment} is of epoch {epoch}, and epoch {promised} is the last that was promised: the promise is \
+                 older than the segments"
+            ));
+        }
+    }
+
+    fn on_found(&mut self, slot: Slot, row: SlotRow, out: &mut Vec<Output>) {
+        let known = self.copies.get(&row.identity.segment);
+        let same = known.filter(|copy| copy.identity == row.identity);
+        let on_disk = same.is_some_and(|copy| copy.stage == Stage::Closed && Some(copy.closure) == row.closed);
+        // Closed, but for the row: its file was not written, or is lost.
+        let owed = same.filter(|copy| copy.stage == Stage::Corrupt).map(|copy| copy.closure);
+        let closed_anyway = row.closed.is_none() && same.is_some_and(|copy| copy.stage == Stage::Closed);
+        match (row.purpose, row.closed.or(owed)) {
+            // Closed and flushed, or an image that never got closed: nothing to keep.
+            _ if on_disk || closed_anyway => out.extend(Self::freed(slot)),
+            (Purpose::Install, None) => out.extend(Self::freed(slot)),
+            (_, Some(closure)) => {
+                let row = SlotRow { purpose: Purpose::Append, closed: Some(closure), ..row };
+                self.copies.insert(row.identity.segment, Copy::closed_in(slot, &row, closure));
+                out.push(Output::SaveSlot(slot, Some(row)));
+                out.push(Output::Owe(vec![(row.identity, closure)]));
+                out.push(Output::Verify(slot, row.identity, closure));
+                out.push(Output::StartFlush(slot, row.identity, closure));
+            }
+            // A closed copy of another opening is what counts; see `comes_late`.
+            (Purpose::Append, None) if known.is_some_and(|copy| copy.identity.epoch > row.identity.epoch) => {
+                out.extend(Self::freed(slot));
+            }
+            (Purpose::Append, None) => {
+                self.copies.insert(row.identity.segment, Copy::lent(slot, &row));
+                out.push(Output::Scan(slot, row.identity));
+            }
+        }
+    }
+
+    /// A slot that is in use and whose memory is gone.
+    fn on_missing(&mut self, slot: Slot, row: &SlotRow, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
+        out.push(Output::SaveSlot(slot, None));
+        let segment = row.identity.segment;
+        if row.purpose == Purpose::Install && row.closed.is_none() || self.copies.contains_key(&segment) {
+            return;
+        }
+        match row.closed {
+            Some(closure) => {
+                self.copies.insert(segment, Copy::lost(row.identity, closure));
+                out.push(Output::Owe(vec![(row.identity, closure)]));
+            }
+            None => doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0)),
+        }
+    }
+
+    /// What was confirmed to be on disk of open segments must be in their slots by now.
+    fn compare_flushed(
+        &mut self,
+        flushed: &[(SegmentIdentity, Offset)],
+        doubts: &mut Vec<String>,
+        out: &mut Vec<Output>,
+    ) {
+        for (identity, end) in flushed {
+            match self.copies.get_mut(&identity.segment) {
+                Some(copy) if copy.identity == *identity => copy.acked = copy.acked.max(*end),
+                Some(copy) if copy.identity.epoch > identity.epoch || copy.stage != Stage::Lent => {}
+                _ => {
+                    let segment = identity.segment;
+                    doubts.push(format!(
+                        "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
+                    ));
+                    // Once the doubt is remembered, the file is not missed any more.
+                    out.push(Output::DeleteFile(segment));
+                }
+            }
+        }
+    }
+
+    /// Remembers doubts over restarts: what caused them is tidied up by then.
+    fn doubt(&mut self, doubts: &[String], out: &mut Vec<Output>) {
+        if doubts.is_empty() || self.promise.log.is_none() {
+            return;
+        }
+        let known = self.promise.doubt.take().map(|doubt| doubt.why);
+        let all: Vec<&str> = known.iter().map(String::as_str).chain(doubts.iter().map(String::as_str)).collect();
+        let mut why = all.join("; ");
+        if why.len() > DOUBT_LENGTH_MAX {
+            let cut = (0..=DOUBT_LENGTH_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
+            why.truncate(cut);
+        }
+        self.promise.doubt = Some(Doubt { epoch: self.promise.epoch, why });
+        // Before anything that was found is changed.
+        out.insert(0, Output::Persist(self.promise.clone()));
+    }
+}
+
+/// Of two slots for one segment, the one that was lent later and got further counts: the process died after it had taken
+/// an image in and before it gave the older copy's slot back. Returns the rows to keep and the needless slots.
+fn newest_of_each_segment(mut rows: Vec<(Slot, SlotRow)>) -> (Vec<(Slot, SlotRow)>, Vec<Slot>) {
+    rows.sort_by_key(|(_, row)| (row.purpose == Purpose::Append, row.lender, row.closed.is_some()));
+    let mut newest: BTreeMap<SegmentId, (Slot, SlotRow)> = BTreeMap::new();
+    let mut needless = Vec::new();
+    for (slot, row) in rows {
+        let older = newest.insert(row.identity.segment, (slot, row));
+        needless.extend(older.map(|(slot, _)| slot));
+    }
+    (newest.into_values().collect(), needless)
+}
