@@ -265,6 +265,9 @@ pub struct Promotion {
     state: State,
     /// The epoch that this candidate last claimed; someone else's beyond it means that the race is lost.
     claimed: Option<Epoch>,
+    /// There was no configuration yet: this candidate races for a new group. Once somebody else has made one, that race is
+    /// lost, and whether its primary lives is for a standby to judge.
+    founding: bool,
     /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others are there:
     /// each of those holds everything that was acknowledged.
     unfit: BTreeSet<MemberId>,
@@ -276,7 +279,7 @@ impl Promotion {
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
-        Promotion { me, rules, new_log, next_claim, state, claimed: None, unfit }
+        Promotion { me, rules, new_log, next_claim, state, claimed: None, founding: false, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -298,12 +301,13 @@ impl Promotion {
         match result {
             Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
             Ok(None) => {
+                self.founding = true;
                 self.state = State::Surveying(Survey { since: now, retry_at: None });
                 out.push(Output::Survey);
             }
             Ok(Some(found)) => {
-                let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed && found.primary != self.me);
-                if beaten {
+                let beaten = self.claimed.is_some_and(|claimed| found.epoch > claimed);
+                if (beaten || self.founding) && found.primary != self.me {
                     return self.lose(found.epoch, out);
                 }
                 let claim = self.draw_claim();
