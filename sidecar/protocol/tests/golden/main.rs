@@ -39,6 +39,7 @@ scripts! {
     clean_shutdown,
     corrupt_tail,
     disk_full,
+    drop_interrupted,
     duplicates,
     flushed,
     flushed_promotion,
