@@ -222,6 +222,11 @@ impl World {
         if !self.may_lose(host) {
             return false;
         }
+        self.replace_host(host);
+        true
+    }
+
+    fn replace_host(&mut self, host: HostNo) {
         tell!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
         self.lose_channels(host);
         self.kill_host(host);
@@ -229,6 +234,22 @@ impl World {
         self.hosts[host.0].lose_all();
         self.checks.forgets(host);
         self.plan_restart(host);
+    }
+
+    /// Every member but one is emptied under a primary that is well, if there is such a group; true if so.
+    pub(crate) fn empty_all_but_one(&mut self) -> bool {
+        let leads = |sidecar: &super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
+        let settled = self.store.pending().next().is_none() && self.hosts.iter().all(|host| host.flips.is_empty());
+        let Some(config) = self.store.content().cloned().filter(|_| settled) else { return false };
+        let whole = config.members.len() > 1 && self.sound_members(&config, None) == config.members.len();
+        if !whole || !self.sidecars.iter().any(leads) {
+            return false;
+        }
+        let left = self.random.below(config.members.len() as u64) as usize;
+        for (_, member) in config.members.iter().enumerate().filter(|(at, _)| *at != left) {
+            self.replace_host(self.host_of(&member.id));
+        }
+        self.tally.count(Fault::AllButOneEmptied);
         true
     }
 

@@ -13,6 +13,7 @@ use super::disk::ClosedFile;
 use super::host::{Host, HostEvent};
 use super::queue::MS;
 use super::{Event, HostNo, World};
+use crate::tally::Fault;
 use crate::trace::{self, tell};
 
 /// What is to be done at the disk.
@@ -82,11 +83,12 @@ impl World {
     }
 
     fn carry_out_job(&mut self, no: HostNo, job: Job) -> Option<Input> {
+        let fails = matches!(job, Job::Closed(..)) && self.strikes(Fault::ClosedFlushFails, 500);
         let host = &mut self.hosts[no.0];
         match job {
             Job::Closed(slot, identity, closure) => {
                 let bytes = host.bytes(slot, 0..closure.end.0 as usize).to_vec();
-                let result = flush_result(&bytes, &identity, &closure, host.disk.full);
+                let result = flush_result(&bytes, &identity, &closure, host.disk.full || fails);
                 if result == FlushResult::Done {
                     host.disk.put_closed(ClosedFile { identity, closure, bytes });
                 }
