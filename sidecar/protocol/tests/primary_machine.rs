@@ -632,6 +632,7 @@ fn another_number_of_copies_counts_at_once() {
     desk.step(Input::Swapped(SwapOutcome::Applied));
     wait(&mut desk, 100, &[]);
     assert_eq!((desk.primary.config().members.len(), desk.recruits), (2, false));
+    desk.swap = None;
     desk.step(Input::Lost(desk.seats[&member(2).id]));
     assert_eq!(desk.swap, None, "one is left, and two are needed now");
 }
@@ -741,12 +742,13 @@ fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
     let (mut desk, [one, two]) = flushing(&[]);
     desk.step(Input::Lost(desk.seats[&two]));
     desk.step(Input::Swapped(SwapOutcome::Applied));
+    complete_everywhere(&mut desk, std::slice::from_ref(&one), 144);
+    desk.flushed(&one, 144);
     desk.swap = None;
     desk.step(Input::Recruited(emptied(2), holds_nothing(&emptied(2))));
     complete_everywhere(&mut desk, &[one.clone(), two.clone()], 60_000);
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
-    desk.swap = None;
     assert!(desk.primary.roll(closure, &mut out).is_some());
     desk.carry(out);
     desk.flushed(&one, 60_000);
@@ -754,6 +756,7 @@ fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
     assert!(desk.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
     desk.flushed(&two, 60_000);
     assert_eq!((desk.closes.len(), desk.primary.closed().len()), (2, 1));
+    assert!(desk.swap.is_some());
 }
 
 /// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
