@@ -6,6 +6,7 @@
 use tailwind_protocol::backup::Input;
 use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::MemberId;
+use tailwind_protocol::layout::SegmentIdentity;
 
 use super::host::Running;
 use super::queue::{MS, Micros};
@@ -38,6 +39,17 @@ impl World {
         let strikes = self.storm && self.plan.has(fault) && self.random.per_mille(per_mille);
         if strikes {
             self.tally.count(fault);
+        }
+        strikes
+    }
+
+    /// True when this host's disk has no room for the file of this closed segment, of which it has one in two, while the faults
+    /// strike; smaller writes pass.
+    pub(super) fn has_no_room(&mut self, no: HostNo, identity: &SegmentIdentity) -> bool {
+        let odd = (identity.generation.0.wrapping_add(no.0 as u64)) % 2 == 1;
+        let strikes = self.storm && odd && self.plan.has(Fault::ClosedFlushFails);
+        if strikes {
+            self.tally.count(Fault::ClosedFlushFails);
         }
         strikes
     }

@@ -13,7 +13,6 @@ use super::disk::ClosedFile;
 use super::host::{Host, HostEvent};
 use super::queue::MS;
 use super::{Event, HostNo, World};
-use crate::tally::Fault;
 use crate::trace::{self, tell};
 
 /// What is to be done at the disk.
@@ -83,7 +82,7 @@ impl World {
     }
 
     fn carry_out_job(&mut self, no: HostNo, job: Job) -> Option<Input> {
-        let fails = matches!(job, Job::Closed(..)) && self.strikes(Fault::ClosedFlushFails, 500);
+        let fails = matches!(&job, Job::Closed(_, identity, _) if self.has_no_room(no, identity));
         let host = &mut self.hosts[no.0];
         match job {
             Job::Closed(slot, identity, closure) => {
