@@ -247,6 +247,15 @@ impl Group {
         self.kill(Who::Backup(index))
     }
 
+    /// Kills a backup and starts another of its name, with empty folders.
+    pub fn replace_backup(&mut self, index: usize) -> Result<()> {
+        self.kill_backup(index)?;
+        for folder in [self.pool(index), self.flush_folder(index)] {
+            fs::remove_dir_all(&folder).with_context(|| format!("empty {}", folder.display()))?;
+        }
+        self.start_backup(index)
+    }
+
     /// Kills a sidecar and waits until it is gone.
     pub fn kill_sidecar(&mut self, index: usize) -> Result<()> {
         self.kill(Who::Sidecar(index))

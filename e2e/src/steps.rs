@@ -12,8 +12,15 @@ use crate::view::PATIENCE;
 use crate::workload::{Input, is_outage};
 
 /// Words of the warnings that processes write when others die, and rightly.
-pub const OUTAGE: [&str; 6] =
-    ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
+pub const OUTAGE: [&str; 7] = [
+    "primary is gone",
+    "no heartbeat",
+    "member lost",
+    "member failed",
+    "too few members are left",
+    "waiting",
+    "stepped down",
+];
 
 /// A client of whoever is primary.
 pub fn primary(group: &Group) -> Result<Client> {

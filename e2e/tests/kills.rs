@@ -19,6 +19,8 @@ on_every_fabric!(
     the_primary_is_killed,
     a_backup_is_killed,
     two_of_three_backups_are_killed,
+    two_of_three_backups_are_emptied,
+    a_new_group_stays_with_its_first_primary,
     everything_is_killed_at_once,
     a_frozen_primary_wakes_up_as_a_zombie,
     a_backup_hangs,
@@ -130,6 +132,46 @@ fn two_of_three_backups_are_killed(fabric: &str) {
         story.check(mark);
     }
     story.end();
+}
+
+/// No promotion could find two members with their memory again. The primary that lives fills them from the third.
+fn two_of_three_backups_are_emptied(fabric: &str) {
+    let mut scene = Scene::begin();
+    let mut setup = scene.setup(fabric).unwrap();
+    setup.backups = 3;
+    let mut story = Story::begin(&scene, scene.start(setup).unwrap());
+    let primary = story.group.wait_for_primary().unwrap();
+    for _ in 0..scene.rounds(5) {
+        let members = story.members(&mut scene.random);
+        let mark = story.go_on(&mut scene.random);
+        for victim in &members[..2] {
+            story.group.kill_backup(*victim).unwrap();
+        }
+        for victim in &members[..2] {
+            story.group.replace_backup(*victim).unwrap();
+        }
+        story.check(mark);
+        assert_eq!(story.group.status(primary)["epoch"], 1, "the primary goes on");
+    }
+    story.end();
+}
+
+/// Both sidecars of a new group start at the same moment. One of them makes it, and the other leaves it alone.
+fn a_new_group_stays_with_its_first_primary(fabric: &str) {
+    let scene = Scene::begin();
+    for _ in 0..scene.rounds(5) {
+        let mut group = Group::prepare(scene.setup(fabric).unwrap()).unwrap();
+        for index in 0..group.backups() {
+            group.start_backup(index).unwrap();
+        }
+        for index in 0..group.sidecars() {
+            group.start_sidecar(index).unwrap();
+        }
+        let primary = group.wait_for_primary().unwrap();
+        wait_for_standby(&group, 1 - primary, primary).unwrap();
+        assert_eq!(group.status(primary)["epoch"], 1, "nobody was deposed");
+        check_logs(&group, &OUTAGE).unwrap();
+    }
 }
 
 fn everything_is_killed_at_once(fabric: &str) {

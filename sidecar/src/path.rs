@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
-use tailwind_protocol::ids::{Position, SegmentId};
+use tailwind_protocol::ids::{Epoch, Position, SegmentId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Input, Output, Positions, Post, Primary, Seat, Standing};
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
@@ -98,14 +98,15 @@ pub enum Command {
     },
     /// This sidecar is primary from now on; everything up to `last` is acknowledged.
     Lead(Box<Primary>, u64),
-    /// Feed the machine.
-    Input(Input),
-    /// Local memory for a segment.
+    /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
+    /// seat is somebody else's, and another swap may be under way.
+    Input(Epoch, Input),
+    /// Local memory for a segment, of whose epoch's term it is.
     Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
-    /// A member's data channel.
-    Connected(Seat, Box<dyn Channel>),
-    /// A member's buffer for a segment.
-    Opened(Seat, SegmentId, RemoteBuffer),
+    /// A member's data channel, in the term of this epoch.
+    Connected(Epoch, Seat, Box<dyn Channel>),
+    /// A member's buffer for a segment, in the term of this epoch.
+    Opened(Epoch, Seat, SegmentId, RemoteBuffer),
     /// A connection comes back from the reader.
     Adopt(Parcel),
     /// Queue these bytes for a client that asked for the status.
@@ -227,6 +228,16 @@ pub struct MemberDescription {
 enum Part {
     Waiting { role: Role },
     Leading(Box<Replicator>),
+}
+
+impl Part {
+    /// The replicator, in the term of this epoch.
+    fn leading(&mut self, epoch: Epoch) -> Option<&mut Replicator> {
+        match self {
+            Part::Leading(replicator) if replicator.primary().config().epoch == epoch => Some(replicator),
+            _ => None,
+        }
+    }
 }
 
 /// An append that waits for its ack.
@@ -390,26 +401,26 @@ impl Path {
             // The receiver may have given up waiting.
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),
-            Command::Input(input) => {
-                if let Part::Leading(replicator) = &mut self.part {
+            Command::Input(epoch, input) => {
+                if let Some(replicator) = self.part.leading(epoch) {
                     replicator.step(now, input);
                 }
             }
             Command::Prepared(identity, fresh, shared) => {
-                if let Part::Leading(replicator) = &mut self.part {
+                if let Some(replicator) = self.part.leading(identity.epoch) {
                     replicator.prepared(identity, fresh, shared);
                 }
             }
-            Command::Connected(seat, channel) => {
-                if let Part::Leading(replicator) = &mut self.part {
+            Command::Connected(epoch, seat, channel) => {
+                if let Some(replicator) = self.part.leading(epoch) {
                     if let Some(fd) = channel.readiness() {
                         self.sleeper.watch_channel(fd);
                     }
                     replicator.connected(seat, channel);
                 }
             }
-            Command::Opened(seat, segment, remote) => {
-                if let Part::Leading(replicator) = &mut self.part {
+            Command::Opened(epoch, seat, segment, remote) => {
+                if let Some(replicator) = self.part.leading(epoch) {
                     replicator.opened(seat, segment, remote, now);
                 }
             }

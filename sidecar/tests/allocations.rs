@@ -67,6 +67,7 @@ impl Bench {
             open_patience_ms: 60_000,
             recruit_interval_ms: 60_000,
         };
+        let epoch = configuration().epoch;
         let mut outputs = Vec::new();
         let primary = Primary::new(configuration(), rules, &Reference::default(), 7, Time(0), &mut outputs);
         commands.send(Command::Lead(Box::new(primary), 0)).unwrap();
@@ -80,7 +81,7 @@ impl Bench {
                 Output::Connect(seat, _) => {
                     let answer = receivers[usize::from(seat.index)].accept(Writer(1), &ShmSender.offer()).unwrap();
                     let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
-                    commands.send(Command::Connected(seat, channel)).unwrap();
+                    commands.send(Command::Connected(epoch, seat, channel)).unwrap();
                 }
                 Output::Prepare(identity) => {
                     let (fresh, shared) = ShmSender.allocate(identity.size.bytes()).unwrap();
@@ -90,7 +91,7 @@ impl Bench {
                     let slot = SlotId(identity.segment.0 as u32);
                     let grant = receivers[usize::from(seat.index)].lend(Writer(1), slot).unwrap();
                     let remote = ShmSender.attach(&grant).unwrap();
-                    commands.send(Command::Opened(seat, identity.segment, remote)).unwrap();
+                    commands.send(Command::Opened(epoch, seat, identity.segment, remote)).unwrap();
                 }
                 other => panic!("unexpected at the start: {other:?}"),
             }

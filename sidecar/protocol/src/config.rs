@@ -70,6 +70,13 @@ pub struct Stamp {
     pub version: Version,
 }
 
+impl MemberRef {
+    /// True for the same backup with the same memory, wherever it can be reached now.
+    pub fn is_same(&self, other: &MemberRef) -> bool {
+        (&self.id, self.boot) == (&other.id, other.boot)
+    }
+}
+
 impl Configuration {
     /// What a compare-and-swap compares.
     pub fn stamp(&self) -> Stamp {

@@ -46,6 +46,10 @@ bugs! {
     ShrinkWithoutSwap = "shrink-without-swap",
     /// Primary: a newcomer is proposed before it holds what the group owes. Breaks S8.
     NewcomerTooEarly = "newcomer-too-early",
+    /// Primary: with too few members left it steps down, although those it lost will never be back. Breaks liveness.
+    StepsDownAtOnce = "steps-down-at-once",
+    /// Primary: a newcomer's segment counts when it has completed, though durability is `Flushed`. Breaks S8.
+    NewcomerUnflushed = "newcomer-unflushed",
     /// Primary: a swap of unknown outcome is taken for refused and forgotten. Breaks S7.
     UnknownIsRefused = "unknown-is-refused",
     /// Backup: the inventory is told before the older epochs are revoked, which only the next tick does. Breaks S4.

@@ -65,8 +65,11 @@ pub enum Input {
     Lost(Seat),
     /// Answer to [`Output::Swap`].
     Swapped(SwapOutcome),
-    /// Answer to [`Output::Recruit`]: a backup outside the set, fenced under our epoch, with what it holds.
+    /// Answer to [`Output::Recruit`]: a backup outside the set, fenced under our epoch, with what it holds. It may have the
+    /// name of a lost member whose memory is gone.
     Recruited(MemberRef, Inventory),
+    /// The search for a spare has met a member of the set that was lost. It has the memory with which it joined.
+    Returned(MemberRef),
     /// Answer to [`Output::Recruit`]: no spare could be had this time.
     NoSpare,
     /// Someone has seen a newer epoch: a backup that refused, or the config store.
@@ -92,7 +95,8 @@ pub enum Input {
 pub enum StepDown {
     /// A newer epoch exists: someone else is primary.
     Superseded(Epoch),
-    /// Fewer members than `min_in_sync` are left: go back to being a candidate and recover with those that return.
+    /// Fewer members than `min_in_sync` are left, and a promotion may find enough of those that were lost: go back to being
+    /// a candidate and recover with them.
     TooFewMembers {
         /// Members left.
         left: u8,
@@ -143,7 +147,9 @@ pub enum Output {
     Forget(SegmentId, Closure),
     /// Change the member set. On [`SwapOutcome::Unknown`] the very same swap comes again; pause before carrying it out.
     Swap(Swap),
-    /// Find one backup outside the set that answers, fence it under our epoch, report it.
+    /// Find one backup outside the set that answers, fence it under our epoch, report it. A lost member's name with other
+    /// memory behind it is outside the set. Lost members that answer with the memory they had are reported first, and
+    /// nothing is asked of them.
     Recruit,
     /// This is no longer the primary. The last output ever.
     StepDown(StepDown),
@@ -192,6 +198,8 @@ pub struct Primary {
     posts: Post,
     segment_stall: Option<Stall<(SegmentId, SegmentId)>>,
     ack_stall: Option<Stall<Position>>,
+    /// Since when too few members have been left.
+    short_since: Option<Time>,
     over: bool,
 }
 
@@ -222,11 +230,12 @@ impl Primary {
             posts: Post::default(),
             segment_stall: None,
             ack_stall: None,
+            short_since: None,
             over: false,
             config,
         };
         for member in primary.config.members.clone() {
-            if let Some(seat) = primary.seat(member, Standing::InSet, out) {
+            if let Some(seat) = primary.seat(member, Standing::InSet, start.segment, out) {
                 primary.trim_to_first(seat, out);
             }
         }
@@ -243,12 +252,13 @@ impl Primary {
         match input {
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
-            Input::Installed(seat, segment) => self.on_installed(seat, segment),
+            Input::Installed(seat, segment) => self.on_repaired(seat, segment, out),
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Lost(seat) => self.on_lost(seat, out),
             Input::Swapped(outcome) => self.on_swapped(outcome, out),
             Input::Recruited(member, inventory) => self.on_recruited(member, &inventory, out),
+            Input::Returned(member) => self.on_returned(&member),
             Input::NoSpare => self.on_no_spare(now),
             Input::Superseded(epoch) => self.on_superseded(epoch, out),
             Input::Wanted { backups, min_in_sync } => self.on_wanted(backups, min_in_sync),
@@ -381,7 +391,7 @@ impl Primary {
     }
 
     fn advance_acked(&mut self) {
-        let reached = |member: &Member| self.reached(member);
+        let reached = |member: &Member| member.reached(self.rules.durability);
         let needless = planted::has(Bug::AckAllButOne) && self.required().count() > 1;
         if let Some(acked) = self.required().skip(usize::from(needless)).map(reached).min() {
             self.acked = self.acked.max(acked);
@@ -435,6 +445,7 @@ impl Primary {
         self.members.iter_mut().flatten().for_each(|member| member.fruitless = Position::default());
         self.drop_who_holds_up(now, out);
         self.give_up_newcomers(now, out);
+        self.wait_for_the_lost(now, out);
         self.recruit(now, out);
     }
 

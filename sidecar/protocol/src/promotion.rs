@@ -353,6 +353,9 @@ pub struct Promotion {
     claimed: Option<(Epoch, Claim)>,
     /// The latest epoch that a member has promised to somebody else. The config store must know of it.
     promised: Option<Epoch>,
+    /// There was no configuration yet: this candidate races for a new group. Once somebody else has made one, that race is
+    /// lost, and whether its primary lives is for a standby to judge.
+    founding: bool,
     /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others are there:
     /// each of those holds everything that was acknowledged.
     unfit: BTreeSet<MemberId>,
@@ -364,7 +367,7 @@ impl Promotion {
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
-        Promotion { me, rules, new_log, next_claim, state, claimed: None, promised: None, unfit }
+        Promotion { me, rules, new_log, next_claim, state, claimed: None, promised: None, founding: false, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -387,12 +390,13 @@ impl Promotion {
             Err(why) => self.wait(now, Waiting::ConfigStore(why), out),
             Ok(Some(found)) if self.is_older_than_the_log(&found, now, out) => {}
             Ok(None) => {
+                self.founding = true;
                 self.state = State::Surveying(Survey { since: now, retry_at: None });
                 out.push(Output::Survey);
             }
             Ok(Some(found)) => {
-                let beaten = self.claimed.is_some_and(|(claimed, _)| found.epoch > claimed && found.primary != self.me);
-                if beaten {
+                let beaten = self.claimed.is_some_and(|(claimed, _)| found.epoch > claimed);
+                if (beaten || self.founding) && found.primary != self.me {
                     return self.lose(found.epoch, out);
                 }
                 let claim = self.draw_claim();

@@ -467,3 +467,30 @@ fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
     assert_eq!(desk.backup.promise().epoch, Epoch(5), "revoking everybody is not a promise");
     assert_eq!(desk.backup.counts(), Counts { closed: 1, on_disk: 1, ..Counts::default() });
 }
+
+/// Under `Flushed` a copy that is whole in memory is reported as open. A drop of what was here before, of the same segment with
+/// the same end, may come late: after the segment has been lent, written and closed anew in the same epoch.
+#[test]
+fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
+    let promise =
+        Promise { log: Some(LogId(1)), epoch: Epoch(1), durability: Durability::Flushed, ..Promise::default() };
+    let row = SlotRow { identity: identity(1, 1), purpose: Purpose::Append, lender: Epoch(1), closed: None };
+    let mut desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
+    desk.step(Input::Scanned(Slot(0), tail(5)));
+    let seen = desk.backup.inventory().copies;
+    assert_eq!(seen.len(), 1);
+    let drop = Request::Drop(DropRequest { caller: caller(1), copies: seen.clone() });
+    assert_eq!(desk.ask(drop.clone()), Some(Reply::Done));
+    assert_eq!(desk.backup.inventory().copies, []);
+    let lend = OpenRequest {
+        caller: caller(1),
+        identity: identity(1, 1),
+        purpose: Purpose::Append,
+        durability: Durability::Flushed,
+    };
+    assert!(matches!(desk.ask(Request::Open(lend)), Some(Reply::Opened(_))));
+    assert_eq!(desk.ask(close(caller(1), identity(1, 1), 5)), Some(Reply::Done));
+    assert_eq!(desk.backup.inventory().copies, seen, "it looks the same");
+    assert_eq!(desk.ask(drop), Some(Reply::Done));
+    assert_eq!(desk.backup.inventory().copies, seen, "and is a part of the log now");
+}

@@ -635,8 +635,148 @@ fn another_number_of_copies_counts_at_once() {
     desk.step(Input::Swapped(SwapOutcome::Applied));
     wait(&mut desk, 100, &[]);
     assert_eq!((desk.primary.config().members.len(), desk.recruits), (2, false));
+    desk.swap = None;
     desk.step(Input::Lost(desk.seats[&member(2).id]));
-    assert!(desk.over, "one is left, and two are needed now");
+    assert_eq!(desk.swap, None, "one is left, and two are needed now");
+}
+
+/// Where all of them stand after `number` has been lost, of three members of whom two are needed.
+fn short() -> Desk {
+    let mut desk = Desk::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
+    desk.append(72);
+    for number in 1..=3 {
+        assert!(desk.post(&member(number).id).is_some());
+        desk.complete(&member(number).id, 1);
+    }
+    desk.append(144);
+    for number in 2..=3 {
+        desk.step(Input::Lost(desk.seats[&member(number).id]));
+        desk.swap.take_if(|_| number == 2);
+    }
+    desk
+}
+
+/// The swap to two members has no answer yet when the next one is lost.
+#[test]
+fn a_primary_with_too_few_members_waits_before_it_steps_down() {
+    let mut desk = short();
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(!desk.over && desk.primary.config().members.len() == 2);
+    assert!(desk.post(&member(1).id).is_some());
+    desk.complete(&member(1).id, 1);
+    wait(&mut desk, 15_000, &[]);
+    assert_eq!((desk.over, desk.primary.acked()), (false, first(72)), "the one that was lost is still required");
+    wait(&mut desk, 200, &[]);
+    assert!(desk.over, "another sidecar may reach it");
+}
+
+#[test]
+fn a_lost_member_with_its_memory_ends_the_wait() {
+    let mut desk = short();
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    desk.step(Input::Returned(member(2)));
+    assert!(!desk.over, "it is no member any more");
+    desk.step(Input::Recruited(member(3), holds_nothing(&member(3))));
+    assert!(!desk.seats.contains_key(&member(3).id), "nothing may be asked of it: a promotion may need all it has");
+    desk.step(Input::Returned(member(3)));
+    assert!(desk.over);
+}
+
+/// The same name with other memory.
+fn emptied(number: usize) -> MemberRef {
+    MemberRef { boot: BootId(100 + number as u128), ..member(number) }
+}
+
+#[test]
+fn an_emptied_member_takes_its_own_place_in_one_swap() {
+    let mut desk = short();
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    let id = member(3).id;
+    assert!(desk.post(&id).is_some(), "from the beginning of the segment");
+    assert_eq!(desk.swap, None, "it has not completed what is acknowledged");
+    desk.complete(&id, 1);
+    let swap = desk.swap.clone().expect("it has caught up");
+    assert_eq!(swap.proposed.members, [member(1), emptied(3)]);
+    assert_eq!(desk.primary.acked(), first(72), "the old set is required until the swap has happened");
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(desk.post(&member(1).id).is_some());
+    desk.complete(&member(1).id, 1);
+    assert_eq!(desk.primary.acked(), first(144));
+    assert!(!desk.over && desk.primary.roster().count() == 2);
+}
+
+#[test]
+fn nobody_makes_way_for_a_promotion_that_cannot_win() {
+    let mut desk = short();
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    desk.stingy.insert(member(3).id);
+    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    wait(&mut desk, 60_000, &[]);
+    assert!(!desk.over, "what m3 held will never be seen again");
+    desk.stingy.clear();
+    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    assert!(desk.post(&member(3).id).is_some());
+    desk.complete(&member(3).id, 1);
+    assert!(desk.swap.is_some());
+}
+
+/// Segment 1 is sealed and its end not acknowledged when acks stop: nobody may close it, so it cannot come as an image.
+#[test]
+fn a_newcomer_is_posted_what_nobody_may_close_yet() {
+    let mut desk = short();
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    let mut out = Vec::new();
+    let closure = Closure { first: Lsn(1), last: Lsn(2), end: Offset(144), chain: Chain(0) };
+    assert!(desk.primary.roll(closure, &mut out).is_some());
+    desk.carry(out);
+    desk.append(72);
+    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    let id = member(3).id;
+    assert_eq!(desk.post(&id), Some(first(144)));
+    assert_eq!(desk.post(&id), Some(Position::new(SegmentId(2), Offset(72))));
+    desk.complete(&id, 1);
+    assert!(desk.swap.take().is_some_and(|swap| swap.proposed.members.contains(&emptied(3))));
+    assert_eq!(desk.closes, []);
+}
+
+#[test]
+fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
+    let (mut desk, [one, two]) = flushing(&[]);
+    desk.step(Input::Lost(desk.seats[&two]));
+    desk.step(Input::Swapped(SwapOutcome::Applied));
+    complete_everywhere(&mut desk, std::slice::from_ref(&one), 144);
+    desk.flushed(&one, 144);
+    desk.swap = None;
+    desk.step(Input::Recruited(emptied(2), holds_nothing(&emptied(2))));
+    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 60_000);
+    let mut out = Vec::new();
+    let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
+    assert!(desk.primary.roll(closure, &mut out).is_some());
+    desk.carry(out);
+    desk.flushed(&one, 60_000);
+    assert_eq!((desk.primary.acked(), desk.closes.len()), (first(60_000), 1), "nobody waits for the newcomer");
+    assert!(desk.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
+    desk.flushed(&two, 60_000);
+    assert_eq!((desk.closes.len(), desk.primary.closed().len()), (2, 1));
+    assert!(desk.swap.is_some());
+}
+
+/// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
+#[test]
+fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
+    let mut desk = with_two_closed(2);
+    desk.step(Input::Trim(Lsn(11)));
+    let spare = member(2);
+    let mut out = Vec::new();
+    desk.primary.step(desk.now, Input::Recruited(spare.clone(), holds_nothing(&spare)), &mut out);
+    let is_trim = |output: &Output| matches!(output, Output::Trim(..));
+    assert_eq!(out.iter().filter(|output| is_trim(output)).count(), 1);
+    desk.carry(out);
+    let mut out = Vec::new();
+    let seat = desk.seats[&spare.id];
+    desk.primary.step(desk.now, Input::Installed(seat, SegmentId(2)), &mut out);
+    assert!(out.contains(&Output::Trim(seat, Lsn(11))), "{out:?}");
 }
 
 #[test]

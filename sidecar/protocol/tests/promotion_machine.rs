@@ -289,3 +289,40 @@ fn a_member_that_is_unfit_counts_again_when_the_others_lack_something() {
     let tasks = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", desk.out);
 }
+
+/// Two sidecars of a new group start at the same time. Whoever finds that the other was first has lost the race: it has
+/// never heard that primary, and may not depose it for nothing.
+#[test]
+fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
+    let mut desk = Desk::start(1);
+    assert_eq!(desk.step(Input::Read(Ok(None))), [Output::Survey]);
+    let held = Inventory {
+        member: member(1).id,
+        boot: member(1).boot,
+        log: Some(LogId(7)),
+        promised: Epoch(1),
+        trimmed: Lsn(0),
+        damage: vec![],
+        witness: true,
+        copies: vec![],
+    };
+    let out = desk.step(Input::Surveyed(vec![(member(1), held)])).to_vec();
+    assert!(matches!(out[..], [Output::Waiting(_)]), "{out:?}");
+    assert_eq!(desk.wait(10), [Output::ReadConfig]);
+    let found = Configuration { epoch: Epoch(1), version: Version(1), ..config(1) };
+    assert_eq!(desk.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
+}
+
+/// Its own earlier life made the group and died: nobody else would ever lead it.
+#[test]
+fn a_group_that_its_own_earlier_life_made_is_claimed() {
+    let mut desk = Desk::start(1);
+    desk.step(Input::Read(Ok(None)));
+    desk.step(Input::Surveyed(vec![]));
+    desk.wait(200);
+    desk.step(Input::Surveyed(vec![]));
+    desk.wait(10);
+    let found = Configuration { primary: primary("s1"), ..config(1) };
+    let out = desk.step(Input::Read(Ok(Some(found)))).to_vec();
+    assert!(matches!(out[..], [Output::Swap(_)]), "{out:?}");
+}

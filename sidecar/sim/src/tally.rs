@@ -97,6 +97,11 @@ faults! {
     NoError = 400 "error completion never delivered",
     /// A key or queue pair number means something else than it did before.
     NumberReused = 1000 "key or queue pair number reused",
+    /// The file of a closed segment cannot be written, though smaller writes pass: the disk is almost full. Drawn apart.
+    ClosedFlushFails = 0 "flush of a closed segment failed",
+    /// Everything is well, and then all members but one are replaced by empty ones at once, under a primary that lives.
+    /// Strikes once, after the faults have stopped. Drawn apart.
+    AllButOneEmptied = 0 "all members but one replaced by empty ones",
     /// Somebody edits how many copies the group wants. Struck by [`wishes`](crate::world), not by the plan.
     WishesChange = 0 "another number of copies wanted",
 }

@@ -45,6 +45,8 @@ use wishes::Wishes;
 /// Once the faults have stopped and a sound member is there, an append is acknowledged within this time: claims race and
 /// back off (up to a second), opens wait for flushes (two seconds of patience each), images are copied.
 const RETURN_MAX: Micros = 60_000 * MS;
+/// By then every call that was made while faults struck has been answered or given up.
+const SETTLED: Micros = 3000 * MS;
 /// How often a backup's machine hears of time passing.
 const HOST_TICK: Micros = 100 * MS;
 /// Pause between two looks for queue pairs that nobody has any more.
@@ -180,18 +182,48 @@ impl World {
             self.step();
         }
         self.calm_down();
-        let calm = self.queue.now();
-        while !self.is_back() && self.queue.now() < calm + RETURN_MAX {
-            self.step();
-        }
-        match self.is_back() {
-            true => self.tally.return_max = self.queue.now() - calm,
-            false => self.judge_absence(),
+        match self.comes_back() {
+            Some(after) => {
+                self.tally.return_max = after;
+                self.refill();
+            }
+            None => self.judge_absence(),
         }
         self.tally.simulated = self.queue.now();
         self.tally.events = self.queue.count();
         tell!(self, "the end: {} records acknowledged, {} read", self.tally.acked, self.tally.read);
         self.tally.clone()
+    }
+
+    /// Plays on until the group serves again; how long that took, if it does.
+    fn comes_back(&mut self) -> Option<Micros> {
+        let calm = self.queue.now();
+        while !self.is_back() && self.queue.now() < calm + RETURN_MAX {
+            self.step();
+        }
+        self.is_back().then(|| self.queue.now() - calm)
+    }
+
+    /// A primary that is well refills all members but one from what that one has: here nothing excuses an absence.
+    fn refill(&mut self) {
+        if !self.plan.has(Fault::AllButOneEmptied) {
+            return;
+        }
+        // A call that the faults have swallowed would cost the member that is left its seat.
+        let settled = self.queue.now() + SETTLED;
+        while self.queue.now() < settled {
+            self.step();
+        }
+        if !self.empty_all_but_one() {
+            return;
+        }
+        self.acks_in_calm = 0;
+        match self.comes_back() {
+            Some(after) => self.tally.return_max = self.tally.return_max.max(after),
+            None => {
+                broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned())
+            }
+        }
     }
 
     /// The story so far.

@@ -41,6 +41,8 @@ hunts! {
     ack_old_set_only AckOldSetOnly within 3000;
     shrink_without_swap ShrinkWithoutSwap within 3000;
     newcomer_too_early NewcomerTooEarly within 3000;
+    steps_down_at_once StepsDownAtOnce within 3000;
+    newcomer_unflushed NewcomerUnflushed within 3000;
     unknown_is_refused UnknownIsRefused within 3000;
     fence_before_revoke FenceBeforeRevoke within 3000;
     epoch_not_persisted EpochNotPersisted within 3000;

@@ -103,7 +103,7 @@ pub async fn lead(
             }
             changed = context.store.changed(Some(term.config.stamp())) => {
                 if changed.epoch > term.config.epoch {
-                    context.path.send(Command::Input(Input::Superseded(changed.epoch)));
+                    context.path.send(Command::Input(term.config.epoch, Input::Superseded(changed.epoch)));
                 }
                 term.rest_after_news(&changed).await;
                 continue;
@@ -141,9 +141,11 @@ impl Term {
                     self.lost.push(id.clone());
                 }
                 self.refresh_sources();
+                self.warn_if_short();
             }
             Output::Swap(swap) => {
                 let (context, swapped) = (Arc::clone(&self.context), self.swapped.clone());
+                let epoch = self.config.epoch;
                 self.tasks.spawn(async move {
                     let proposed = swap.proposed.clone();
                     let outcome = context.store.swap(swap).await.settle(&proposed);
@@ -152,14 +154,15 @@ impl Term {
                         SwapOutcome::Applied => drop(swapped.send(proposed)),
                         SwapOutcome::Conflict(_) => {}
                     }
-                    context.path.send(Command::Input(Input::Swapped(outcome)));
+                    context.path.send(Command::Input(epoch, Input::Swapped(outcome)));
                 });
             }
             Output::Recruit => {
                 let (context, config, lost) = (Arc::clone(&self.context), self.config.clone(), self.lost.clone());
                 self.tasks.spawn(async move {
-                    let input = recruit(&context, &config, &lost).await.unwrap_or(Input::NoSpare);
-                    context.path.send(Command::Input(input));
+                    for input in recruit(&context, &config, &lost).await {
+                        context.path.send(Command::Input(config.epoch, input));
+                    }
                 });
             }
             Output::Trim(seat, below) => {
@@ -174,6 +177,19 @@ impl Term {
             Output::StepDown(_) => unreachable!("handled by the caller"),
         }
         Ok(())
+    }
+
+    /// Says why acks stop, and for how long.
+    fn warn_if_short(&self) {
+        let in_set = |member: &&MemberRef| self.seats.values().any(|task| task.link.member() == *member);
+        let left = self.config.members.iter().filter(in_set).count();
+        let needed = usize::from(self.context.wishes().min_in_sync).min(self.config.members.len());
+        if (1..needed).contains(&left) {
+            tracing::warn!(
+                group = %self.context.group, left, needed,
+                "too few members are left: nothing is acknowledged until lost ones return or others are filled from what is left"
+            );
+        }
     }
 
     fn order(&self, seat: Seat, output: Output) {
@@ -211,7 +227,7 @@ impl Term {
         let Wishes { members, min_in_sync, fenced, .. } = *wishes;
         tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group wants something else now");
         let input = if fenced { Input::Retire } else { Input::Wanted { backups: members, min_in_sync } };
-        self.context.path.send(Command::Input(input));
+        self.context.path.send(Command::Input(self.config.epoch, input));
     }
 
     /// Closed segments are read from members of the set first: a newcomer may not have them yet.
@@ -247,7 +263,7 @@ impl Worker {
 
     async fn work(self, mut orders: mpsc::UnboundedReceiver<Output>) {
         match self.link.connect().await {
-            Ok(channel) => self.path().send(Command::Connected(self.seat, channel)),
+            Ok(channel) => self.path().send(Command::Connected(self.link.epoch(), self.seat, channel)),
             Err(failure) => return self.fail("connect", failure),
         }
         let mut beside = JoinSet::new();
@@ -297,7 +313,9 @@ impl Worker {
     async fn open_in_order(self, mut wanted: mpsc::UnboundedReceiver<SegmentIdentity>) {
         while let Some(identity) = wanted.recv().await {
             match self.link.open(identity, Purpose::Append).await {
-                Ok(remote) => self.path().send(Command::Opened(self.seat, identity.segment, remote)),
+                Ok(remote) => {
+                    self.path().send(Command::Opened(self.link.epoch(), self.seat, identity.segment, remote));
+                }
                 Err(failure) => return self.fail("open", failure),
             }
         }
@@ -334,7 +352,7 @@ impl Worker {
     }
 
     fn tell(&self, input: Input) {
-        self.path().send(Command::Input(input));
+        self.path().send(Command::Input(self.link.epoch(), input));
     }
 
     fn path(&self) -> &PathHandle {
@@ -343,25 +361,33 @@ impl Worker {
 }
 
 /// Finds a backup outside the set that answers, and fences it under our epoch. One with a full disk answers well: if it
-/// were always asked first, nobody else would ever take its place.
-async fn recruit(context: &Arc<Context>, config: &Configuration, lost: &[MemberId]) -> Option<Input> {
-    let mut found = survey(context).await;
-    found.sort_by_key(|(member, _)| lost.iter().position(|id| *id == member.id));
-    for (member, _) in found {
-        if config.member(&member.id).is_some() {
-            continue;
-        }
+/// were always asked first, nobody else would ever take its place. A member's name with other memory behind it is outside
+/// the set. One that was lost in this term and has its memory still is only reported: it may be needed as it is.
+async fn recruit(context: &Arc<Context>, config: &Configuration, lost: &[MemberId]) -> Vec<Input> {
+    let found = survey(context).await;
+    let is_member = |found: &MemberRef| config.member(&found.id).is_some_and(|known| known.is_same(found));
+    let (members, mut found): (Vec<_>, Vec<_>) =
+        found.into_iter().map(|(member, _)| member).partition(|member| is_member(member));
+    let returned = members.into_iter().filter(|member| lost.contains(&member.id));
+    let mut inputs: Vec<Input> = returned.map(Input::Returned).collect();
+    found.sort_by_key(|member| lost.iter().position(|id| *id == member.id));
+    inputs.push(spare(context, config, found).await);
+    inputs
+}
+
+async fn spare(context: &Arc<Context>, config: &Configuration, found: Vec<MemberRef>) -> Input {
+    for member in found {
         match MemberLink::new(context, config, member.clone()).fence().await {
             Ok(inventory) => {
                 tracing::info!(member = %member.id, segments = inventory.copies.len(), "spare found");
                 let boot = inventory.boot;
-                return Some(Input::Recruited(MemberRef { boot, ..member }, inventory));
+                return Input::Recruited(MemberRef { boot, ..member }, inventory);
             }
-            Err(Failure::Superseded(epoch)) => return Some(Input::Superseded(epoch)),
+            Err(Failure::Superseded(epoch)) => return Input::Superseded(epoch),
             Err(why @ (Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
                 tracing::info!(member = %member.id, %why, "spare refused");
             }
         }
     }
-    None
+    Input::NoSpare
 }

@@ -78,8 +78,14 @@ impl Backup {
     pub(super) fn on_drop(&mut self, request: &DropRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
         let report = |copy: &Copy| copy.report(self.promise.durability);
-        let seen = |copy: &&Copy| copy.stage != Stage::Lent && request.copies.contains(&report(copy));
-        let segments: Vec<SegmentId> = self.copies.values().filter(seen).map(|copy| copy.identity.segment).collect();
+        // Whoever closed a copy in this epoch has made it a part of the log. Under `Flushed` it is reported as open until it is
+        // on disk, and then looks like what was here before, if a drop of that comes late.
+        let kept = |copy: &Copy| copy.stage == Stage::Closed && copy.lender == self.promise.epoch;
+        let seen = |copy: &&Copy| copy.stage != Stage::Lent && !kept(copy) && request.copies.contains(&report(copy));
+        // Newest first: what is left of a torn end when this breaks off in the middle is torn at the same place. Without its
+        // oldest segment it would look like a log that has lost one.
+        let segments: Vec<SegmentId> =
+            self.copies.values().rev().filter(seen).map(|copy| copy.identity.segment).collect();
         for copy in self.settle(&segments, out) {
             let (segment, more) = (copy.identity.segment, copy.holds_more_than(None));
             if copy.slot().is_some() {

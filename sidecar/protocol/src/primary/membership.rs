@@ -9,8 +9,13 @@ use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
 use crate::rpc::Inventory;
 
-use super::seats::Member;
+use super::seats::{Fate, Member};
 use super::{Output, Primary, SEGMENTS_MAX, Seat, Standing, StepDown};
+
+/// Patience with lost members that do not answer while too few are left, in terms of `open_patience_ms`: 15 × 2 s = 30 s.
+/// A process that is started anew is back within that time, even after Kubernetes has let it wait for 10 s. Whoever is
+/// cut off from members that others can reach stands in their way for so long.
+const RETURN_PATIENCE: u64 = 15;
 
 impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
@@ -31,17 +36,25 @@ impl Primary {
         }
     }
 
-    /// Proposes a smaller set when a member is lost, a larger one when a newcomer has caught up.
+    /// Proposes a smaller set when a member is lost, a larger one when a newcomer has caught up. With too few members left
+    /// newcomers take the place of those that were lost: see "Refilling" in `docs/protocol.md`.
     pub(super) fn plan_swap(&mut self, out: &mut Vec<Output>) {
         if self.swap.is_some() {
             return;
         }
         let in_set = || self.members.iter().flatten().filter(|member| member.standing == Standing::InSet);
         let members: Vec<MemberRef> = if in_set().any(|member| member.lost) {
-            let left: Vec<MemberRef> = in_set().filter(|m| !m.lost).map(|m| m.reference.clone()).collect();
-            let needed = self.rules.min_in_sync.max(1);
-            if left.len() < usize::from(needed) {
-                return self.step_down(StepDown::TooFewMembers { left: left.len() as u8, needed }, out);
+            let mut left: Vec<MemberRef> = in_set().filter(|m| !m.lost).map(|m| m.reference.clone()).collect();
+            if self.is_short() {
+                if self.shall_step_down() {
+                    return self.step_down_short(out);
+                }
+                let newcomers = self.members.iter().flatten().filter(|member| self.has_caught_up(member));
+                left.extend(newcomers.map(|member| member.reference.clone()));
+                // Acks stop meanwhile: those who were lost are still required.
+                if left.len() < self.needed() {
+                    return;
+                }
             }
             left
         } else {
@@ -58,6 +71,65 @@ impl Primary {
         out.push(Output::Swap(swap));
     }
 
+    /// Members that the set must have. One that was smaller already when more were wanted need not become larger at once;
+    /// a promotion asks for no more either.
+    fn needed(&self) -> usize {
+        usize::from(self.rules.min_in_sync.max(1)).min(self.config.members.len())
+    }
+
+    /// Members of the set that are not lost.
+    fn left(&self) -> usize {
+        self.members.iter().flatten().filter(|member| member.standing == Standing::InSet && !member.lost).count()
+    }
+
+    /// Members of the set that are lost, and of whom this is known.
+    fn lost_and(&self, fate: Fate) -> usize {
+        let such = |member: &&Member| member.standing == Standing::InSet && member.lost && member.fate == fate;
+        self.members.iter().flatten().filter(such).count()
+    }
+
+    /// True while members are lost and too few are left to go on without them.
+    fn is_short(&self) -> bool {
+        self.swap.is_none() && self.left() < self.needed()
+    }
+
+    /// True when a promotion would do better: nobody is left to refill from, or it would find enough with the log at once.
+    fn shall_step_down(&self) -> bool {
+        self.left() == 0
+            || self.left() + self.lost_and(Fate::Returned) >= self.needed()
+            || planted::has(Bug::StepsDownAtOnce)
+    }
+
+    fn step_down_short(&mut self, out: &mut Vec<Output>) {
+        let (left, needed) = (self.left() as u8, self.rules.min_in_sync.max(1));
+        self.step_down(StepDown::TooFewMembers { left, needed }, out);
+    }
+
+    /// Those who do not answer may be back with what they held, and somebody else may reach them already. So after a while
+    /// the others get their chance: unless somebody is on the way in, or even with all of the silent ones a promotion
+    /// would find too few.
+    pub(super) fn wait_for_the_lost(&mut self, now: Time, out: &mut Vec<Output>) {
+        if !self.is_short() {
+            self.short_since = None;
+            return;
+        }
+        let since = *self.short_since.get_or_insert(now);
+        let over = now >= since.plus(RETURN_PATIENCE * self.rules.open_patience_ms);
+        let helped = self.members.iter().flatten().any(|m| m.standing != Standing::InSet && !m.lost);
+        let hopeful = self.left() + self.lost_and(Fate::Returned) + self.lost_and(Fate::Silent);
+        if over && !helped && hopeful >= self.needed() {
+            self.step_down_short(out);
+        }
+    }
+
+    /// A lost member has been met again. While enough are left it comes back as a newcomer, after the swap.
+    pub(super) fn on_returned(&mut self, reference: &MemberRef) {
+        let same = |member: &&mut Member| member.reference.is_same(reference) && member.lost;
+        if let Some(member) = self.members.iter_mut().flatten().find(same) {
+            member.fate = Fate::Returned;
+        }
+    }
+
     /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
     fn has_caught_up(&self, member: &Member) -> bool {
         let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
@@ -70,7 +142,7 @@ impl Primary {
     fn lacks_something(&self, member: &Member) -> bool {
         let Standing::Newcomer { repairs, chores } = &member.standing else { return false };
         let opened = member.opened >= self.segments.active_id();
-        !repairs.is_empty() || *chores > 0 || !opened || self.reached(member) < self.acked
+        !repairs.is_empty() || *chores > 0 || !opened || member.reached(self.rules.durability) < self.acked
     }
 
     pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
@@ -105,9 +177,12 @@ impl Primary {
 
     /// Looks for a spare when the set is too small and nobody is on the way into it.
     pub(super) fn recruit(&mut self, now: Time, out: &mut Vec<Output>) {
-        let present = self.members.iter().flatten().count();
-        let wanted = present < usize::from(self.rules.backups) && self.swap.is_none() && self.is_ready();
-        if wanted && !self.recruiting && now >= self.recruit_after {
+        let short = self.is_short();
+        let present = self.members.iter().flatten().filter(|member| !short || !member.lost).count();
+        let few = present < usize::from(self.rules.backups).max(if short { self.needed() } else { 0 });
+        // Who was lost before it had lent the active segment never lends it.
+        let wanted = few && self.swap.is_none() && (short || self.is_ready());
+        if wanted && !self.over && !self.recruiting && now >= self.recruit_after {
             self.recruiting = true;
             self.recruit_after = now.plus(self.rules.recruit_interval_ms);
             out.push(Output::Recruit);
@@ -119,30 +194,38 @@ impl Primary {
         self.recruit_after = now.plus(self.rules.recruit_interval_ms);
     }
 
-    /// A spare takes a seat: it drops what is no part of the log, lends buffers for the open end from the active segment
-    /// on, and gets everything before as closed images.
+    /// A spare takes a seat: it drops what is no part of the log, lends buffers for the open end from the first segment that
+    /// is not acknowledged as a whole, and gets everything before as closed images. Nobody closes that first segment until
+    /// acks reach its end, so with acks stopped it could never come as an image.
     pub(super) fn on_recruited(&mut self, reference: MemberRef, inventory: &Inventory, out: &mut Vec<Output>) {
         self.recruiting = false;
-        let known = self.members.iter().flatten().any(|member| member.reference.id == reference.id);
-        if known || self.config.member(&reference.id).is_some() {
+        // One that was lost and has its memory still may be what a promotion needs: nothing of it may be dropped.
+        let taken = |member: &Member| {
+            member.reference.id == reference.id && (!member.lost || member.reference.is_same(&reference))
+        };
+        let in_set = self.config.member(&reference.id).is_some_and(|known| known.is_same(&reference));
+        if in_set || self.members.iter().flatten().any(taken) {
             return;
+        }
+        for member in self.members.iter_mut().flatten().filter(|member| member.reference.id == reference.id) {
+            member.fate = Fate::Gone;
         }
         let mut plan = RepairPlan::new(self.closed.iter().map(|(identity, closure)| (identity, closure)), inventory);
         let repairs = plan.close.iter().chain(&plan.install).map(|(identity, _)| identity.segment).collect();
+        let first = self.first_unacked();
         // A copy of one of our own whole segments stays until the image replaces it: a drop that comes late, after this
         // seat has been lost and taken again, could hit the image.
-        let sealed: Vec<SegmentIdentity> =
-            self.segments.iter().filter(|s| s.closure.is_some()).map(|s| s.identity).collect();
-        plan.drop.retain(|copy| !sealed.contains(&copy.identity));
+        let whole: Vec<SegmentIdentity> =
+            self.segments.iter().map(|s| s.identity).filter(|identity| identity.segment < first).collect();
+        plan.drop.retain(|copy| !whole.contains(&copy.identity));
         let chores = u8::from(self.first_readable() > Lsn(1)) + u8::from(!plan.drop.is_empty());
-        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs, chores }, out) else { return };
+        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs, chores }, first, out) else { return };
         self.trim_to_first(seat, out);
         if !plan.drop.is_empty() {
             out.push(Output::Drop(seat, plan.drop));
         }
         out.extend(plan.close.into_iter().map(|(identity, closure)| Output::Close(seat, identity, closure)));
-        let active = self.segments.active_id();
-        let ahead = self.segments.iter().filter(|segment| segment.identity.segment >= active);
+        let ahead = self.segments.iter().filter(|segment| segment.identity.segment >= first);
         out.extend(ahead.map(|segment| Output::Open(seat, segment.identity)));
         out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
     }
@@ -154,9 +237,16 @@ impl Primary {
         }
     }
 
-    pub(super) fn on_installed(&mut self, seat: Seat, segment: SegmentId) {
-        if let Some(Member { standing: Standing::Newcomer { repairs, .. }, .. }) = self.member_mut(seat) {
-            repairs.retain(|waiting| *waiting != segment);
+    /// A newcomer has a segment that it lacked. After the last one it is told once more where the log begins: it may hold
+    /// a buffer that it lent earlier in this epoch, for a segment that was trimmed while it was away, and gives that back
+    /// only when a later segment is closed there. Nobody else would ever ask for it.
+    pub(super) fn on_repaired(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
+        let Some(member) = self.member_mut(seat) else { return };
+        let Standing::Newcomer { repairs, .. } = &mut member.standing else { return };
+        let before = repairs.len();
+        repairs.retain(|waiting| *waiting != segment);
+        if before > 0 && repairs.is_empty() {
+            self.trim_to_first(seat, out);
         }
     }
 
@@ -197,7 +287,7 @@ impl Primary {
     fn who_holds_up_acks(&self) -> Vec<Seat> {
         let holds_up = |m: &&Member| {
             let unflushed = self.segments.after(m.flushed).is_some_and(|(from, _)| from < m.completed);
-            !m.lost && unflushed && self.reached(m) <= self.acked
+            !m.lost && unflushed && m.reached(self.rules.durability) <= self.acked
         };
         let flushes = self.rules.durability == Durability::Flushed;
         self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::config::{Durability, MemberRef};
-use crate::ids::{Position, SegmentId};
+use crate::ids::{Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
 use super::membership::{Progress, Stall};
@@ -41,6 +41,17 @@ pub enum Standing {
     },
 }
 
+/// What is known of a lost member of the set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Fate {
+    /// It has not answered since.
+    Silent,
+    /// It answers, with the memory it had: a promotion can count on it.
+    Returned,
+    /// Its name answers with other memory: nobody will ever see again what it held.
+    Gone,
+}
+
 /// A post in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Posted {
@@ -59,6 +70,8 @@ pub(super) struct Member {
     pub(super) standing: Standing,
     /// Failed; nothing more is posted. If it is in the set, acks stop until it is swapped out.
     pub(super) lost: bool,
+    /// What is known of it since it was lost.
+    pub(super) fate: Fate,
     /// First segment that it is asked to lend in this epoch.
     pub(super) first_opened: SegmentId,
     /// It has lent every segment from `first_opened` up to here; the one before `first_opened` before the first.
@@ -102,6 +115,14 @@ impl Member {
         self.in_flight.iter().all(|posted| posted.segment != segment)
     }
 
+    /// How far it has what an ack promises.
+    pub(super) fn reached(&self, durability: Durability) -> Position {
+        match durability {
+            Durability::Flushed => self.flushed.min(self.completed),
+            Durability::Memory | Durability::Battery => self.completed,
+        }
+    }
+
     pub(super) fn complete(&mut self, count: u32) {
         for _ in 0..count {
             let oldest = self.in_flight.pop_front().expect("only what was posted completes");
@@ -111,19 +132,26 @@ impl Member {
 }
 
 impl Primary {
-    /// Gives a member a free seat, connects it and has it lend the active segment and the one ahead.
-    pub(super) fn seat(&mut self, reference: MemberRef, standing: Standing, out: &mut Vec<Output>) -> Option<Seat> {
+    /// Gives a member a free seat and connects it. It is to lend every segment from `first` on.
+    pub(super) fn seat(
+        &mut self,
+        reference: MemberRef,
+        standing: Standing,
+        first: SegmentId,
+        out: &mut Vec<Output>,
+    ) -> Option<Seat> {
         let index = self.members.iter().position(Option::is_none)?;
         self.tenancies += 1;
         let seat = Seat { index: index as u8, tenancy: self.tenancies };
-        let start = self.segments.start();
-        let before = SegmentId(start.segment.0 - 1);
+        let start = Position::new(first, Offset(0));
+        let before = SegmentId(first.0 - 1);
         self.members[index] = Some(Member {
             seat,
             reference: reference.clone(),
             standing,
             lost: false,
-            first_opened: start.segment,
+            fate: Fate::Silent,
+            first_opened: first,
             opened: before,
             opened_early: Vec::with_capacity(SEGMENTS_MAX),
             posted: start,
@@ -162,14 +190,6 @@ impl Primary {
     pub(super) fn is_required(&self, member: &Member) -> bool {
         let proposed = self.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&member.reference));
         member.standing == Standing::InSet || proposed
-    }
-
-    /// How far a member has what an ack promises.
-    pub(super) fn reached(&self, member: &Member) -> Position {
-        match self.rules.durability {
-            Durability::Flushed => member.flushed.min(member.completed),
-            Durability::Memory | Durability::Battery => member.completed,
-        }
     }
 
     /// Everyone the path knows: name, whether in the set, whether lost, how far completed. For status.

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use crate::config::{Configuration, Durability};
 use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId};
 use crate::layout::{Closure, SegmentIdentity, SegmentSize};
+use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 
 use super::seats::Member;
@@ -162,6 +163,16 @@ impl Primary {
         }
     }
 
+    /// The first segment of which something is not acknowledged. No member has been told yet that it is whole.
+    pub(super) fn first_unacked(&self) -> SegmentId {
+        let whole = |segment: &&Segment| {
+            let end = segment.closure.map(|closure| Position::new(segment.identity.segment, closure.end));
+            end.is_some_and(|end| end <= self.acked)
+        };
+        let first = self.segments.iter().find(|segment| !whole(segment));
+        first.map_or(self.segments.active_id(), |segment| segment.identity.segment)
+    }
+
     /// True when every seat that acks need has lent the segment after the active one.
     pub(super) fn next_is_ready(&self) -> bool {
         let next = self.segments.active_id().next();
@@ -196,7 +207,12 @@ impl Primary {
                 break;
             }
             for member in self.members.iter_mut().flatten() {
-                let has_it = member.opened >= id && member.completed >= whole && member.first_opened <= id;
+                // Under `Flushed` that is on its disk: once this segment is forgotten nobody asks for its flush again.
+                let reached = match planted::has(Bug::NewcomerUnflushed) {
+                    false => member.reached(self.rules.durability),
+                    true => member.completed,
+                };
+                let has_it = member.opened >= id && reached >= whole && member.first_opened <= id;
                 let has_it = has_it && member.has_written(id);
                 if has_it && !member.lost && member.closing < id {
                     member.closing = id;
@@ -209,9 +225,7 @@ impl Primary {
     pub(super) fn on_closed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
         member.closed = member.closed.max(segment);
-        if let Standing::Newcomer { repairs, .. } = &mut member.standing {
-            repairs.retain(|waiting| *waiting != segment);
-        }
+        self.on_repaired(seat, segment, out);
         self.forget_what_is_closed(out);
     }
 

@@ -6,6 +6,7 @@
 use tailwind_protocol::backup::Input;
 use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::MemberId;
+use tailwind_protocol::layout::SegmentIdentity;
 
 use super::host::Running;
 use super::queue::{MS, Micros};
@@ -38,6 +39,17 @@ impl World {
         let strikes = self.storm && self.plan.has(fault) && self.random.per_mille(per_mille);
         if strikes {
             self.tally.count(fault);
+        }
+        strikes
+    }
+
+    /// True when this host's disk has no room for the file of this closed segment, of which it has one in two, while the faults
+    /// strike; smaller writes pass.
+    pub(super) fn has_no_room(&mut self, no: HostNo, identity: &SegmentIdentity) -> bool {
+        let odd = (identity.generation.0.wrapping_add(no.0 as u64)) % 2 == 1;
+        let strikes = self.storm && odd && self.plan.has(Fault::ClosedFlushFails);
+        if strikes {
+            self.tally.count(Fault::ClosedFlushFails);
         }
         strikes
     }
@@ -222,6 +234,11 @@ impl World {
         if !self.may_lose(host) {
             return false;
         }
+        self.replace_host(host);
+        true
+    }
+
+    fn replace_host(&mut self, host: HostNo) {
         tell!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
         self.lose_channels(host);
         self.kill_host(host);
@@ -229,6 +246,22 @@ impl World {
         self.hosts[host.0].lose_all();
         self.checks.forgets(host);
         self.plan_restart(host);
+    }
+
+    /// Every member but one is emptied under a primary that is well, if there is such a group; true if so.
+    pub(crate) fn empty_all_but_one(&mut self) -> bool {
+        let leads = |sidecar: &super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
+        let settled = self.store.pending().next().is_none() && self.hosts.iter().all(|host| host.flips.is_empty());
+        let Some(config) = self.store.content().cloned().filter(|_| settled) else { return false };
+        let whole = config.members.len() > 1 && self.sound_members(&config, None) == config.members.len();
+        if !whole || !self.sidecars.iter().any(leads) {
+            return false;
+        }
+        let left = self.random.below(config.members.len() as u64) as usize;
+        for (_, member) in config.members.iter().enumerate().filter(|(at, _)| *at != left) {
+            self.replace_host(self.host_of(&member.id));
+        }
+        self.tally.count(Fault::AllButOneEmptied);
         true
     }
 

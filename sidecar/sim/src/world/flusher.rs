@@ -82,11 +82,12 @@ impl World {
     }
 
     fn carry_out_job(&mut self, no: HostNo, job: Job) -> Option<Input> {
+        let fails = matches!(&job, Job::Closed(_, identity, _) if self.has_no_room(no, identity));
         let host = &mut self.hosts[no.0];
         match job {
             Job::Closed(slot, identity, closure) => {
                 let bytes = host.bytes(slot, 0..closure.end.0 as usize).to_vec();
-                let result = flush_result(&bytes, &identity, &closure, host.disk.full);
+                let result = flush_result(&bytes, &identity, &closure, host.disk.full || fails);
                 if result == FlushResult::Done {
                     host.disk.put_closed(ClosedFile { identity, closure, bytes });
                 }

@@ -202,7 +202,7 @@ impl World {
                 let again = std::mem::take(&mut lead.unanswered);
                 self.ask_store(of, Ask::Swap(swap), again);
             }
-            Output::Recruit => self.survey(of),
+            Output::Recruit => self.ask_all(of, lead.lost.clone()),
             Output::StepDown(why) => {
                 tell!(self, "{} steps down: {why}", self.sidecars[of.0].name);
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome};
-use tailwind_protocol::ids::{Position, SegmentId};
+use tailwind_protocol::ids::{MemberId, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Seat};
 use tailwind_protocol::promotion::Failure;
@@ -227,10 +227,20 @@ impl World {
         silent
     }
 
-    /// Backups that answered the search for a spare: the first one outside the set is fenced under our epoch.
-    pub(crate) fn on_spares_found(&mut self, of: SidecarNo, mut found: Vec<(MemberRef, Inventory)>) {
+    /// Backups that answered the search for a spare: the first one outside the set is fenced under our epoch. Members that
+    /// were lost in this term and have their memory still are only reported.
+    pub(crate) fn on_spares_found(&mut self, of: SidecarNo, found: Vec<(MemberRef, Inventory)>, lost: &[MemberId]) {
         let Some(lead) = self.sidecars[of.0].lead() else { return };
-        found.retain(|(member, _)| lead.machine.config().member(&member.id).is_none());
+        let config = lead.machine.config();
+        let is_member = |(found, _): &(MemberRef, Inventory)| {
+            config.member(&found.id).is_some_and(|known| known.boot == found.boot)
+        };
+        let (members, mut found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_member);
+        let returned: Vec<_> = members.into_iter().filter(|(member, _)| lost.contains(&member.id)).collect();
+        for (member, _) in returned {
+            self.primary_input(of, Input::Returned(member));
+        }
+        let Some(lead) = self.sidecars[of.0].lead() else { return };
         let fence = FenceRequest::of(group(), lead.machine.config());
         if found.is_empty() {
             return self.primary_input(of, Input::NoSpare);

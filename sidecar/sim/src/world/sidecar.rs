@@ -93,6 +93,8 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 pub(crate) struct Survey {
     pub(crate) waiting: usize,
+    /// Members that a primary had lost when it began to ask: of others an answer may be older than their loss.
+    pub(crate) lost: Vec<MemberId>,
     pub(crate) found: Vec<(MemberRef, Inventory)>,
 }
 
@@ -368,8 +370,13 @@ impl World {
 
     /// Asks every backup what it holds.
     pub(crate) fn survey(&mut self, of: SidecarNo) {
+        self.ask_all(of, Vec::new());
+    }
+
+    /// The same for a primary that has lost these members.
+    pub(super) fn ask_all(&mut self, of: SidecarNo, lost: Vec<MemberId>) {
         let hosts: Vec<(HostNo, MemberRef)> = self.hosts.iter().map(|host| (host.no, host.reference())).collect();
-        self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), found: Vec::new() });
+        self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), lost, found: Vec::new() });
         for (host, member) in hosts {
             self.call(of, host, tailwind_protocol::backup::Request::Inventory, Purpose::Survey(member));
         }
@@ -382,12 +389,12 @@ impl World {
             survey.found.push((MemberRef { boot: inventory.boot, ..member }, inventory));
         }
         if survey.waiting == 0
-            && let Some(Survey { mut found, .. }) = self.sidecars[of.0].survey.take()
+            && let Some(Survey { mut found, lost, .. }) = self.sidecars[of.0].survey.take()
         {
             found.sort_by(|(a, _), (b, _)| a.id.cmp(&b.id));
             match self.sidecars[of.0].role {
                 Role::Candidate(_) => self.on_candidate_surveyed(of, found),
-                _ => self.on_spares_found(of, found),
+                _ => self.on_spares_found(of, found, &lost),
             }
         }
     }

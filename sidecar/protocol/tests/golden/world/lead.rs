@@ -162,15 +162,19 @@ impl World {
 
     fn recruit(&mut self, name: &SidecarId) {
         let Some(lead) = self.sidecar(name).lead() else { return };
-        let (config, now) = (lead.machine.config().clone(), self.now);
-        let seated: Vec<_> = lead.machine.roster().map(|(member, ..)| member.id.clone()).collect();
+        let config = lead.machine.config().clone();
+        let live = lead.machine.roster().filter(|(_, _, lost, _)| !lost);
+        let seated: Vec<_> = live.map(|(member, ..)| member.id.clone()).collect();
         let reachable = |host: &&super::Host| host.is_up() && !self.is_cut(name, &host.name);
-        let spare = self.hosts.values().filter(reachable).find(|host| !seated.contains(&host.name));
-        let Some(spare) = spare.map(super::Host::reference) else {
-            let mut out = Vec::new();
-            let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
-            lead.machine.step(now, Input::NoSpare, &mut out);
-            return self.carry_primary(name, out);
+        let found = self.hosts.values().filter(reachable).filter(|host| !seated.contains(&host.name));
+        let found = found.map(super::Host::reference);
+        let (returned, spares): (Vec<_>, Vec<_>) = found.partition(|found| config.members.contains(found));
+        for member in returned {
+            self.tell(format!("{name} meets {} again", member.id));
+            self.primary_input(name, Input::Returned(member));
+        }
+        let Some(spare) = spares.into_iter().next() else {
+            return self.primary_input(name, Input::NoSpare);
         };
         let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
         self.send(name, &spare.id.clone(), Request::Fence(request), Then::Recruit(spare));

@@ -1,0 +1,110 @@
+//! One sidecar leads twice: what belongs to its first term does not reach the second. Seats are numbered alike in every
+//! term, so that nothing but the epoch tells them apart.
+#![allow(clippy::unwrap_used, reason = "helpers of a test")]
+
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::socket::Role;
+use tailwind_sidecar::path::{Allowed, Command, Description, Options, Path, Shared, Waker};
+
+const BACKUPS: usize = 3;
+
+fn configuration(epoch: u64) -> Configuration {
+    let member = |n: usize| MemberRef {
+        id: format!("b{n}").parse().unwrap(),
+        boot: BootId(n as u128),
+        control: format!("127.0.0.1:{n}"),
+    };
+    Configuration {
+        log: LogId(1),
+        epoch: Epoch(epoch),
+        claim: Claim(epoch),
+        earlier: Vec::new(),
+        version: Version(epoch),
+        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
+        members: (0..BACKUPS).map(member).collect(),
+    }
+}
+
+struct Bench {
+    path: Path,
+    commands: Sender<Command>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (commands, inbox) = channel();
+        let (events, _outbox) = tokio::sync::mpsc::unbounded_channel();
+        let options = Options { allowed: Allowed::Own, segment_size: SegmentSize::MIN, spin: Duration::ZERO };
+        let (shared, waker) = (Arc::new(Shared::default()), Waker::new().unwrap());
+        let path = Path::new(options, "a".into(), listener, inbox, events, shared, &waker).unwrap();
+        Bench { path, commands, _folder: folder }
+    }
+
+    /// Begins a term; its first seat.
+    fn lead(&mut self, epoch: u64) -> Seat {
+        let rules = Rules {
+            backups: BACKUPS as u8,
+            min_in_sync: 1,
+            durability: Durability::Memory,
+            segment_size: SegmentSize::MIN,
+            open_patience_ms: 60_000,
+            recruit_interval_ms: 60_000,
+        };
+        let mut outputs = Vec::new();
+        let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
+        self.send(Command::Lead(Box::new(primary), 0));
+        let seats = outputs.iter().filter_map(|output| match output {
+            Output::Connect(seat, _) => Some(*seat),
+            _ => None,
+        });
+        seats.min().unwrap()
+    }
+
+    fn send(&mut self, command: Command) {
+        self.commands.send(command).unwrap();
+        self.path.turn().unwrap();
+    }
+
+    fn describe(&mut self) -> Description {
+        let (reply, mut answer) = tokio::sync::oneshot::channel();
+        self.send(Command::Describe(reply));
+        answer.try_recv().unwrap()
+    }
+
+    fn lost(&mut self) -> usize {
+        self.describe().members.iter().filter(|member| member.standing == "lost").count()
+    }
+}
+
+#[test]
+fn news_of_an_earlier_term_does_not_reach_the_next() {
+    let mut bench = Bench::new();
+    let first = bench.lead(1);
+    bench.send(Command::Wait { role: Role::Recovering, epoch: 1, primary: String::new() });
+    let second = bench.lead(2);
+    assert_eq!((first.index, first.tenancy), (second.index, second.tenancy), "seats are numbered alike");
+
+    bench.send(Command::Input(Epoch(1), Input::Lost(first)));
+    assert_eq!(bench.lost(), 0, "that was another term's member");
+    bench.send(Command::Input(Epoch(2), Input::Lost(second)));
+    assert_eq!(bench.lost(), 1);
+
+    // It is to be swapped out, and acks need it until that has happened.
+    bench.send(Command::Input(Epoch(1), Input::Swapped(SwapOutcome::Applied)));
+    assert_eq!((bench.describe().version, bench.lost()), (2, 1), "that was another swap");
+    bench.send(Command::Input(Epoch(2), Input::Swapped(SwapOutcome::Applied)));
+    assert_eq!((bench.describe().version, bench.lost()), (3, 0));
+}
