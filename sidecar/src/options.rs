@@ -12,6 +12,7 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 
+use crate::access::TokenOptions;
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::path::Allowed;
 use crate::store::kubernetes::GroupPath;
@@ -161,6 +162,9 @@ pub struct RunOptions {
     /// Guards the control RPC between pods.
     #[command(flatten)]
     pub tls: TlsOptions,
+    /// Guards the control RPC on one host.
+    #[command(flatten)]
+    pub token: TokenOptions,
 }
 
 fn parse_durability(text: &str) -> Result<Durability, String> {
