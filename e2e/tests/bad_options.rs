@@ -137,6 +137,14 @@ fn options_that_cannot_work() {
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
 
+    let open = folder.join("open.token");
+    fs::write(&open, "0".repeat(64)).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).unwrap();
+    let words = format!("control token file {} is open to others (its mode is 0644 instead of 0600)", open.display());
+    assert_refused(&mut sidecar("--control-token", open.to_str().unwrap()), &words);
+    assert_refused(&mut backup("--control-token", open.to_str().unwrap()), &words);
+    assert_refused(&mut backup("--control-token", file.to_str().unwrap()), "control token file");
+
     let below_a_file = file.join("disk");
     assert_refused(&mut backup("--flush-dir", below_a_file.to_str().unwrap()), "create flush folder");
     let pool = group.pool(0);
