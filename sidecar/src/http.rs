@@ -181,8 +181,10 @@ async fn attend(stream: Arc<TcpStream>, place: Arc<Place>, router: Router, entry
     }
     let patience = if matches!(entry, Entry::Tls(_)) { HANDSHAKE_TIMEOUT } else { HEAD_TIMEOUT };
     let mut stop_early = stopped.clone();
+    let mut byte = [0; 1];
     tokio::select! {
-        spoken = timeout(patience, stream.readable()) => if !matches!(spoken, Ok(Ok(()))) {
+        // A byte that is there: to be called readable, a stream need not have any.
+        spoken = timeout(patience, stream.peek(&mut byte)) => if !matches!(spoken, Ok(Ok(1..))) {
             debug!("refused a connection: it says nothing");
             return;
         },

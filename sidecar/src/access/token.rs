@@ -66,8 +66,8 @@ pub enum TokenError {
     },
     /// Others could know it.
     #[error(
-        "control token file {path} is open to others ({why}): whoever reads it controls the group. Remove it, and start every \
-         process of the group again: the first one makes a new file"
+        "control token file {path} is open to others ({why}): whoever reads it controls the group. Stop every process of the \
+         group, remove the file, and start them again: the first one makes a new file"
     )]
     Open {
         /// The file.
@@ -77,7 +77,8 @@ pub enum TokenError {
     },
     /// It holds no token.
     #[error(
-        "control token file {path}: {why}. Remove it, and start every process of the group again: the first one makes a new file"
+        "control token file {path}: {why}. Stop every process of the group, remove the file, and start them again: the first one \
+         makes a new file"
     )]
     Content {
         /// The file.

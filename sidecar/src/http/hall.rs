@@ -43,13 +43,23 @@ struct State {
 struct Visit {
     source: IpAddr,
     is_guest: bool,
-    /// Speaks, or waits for an answer.
-    is_busy: bool,
+    doing: Doing,
     quiet_since: u64,
-    /// There while not one byte has been seen from it.
-    silent: Option<Arc<TcpStream>>,
+    /// There while it is silent.
+    stream: Option<Arc<TcpStream>>,
     /// Dropped to send it away.
     _stay: oneshot::Sender<()>,
+}
+
+/// What a connection does. Of a crowd, who does the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doing {
+    /// Not one byte has been seen from it.
+    Silent,
+    /// It has been answered, and may say more: a caller without TLS does so once it has the server's proof.
+    Rests,
+    /// It speaks, or waits for an answer.
+    Works,
 }
 
 /// One connection's place. It is free again when this is dropped.
@@ -78,10 +88,9 @@ impl Hall {
         let mut state = self.lock();
         state.make_room(false, self.bounds.strangers, self.bounds.strangers_per_source, source);
         let quiet_since = state.tick();
-        let silent = Some(Arc::clone(stream));
-        state
-            .visits
-            .insert(quiet_since, Visit { source, is_guest: false, is_busy: false, quiet_since, silent, _stay: stay });
+        let stream = Some(Arc::clone(stream));
+        let visit = Visit { source, is_guest: false, doing: Doing::Silent, quiet_since, stream, _stay: stay };
+        state.visits.insert(quiet_since, visit);
         (Place { hall: Arc::clone(self), id: quiet_since, local }, leave)
     }
 
@@ -112,23 +121,22 @@ impl State {
             return;
         };
         let of_crowd = self.visits.iter_mut().filter(|(_, visit)| visit.is_guest == guests && visit.source == crowded);
-        let first = of_crowd.min_by_key(|(_, visit)| (visit.speaks_or_works(), visit.quiet_since)).map(|(id, _)| *id);
-        if let Some(id) = first {
-            self.visits.remove(&id);
-            tracing::debug!(source = %crowded, guests, "endpoint is full: sent away who has been silent for longest");
+        let first = of_crowd.min_by_key(|(_, visit)| (visit.doing_by_now(), visit.quiet_since)).map(|(id, _)| *id);
+        if let Some(visit) = first.and_then(|id| self.visits.remove(&id)) {
+            tracing::debug!(source = %crowded, guests, doing = ?visit.doing, "endpoint is full: sent one away");
         }
     }
 }
 
 impl Visit {
-    /// Also true when its first bytes are here and its task has not had its turn yet: under a flood of silent connections
-    /// that is what tells a caller from them.
-    fn speaks_or_works(&self) -> bool {
+    /// One whose first bytes are here and whose task has not had its turn yet is not silent: under a flood of connections
+    /// that are, this is what tells a caller from them.
+    fn doing_by_now(&self) -> Doing {
         let has_bytes = |stream: &Arc<TcpStream>| {
             let mut byte = [0_u8; 1];
             matches!(recv(&**stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((1.., _)))
         };
-        self.is_busy || self.silent.as_ref().is_some_and(has_bytes)
+        if self.stream.as_ref().is_some_and(has_bytes) { Doing::Works } else { self.doing }
     }
 }
 
@@ -136,19 +144,19 @@ impl Place {
     /// Its first bytes are here. From now on the stream is the caller's alone.
     pub(super) fn speaks(&self) {
         self.change(|visit| {
-            visit.silent = None;
-            visit.is_busy = true;
+            visit.stream = None;
+            visit.doing = Doing::Works;
         });
     }
 
     /// It waits for an answer.
     pub(super) fn works(&self) {
-        self.change(|visit| visit.is_busy = true);
+        self.change(|visit| visit.doing = Doing::Works);
     }
 
     /// It has been answered.
     pub(super) fn rests(&self) {
-        self.change(|visit| visit.is_busy = false);
+        self.change(|visit| visit.doing = Doing::Rests);
     }
 
     /// It has shown who it is.
@@ -263,6 +271,8 @@ mod tests {
         let mut test = Test::new().await;
         let mut all = vec![test.enter(1).await, test.enter(1).await];
         all[0].0.speaks();
+        // It has the server's proof and is about to show the token.
+        all[0].0.rests();
         // This one's task has not had its turn yet; its bytes are here.
         test.others[1].write_all(b"x").await.unwrap();
         all[1].2.readable().await.unwrap();

@@ -3,6 +3,8 @@
 //! Used by [`BackupClient`](super::BackupClient). With TLS the other side shows a certificate; without, it proves that it knows
 //! the token before it is shown it: whoever took the port of a process that is down would be told it otherwise.
 
+use std::error::Error as _;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -29,6 +31,11 @@ use crate::tls::{self, Guard, Role};
 const HEAD_START: Duration = Duration::from_millis(50);
 /// A proof is 64 digits.
 const PROOF_SIZE_MAX: usize = 256;
+/// How often an address is dialled again that hangs up before anything was asked. An endpoint that is full sends away who has been
+/// silent for longest, which may be a caller whose host is busy; a process that is dead refuses connections instead.
+const HANG_UPS_MAX: u32 = 4;
+/// Pause before that.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// Connects on behalf of one process.
 pub(super) struct Dialer {
@@ -98,18 +105,26 @@ impl Dialer {
     }
 
     async fn connect(&self, address: &str) -> Result<Link, String> {
-        self.greet(address).await.map_err(|why| format!("connect to {address}: {why}"))
+        let mut hang_ups = 0;
+        loop {
+            match self.greet(address).await {
+                Err(Trouble { hung_up: true, .. }) if hang_ups < HANG_UPS_MAX => hang_ups += 1,
+                greeted => return greeted.map_err(|Trouble { why, .. }| format!("connect to {address}: {why}")),
+            }
+            sleep(AGAIN).await;
+        }
     }
 
-    async fn greet(&self, address: &str) -> Result<Link, String> {
-        let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-        let peer = stream.peer_addr().map_err(|error| error.to_string())?;
-        http::tune(&stream).map_err(|error| error.to_string())?;
+    async fn greet(&self, address: &str) -> Result<Link, Trouble> {
+        let refused = |error: io::Error| Trouble { why: error.to_string(), hung_up: false };
+        let stream = TcpStream::connect(address).await.map_err(refused)?;
+        let peer = stream.peer_addr().map_err(Trouble::from)?;
+        http::tune(&stream).map_err(Trouble::from)?;
         let address = address.to_owned();
         match &self.manner {
             Manner::Tls(guard) => {
                 let name = ServerName::IpAddress(peer.ip().into());
-                let stream = guard.connector().connect(name, stream).await.map_err(|error| tls::readable(&error))?;
+                let stream = guard.connector().connect(name, stream).await.map_err(Trouble::from)?;
                 Ok(Link { sender: speak_http(stream).await?, address, peer })
             }
             Manner::Token(token) => {
@@ -121,28 +136,54 @@ impl Dialer {
     }
 }
 
-async fn speak_http<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, String>
+/// Why a connection has not come about.
+struct Trouble {
+    why: String,
+    /// The other side was there, and has gone without a word.
+    hung_up: bool,
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+        let gone = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof];
+        Trouble { why: tls::readable(&error), hung_up: gone.contains(&error.kind()) }
+    }
+}
+
+impl From<hyper::Error> for Trouble {
+    fn from(error: hyper::Error) -> Trouble {
+        let io = error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind);
+        let reset = io == Some(io::ErrorKind::ConnectionReset) || io == Some(io::ErrorKind::BrokenPipe);
+        let hung_up = reset || error.is_closed() || error.is_canceled() || error.is_incomplete_message();
+        Trouble { why: super::causes(&error), hung_up }
+    }
+}
+
+async fn speak_http<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, Trouble>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // Ends when the sender is dropped or the other side hangs up; the sender then tells.
     tokio::spawn(connection);
     Ok(sender)
 }
 
-async fn demand_proof(link: &mut Link, token: &Token) -> Result<(), String> {
-    let nonce = nonce().map_err(|error| error.to_string())?;
+async fn demand_proof(link: &mut Link, token: &Token) -> Result<(), Trouble> {
+    let other = |why: String| Trouble { why, hung_up: false };
+    let nonce = nonce().map_err(|error| other(error.to_string()))?;
     let request = Request::get(PROOF).header(HOST, &link.address).header(NONCE_HEADER, &nonce).body(Full::default());
-    let request = request.map_err(|error| error.to_string())?;
-    let response = link.sender.send_request(request).await.map_err(|error| super::causes(&error))?;
-    let body = Limited::new(response.into_body(), PROOF_SIZE_MAX).collect().await.map_err(|error| error.to_string())?;
-    if token.is_proof(&body.to_bytes(), &nonce, link.peer) {
+    let request = request.map_err(|error| other(error.to_string()))?;
+    let response = link.sender.send_request(request).await?;
+    let body = Limited::new(response.into_body(), PROOF_SIZE_MAX).collect().await;
+    let body = body.map_err(|error| other(error.to_string()))?.to_bytes();
+    if token.is_proof(&body, &nonce, link.peer) {
         return Ok(());
     }
-    Err(format!(
+    Err(other(format!(
         "whoever listens there does not know the control token in {}: give every process of the group the same \
          --control-token",
         token.path().display()
-    ))
+    )))
 }

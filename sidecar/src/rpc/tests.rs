@@ -312,3 +312,18 @@ async fn addresses_are_looked_up_for_every_connection() {
     *known.lock().unwrap() = named("b0", Arc::clone(&done)).await;
     assert_eq!(client.call("/do", &Empty {}, TIMEOUT).await, Ok(Empty {}));
 }
+
+#[tokio::test]
+async fn whoever_is_sent_away_before_it_has_asked_comes_again() {
+    let (listener, address) = listener().await;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        for _ in 0..3 {
+            drop(listener.accept().await.unwrap());
+        }
+        forgetful(listener, counted, true).await;
+    });
+    assert_eq!(client(address).call("/", &Empty {}, TIMEOUT).await, Ok(Empty {}));
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+}

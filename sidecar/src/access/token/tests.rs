@@ -58,7 +58,7 @@ fn files_that_are_no_tokens_are_refused_and_left_alone() {
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         let error = options(&path).load(&group()).unwrap_err().to_string();
-        assert!(error.contains(words) && error.contains("db.token") && error.contains("Remove it"), "{error}");
+        assert!(error.contains(words) && error.contains("db.token") && error.contains("remove the file"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), content, "the file has been touched");
     }
     fs::remove_file(&path).unwrap();
