@@ -1,7 +1,7 @@
 //! Serves a router over TCP to whoever may come in: bounded connections, bounded bodies, and nobody may be slow for long.
 //!
-//! `run` and `backup` call [`listen`] and [`serve`]; axum routes, hyper speaks HTTP/1.1, [`tls`] or the [`token`] decides who
-//! gets in, and [`hall`] who must go when many come. A peer without the right certificate gets a closed connection and nothing
+//! `run` and `backup` call [`listen`] and [`serve`]; axum routes, hyper speaks HTTP/1.1, [`tls`] or the `token` decides who
+//! gets in, and `hall` who must go when many come. A peer without the right certificate gets a closed connection and nothing
 //! else; one without the token a refusal before its body is read.
 
 mod hall;

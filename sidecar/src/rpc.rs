@@ -1,7 +1,7 @@
 //! Asks a backup over the control RPC, and listens to the heartbeats of a backup or a primary.
 //!
 //! Called by `control`; speaks HTTP/1.1 with kept-alive connections, by [`tls`] or with the group's token
-//! ([`access`](crate::access)). The messages are [`tailwind_protocol::rpc`]. A backup is known by its name: [`dial`] looks for it
+//! ([`access`](crate::access)). The messages are [`tailwind_protocol::rpc`]. A backup is known by its name: `dial` looks for it
 //! at every address that is known at the moment, each request says whom it is for, and whoever is somebody else refuses it. A
 //! request whose bytes may have been sent is never sent again by itself, unless it was refused so: its caller knows what may be
 //! repeated.
