@@ -198,6 +198,9 @@ impl Group {
             command.arg("--tls-ca").arg(folder.join("ca.pem"));
             command.arg("--tls-cert").arg(folder.join(format!("{name}.pem")));
             command.arg("--tls-key").arg(folder.join(format!("{name}.key")));
+        } else {
+            // Not the usual file: nothing shall be left on this host.
+            command.arg("--control-token").arg(self.token_file());
         }
     }
 
@@ -334,6 +337,23 @@ impl Group {
     /// The control port of a process.
     pub fn port(&self, who: Who) -> u16 {
         self.process(who).port
+    }
+
+    /// The file of the control token, where there are no certificates.
+    pub fn token_file(&self) -> PathBuf {
+        self.folder.path().join("control.token")
+    }
+
+    /// Gives a backup that does not run another port; sidecars that are started from now on are told.
+    pub fn move_backup(&mut self, index: usize) -> Result<()> {
+        self.backups[index].port = free_port()?;
+        Ok(())
+    }
+
+    /// Two backups that do not run change ports.
+    pub fn swap_ports(&mut self, one: usize, other: usize) {
+        let ports = (self.backups[one].port, self.backups[other].port);
+        (self.backups[other].port, self.backups[one].port) = ports;
     }
 
     /// Number of sidecars.

@@ -46,9 +46,20 @@ pub fn post(port: u16, path: &str, body: &str) -> io::Result<Reply> {
 
 /// Asks over a connection and reads to its end.
 pub fn ask(stream: &mut (impl Read + Write), method: &str, path: &str, body: &[u8]) -> io::Result<Reply> {
+    ask_with(stream, method, path, "", body)
+}
+
+/// The same with more headers, each with its line's end.
+pub fn ask_with(
+    stream: &mut (impl Read + Write),
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> io::Result<Reply> {
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n",
+         {headers}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes())?;

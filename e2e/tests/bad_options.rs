@@ -137,6 +137,14 @@ fn options_that_cannot_work() {
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
 
+    let open = folder.join("open.token");
+    fs::write(&open, "0".repeat(64)).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).unwrap();
+    let words = format!("control token file {} is open to others (its mode is 0644 instead of 0600)", open.display());
+    assert_refused(&mut sidecar("--control-token", open.to_str().unwrap()), &words);
+    assert_refused(&mut backup("--control-token", open.to_str().unwrap()), &words);
+    assert_refused(&mut backup("--control-token", file.to_str().unwrap()), "control token file");
+
     let below_a_file = file.join("disk");
     assert_refused(&mut backup("--flush-dir", below_a_file.to_str().unwrap()), "create flush folder");
     let pool = group.pool(0);
@@ -268,7 +276,12 @@ fn a_flush_folder_that_may_not_be_written() {
     let folder = group.flush_folder(0);
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();
-    let backup = group.backup_command(0);
+    // Of its own token it must not fall short.
+    let own = group.folder().join("nobody");
+    fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+    let token = own.join("token");
+    let backup = with_options(&group.backup_command(0), [("--control-token", token.to_str().unwrap())]);
     let mut as_nobody = Command::new("setpriv");
     as_nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     as_nobody.arg(backup.get_program()).args(backup.get_args()).current_dir("/");

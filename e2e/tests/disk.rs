@@ -16,6 +16,7 @@ use tailwind_e2e::workload::Numbered;
 
 on_every_fabric!(
     flushed_records_outlive_all_memory,
+    members_are_found_at_other_addresses,
     a_clean_stop_outlives_all_memory,
     a_full_disk_stops_one_backup_and_not_the_group,
     damaged_and_foreign_files_are_left_alone,
@@ -52,6 +53,34 @@ fn flushed_records_outlive_all_memory(fabric: &str) {
     app.finish().unwrap();
     // The spare, which has promised nothing yet.
     check_logs(&group, &[&OUTAGE[..], &["memory is lost: starting with a new identity"]].concat()).unwrap();
+}
+
+/// As when every host loses power and gets another address from the network: the configuration knows the old ones only.
+fn members_are_found_at_other_addresses(fabric: &str) {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let mut setup = scene.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (2, 2, 1);
+    setup.sidecar_options.push(("--durability", "flushed".into()));
+    let mut group = scene.start(setup).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let moves: [fn(&mut Group); 3] = [
+        |group| (0..2).for_each(|index| group.move_backup(index).unwrap()),
+        // Each answers where the other is looked for.
+        |group| group.swap_ports(0, 1),
+        |group| group.move_backup(1).unwrap(),
+    ];
+    for change in moves {
+        group.kill_all().unwrap();
+        lose_memory(&group);
+        change(&mut group);
+        group.start_all().unwrap();
+        check_whole(&group, &input, end).unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 1000).unwrap();
+        group.wait_for_full_set().unwrap();
+    }
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &OUTAGE).unwrap();
 }
 
 fn a_clean_stop_outlives_all_memory(fabric: &str) {

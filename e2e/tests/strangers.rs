@@ -1,15 +1,18 @@
-//! Strangers at the control RPC and at the data port: they learn nothing and change nothing.
+//! Strangers at the control RPC and at the data port: they learn nothing and change nothing, and hold nobody up.
 //!
-//! The group speaks mutual TLS; certificates are made here. The stranger's own TLS client checks nothing and shows
-//! whatever certificate it is told to.
+//! The group speaks mutual TLS, with certificates made here, or has a control token. The stranger's own TLS client checks
+//! nothing and shows whatever certificate it is told to.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod certificates;
+mod crowd;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -18,23 +21,24 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
 use serde_json::Value;
-use tailwind_e2e::group::{Group, Who};
+use tailwind_e2e::group::{Group, Setup, Who};
 use tailwind_e2e::http;
 use tailwind_e2e::on_every_fabric;
-use tailwind_e2e::scene::Scene;
+use tailwind_e2e::process::run_to_end;
+use tailwind_e2e::scene::{Scene, is_root};
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
 use tailwind_e2e::workload::Numbered;
 
 use certificates::Authority;
+use crowd::Crowd;
 
 on_every_fabric!(a_group_over_tls_survives_its_primary, strangers_learn_and_change_nothing);
 
 /// A group that speaks mutual TLS, and its folder of certificates.
-fn guarded(scene: &Scene, fabric: &str) -> (Group, tempfile::TempDir, Authority) {
+fn guarded(scene: &Scene, mut setup: Setup) -> (Group, tempfile::TempDir, Authority) {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     authority.certify(folder.path(), &["sidecar0", "sidecar1"], &["backup0", "backup1", "backup2", "backup3"]);
-    let mut setup = scene.setup(fabric).unwrap();
     setup.certificates = Some(folder.path().to_owned());
     (scene.start(setup).unwrap(), folder, authority)
 }
@@ -46,7 +50,7 @@ fn input(scene: &Scene) -> Numbered {
 fn a_group_over_tls_survives_its_primary(fabric: &str) {
     let scene = Scene::begin();
     let input = input(&scene);
-    let (mut group, _folder, _authority) = guarded(&scene, fabric);
+    let (mut group, _folder, _authority) = guarded(&scene, scene.setup(fabric).unwrap());
     let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
     group.kill_sidecar(0).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, end, 2000).unwrap();
@@ -148,7 +152,7 @@ fn requests(group: &Group) -> Vec<(&'static str, &'static str, String)> {
 fn strangers_learn_and_change_nothing(fabric: &str) {
     let scene = Scene::begin();
     let input = input(&scene);
-    let (group, folder, authority) = guarded(&scene, fabric);
+    let (group, folder, authority) = guarded(&scene, scene.setup(fabric).unwrap());
     let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
     let folder = folder.path();
     let known = client(Some((folder, "sidecar0")));
@@ -220,4 +224,160 @@ fn knock_at_the_data_ports(group: &Group) {
             assert_eq!(hang_up(port, bytes), "", "an answer at the data port");
         }
     }
+}
+
+/// What a holder of the token is told by every backup of what it holds and has promised.
+fn inventories_by_token(group: &Group, authorization: &str) -> Vec<Value> {
+    let ask = |index| {
+        let mut stream = http::connect(group.port(Who::Backup(index))).unwrap();
+        let reply = http::ask_with(&mut stream, "POST", "/v1/inventory", authorization, b"{}").unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()
+    };
+    (0..group.backups()).map(ask).collect()
+}
+
+/// Requests of somebody who knows all but the token: every closed segment dropped, every one ended at its beginning, all
+/// epochs spent.
+fn attacks(group: &Group, inventory: &Value) -> Vec<(&'static str, &'static str, String)> {
+    let caller = |epoch: u64| serde_json::json!({ "group": "demo", "log": inventory["log"], "epoch": epoch });
+    let copy = inventory["copies"][0].clone();
+    let promised = inventory["promised"].as_u64().unwrap();
+    let text = |value: Value| value.to_string();
+    let mut attacks = requests(group);
+    attacks.extend([
+        ("POST", "/v1/fence", text(serde_json::json!({ "caller": caller(u64::MAX) }))),
+        ("POST", "/v1/drop", text(serde_json::json!({ "caller": caller(promised), "copies": inventory["copies"] }))),
+        ("POST", "/v1/trim", text(serde_json::json!({ "caller": caller(promised), "below": u64::MAX }))),
+        (
+            "POST",
+            "/v1/close",
+            text(serde_json::json!({
+                "caller": caller(promised), "identity": copy["identity"], "closure": copy["closure"]
+            })),
+        ),
+        (
+            "POST",
+            "/v1/fetch",
+            text(serde_json::json!({
+                "group": "demo", "identity": copy["identity"], "closure": copy["closure"]
+            })),
+        ),
+        ("GET", "/no/such/path", String::new()),
+    ]);
+    attacks.retain(|(_, path, _)| *path != "/metrics");
+    attacks
+}
+
+#[test]
+fn loopback_alone_is_no_authority() {
+    let scene = Scene::begin();
+    let input = input(&scene);
+    let group = scene.group("shm").unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let token = fs::read_to_string(group.token_file()).unwrap();
+    let authorization = format!("authorization: Bearer {}\r\n", token.trim());
+    let settled = |group: &Group| {
+        let before = inventories_by_token(group, &authorization);
+        before == inventories_by_token(group, &authorization)
+    };
+    group.wait("every flush to be done", settled).unwrap();
+    let before = inventories_by_token(&group, &authorization);
+    let status = group.status(0);
+    let member = group.wait_for_full_set().unwrap()[0];
+
+    let wrong = format!("authorization: Bearer {}\r\n", "0".repeat(64));
+    let ports: Vec<u16> = (0..group.backups())
+        .map(|index| group.port(Who::Backup(index)))
+        .chain((0..group.sidecars()).map(|index| group.port(Who::Sidecar(index))))
+        .collect();
+    for (method, path, body) in attacks(&group, &before[member]) {
+        for (port, shown) in ports.iter().flat_map(|port| [(*port, ""), (*port, wrong.as_str())]) {
+            let mut stream = http::connect(port).unwrap();
+            let reply = http::ask_with(&mut stream, method, path, shown, body.as_bytes()).unwrap();
+            assert_eq!(reply.status, 401, "{method} {path}: {reply:?}");
+            let why = reply.json()["why"].as_str().unwrap_or_default().to_owned();
+            assert!(why.contains(group.token_file().to_str().unwrap()), "{method} {path}: {reply:?}");
+        }
+    }
+    for port in &ports {
+        assert_eq!(http::get(*port, "/healthz").unwrap().status, 200);
+        assert_eq!(http::get(*port, "/metrics").unwrap().status, 200);
+    }
+
+    assert_eq!(inventories_by_token(&group, &authorization), before);
+    let after = group.status(0);
+    for unchanged in ["role", "epoch", "version", "acked", "members"] {
+        assert_eq!(after[unchanged], status[unchanged], "{unchanged}");
+    }
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+#[test]
+fn the_token_is_its_users_alone() {
+    if !is_root("strangers: the_token_is_its_users_alone") {
+        return;
+    }
+    let scene = Scene::begin();
+    let mut setup = scene.setup("shm").unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (1, 1, 1);
+    let group = scene.start(setup).unwrap();
+    let file = group.token_file();
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o600);
+    // As far as the folder goes, anybody may.
+    fs::set_permissions(group.folder(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "cat"]).arg(&file).current_dir("/");
+    let ended = run_to_end(&mut nobody).unwrap();
+    assert!(ended.code != Some(0) && ended.out.is_empty(), "{ended:?}");
+    let sidecar = group.sidecar_command(0);
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    nobody.arg(sidecar.get_program()).args(sidecar.get_args()).current_dir("/");
+    let ended = run_to_end(&mut nobody).unwrap();
+    let words = format!("read control token file {}: Permission denied", file.display());
+    assert!(ended.code == Some(1) && ended.errors.contains(&words), "{ended:?}");
+    check_logs(&group, &[]).unwrap();
+}
+
+/// Somebody holds as many connections to every control port as it can, and says nothing: the standby takes over all the same,
+/// and a backup that dies is replaced.
+fn a_crowd_at_the_doors_holds_nobody_up(scene: &Scene, mut group: Group) {
+    let input = input(scene);
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 500).unwrap();
+    let ports: Vec<u16> =
+        (0..group.backups()).map(|index| group.port(Who::Backup(index))).chain([group.port(Who::Sidecar(1))]).collect();
+    let crowd = Crowd::gather(&ports);
+    group.kill_sidecar(0).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    let victim = group.wait_for_full_set().unwrap()[0];
+    group.kill_backup(victim).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    group.wait_for_full_set().unwrap();
+    crowd.disperse();
+    check_whole(&group, &input, end).unwrap();
+    check_logs(&group, &OUTAGE).unwrap();
+}
+
+/// Calls end before a handshake that does not come is given up (5 s): who has to wait for that gets nowhere.
+fn in_a_hurry(scene: &Scene) -> Setup {
+    let mut setup = scene.setup("shm").unwrap();
+    setup.sidecar_options.push(("--rpc-timeout-ms", "3000".to_owned()));
+    setup
+}
+
+#[test]
+fn a_crowd_without_certificates_holds_nobody_up() {
+    let scene = Scene::begin();
+    let (group, _folder, _authority) = guarded(&scene, in_a_hurry(&scene));
+    a_crowd_at_the_doors_holds_nobody_up(&scene, group);
+}
+
+#[test]
+fn a_crowd_without_the_token_holds_nobody_up() {
+    let scene = Scene::begin();
+    let group = scene.start(in_a_hurry(&scene)).unwrap();
+    a_crowd_at_the_doors_holds_nobody_up(&scene, group);
 }

@@ -27,10 +27,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
-use crate::http;
+use crate::access::Access;
+use crate::http::{self, Entry};
 use crate::options::write_port_file;
 use crate::preflight::obstacle;
-use crate::tls::{Role, Tls};
+use crate::tls::Role;
 
 use actor::{Actor, Handle};
 use flusher::FlusherThread;
@@ -52,6 +53,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         port_file,
         metrics_listen,
         tls,
+        token,
         fabric,
         rdma,
         data_listen,
@@ -66,12 +68,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let mut signals = Signals::new()?;
-    let tls_options = tls;
-    let tls = tls_options.load(&group, Role::Backup)?;
-    if let Some(tls) = &tls {
-        tokio::spawn(tls.clone().keep_fresh(tls_options, group.clone(), Role::Backup));
-    }
-    let listener = http::listen(listen, tls.as_ref()).await?;
+    let access = Access::load(tls, &token, &group, Role::Backup)?;
+    let listener = http::listen(listen, &access).await?;
     let address = listener.local_addr().context("read the control address")?;
     let metrics_listener = match metrics_listen {
         Some(address) => Some(http::listen_openly(address).await?),
@@ -92,7 +90,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
-    let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, tls.as_ref())?;
+    let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, access.tls())?;
 
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir), Ok)?;
@@ -129,7 +127,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         boot,
         control: advertise.unwrap_or_else(|| address.to_string()),
         fabric: fabric_kind.to_string(),
-        tls: tls.is_some(),
+        tls: access.tls().is_some(),
         buffers,
         buffer_bytes: segment_size.bytes(),
         unflushed_bytes_max,
@@ -147,7 +145,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         write_port_file(path, address)?;
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
-    serve_until(ended, listener, metrics_listener, desk, tls.as_ref()).await
+    serve_until(ended, listener, metrics_listener, desk, access.entry(Role::Sidecar)).await
 }
 
 /// Serves while `ended` has not come to its end.
@@ -156,18 +154,17 @@ async fn serve_until(
     listener: TcpListener,
     metrics_listener: Option<TcpListener>,
     desk: Desk,
-    tls: Option<&Tls>,
+    entry: Entry,
 ) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(());
     let until_stopped = |mut stopped: watch::Receiver<()>| async move {
         // An error means that the sender is gone, which is the signal.
         let _ = stopped.changed().await;
     };
-    let guard = tls.map(|tls| tls.guard(Role::Sidecar));
     let mut servers = tokio::task::JoinSet::new();
-    servers.spawn(http::serve(listener, routes::control(desk.clone()), guard, until_stopped(stopped.clone())));
+    servers.spawn(http::serve(listener, routes::control(desk.clone()), entry, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
-        servers.spawn(http::serve(listener, routes::probes(desk), None, until_stopped(stopped)));
+        servers.spawn(http::serve(listener, routes::probes(desk), Entry::Open, until_stopped(stopped)));
     }
     let result = tokio::select! {
         result = ended => result,

@@ -20,14 +20,15 @@ use std::time::{Duration, Instant};
 
 use tailwind_fabric::Sender;
 use tailwind_protocol::config::{Durability, PrimaryRef};
-use tailwind_protocol::ids::GroupName;
+use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::Role;
 use tokio::sync::{mpsc, watch};
 
+use crate::access::Access;
 use crate::path::{Command, Event, Shared, Waker};
+use crate::rpc::BackupClient;
 use crate::store::Store;
-use crate::tls::Tls;
 
 use log::LogView;
 use wishes::Wishes;
@@ -49,8 +50,8 @@ pub struct Context {
     pub store: Store,
     /// Moves bytes to backups.
     pub sender: Arc<dyn Sender>,
-    /// Guards the control RPC; none on loopback.
-    pub tls: Option<Tls>,
+    /// Guards the control RPC.
+    pub access: Access,
     /// What the group wants now.
     pub wishes: watch::Receiver<Wishes>,
     /// What the group has been made with, and how patient to be.
@@ -67,6 +68,21 @@ impl Context {
     /// What the group wants now.
     pub fn wishes(&self) -> Wishes {
         self.wishes.borrow().clone()
+    }
+
+    /// A client of a backup, wherever it is when it is asked: at the address that the group's wishes give it, which is news of
+    /// today, or else at the one in the configuration, where it was when it joined the set.
+    pub fn backup(&self, id: &MemberId, stored: Option<&str>) -> BackupClient {
+        let (wishes, name, stored) = (self.wishes.clone(), id.clone(), stored.map(str::to_owned));
+        let addresses = move || {
+            let wishes = wishes.borrow();
+            let told = wishes.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
+            let mut addresses: Vec<String> = told.chain(stored.clone()).collect();
+            // Two at most, so that equal ones are neighbours.
+            addresses.dedup();
+            addresses
+        };
+        BackupClient::of_member(id.clone(), &self.access, addresses)
     }
 
     /// Returns once the wishes are such.

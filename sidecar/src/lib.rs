@@ -5,6 +5,7 @@
 //! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`fabric`] chooses what moves the bytes,
 //! [`preflight`] looks whether RDMA can. [`commands`] are for people.
 
+pub mod access;
 pub mod backup;
 pub mod commands;
 pub mod control;

@@ -13,6 +13,7 @@ use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::promotion::AcceptedLoss;
 
+use crate::access::TokenOptions;
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::path::Allowed;
 use crate::store::kubernetes::GroupPath;
@@ -166,6 +167,9 @@ pub struct RunOptions {
     /// Guards the control RPC between pods.
     #[command(flatten)]
     pub tls: TlsOptions,
+    /// Guards the control RPC on one host.
+    #[command(flatten)]
+    pub token: TokenOptions,
 }
 
 fn parse_durability(text: &str) -> Result<Durability, String> {

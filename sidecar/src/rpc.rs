@@ -1,8 +1,12 @@
 //! Asks a backup over the control RPC, and listens to the heartbeats of a backup or a primary.
 //!
-//! Called by `control`; speaks HTTP/1.1 with kept-alive connections, plain or by [`tls`]. The messages are
-//! [`tailwind_protocol::rpc`]. A request whose bytes may have been sent is never sent again by itself: its caller knows
-//! what may be repeated.
+//! Called by `control`; speaks HTTP/1.1 with kept-alive connections, by [`tls`] or with the group's token
+//! ([`access`](crate::access)). The messages are [`tailwind_protocol::rpc`]. A backup is known by its name: `dial` looks for it
+//! at every address that is known at the moment, each request says whom it is for, and whoever is somebody else refuses it. A
+//! request whose bytes may have been sent is never sent again by itself, unless it was refused so: its caller knows what may be
+//! repeated.
+
+mod dial;
 
 use std::error::Error;
 use std::fmt;
@@ -13,20 +17,18 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{FetchRequest, Refusal, path};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::http::{self, HEAD_TIMEOUT};
-use crate::tls::{self, Guard, Role, Tls};
+use crate::access::Access;
+use crate::http::HEAD_TIMEOUT;
+use crate::tls::{self, Role};
+use dial::{Dialer, Link};
 
 /// Largest reply but for segments: an inventory of 100 000 copies, of some 300 bytes each, fits twice.
 const REPLY_SIZE_MAX: usize = 64 << 20;
@@ -37,6 +39,9 @@ const IDLE_MAX: usize = 4;
 /// Idle connections are not used for longer than this: the server ends them soon after, and a request that meets the end
 /// on its way would not be repeated.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(HEAD_TIMEOUT.as_secs() / 2);
+
+/// Names the backup that a request is for. Another one refuses it before it looks at anything else.
+pub const MEMBER_HEADER: &str = "tailwind-member";
 
 /// Why a call did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,13 +59,16 @@ pub enum CallError {
 pub struct BackupClient(Arc<Client>);
 
 struct Client {
-    control: String,
-    guard: Option<Guard>,
+    dialer: Dialer,
+    /// Whom requests are for, if it is a backup.
+    member: Option<MemberId>,
+    addresses: Addresses,
     idle: Mutex<Vec<Idle>>,
     peer: Mutex<Option<IpAddr>>,
 }
 
-type Link = SendRequest<Full<Bytes>>;
+/// Where the other side may be, as far as is known now; the likeliest first.
+type Addresses = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 struct Idle {
     link: Link,
@@ -77,20 +85,34 @@ pub struct Silence {
 }
 
 impl BackupClient {
-    /// A client of the endpoint at `control` (`host:port`), which must show a certificate of the role `expected`.
-    /// Connects when first asked.
-    pub fn new(control: impl Into<String>, tls: Option<&Tls>, expected: Role) -> BackupClient {
-        BackupClient(Arc::new(Client {
-            control: control.into(),
-            guard: tls.map(|tls| tls.guard(expected)),
-            idle: Mutex::default(),
-            peer: Mutex::default(),
-        }))
+    /// A client of the endpoint at `control` (`host:port`), which must be of the role `expected`. Connects when first asked.
+    pub fn new(control: impl Into<String>, access: &Access, expected: Role) -> BackupClient {
+        let control = control.into();
+        BackupClient::with(access, expected, None, Box::new(move || vec![control.clone()]))
     }
 
-    /// `host:port` of the endpoint.
-    pub fn control(&self) -> &str {
-        &self.0.control
+    /// A client of the backup of this name, wherever it is: the addresses (`host:port`, the likeliest first) are looked up
+    /// whenever a connection is made. Whoever answers at one of them under another name is passed over.
+    pub fn of_member(
+        member: MemberId,
+        access: &Access,
+        addresses: impl Fn() -> Vec<String> + Send + Sync + 'static,
+    ) -> BackupClient {
+        BackupClient::with(access, Role::Backup, Some(member), Box::new(addresses))
+    }
+
+    fn with(access: &Access, expected: Role, member: Option<MemberId>, addresses: Addresses) -> BackupClient {
+        let dialer = Dialer::new(access, expected);
+        BackupClient(Arc::new(Client { dialer, member, addresses, idle: Mutex::default(), peer: Mutex::default() }))
+    }
+
+    /// Whom it asks, for people: a backup's name, and where it may be.
+    pub fn whom(&self) -> String {
+        let addresses = (self.0.addresses)().join(" or ");
+        match &self.0.member {
+            Some(member) => format!("{member} ({addresses})"),
+            None => addresses,
+        }
     }
 
     /// The address that the last connection reached; the data channel of a backup that listens on every address goes
@@ -127,7 +149,7 @@ impl BackupClient {
     }
 
     async fn listen(&self, silence_max: Duration, heard: &mut bool) -> String {
-        let silent = || format!("{}: silent for {silence_max:?}", self.control());
+        let silent = || format!("{}: silent for {silence_max:?}", self.whom());
         let Ok(opened) = timeout(silence_max, self.open_heartbeats()).await else { return silent() };
         let (_link, mut response) = match opened {
             Ok(opened) => opened,
@@ -136,8 +158,8 @@ impl BackupClient {
         loop {
             match timeout(silence_max, response.body_mut().frame()).await {
                 Ok(Some(Ok(_))) => *heard = true,
-                Ok(Some(Err(error))) => return format!("{}: connection lost: {}", self.control(), causes(&error)),
-                Ok(None) => return format!("{}: connection closed", self.control()),
+                Ok(Some(Err(error))) => return format!("{}: connection lost: {}", self.whom(), causes(&error)),
+                Ok(None) => return format!("{}: connection closed", self.whom()),
                 Err(_) => return silent(),
             }
         }
@@ -150,16 +172,8 @@ impl BackupClient {
     }
 
     async fn open_heartbeats(&self) -> Result<(Link, Response<Incoming>), CallError> {
-        let mut link = self.connect().await?;
-        let request = self.request(Method::GET, path::HEARTBEATS, Bytes::new());
-        let sent = link.send_request(request).await;
-        let response = sent.map_err(|error| self.unreachable(path::HEARTBEATS, &causes(&error)))?;
-        if response.status().is_success() {
-            return Ok((link, response));
-        }
-        let status = response.status();
-        let body = self.body(path::HEARTBEATS, response, REPLY_SIZE_MAX).await?;
-        Err(self.refusal(path::HEARTBEATS, status, &body))
+        let request = || (Method::GET, Bytes::new());
+        self.ask(path::HEARTBEATS, request, false, REPLY_SIZE_MAX).await
     }
 
     async fn post<Req>(&self, path: &str, request: &Req, limit: usize, time: Duration) -> Result<Bytes, CallError>
@@ -174,50 +188,110 @@ impl BackupClient {
     }
 
     async fn exchange(&self, path: &str, body: Bytes, limit: usize) -> Result<Bytes, CallError> {
-        let request = self.request(Method::POST, path, body);
-        let (link, response) = self.send(path, request).await?;
-        let status = response.status();
-        let body = self.body(path, response, limit.max(REFUSAL_SIZE_MAX)).await?;
+        let request = || (Method::POST, body.clone());
+        let limit = limit.max(REFUSAL_SIZE_MAX);
+        let (link, response) = self.ask(path, request, true, limit).await?;
+        let body = self.body(path, response, limit).await?;
         self.keep(link);
-        if status.is_success() { Ok(body) } else { Err(self.refusal(path, status, &body)) }
+        Ok(body)
     }
 
-    /// Sends over an idle connection, or over a new one. A request comes back to be sent again only from a connection
-    /// that had ended before any of it was written.
+    /// Sends to whoever has the right name: an answer that is no refusal. `reuse` allows an idle connection.
+    async fn ask(
+        &self,
+        path: &str,
+        request: impl Fn() -> (Method, Bytes),
+        reuse: bool,
+        limit: usize,
+    ) -> Result<(Link, Response<Incoming>), CallError> {
+        // Those who have said that they are somebody else.
+        let mut others: Vec<(String, Refusal)> = Vec::new();
+        loop {
+            let (method, body) = request();
+            let (link, response) = match self.send(path, method, body, reuse, &others).await {
+                Ok(answered) => answered,
+                // Of all addresses that are left none answers: what the others have said is the news.
+                Err(error) => return Err(self.passed_over(&others).unwrap_or(error)),
+            };
+            if response.status().is_success() {
+                *self.0.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.peer.ip());
+                return Ok((link, response));
+            }
+            let status = response.status();
+            let body = self.body(path, response, limit).await?;
+            match self.refusal(path, status, &body) {
+                CallError::Refused(refusal @ Refusal::OtherMember { .. }) => {
+                    others.push((link.address.clone(), refusal));
+                }
+                refusal => {
+                    self.keep(link);
+                    return Err(refusal);
+                }
+            }
+        }
+    }
+
+    fn passed_over(&self, others: &[(String, Refusal)]) -> Option<CallError> {
+        let said: Vec<String> = others.iter().map(|(address, refusal)| format!("{address}: {refusal}")).collect();
+        let member = self.0.member.as_ref()?;
+        (!said.is_empty())
+            .then(|| CallError::Unreachable(format!("{member} is at none of its known addresses; {}", said.join("; "))))
+    }
+
+    /// Sends over an idle connection, or over a new one. A request is sent again only if a connection had ended before any of
+    /// it was written.
     async fn send(
         &self,
         path: &str,
-        mut request: Request<Full<Bytes>>,
+        method: Method,
+        body: Bytes,
+        reuse: bool,
+        others: &[(String, Refusal)],
     ) -> Result<(Link, Response<Incoming>), CallError> {
         loop {
-            let (mut link, fresh) = match self.idle() {
+            let kept = if reuse { self.idle() } else { None };
+            let (mut link, fresh) = match kept {
                 Some(link) => (link, false),
-                None => (self.connect().await?, true),
+                None => (self.connect(others).await?, true),
             };
-            if let Err(error) = link.ready().await {
+            if let Err(error) = link.sender.ready().await {
                 match fresh {
                     true => return Err(self.unreachable(path, &causes(&error))),
                     false => continue,
                 }
             }
-            match link.try_send_request(request).await {
+            let request = self.request(method.clone(), path, body.clone(), &link);
+            match link.sender.try_send_request(request).await {
                 Ok(response) => return Ok((link, response)),
                 Err(mut error) => match error.take_message() {
-                    Some(unsent) if !fresh => request = unsent,
+                    Some(_) if !fresh => {}
                     _ => return Err(self.unreachable(path, &causes(&error.into_error()))),
                 },
             }
         }
     }
 
-    fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let request = Request::builder()
+    async fn connect(&self, others: &[(String, Refusal)]) -> Result<Link, CallError> {
+        let mut addresses = (self.0.addresses)();
+        addresses.retain(|address| !others.iter().any(|(other, _)| other == address));
+        self.0.dialer.dial(&addresses).await.map_err(CallError::Unreachable)
+    }
+
+    fn request(&self, method: Method, path: &str, body: Bytes, link: &Link) -> Request<Full<Bytes>> {
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, self.control())
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body));
-        request.expect("paths are constants and the host has been connected to")
+            .header(HOST, &link.address)
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(bearer) = self.0.dialer.bearer() {
+            request = request.header(AUTHORIZATION, bearer);
+        }
+        if let Some(member) = &self.0.member {
+            request = request.header(MEMBER_HEADER, member.as_str());
+        }
+        request
+            .body(Full::new(body))
+            .expect("paths are constants, names are checked, and the host has been connected to")
     }
 
     async fn body(&self, path: &str, response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
@@ -228,40 +302,15 @@ impl BackupClient {
 
     fn idle(&self) -> Option<Link> {
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|kept| kept.since.elapsed() < IDLE_TIME_MAX && !kept.link.is_closed());
+        idle.retain(|kept| kept.since.elapsed() < IDLE_TIME_MAX && !kept.link.sender.is_closed());
         idle.pop().map(|kept| kept.link)
     }
 
     fn keep(&self, link: Link) {
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < IDLE_MAX && !link.is_closed() {
+        if idle.len() < IDLE_MAX && !link.sender.is_closed() {
             idle.push(Idle { link, since: Instant::now() });
         }
-    }
-
-    async fn connect(&self) -> Result<Link, CallError> {
-        let unreachable = |why: String| CallError::Unreachable(format!("connect to {}: {why}", self.control()));
-        let stream = TcpStream::connect(self.control()).await.map_err(|error| unreachable(error.to_string()))?;
-        let peer = stream.peer_addr().map_err(|error| unreachable(error.to_string()))?.ip();
-        http::tune(&stream).map_err(|error| unreachable(error.to_string()))?;
-        *self.0.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(peer);
-        let Some(guard) = &self.0.guard else { return self.greet(stream).await };
-        let name = ServerName::IpAddress(peer.into());
-        let stream =
-            guard.connector().connect(name, stream).await.map_err(|error| unreachable(tls::readable(&error)))?;
-        self.greet(stream).await
-    }
-
-    async fn greet<S>(&self, stream: S) -> Result<Link, CallError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let greeted = http1::handshake(TokioIo::new(stream)).await;
-        let (link, connection) =
-            greeted.map_err(|error| CallError::Unreachable(format!("connect to {}: {error}", self.control())))?;
-        // Ends when the link is dropped or the other side hangs up; the link then tells.
-        tokio::spawn(connection);
-        Ok(link)
     }
 
     fn refusal(&self, path: &str, status: hyper::StatusCode, body: &[u8]) -> CallError {
@@ -272,13 +321,13 @@ impl BackupClient {
     }
 
     fn unreachable(&self, path: &str, why: &str) -> CallError {
-        CallError::Unreachable(format!("{path} of {}: {why}", self.control()))
+        CallError::Unreachable(format!("{path} of {}: {why}", self.whom()))
     }
 }
 
 impl fmt::Debug for BackupClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("BackupClient").field(&self.0.control).finish()
+        f.debug_tuple("BackupClient").field(&self.whom()).finish()
     }
 }
 

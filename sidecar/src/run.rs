@@ -21,10 +21,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::access::Access;
 use crate::control::log::LogView;
 use crate::control::wishes::Wishes;
 use crate::control::{self, Context, PathHandle, Rules, status};
-use crate::http;
+use crate::http::{self, Entry};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, Command, Options as PathOptions, Path, Shared, Waker};
 use crate::store::Store;
@@ -63,6 +64,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         rpc_timeout_ms,
         spin_us,
         tls,
+        token,
     } = options;
     ensure!(
         heartbeat_silence_ms > 2 * heartbeat_interval_ms,
@@ -75,8 +77,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // From here on to be told to end is no failure, however long a disk keeps the start waiting.
     let told_to_end = told_to_end()?;
     let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
-    let tls_options = tls;
-    let tls = tls_options.load(&group, PeerRole::Sidecar)?;
+    let access = Access::load(tls, &token, &group, PeerRole::Sidecar)?;
     let Membership { store, shape, wishes, keeper } = match &replica_group {
         Some(path) => join(path).await?,
         None => {
@@ -102,7 +103,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let allowed = AllowedUid::all(&allow_uid);
     let listener = listen_on_socket(&socket, &allowed)?;
 
-    let endpoint = http::listen(listen, tls.as_ref()).await?;
+    let endpoint = http::listen(listen, &access).await?;
     let address = endpoint.local_addr().context("read the control address")?;
     if let Some(port_file) = &port_file {
         crate::options::write_port_file(port_file, address)?;
@@ -119,7 +120,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         me: PrimaryRef { id: name.clone(), control: advertise.unwrap_or_else(|| address.to_string()) },
         store,
         sender,
-        tls: tls.clone(),
+        access: access.clone(),
         wishes,
         rules: Rules {
             durability,
@@ -142,11 +143,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let _ = path_ended.blocking_send(path.run());
     })?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    if let Some(tls) = &tls {
-        tokio::spawn(tls.clone().keep_fresh(tls_options, group.clone(), PeerRole::Sidecar));
-    }
-    let admitted = tls.as_ref().map(|tls| tls.guard(PeerRole::Sidecar));
-    let guarded = http::serve(endpoint, router(&context, interval), admitted, std::future::pending());
+    let entry = access.entry(PeerRole::Sidecar);
+    let guarded = http::serve(endpoint, router(&context, interval), entry, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), outbox);
     let result = tokio::select! {
@@ -261,7 +259,7 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
 async fn serve_metrics(address: Option<std::net::SocketAddr>, context: Arc<Context>) -> anyhow::Result<()> {
     let Some(address) = address else { return std::future::pending().await };
     let listener = http::listen_openly(address).await?;
-    http::serve(listener, probes(&context), None, std::future::pending()).await;
+    http::serve(listener, probes(&context), Entry::Open, std::future::pending()).await;
     bail!("the metrics endpoint has ended")
 }
 

@@ -30,6 +30,7 @@ use tailwind_protocol::rpc::{
 };
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
+use tailwind_sidecar::access::{Access, TokenOptions};
 use tailwind_sidecar::rpc::{BackupClient, CallError};
 use tailwind_sidecar::tls::{Role, Tls};
 
@@ -58,9 +59,15 @@ fn fence(caller: Caller) -> FenceRequest {
     FenceRequest { claim: Claim(caller.epoch.0), earlier: Vec::new(), caller }
 }
 
+/// What the daemon's user may show; made by the daemon at its first start.
+fn token(daemon: &Daemon) -> Access {
+    let options = TokenOptions { control_token: Some(daemon.token()) };
+    Access::Token(options.load(&"db".parse().unwrap()).unwrap())
+}
+
 impl Primary {
     fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
-        let client = BackupClient::new(daemon.control(), None, Role::Backup);
+        let client = BackupClient::new(daemon.control(), &token(daemon), Role::Backup);
         let sender: Box<dyn Sender> = match fabric {
             FabricKind::Shm => Box::new(ShmSender),
             FabricKind::Tcp => Box::new(TcpSender),
@@ -423,7 +430,11 @@ fn talk(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn get(daemon: &Daemon, path: &str) -> String {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let token = fs::read_to_string(daemon.token()).unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {}\r\n\r\n",
+        token.trim()
+    );
     String::from_utf8(talk(daemon.control().parse().unwrap(), request.as_bytes())).unwrap()
 }
 
@@ -446,7 +457,7 @@ async fn only_certificates_of_the_group_get_in() {
     };
     let ours = load(&authority, "tailwind://db/sidecar/app-0", "db", Role::Sidecar);
     let mut primary = Primary::new(&daemon, FabricKind::Shm, 1);
-    primary.client = BackupClient::new(daemon.control(), Some(&ours), Role::Backup);
+    primary.client = BackupClient::new(daemon.control(), &Access::Tls(ours), Role::Backup);
     primary.fence().await;
     primary.write_closed(1, 1).await;
     let before = primary.inventory().await;
@@ -458,13 +469,13 @@ async fn only_certificates_of_the_group_get_in() {
         ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", Role::Sidecar)),
     ];
     let fence = fence(Caller { epoch: Epoch(9), ..primary.caller() });
-    for (name, tls) in &strangers {
-        let stranger = BackupClient::new(daemon.control(), Some(tls), Role::Backup);
+    for (name, tls) in strangers {
+        let stranger = BackupClient::new(daemon.control(), &Access::Tls(tls), Role::Backup);
         let result: Result<Inventory, _> = stranger.call(path::FENCE, &fence, TIMEOUT).await;
         assert!(matches!(result, Err(CallError::Unreachable(_))), "{name}: {result:?}");
     }
     let plain: Result<Inventory, _> =
-        BackupClient::new(daemon.control(), None, Role::Backup).call(path::FENCE, &fence, TIMEOUT).await;
+        BackupClient::new(daemon.control(), &token(&daemon), Role::Backup).call(path::FENCE, &fence, TIMEOUT).await;
     assert!(matches!(plain, Err(CallError::Unreachable(_))), "{plain:?}");
     let answer = talk(daemon.control().parse().unwrap(), b"GET /status HTTP/1.1\r\n\r\n");
     assert!(!answer.windows(4).any(|bytes| bytes == b"HTTP"), "{answer:?}");

@@ -69,11 +69,17 @@ pub fn status(
     }
 }
 
-/// The status of a group whose spec cannot be followed: all is left as it is, but for the message.
+/// The status of a group whose spec cannot be followed: all is left as it is, but for the message, and for where backups are:
+/// a sidecar finds them by that, whatever is wrong with the spec.
 pub fn invalid(view: &View<'_>, problems: &[String]) -> ReplicaGroupStatus {
     let group = &view.observed.group;
     let text = problems.join(". ");
-    let before = group.status.clone().unwrap_or_default();
+    let mut before = group.status.clone().unwrap_or_default();
+    for backup in &mut before.backups {
+        let standing = view.standings.iter().find(|standing| standing.name == backup.name);
+        let control = standing.and_then(|standing| standing.control.clone());
+        backup.control = control.or_else(|| backup.control.take());
+    }
     ReplicaGroupStatus {
         observed_generation: group.metadata.generation,
         phase: Some(Phase::Invalid),

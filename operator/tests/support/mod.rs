@@ -87,6 +87,8 @@ struct Backup {
     shape: Option<String>,
     /// The last lines of its container before it ended.
     words: Option<String>,
+    /// Another address than the log knows.
+    ip: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -315,7 +317,7 @@ impl Story {
         });
         let last = wish.words.as_ref().map(|words| json!({"terminated": {"exitCode": 1, "message": words}}));
         if wish.is != Is::Pending && wish.is != Is::Failed {
-            pod["status"]["podIP"] = json!(ip(&name));
+            pod["status"]["podIP"] = json!(wish.ip.clone().unwrap_or_else(|| ip(&name)));
             pod["status"]["containerStatuses"] = json!([{
                 "name": "backup", "ready": ready, "restartCount": 0, "image": "", "imageID": "", "state": state,
                 "lastState": last,

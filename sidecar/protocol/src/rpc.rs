@@ -280,6 +280,20 @@ pub enum Refusal {
         /// The segment.
         segment: SegmentId,
     },
+    /// This is another backup than the one that the caller wants to speak to. Nothing has been done.
+    #[error("this is backup {found}, not {wanted}")]
+    OtherMember {
+        /// Who this is.
+        found: MemberId,
+        /// Whom the caller wants.
+        wanted: MemberId,
+    },
+    /// The caller has not shown that it belongs to the group. Nothing of the request has been looked at.
+    #[error("{why}")]
+    Unauthorized {
+        /// What is missing and where it is.
+        why: String,
+    },
     /// The request makes no sense.
     #[error("bad request: {why}")]
     BadRequest {
@@ -299,7 +313,8 @@ impl Refusal {
     pub fn http_status(&self) -> u16 {
         match self {
             Refusal::Fenced { .. } | Refusal::NotFenced { .. } | Refusal::ClaimedBefore { .. } => 409,
-            Refusal::WrongLog { .. } => 421,
+            Refusal::WrongLog { .. } | Refusal::OtherMember { .. } => 421,
+            Refusal::Unauthorized { .. } => 401,
             Refusal::RetryLater { .. } => 503,
             Refusal::NoSuchCopy { .. } => 404,
             Refusal::Corrupt { .. } => 410,

@@ -9,6 +9,7 @@ use clap::value_parser;
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 
+use crate::access::TokenOptions;
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::options::{parse_segment_size, parse_size};
 use crate::tls::TlsOptions;
@@ -38,6 +39,9 @@ pub struct BackupOptions {
     /// Guards the control RPC between pods.
     #[command(flatten)]
     pub tls: TlsOptions,
+    /// Guards the control RPC on one host.
+    #[command(flatten)]
+    pub token: TokenOptions,
 
     /// How records arrive; the same for every process of the group
     #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]

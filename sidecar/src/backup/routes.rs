@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request as HttpRequest, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -18,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
 use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool, SlotId};
 use tailwind_protocol::backup::{Input, Place, Request};
+use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushReply,
@@ -30,6 +32,7 @@ use tracing::error;
 
 use super::actor::{Answer, Handle, Report};
 use super::status::{self, About};
+use crate::rpc::MEMBER_HEADER;
 
 /// Segments being sent at a time: 4 × 64 MiB of memory at most.
 const FETCHES_MAX: usize = 4;
@@ -72,6 +75,7 @@ pub(super) fn control(desk: Desk) -> Router {
         .route(path::HEARTBEATS, get(heartbeats))
         .route("/status", get(status))
         .with_state(desk.clone())
+        .layer(middleware::from_fn_with_state(desk.clone(), for_this_backup))
         .merge(probes(desk))
         .fallback(nothing_here)
 }
@@ -83,6 +87,19 @@ pub(super) fn probes(desk: Desk) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(desk)
+}
+
+/// Refuses what is for another backup, before anything else: the caller has an address that was another's, or will be.
+async fn for_this_backup(State(desk): State<Desk>, request: HttpRequest, next: Next) -> Response {
+    let wanted = request.headers().get(MEMBER_HEADER).and_then(|name| name.to_str().ok()).map(str::parse::<MemberId>);
+    let found = &desk.about.member;
+    match wanted {
+        Some(Ok(wanted)) if wanted != *found => {
+            Refused(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
+        }
+        Some(Err(error)) => Refused(Refusal::BadRequest { why: format!("{MEMBER_HEADER}: {error}") }).into_response(),
+        _ => next.run(request).await,
+    }
 }
 
 /// A refusal as an HTTP response.

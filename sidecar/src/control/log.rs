@@ -45,8 +45,8 @@ impl Sources {
             }
         }
         let asked = |id: &MemberId| self.links.iter().any(|link| link.member().id == *id);
-        for (id, control) in context.wishes().backups.iter().filter(|(id, _)| !asked(id)) {
-            match sound(id, &identity, &closure, fetch_elsewhere(context, control, identity, closure).await) {
+        for (id, _) in context.wishes().backups.iter().filter(|(id, _)| !asked(id)) {
+            match sound(id, &identity, &closure, fetch_elsewhere(context, id, identity, closure).await) {
                 Ok(bytes) => {
                     let (segment, why) = (identity.segment, answers.join("; "));
                     tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");

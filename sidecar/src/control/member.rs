@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_fabric::{Answer, Channel, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
-use tailwind_protocol::ids::{Epoch, GroupName, Lsn, Offset};
+use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
@@ -22,7 +22,6 @@ use tokio::sync::Mutex;
 
 use super::Context;
 use crate::rpc::{BackupClient, CallError};
-use crate::tls::Role as PeerRole;
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
@@ -50,7 +49,7 @@ impl MemberLink {
     /// A link under the epoch of `config`. Nothing is sent yet.
     pub fn new(context: &Context, config: &Configuration, member: MemberRef) -> MemberLink {
         MemberLink {
-            client: BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup),
+            client: context.backup(&member.id, Some(&member.control)),
             member,
             caller: Caller { group: context.group.clone(), log: config.log, epoch: config.epoch },
             fence: FenceRequest::of(context.group.clone(), config),
@@ -73,7 +72,12 @@ impl MemberLink {
 
     /// Stops every older epoch; what the backup holds.
     pub async fn fence(&self) -> Result<Inventory, Failure> {
-        self.call(path::FENCE, &self.fence).await
+        let inventory: Inventory = self.call(path::FENCE, &self.fence).await?;
+        if inventory.member != self.member.id {
+            let why = format!("{}: backup {} answers there", self.client.whom(), inventory.member);
+            return Err(Failure::Unreachable(why));
+        }
+        Ok(inventory)
     }
 
     /// Opens one data channel.
@@ -225,8 +229,9 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
 pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
     let known = context.wishes().backups;
     let asked = known.iter().map(|(id, control)| async move {
-        let client = BackupClient::new(control.clone(), context.tls.as_ref(), PeerRole::Backup);
-        let inventory: Inventory = client.call(path::INVENTORY, &Empty {}, SURVEY_TIMEOUT).await.ok()?;
+        let client = context.backup(id, None);
+        let answer: Result<Inventory, CallError> = client.call(path::INVENTORY, &Empty {}, SURVEY_TIMEOUT).await;
+        let inventory = answer.inspect_err(|why| tracing::debug!(backup = %id, %why, "survey")).ok()?;
         if inventory.member != *id {
             tracing::warn!(expected = %id, found = %inventory.member, %control, "a backup answers under another name");
             return None;
@@ -239,11 +244,11 @@ pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
 /// A closed segment's bytes, as a backup has them that may be no member.
 pub async fn fetch_elsewhere(
     context: &Context,
-    control: &str,
+    backup: &MemberId,
     identity: SegmentIdentity,
     closure: Closure,
 ) -> Result<Bytes, CallError> {
-    let client = BackupClient::new(control, context.tls.as_ref(), PeerRole::Backup);
+    let client = context.backup(backup, None);
     fetch(&client, context.group.clone(), (identity, closure), context.rules.rpc_timeout).await
 }
 

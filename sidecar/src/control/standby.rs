@@ -49,7 +49,7 @@ pub async fn wait_for_turn(context: &Context) {
             epoch: known.epoch.0,
             primary: known.primary.id.to_string(),
         });
-        let client = BackupClient::new(known.primary.control.clone(), context.tls.as_ref(), PeerRole::Sidecar);
+        let client = BackupClient::new(known.primary.control.clone(), &context.access, PeerRole::Sidecar);
         let silence = context.rules.heartbeat_silence;
         config = tokio::select! {
             changed = context.store.changed(Some(known.stamp())) => Some(changed),
@@ -116,7 +116,7 @@ async fn enough_answer(context: &Context, config: &Configuration) -> Result<(), 
     let needed = usize::from(context.wishes().min_in_sync).min(config.members.len());
     let mut asked = JoinSet::new();
     for member in &config.members {
-        let client = BackupClient::new(member.control.clone(), context.tls.as_ref(), PeerRole::Backup);
+        let client = context.backup(&member.id, Some(&member.control));
         let patience = context.rules.heartbeat_silence;
         asked.spawn(async move { client.answers(patience).await });
     }

@@ -15,6 +15,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::access::{Token, TokenOptions};
+use crate::http;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -24,13 +26,20 @@ async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
+/// The token of these tests' group.
+fn token() -> Token {
+    static FOLDER: std::sync::LazyLock<tempfile::TempDir> = std::sync::LazyLock::new(|| tempfile::tempdir().unwrap());
+    let options = TokenOptions { control_token: Some(FOLDER.path().join("token")) };
+    options.load(&"db".parse().unwrap()).unwrap()
+}
+
 fn client(address: SocketAddr) -> BackupClient {
-    BackupClient::new(address.to_string(), None, Role::Backup)
+    BackupClient::new(address.to_string(), &Access::Token(token()), Role::Backup)
 }
 
 async fn serving(router: Router) -> BackupClient {
     let (listener, address) = listener().await;
-    tokio::spawn(http::serve(listener, router, None, std::future::pending()));
+    tokio::spawn(http::serve(listener, router, http::Entry::Token(token()), std::future::pending()));
     client(address)
 }
 
@@ -73,6 +82,20 @@ async fn silence_ends_with_the_timeout() {
     assert!(why.contains("no answer within 50ms"), "{why}");
 }
 
+/// Proves to a caller that it knows the token, as any server of the group does.
+async fn prove(stream: &mut tokio::net::TcpStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap();
+    assert!(!head.contains("authorization"), "the token is shown before the proof");
+    let nonce = head.lines().find_map(|line| line.strip_prefix("tailwind-nonce: ")).unwrap();
+    let proof = token().proof(nonce, stream.local_addr().unwrap()).unwrap();
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{proof}", proof.len());
+    stream.write_all(answer.as_bytes()).await.unwrap();
+}
+
 /// A server that answers a first request, and hangs up on every connection's second one.
 async fn forgetful(listener: TcpListener, requests: Arc<AtomicUsize>, hang_up_at_once: bool) {
     loop {
@@ -80,6 +103,7 @@ async fn forgetful(listener: TcpListener, requests: Arc<AtomicUsize>, hang_up_at
         let requests = Arc::clone(&requests);
         tokio::spawn(async move {
             let mut bytes = [0; 4096];
+            prove(&mut stream).await;
             for turn in 0.. {
                 let Ok(read @ 1..) = stream.read(&mut bytes).await else { return };
                 assert!(bytes[..read].ends_with(b"{}"), "the request came in one piece");
@@ -105,7 +129,7 @@ async fn an_idle_connection_that_ended_is_replaced() {
     for _ in 0..3 {
         assert_eq!(client.call("/", &Empty {}, TIMEOUT).await, Ok(Empty {}));
         // Until the client has seen the end: then it must not matter.
-        while client.0.idle.lock().unwrap().iter().any(|idle| !idle.link.is_closed()) {
+        while client.0.idle.lock().unwrap().iter().any(|idle| !idle.link.sender.is_closed()) {
             tokio::task::yield_now().await;
         }
     }
@@ -174,4 +198,132 @@ async fn whoever_answers_at_all_can_be_told_from_the_silent() {
     drop(listener);
     let why = client(address).answers(TIMEOUT).await.unwrap_err().to_string();
     assert!(why.contains("connect to"), "{why}");
+}
+
+#[tokio::test]
+async fn the_token_is_shown_to_nobody_who_does_not_know_it() {
+    // It answers everything with what it was asked, and keeps what it hears.
+    let (listener, address) = listener().await;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&heard);
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut bytes).await {
+                kept.lock().unwrap().extend_from_slice(&bytes[..count]);
+                let proof = "0".repeat(64);
+                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{proof}", proof.len());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        }
+    });
+    let why = unreachable(client(address).call("/yes", &Empty {}, TIMEOUT).await);
+    assert!(why.contains("does not know the control token in"), "{why}");
+    let heard = String::from_utf8(heard.lock().unwrap().clone()).unwrap();
+    assert!(heard.contains("tailwind-nonce") && !heard.to_lowercase().contains("bearer"), "{heard}");
+}
+
+#[tokio::test]
+async fn nobody_has_another_server_prove_in_its_place() {
+    // It hands every byte on to a server of the group, and back.
+    let (behind, server) = listener().await;
+    tokio::spawn(http::serve(behind, Router::new(), http::Entry::Token(token()), std::future::pending()));
+    let (listener, address) = listener().await;
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut onward = tokio::net::TcpStream::connect(server).await.unwrap();
+            tokio::spawn(async move { drop(tokio::io::copy_bidirectional(&mut stream, &mut onward).await) });
+        }
+    });
+    let why = unreachable(client(address).call("/yes", &Empty {}, TIMEOUT).await);
+    assert!(why.contains("does not know the control token in"), "{why}");
+}
+
+#[tokio::test]
+async fn a_wrong_token_is_told_with_the_file_that_has_the_right_one() {
+    let server = serving(Router::new().route("/yes", post(|| async { Json(Empty {}) }))).await;
+    let folder = tempfile::tempdir().unwrap();
+    let other = TokenOptions { control_token: Some(folder.path().join("other")) }.load(&"db".parse().unwrap()).unwrap();
+    let address = (server.0.addresses)().remove(0);
+    let stranger = BackupClient::new(address, &Access::Token(other.clone()), Role::Backup);
+    let why = unreachable(stranger.call("/yes", &Empty {}, TIMEOUT).await);
+    assert!(why.contains(&other.path().display().to_string()) && why.contains("--control-token"), "{why}");
+}
+
+/// A backup as far as its name goes: refuses what is for others, as `backup::routes` does, and counts what it does.
+async fn named(name: &'static str, done: Arc<AtomicUsize>) -> SocketAddr {
+    let answer = move |headers: axum::http::HeaderMap| async move {
+        let wanted = headers[MEMBER_HEADER].to_str().unwrap();
+        if wanted != name {
+            let (found, wanted) = (name.parse().unwrap(), wanted.parse().unwrap());
+            return Err((StatusCode::MISDIRECTED_REQUEST, Json(Refusal::OtherMember { found, wanted })));
+        }
+        done.fetch_add(1, Ordering::SeqCst);
+        Ok(Json(Empty {}))
+    };
+    let (listener, address) = listener().await;
+    let router = Router::new().route("/do", post(answer));
+    tokio::spawn(http::serve(listener, router, http::Entry::Token(token()), std::future::pending()));
+    address
+}
+
+fn of_member(name: &str, addresses: Vec<SocketAddr>) -> BackupClient {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    BackupClient::of_member(name.parse().unwrap(), &Access::Token(token()), move || addresses.clone())
+}
+
+#[tokio::test]
+async fn a_member_is_found_at_whichever_address_answers_by_its_name() {
+    let (done, elsewhere) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (here, other) = (named("b0", Arc::clone(&done)).await, named("b1", Arc::clone(&elsewhere)).await);
+    let (silent, silent_address) = listener().await;
+    let (gone, gone_address) = listener().await;
+    drop(gone);
+    for addresses in
+        [vec![here], vec![gone_address, here], vec![silent_address, here], vec![other, here], vec![here, other]]
+    {
+        let client = of_member("b0", addresses.clone());
+        assert_eq!(client.call("/do", &Empty {}, TIMEOUT).await, Ok(Empty {}), "{addresses:?}");
+        assert_eq!(client.call("/do", &Empty {}, TIMEOUT).await, Ok(Empty {}), "{addresses:?}");
+    }
+    assert_eq!((done.load(Ordering::SeqCst), elsewhere.load(Ordering::SeqCst)), (10, 0));
+    let why = unreachable(of_member("b0", vec![other]).call("/do", &Empty {}, TIMEOUT).await);
+    assert_eq!(why, format!("b0 is at none of its known addresses; {other}: this is backup b1, not b0"));
+    let why = unreachable(of_member("b0", vec![other, gone_address]).call("/do", &Empty {}, TIMEOUT).await);
+    assert!(why.contains("this is backup b1, not b0"), "{why}");
+    let why = unreachable(of_member("b0", vec![]).call("/do", &Empty {}, TIMEOUT).await);
+    assert!(why.contains("no address is known"), "{why}");
+    drop(silent);
+}
+
+#[tokio::test]
+async fn addresses_are_looked_up_for_every_connection() {
+    let done = Arc::new(AtomicUsize::new(0));
+    let (gone, gone_address) = listener().await;
+    drop(gone);
+    let known = Arc::new(Mutex::new(gone_address));
+    let told = Arc::clone(&known);
+    let client = BackupClient::of_member("b0".parse().unwrap(), &Access::Token(token()), move || {
+        vec![told.lock().unwrap().to_string()]
+    });
+    unreachable(client.call("/do", &Empty {}, TIMEOUT).await);
+    *known.lock().unwrap() = named("b0", Arc::clone(&done)).await;
+    assert_eq!(client.call("/do", &Empty {}, TIMEOUT).await, Ok(Empty {}));
+}
+
+#[tokio::test]
+async fn whoever_is_sent_away_before_it_has_asked_comes_again() {
+    let (listener, address) = listener().await;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        for _ in 0..3 {
+            drop(listener.accept().await.unwrap());
+        }
+        forgetful(listener, counted, true).await;
+    });
+    assert_eq!(client(address).call("/", &Empty {}, TIMEOUT).await, Ok(Empty {}));
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
 }

@@ -44,6 +44,11 @@ impl Daemon {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
+    /// The file of the control token.
+    pub(crate) fn token(&self) -> PathBuf {
+        self.dir.path().join("token")
+    }
+
     fn port_file(&self) -> PathBuf {
         self.dir.path().join("port")
     }
@@ -54,6 +59,7 @@ impl Daemon {
         command.envs([("TAILWIND_LISTEN", "127.0.0.1:0"), ("TAILWIND_FLUSH_BANDWIDTH", "100MiB")]);
         command.envs([("TAILWIND_SEGMENT_SIZE", "64KiB"), ("TAILWIND_BUFFERS", "4")]);
         command.args(["backup", "--group", "db", "--name", "b0"]);
+        command.env("TAILWIND_CONTROL_TOKEN", self.token());
         command.arg("--pool").arg(pool).arg("--flush-dir").arg(flush_dir).arg("--port-file").arg(self.port_file());
         command.args(&self.arguments);
         let log = File::options().append(true).create(true).open(self.dir.path().join("log")).unwrap();

@@ -1,0 +1,306 @@
+//! The control token: a file of random digits that every process of a group reads, and nobody else can.
+//!
+//! Without TLS it is what tells a process of the group from any other user of the host. Who asks shows it as a bearer token
+//! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise whoever takes
+//! the port of a backup that is down would be told it. See decision 0022.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustls::SupportedCipherSuite;
+use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use rustls::crypto::tls13::OkmBlock;
+use tailwind_protocol::ids::GroupName;
+
+/// Random bytes of a token; the file holds two hexadecimal digits for each.
+const TOKEN_SIZE: usize = 32;
+/// Characters that a token made by somebody else must have at least: 128 bits in hexadecimal.
+const CHARACTERS_MIN: usize = 32;
+/// A longer file is not a token: a request's head would not hold it.
+const FILE_SIZE_MAX: u64 = 1024;
+/// How often the file is looked at.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+/// A nonce that is longer is not ours.
+const NONCE_LENGTH_MAX: usize = 64;
+
+/// Where the control token lies.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TokenOptions {
+    /// Without TLS: the file whose content callers of the control RPC must show; the same for every process of the group, and
+    /// readable by their user alone. Made if it is not there. [default: /run/tailwind/GROUP.token for root, tailwind/GROUP.token
+    /// in XDG_RUNTIME_DIR for others, or else /dev/shm/tailwind-UID/GROUP.token]
+    #[arg(long, env = "TAILWIND_CONTROL_TOKEN", value_name = "FILE")]
+    pub control_token: Option<PathBuf>,
+}
+
+/// Why there is no token that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be made.
+    #[error(
+        "make control token file {path}: {source}: name one with --control-token in a folder that this user may write"
+    )]
+    Make {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error(
+        "read control token file {path}: {source}: run every process of the group as the user that owns it, name another file \
+         with --control-token, or use TLS"
+    )]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// Others could know it.
+    #[error(
+        "control token file {path} is open to others ({why}): whoever reads it controls the group. Stop every process of the \
+         group, remove the file, and start them again: the first one makes a new file"
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        why: String,
+    },
+    /// It holds no token.
+    #[error(
+        "control token file {path}: {why}. Stop every process of the group, remove the file, and start them again: the first one \
+         makes a new file"
+    )]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// A token that has been read. Cheap to clone; clones see what is [reloaded](Token::keep_fresh).
+#[derive(Clone)]
+pub struct Token(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    digits: RwLock<String>,
+}
+
+impl TokenOptions {
+    /// Reads the group's token; makes the file first if there is none. Several processes that start at once agree on one.
+    pub fn load(&self, group: &GroupName) -> Result<Token, TokenError> {
+        let uid = rustix::process::geteuid();
+        let path = match &self.control_token {
+            Some(path) => path.clone(),
+            None => {
+                let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+                let path = default_path(group, uid.as_raw(), runtime);
+                make_folder(&path, uid.is_root())?;
+                path
+            }
+        };
+        if !exists(&path) {
+            make(&path, &random().map_err(|source| TokenError::Make { path: path.clone(), source })?)?;
+        }
+        Token::read(&path)
+    }
+}
+
+impl Token {
+    /// Reads a file that is there.
+    pub fn read(path: &Path) -> Result<Token, TokenError> {
+        let digits = read(path)?;
+        Ok(Token(Arc::new(Inner { path: path.to_owned(), digits: RwLock::new(digits) })))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The value of the header `authorization` that shows it.
+    pub fn bearer(&self) -> String {
+        format!("Bearer {}", self.digits())
+    }
+
+    /// Whether the value of a header shows it. Takes as long for any wrong token of the right length.
+    pub fn admits(&self, authorization: &str) -> bool {
+        let shown = authorization.strip_prefix("Bearer ").unwrap_or_default();
+        is_same(self.digits().as_bytes(), shown.trim().as_bytes())
+    }
+
+    /// What a server answers that knows it, for a nonce that the caller has drawn. It is of the address that the caller has
+    /// reached, so that nobody can have another server of the group answer in its place. `None` if that is no nonce.
+    pub fn proof(&self, nonce: &str, server: SocketAddr) -> Option<String> {
+        if nonce.is_empty() || nonce.len() > NONCE_LENGTH_MAX {
+            return None;
+        }
+        let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else { unreachable!("it is one of TLS 1.3") };
+        let key = suite.common.hash_provider.hash(self.digits().as_bytes());
+        let message = format!("tailwind control proof\n{server}\n{nonce}");
+        let tag = suite.hkdf_provider.hmac_sign(&OkmBlock::new(key.as_ref()), message.as_bytes());
+        Some(hexadecimal(tag.as_ref()))
+    }
+
+    /// Whether a server that answers so knows the token.
+    pub fn is_proof(&self, answer: &[u8], nonce: &str, server: SocketAddr) -> bool {
+        self.proof(nonce, server).is_some_and(|proof| is_same(proof.as_bytes(), answer))
+    }
+
+    /// Looks at the file for ever: a new content is used from then on, and a file that somebody has removed is put back, so
+    /// that the next process to start agrees with those that run. A file that cannot be used changes nothing.
+    pub async fn keep_fresh(self, group: GroupName) {
+        let mut said = String::new();
+        loop {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            match self.look() {
+                Ok(None) => said.clear(),
+                Ok(Some(what)) => tracing::info!(%group, file = %self.path().display(), "control token {what}"),
+                Err(error) if error.to_string() != said => {
+                    said = error.to_string();
+                    tracing::warn!(%group, %error, "the control token file cannot be used; the token in use stays");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// What has been done about the file.
+    fn look(&self) -> Result<Option<&'static str>, TokenError> {
+        let path = self.path();
+        if !exists(path) {
+            make_folder(path, rustix::process::geteuid().is_root())?;
+            return make(path, &self.digits()).map(|()| Some("put back"));
+        }
+        let digits = read(path)?;
+        if digits == self.digits() {
+            return Ok(None);
+        }
+        *self.0.digits.write().unwrap_or_else(PoisonError::into_inner) = digits;
+        Ok(Some("reloaded"))
+    }
+
+    fn digits(&self) -> String {
+        self.0.digits.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Token").field(&self.0.path).finish()
+    }
+}
+
+/// A nonce for a [proof](Token::proof).
+pub fn nonce() -> io::Result<String> {
+    random()
+}
+
+fn default_path(group: &GroupName, uid: u32, runtime: Option<PathBuf>) -> PathBuf {
+    let folder = match (uid, runtime) {
+        (0, _) => PathBuf::from("/run/tailwind"),
+        (_, Some(runtime)) => runtime.join("tailwind"),
+        (uid, None) => PathBuf::from(format!("/dev/shm/tailwind-{uid}")),
+    };
+    folder.join(format!("{group}.token"))
+}
+
+/// Makes the folder of a file. Root's has the append sockets too, which others may be allowed to use.
+fn make_folder(path: &Path, is_root: bool) -> Result<(), TokenError> {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
+    let failed = |source| TokenError::Make { path: path.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(if is_root { 0o755 } else { 0o700 }).create(folder).map_err(failed)
+}
+
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// Makes the file with its whole content in one step, unless it is there: `link` never replaces.
+fn make(path: &Path, digits: &str) -> Result<(), TokenError> {
+    let failed = |source| TokenError::Make { path: path.to_owned(), source };
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", random().map_err(failed)?));
+    let fresh = PathBuf::from(name);
+    let written = File::options().write(true).create_new(true).mode(0o600).open(&fresh).and_then(|mut file| {
+        writeln!(file, "{digits}")?;
+        fs::hard_link(&fresh, path)
+    });
+    let _ = fs::remove_file(&fresh);
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> Result<String, TokenError> {
+    let failed = |source| TokenError::Read { path: path.to_owned(), source };
+    let of_content = |why: String| TokenError::Content { path: path.to_owned(), why };
+    let of_openness = |why: String| TokenError::Open { path: path.to_owned(), why };
+    // Neither a link that somebody else may turn, nor a pipe that holds up the start.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).map_err(failed)?;
+    let about = file.metadata().map_err(failed)?;
+    if !about.is_file() {
+        return Err(of_content("it is not a regular file".to_owned()));
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    if ![0, uid].contains(&about.uid()) {
+        return Err(of_openness(format!("it belongs to user {}", about.uid())));
+    }
+    if about.mode() & 0o077 != 0 {
+        return Err(of_openness(format!("its mode is {:04o} instead of 0600", about.mode() & 0o7777)));
+    }
+    let mut text = String::new();
+    match file.take(FILE_SIZE_MAX + 1).read_to_string(&mut text) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Err(of_content("it is not text".to_owned()));
+        }
+        Err(error) => return Err(failed(error)),
+        Ok(size) if size as u64 > FILE_SIZE_MAX => {
+            return Err(of_content(format!("it is longer than {FILE_SIZE_MAX} bytes")));
+        }
+        Ok(_) => {}
+    }
+    let digits = text.trim();
+    if !digits.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(of_content("it is not one word of ASCII characters".to_owned()));
+    }
+    match digits.len() {
+        0 => Err(of_content("it is empty".to_owned())),
+        count if count < CHARACTERS_MIN => {
+            Err(of_content(format!("it has {count} characters, and {CHARACTERS_MIN} are needed")))
+        }
+        _ => Ok(digits.to_owned()),
+    }
+}
+
+fn random() -> io::Result<String> {
+    let mut bytes = [0; TOKEN_SIZE];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(hexadecimal(&bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Looks at every byte, wherever the first difference is.
+fn is_same(ours: &[u8], shown: &[u8]) -> bool {
+    let differences = ours.iter().zip(shown).fold(0, |seen, (ours, shown)| black_box(seen | (ours ^ shown)));
+    ours.len() == shown.len() && differences == 0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn group() -> GroupName {
+    "db".parse().unwrap()
+}
+
+fn options(path: &Path) -> TokenOptions {
+    TokenOptions { control_token: Some(path.to_owned()) }
+}
+
+#[test]
+fn a_token_is_made_once_and_for_its_user_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("db.token");
+    let first = options(&path).load(&group()).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+    let written = fs::read_to_string(&path).unwrap();
+    assert_eq!(written.trim().len(), 2 * TOKEN_SIZE);
+    let second = options(&path).load(&group()).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), written, "the file has been touched");
+    assert!(second.admits(&first.bearer()));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    assert!(!format!("{first:?}").contains(written.trim()));
+}
+
+#[test]
+fn processes_that_start_at_once_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("db.token");
+    let loaders: Vec<_> = (0..16)
+        .map(|_| {
+            let options = options(&path);
+            std::thread::spawn(move || options.load(&group()).unwrap().bearer())
+        })
+        .collect();
+    let mut shown: Vec<String> = loaders.into_iter().map(|loader| loader.join().unwrap()).collect();
+    shown.dedup();
+    assert_eq!(shown.len(), 1);
+}
+
+#[test]
+fn files_that_are_no_tokens_are_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("db.token");
+    let good = "0123456789abcdef".repeat(4);
+    for (content, mode, words) in [
+        ("", 0o600, "it is empty"),
+        ("\n \n", 0o600, "it is empty"),
+        ("too short", 0o600, "it is not one word"),
+        ("tooshort", 0o600, "it has 8 characters, and 32 are needed"),
+        (good.as_str(), 0o640, "its mode is 0640 instead of 0600"),
+        (good.as_str(), 0o604, "its mode is 0604 instead of 0600"),
+        (&good.repeat(100), 0o600, "it is longer than 1024 bytes"),
+    ] {
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let error = options(&path).load(&group()).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("db.token") && error.contains("remove the file"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), content, "the file has been touched");
+    }
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+    let error = options(&path).load(&group()).unwrap_err().to_string();
+    assert!(error.contains("read control token file"), "{error}");
+    let error = options(&folder.path().join("no/such/folder")).load(&group()).unwrap_err().to_string();
+    assert!(error.contains("make control token file") && error.contains("--control-token"), "{error}");
+}
+
+#[test]
+fn nothing_but_the_whole_token_is_admitted() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = options(&folder.path().join("db.token")).load(&group()).unwrap();
+    let digits = token.digits();
+    assert!(token.admits(&format!("Bearer {digits}")));
+    let changed = |at: usize| {
+        let mut bytes = digits.clone().into_bytes();
+        bytes[at] ^= 1;
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut wrong = vec![String::new(), digits[1..].to_owned(), format!("{digits}0"), changed(0), changed(63)];
+    wrong = wrong.into_iter().map(|digits| format!("Bearer {digits}")).collect();
+    wrong.extend([String::new(), "Bearer".to_owned(), digits.clone(), format!("Basic {digits}")]);
+    for shown in wrong {
+        assert!(!token.admits(&shown), "{shown}");
+    }
+}
+
+#[test]
+fn a_proof_is_of_one_nonce_one_address_and_one_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = options(&folder.path().join("db.token")).load(&group()).unwrap();
+    let other = options(&folder.path().join("other.token")).load(&group()).unwrap();
+    let (here, there): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+    let proof = token.proof("abc", here).unwrap();
+    assert!(token.is_proof(proof.as_bytes(), "abc", here));
+    assert!(!token.is_proof(proof.as_bytes(), "abd", here) && !token.is_proof(proof.as_bytes(), "abc", there));
+    assert!(!other.is_proof(proof.as_bytes(), "abc", here) && !token.is_proof(b"", "abc", here));
+    assert_eq!((token.proof("", here), token.proof(&"x".repeat(65), here)), (None, None));
+    assert!(!proof.contains(&token.digits()));
+}
+
+#[test]
+fn a_file_that_changes_is_followed_and_one_that_goes_is_put_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("db.token");
+    let token = options(&path).load(&group()).unwrap();
+    assert_eq!(token.look().unwrap(), None);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(token.look().unwrap(), Some("put back"));
+    assert!(options(&path).load(&group()).unwrap().admits(&token.bearer()));
+    let (before, renewed) = (token.bearer(), "f".repeat(64));
+    fs::write(&path, &renewed).unwrap();
+    assert_eq!(token.look().unwrap(), Some("reloaded"));
+    assert!(token.admits(&format!("Bearer {renewed}")) && !token.admits(&before));
+    fs::write(&path, "").unwrap();
+    assert!(token.look().is_err() && token.admits(&format!("Bearer {renewed}")));
+}
+
+#[test]
+fn the_usual_place_is_the_users_own() {
+    let place = |uid, runtime: Option<&str>| default_path(&group(), uid, runtime.map(PathBuf::from));
+    assert_eq!(place(0, Some("/run/user/0")), Path::new("/run/tailwind/db.token"));
+    assert_eq!(place(7, Some("/run/user/7")), Path::new("/run/user/7/tailwind/db.token"));
+    assert_eq!(place(7, None), Path::new("/dev/shm/tailwind-7/db.token"));
+}
