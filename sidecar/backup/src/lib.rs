@@ -4,12 +4,13 @@
 //! Driven by the backup daemon, which adds threads and the control RPC, and by the simulator, which adds virtual time and
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
 //! implements), [`wake`] (who am I, what is still here: [`disk`], [`promise`], [`table`]), [`daemon`] (carries out what the
-//! machine decides, one output after the other), [`flusher`] (brings segments to disk, one job after the other).
+//! machine decides, one output after the other), [`flusher`] (brings segments to disk, one job after the other), [`fetch()`] (reads them for others).
 //!
 //! A process may die at every call of those traits. Nothing here relies on its own end.
 
 pub mod daemon;
 pub mod disk;
+mod fetch;
 pub mod files;
 pub mod flusher;
 pub mod memory;
@@ -19,6 +20,7 @@ pub mod wake;
 
 pub use daemon::{Carried, Daemon, Tallies};
 pub use disk::{Disk, FileName, Listing, ReadError};
+pub use fetch::fetch;
 pub use files::{File, Folder, OsFolder};
 pub use flusher::{Flusher, Job};
 pub use memory::{Buffers, Lender, Mapped, Memory};

@@ -75,6 +75,16 @@ faults! {
     DiskSlow = 300 "disk slow",
     /// A write that was not fsynced is torn, or lost, when the host dies.
     TornWrite = 700 "unfsynced write torn or lost",
+    /// A write takes fewer bytes than it was given.
+    ShortWrite = 300 "write call cut short",
+    /// A write, or an allocation, fails; some of it may be there.
+    WriteFails = 200 "write call failed",
+    /// An fsync fails and drops what it should have written: later ones say that all is well.
+    SyncFails = 200 "fsync failed, dirty pages dropped",
+    /// A rename fails.
+    RenameFails = 200 "rename failed",
+    /// A removal fails: the file stays.
+    RemoveFails = 200 "removal failed",
     /// The pool has no memory to lend.
     NoBuffer = 300 "pool without memory",
     /// A bit flips in a closed segment, on disk or in memory.

@@ -8,14 +8,14 @@
 mod app;
 mod candidate;
 mod daemon;
-mod disk;
 mod fabric;
 mod faults;
-mod flusher;
+mod files;
 mod host;
 mod image;
 mod judge;
 mod lead;
+mod memory;
 mod network;
 mod queue;
 mod seats;
@@ -121,7 +121,7 @@ impl World {
         let mut random = Random::new(seed);
         let plan = Plan::draw(&mut random.split());
         let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
-        let hosts = hosts.map(|no| Host::new(no, plan.slots, plan.unflushed_slots_max)).collect();
+        let hosts = hosts.map(|no| Host::new(no, &plan, random.split())).collect();
         let mut world = World {
             queue: Queue::new(),
             hosts,

@@ -48,8 +48,9 @@ impl Checks {
         let reported = self.receivers.reported.entry(host.no).or_default();
         match reply {
             Reply::Inventory(_) if fence => {
-                if host.disk.promise.epoch < epoch {
-                    let (name, on_disk) = (&host.name, host.disk.promise.epoch);
+                let on_disk = host.files.standing().map(|standing| standing.promise.epoch).unwrap_or_default();
+                if on_disk < epoch {
+                    let name = &host.name;
                     broken("S5", format!("{name} reports the fence of epoch {epoch}; its disk says {on_disk}"));
                 }
                 if let Some(old) = host.lendings.values().find(|lending| lending.writer < epoch) {
