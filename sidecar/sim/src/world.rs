@@ -8,6 +8,7 @@
 mod app;
 mod candidate;
 mod daemon;
+mod damage;
 mod fabric;
 mod faults;
 mod files;

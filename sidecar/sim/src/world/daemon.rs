@@ -24,6 +24,9 @@ impl World {
     pub(super) fn carry_out(&mut self, no: HostNo) {
         let Some(mut process) = self.hosts[no.0].process.take() else { return };
         let output = process.daemon.due().cloned();
+        if let Some(Output::SaveSlot(_, Some(row))) = &output {
+            self.checks.takes(no, row.identity);
+        }
         let carried = process.daemon.carry_out(&mut Lent { world: self, no });
         self.hosts[no.0].process = Some(process);
         self.tell_output(no, output.as_ref());

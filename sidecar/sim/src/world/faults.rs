@@ -131,6 +131,14 @@ impl World {
             }
             Fault::ClosedRots => self.rot_closed(host),
             Fault::OpenRots => self.rot_open(host),
+            Fault::FileLost
+            | Fault::FileStale
+            | Fault::PromiseStale
+            | Fault::PromiseRots
+            | Fault::EndsRot
+            | Fault::StrangerInTheWay
+            | Fault::SlotLost
+            | Fault::TableZeroed => self.strike_folder(fault, host),
             // These strike where messages, writes and calls are made.
             _ => false,
         }

@@ -22,7 +22,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::tally::Fault;
 
-pub(crate) use inode::Inode;
+pub(crate) use inode::{Inode, Kind};
 
 /// The error of every call after the one at which the process died. Nobody lives to see it.
 const KILLED: &str = "killed";
@@ -163,6 +163,46 @@ impl Files {
         closed.map(|(_, node)| node.clone()).collect()
     }
 
+    /// Every segment's file.
+    pub(crate) fn segments(&self) -> Vec<(String, Node)> {
+        let state = self.state();
+        let ours = |name: &str| FileName::parse(name).is_some_and(|name| !name.temporary);
+        let segments = state.names.iter().filter(|(name, node)| ours(name) && node.inode().is_file());
+        segments.map(|(name, node)| (name.clone(), node.clone())).collect()
+    }
+
+    /// The bytes under a name.
+    pub(crate) fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        self.state().names.get(name).map(|node| node.inode().bytes().to_vec())
+    }
+
+    /// A name is gone, on disk too.
+    pub(crate) fn lose(&self, name: &str) {
+        let mut state = self.state();
+        state.names.remove(name);
+        state.durable.remove(name);
+        state.changes.retain(|change| !change.concerns(name));
+    }
+
+    /// Somebody puts a file there, for good.
+    pub(crate) fn put(&self, name: &str, inode: Inode) {
+        self.lose(name);
+        let (mut state, node) = (self.state(), Node(Arc::new(Mutex::new(inode))));
+        state.names.insert(name.to_owned(), node.clone());
+        state.durable.insert(name.to_owned(), node);
+    }
+
+    /// A bit flips; false where there is no such byte.
+    pub(crate) fn flip(&self, name: &str, at: usize, bit: u8) -> bool {
+        let state = self.state();
+        let Some(mut inode) = state.names.get(name).map(|node| node.inode()) else { return false };
+        let here = at < inode.bytes().len();
+        if here {
+            inode.flip(at, bit);
+        }
+        here
+    }
+
     /// What the promise file says, as far as that outlives the power for certain.
     pub(crate) fn standing(&self) -> Option<Standing> {
         let node = self.state().durable.get("promise").cloned()?;
@@ -244,7 +284,8 @@ impl State {
         }
         self.fuse = self.fuse.map(|left| left - 1);
         let fault = match call {
-            Call::Look | Call::Read => return Ok(()),
+            Call::Look => return Ok(()),
+            Call::Read => Fault::ReadFails,
             Call::Write => Fault::WriteFails,
             Call::Sync => Fault::SyncFails,
             Call::Rename => Fault::RenameFails,
@@ -297,6 +338,9 @@ impl Folder for Files {
         let mut state = self.state();
         state.call(Call::Look)?;
         let node = state.names.get(name).cloned().ok_or_else(not_found)?;
+        if !node.inode().is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         Ok(Box::new(OpenFile { files: self.clone(), node }))
     }
 

@@ -103,6 +103,9 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
+    /// Copies that somebody has made of a segment's file and of the promise.
+    pub(super) kept: Option<(String, Vec<u8>)>,
+    pub(super) kept_promise: Option<Vec<u8>>,
 }
 
 impl Host {
@@ -135,6 +138,8 @@ impl Host {
             power_goes: false,
             fuse: None,
             flips: Vec::new(),
+            kept: None,
+            kept_promise: None,
         };
         host.take_boot();
         host
@@ -200,6 +205,7 @@ impl Host {
     /// An empty machine under the same name.
     pub(crate) fn lose_all(&mut self) {
         self.files.wipe();
+        (self.kept, self.kept_promise) = (None, None);
         self.flips.clear();
         self.pool.lose();
         self.kernel += 1;
@@ -408,8 +414,8 @@ mod tests {
     /// A process that dies between two calls of its first start; the next one is asked to fence, and the power goes.
     #[test]
     fn a_promise_outlives_the_power_wherever_the_process_before_died() {
-        for calls in 0..40 {
-            let mut random = Random::new(calls.into());
+        for (calls, seed) in (0..40).flat_map(|calls| (0..20).map(move |seed| (calls, seed))) {
+            let mut random = Random::new(seed);
             let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
             let mut host = Host::new(HostNo(0), &plan, random);
             host.files.light(calls);

@@ -22,6 +22,10 @@ use super::{HostNo, World};
 /// Memory that nobody has written, as large as a buffer: [`tailwind_protocol::layout::SegmentSize::MIN`].
 static UNWRITTEN: [u8; 64 << 10] = [0; 64 << 10];
 
+/// Where the table has a slot's entry: docs/protocol.md.
+const ROWS_AT: usize = 4096;
+const ROW_STRIDE: usize = 2048;
+
 /// The slots that have memory, and the table.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -60,6 +64,19 @@ impl Pool {
     pub(crate) fn flip(&mut self, slot: Slot, at: usize, bit: u8) {
         if let Some(byte) = self.slots.get_mut(&slot).and_then(|memory| memory.get_mut(at)) {
             *byte ^= 1 << bit;
+        }
+    }
+
+    /// The slot's file is removed.
+    pub(crate) fn forget(&mut self, slot: Slot) {
+        self.slots.remove(&slot);
+    }
+
+    /// The slot's entry in the table becomes zeros.
+    pub(crate) fn zero_row(&mut self, slot: Slot) {
+        let at = ROWS_AT + slot.0 as usize * ROW_STRIDE;
+        if let Some(row) = self.table.bytes.lock().ok().as_mut().and_then(|bytes| bytes.get_mut(at..at + ROW_STRIDE)) {
+            row.fill(0);
         }
     }
 

@@ -10,9 +10,19 @@ use crate::random::Random;
 /// What a disk writes at once.
 const SECTOR: usize = 512;
 
+/// What stands under a name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    #[default]
+    File,
+    /// Opening it would wait for ever.
+    Fifo,
+}
+
 /// A file as processes see it, and over which sectors the disk may think otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Inode {
+    kind: Kind,
     bytes: Vec<u8>,
     /// Bytes that the disk knows of.
     durable_length: usize,
@@ -29,6 +39,20 @@ struct Dirty {
 }
 
 impl Inode {
+    /// A file that the disk has with these bytes.
+    pub(crate) fn of(bytes: Vec<u8>) -> Inode {
+        Inode { durable_length: bytes.len(), bytes, ..Inode::default() }
+    }
+
+    /// Something that is no file.
+    pub(crate) fn special(kind: Kind) -> Inode {
+        Inode { kind, ..Inode::default() }
+    }
+
+    pub(super) fn is_file(&self) -> bool {
+        self.kind == Kind::File
+    }
+
     /// The bytes as processes see them.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
