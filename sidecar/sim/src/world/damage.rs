@@ -15,17 +15,16 @@ use crate::tally::Fault;
 use crate::trace::tell;
 
 impl World {
-    /// Kills the process, damages what it leaves, and lets it come back. False where there is nothing to damage.
+    /// Kills the process, damages what it leaves, and lets it come back. False where nothing was hit.
     pub(super) fn strike_folder(&mut self, fault: Fault, no: HostNo) -> bool {
         if !self.hosts[no.0].is_up() || !self.may_lose(no) {
             return false;
         }
-        let Some(what) = self.damage(fault, no) else { return false };
-        let name = self.hosts[no.0].name.clone();
-        tell!(self, "{name} dies; {fault}: {what}");
         self.kill_host(no);
         self.plan_restart(no);
-        true
+        let (name, what) = (self.hosts[no.0].name.clone(), self.damage(fault, no));
+        tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
+        what.is_some()
     }
 
     fn damage(&mut self, fault: Fault, no: HostNo) -> Option<String> {
@@ -56,7 +55,10 @@ impl World {
                 Some("the promise".to_owned())
             }
             Fault::PromiseRots => {
-                // One of its two blocks.
+                // One of its two blocks, while the other one is sound: more is one fault too many.
+                if host.files.sound_promises() < 2 {
+                    return None;
+                }
                 let at = random.below(8192) as usize;
                 host.files.flip("promise", at, random.below(8) as u8).then(|| format!("byte {at}"))
             }

@@ -205,11 +205,19 @@ impl Files {
 
     /// What the promise file says, as far as that outlives the power for certain.
     pub(crate) fn standing(&self) -> Option<Standing> {
-        let node = self.state().durable.get("promise").cloned()?;
-        let inode = node.inode();
-        let block = |nth: usize| promise::read(inode.on_disk(nth * promise::BLOCK..(nth + 1) * promise::BLOCK)?);
-        let newest = [block(0), block(1)].into_iter().flatten().max_by_key(|(sequence, _)| *sequence)?;
+        let newest = self.promises().into_iter().flatten().max_by_key(|(sequence, _)| *sequence)?;
         Some(newest.1)
+    }
+
+    /// Sound blocks of the promise file.
+    pub(crate) fn sound_promises(&self) -> usize {
+        self.promises().iter().flatten().count()
+    }
+
+    fn promises(&self) -> [Option<(u64, Standing)>; 2] {
+        let Some(node) = self.state().durable.get("promise").cloned() else { return [None, None] };
+        let inode = node.inode();
+        [0, 1].map(|nth| promise::read(inode.on_disk(nth * promise::BLOCK..(nth + 1) * promise::BLOCK)?))
     }
 
     /// An empty folder under the same faults.

@@ -429,6 +429,26 @@ mod tests {
         }
     }
 
+    /// A bit flips in one block of the promise file; the next start mends it, and the power goes at any call of that.
+    #[test]
+    fn mending_one_block_of_the_promise_never_risks_the_other() {
+        for (calls, seed) in (0..12).flat_map(|calls| (0..40).map(move |seed| (calls, seed))) {
+            let mut random = Random::new(seed);
+            let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
+            let mut host = Host::new(HostNo(0), &plan, random);
+            host.start().unwrap();
+            for _ in 0..seed % 3 {
+                host.lose_memory();
+                host.start().unwrap();
+            }
+            assert!(host.files.flip("promise", if seed % 2 == 0 { 100 } else { 4196 }, 3));
+            host.files.light(calls);
+            let _ = host.start();
+            host.files.lose_power(true);
+            assert!(host.files.standing().is_some(), "the power went at call {calls}, seed {seed}");
+        }
+    }
+
     /// It comes back as who it was, and without what lay behind the flipped bit.
     #[test]
     fn what_a_flipped_bit_has_cut_off_stays_cut_off_on_disk() {
