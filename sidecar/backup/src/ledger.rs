@@ -11,8 +11,8 @@
 //!         end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  zeros  CRC-32 of all before (4)
 //! ```
 //! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
-//! next is begun. Zeros are the end. So an entry that is not sound has rotted: what it said is unknown, and that is told. When
-//! the file has grown to many times what is owed it is written anew, under another name first.
+//! next is begun. Zeros are the end. The last entry may be unsound: a write that failed, of which nobody was told. Any other
+//! that is not sound has rotted: what it said is unknown, and that is told. When the file has grown to many times what is owed it is written anew, under another name first.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -185,14 +185,14 @@ impl Ledger {
             return Ok(None);
         }
         let mut ledger = Ledger { file, owed: BTreeMap::new(), next: 1, sequence: 0, room: 0, damaged: false };
-        let mut rotten = 0;
+        // An unsound entry counts as rotten once there is another one behind it.
+        let (mut rotten, mut unsound) = (0, 0);
         let mut expected = None;
         for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
             let sequence = match from_entry(entry) {
                 Entry::Unwritten => continue,
                 Entry::Rotten => {
-                    rotten += 1;
-                    ledger.next = nth as u64 + 1;
+                    unsound += 1;
                     expected = expected.map(|expected| expected + 1);
                     continue;
                 }
@@ -206,10 +206,13 @@ impl Ledger {
                 }
             };
             // Entries that were zeroed, or that somebody has put back.
+            rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
             expected = Some(sequence + 1);
             (ledger.next, ledger.sequence) = (nth as u64 + 1, sequence + 1);
         }
+        // One write at a time can have failed.
+        rotten += unsound.saturating_sub(1);
         if rotten > 0 {
             ledger.damaged = true;
             told.doubts.push(format!("{rotten} entries of the ledger of what is owed cannot be read"));

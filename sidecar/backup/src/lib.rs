@@ -3,14 +3,16 @@
 //!
 //! Driven by the backup daemon, which adds threads and the control RPC, and by the simulator, which adds virtual time and
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
-//! implements), [`wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]), [`daemon`] (carries out what the
-//! machine decides, one output after the other), [`flusher`] (brings segments to disk, one job after the other).
+//! implements), [`wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
+//! [`daemon`] (carries out what the machine decides, one output after the other), [`flusher`] (brings segments to disk, one
+//! job after the other), [`fetch()`] (reads them for others).
 //!
 //! A process may die at every call of those traits. Nothing here relies on its own end.
 
 mod blocks;
 pub mod daemon;
 pub mod disk;
+mod fetch;
 pub mod files;
 pub mod flushed;
 pub mod flusher;
@@ -22,6 +24,7 @@ pub mod wake;
 
 pub use daemon::{Carried, Daemon, Tallies};
 pub use disk::{Disk, FileName, Listing, ReadError};
+pub use fetch::fetch;
 pub use files::{File, Folder, OsFolder};
 pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};

@@ -100,20 +100,22 @@ impl PromiseFile {
         };
         let blocks = [KIND.read::<Standing>(&*file, 0), KIND.read(&*file, 1)];
         let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
-        let (sequence, standing, mend) = match (first?, second?) {
+        let (sequence, standing, bad) = match (first?, second?) {
             (Block::Newer(found), _) | (_, Block::Newer(found)) => {
                 return Err(PromiseError::Newer { path, found });
             }
             (Block::Damaged(first), Block::Damaged(second)) => {
                 return Err(PromiseError::Damaged { path, first, second });
             }
-            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, true),
-            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, true),
-            (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, a != b),
-            (Block::Sound(..), Block::Sound(b, second)) => (b, second, true),
+            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, Some(1)),
+            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, Some(0)),
+            (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, (a != b).then_some(1)),
+            (Block::Sound(..), Block::Sound(b, second)) => (b, second, Some(0)),
         };
         let mut promise = PromiseFile { file, path, sequence };
-        if mend {
+        if let Some(bad) = bad {
+            // The bad one before the good one is touched: a crash in the middle must leave one of them.
+            promise.write_block(bad, sequence, &standing)?;
             promise.write(&standing)?;
         }
         Ok(Some((promise, standing)))
@@ -137,10 +139,14 @@ impl PromiseFile {
         let sequence = self.sequence + 1;
         // The block that holds the older content goes first: until the new one is whole, the newest stays readable.
         for index in [sequence % 2, (sequence + 1) % 2] {
-            KIND.write(&*self.file, index, sequence, standing).map_err(io_error("write", &self.path))?;
+            self.write_block(index, sequence, standing)?;
         }
         self.sequence = sequence;
         Ok(())
+    }
+
+    fn write_block(&self, index: u64, sequence: u64, standing: &Standing) -> Result<(), PromiseError> {
+        KIND.write(&*self.file, index, sequence, standing).map_err(io_error("write", &self.path))
     }
 }
 

@@ -73,6 +73,9 @@ pub struct Woken {
 /// new: drawn at random.
 pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh: BootId) -> anyhow::Result<Woken> {
     let disk = Disk::new(folder);
+    // A process that was killed may have left names that nothing has brought to disk. From here on they are believed: a
+    // promise that is there now must be there after a loss of power too.
+    disk.folder().sync().with_context(|| format!("write flush folder {}", disk.path().display()))?;
     let promised = PromiseFile::open(disk.folder())?;
     if let Some((_, standing)) = &promised {
         home.check_owner("flush folder", disk.path(), &standing.group, &standing.member)?;

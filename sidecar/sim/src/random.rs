@@ -48,6 +48,11 @@ impl Random {
         &from[self.below(from.len() as u64) as usize]
     }
 
+    /// One of these, if there are any.
+    pub fn pick_one<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        if from.is_empty() { None } else { Some(self.pick(from)) }
+    }
+
     /// A generator of its own for one part of the world, so that more questions there change nothing elsewhere.
     #[must_use]
     pub fn split(&mut self) -> Random {

@@ -75,6 +75,34 @@ faults! {
     DiskSlow = 300 "disk slow",
     /// A write that was not fsynced is torn, or lost, when the host dies.
     TornWrite = 700 "unfsynced write torn or lost",
+    /// A write takes fewer bytes than it was given.
+    ShortWrite = 300 "write call cut short",
+    /// A write, or an allocation, fails; some of it may be there.
+    WriteFails = 200 "write call failed",
+    /// An fsync fails and drops what it should have written: later ones say that all is well.
+    SyncFails = 200 "fsync failed, dirty pages dropped",
+    /// A rename fails.
+    RenameFails = 200 "rename failed",
+    /// A removal fails: the file stays.
+    RemoveFails = 200 "removal failed",
+    /// A read fails.
+    ReadFails = 200 "read call failed",
+    /// A segment's file is gone when the process starts again.
+    FileLost = 150 "segment file lost",
+    /// A segment's file is an older copy of itself when the process starts again.
+    FileStale = 150 "segment file put back from an older copy",
+    /// The promise file is an older copy of itself when the process starts again.
+    PromiseStale = 150 "promise put back from an older copy",
+    /// A bit flips in one of the two blocks of the promise file.
+    PromiseRots = 300 "bit flipped in the promise file",
+    /// A bit flips in a segment file's header or footer.
+    EndsRot = 200 "bit flipped in a segment file's header or footer",
+    /// Somebody else's file, or a FIFO, has a segment's name.
+    StrangerInTheWay = 300 "strange file under a segment's name",
+    /// The file of a buffer in use is gone when the process starts again.
+    SlotLost = 150 "file of a buffer in use lost",
+    /// An entry of the slot table is zeros when the process starts again.
+    TableZeroed = 150 "entry of the slot table zeroed",
     /// The pool has no memory to lend.
     NoBuffer = 300 "pool without memory",
     /// A bit flips in a closed segment, on disk or in memory.

@@ -8,14 +8,15 @@
 mod app;
 mod candidate;
 mod daemon;
-mod disk;
+mod damage;
 mod fabric;
 mod faults;
-mod flusher;
+mod files;
 mod host;
 mod image;
 mod judge;
 mod lead;
+mod memory;
 mod network;
 mod queue;
 mod seats;
@@ -123,7 +124,7 @@ impl World {
         let mut random = Random::new(seed);
         let plan = Plan::draw(&mut random.split());
         let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
-        let hosts = hosts.map(|no| Host::new(no, plan.slots, plan.unflushed_slots_max)).collect();
+        let hosts = hosts.map(|no| Host::new(no, &plan, random.split())).collect();
         let mut world = World {
             queue: Queue::new(),
             hosts,
@@ -238,6 +239,7 @@ impl World {
             Event::Host(no, life, event) => self.on_host_event(no, life, event),
             Event::HostTick(no) => {
                 self.tell_host(no, tailwind_protocol::backup::Input::Tick);
+                self.let_flusher_rest(no);
                 self.queue.plan(HOST_TICK, Event::HostTick(no));
             }
             Event::Restart(no) => self.restart_host(no),

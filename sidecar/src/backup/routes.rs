@@ -17,20 +17,19 @@ use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
-use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool, SlotId};
-use tailwind_protocol::backup::{Input, Place, Request};
+use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool};
+use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
-use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushReply,
     FlushRequest, Inventory, OpenReply, OpenRequest, Refusal, TrimRequest, path,
 };
-use tailwind_protocol::scan;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
 use super::actor::{Answer, Handle, Report};
+use super::memory::PoolBuffers;
 use super::status::{self, About};
 use crate::rpc::MEMBER_HEADER;
 
@@ -203,7 +202,8 @@ async fn fetch(State(desk): State<Desk>, Message(request): Message<FetchRequest>
         let answer = desk.actor.ask(Request::Fetch(request.clone()), None).await?;
         let Answer::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, pool) = (Arc::clone(&desk.disk), Arc::clone(&desk.pool));
-        let read = tokio::task::spawn_blocking(move || read(&disk, &pool, place, &identity, &closure));
+        let look = move || tailwind_backup::fetch(&disk, &PoolBuffers(pool), place, &identity, &closure);
+        let read = tokio::task::spawn_blocking(look);
         match read.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
             Ok(bytes) => return Ok(send(bytes, permit)),
             Err(ReadError::Io(error)) => {
@@ -221,23 +221,6 @@ async fn fetch(State(desk): State<Desk>, Message(request): Message<FetchRequest>
     }
     let why = format!("segment {} kept moving while it was read", request.identity.segment);
     Err(Refusal::RetryLater { after_ms: 10, why }.into())
-}
-
-fn read(
-    disk: &Disk,
-    pool: &Pool,
-    place: Place,
-    identity: &SegmentIdentity,
-    closure: &Closure,
-) -> Result<Vec<u8>, ReadError> {
-    match place {
-        Place::Disk => disk.read_closed(identity, closure),
-        Place::Memory(slot) => {
-            let mut bytes = vec![0; closure.end.0.min(pool.slot_size()) as usize];
-            pool.read(SlotId(slot.0), 0, &mut bytes).map_err(|error| ReadError::Io(std::io::Error::other(error)))?;
-            if scan::verify(&bytes, identity, closure) { Ok(bytes) } else { Err(ReadError::Corrupt) }
-        }
-    }
 }
 
 /// The bytes in pieces; the permit goes with the last one, so that slow readers do not add up.

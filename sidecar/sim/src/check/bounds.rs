@@ -8,7 +8,7 @@ use crate::world::Host;
 impl Checks {
     /// A backup lends no more than it could flush.
     pub(crate) fn bounded(&self, host: &Host) {
-        let Some(machine) = &host.machine else { return };
+        let Some(machine) = host.machine() else { return };
         let (used, most) = (machine.unflushed_bytes(), host.limits.unflushed_bytes_max);
         let all = u64::from(host.limits.slots) * u64::from(host.limits.slot_size);
         if used > all {

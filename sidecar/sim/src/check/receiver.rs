@@ -1,10 +1,13 @@
 //! What backups let happen to their memory: S4 (no byte of an older epoch after a fence was reported), S5 (the promise is
-//! on disk before it is given, and kept), S6 (a buffer is zero, and nobody else's, when it is lent).
+//! on disk before it is given, and kept), S6 (a buffer is zero, and nobody else's, when it is lent), S10 (what the answer to a
+//! fence showed as absent stays absent until it is lent anew).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use tailwind_protocol::backup::{Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::rpc::Inventory;
 
 use super::{Checks, broken};
 use crate::world::{Host, HostNo, Key};
@@ -16,6 +19,8 @@ pub(super) struct Receivers {
     reported: BTreeMap<HostNo, Epoch>,
     /// Requests that were taken and not answered.
     asked: BTreeMap<RequestId, Asked>,
+    /// What each may hold: shown by the last answer to a fence, or lent since.
+    known: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
 }
 
 /// A request that a backup has taken.
@@ -43,13 +48,43 @@ impl Checks {
         self.receivers.asked.insert(id, Asked { epoch, fence, reported });
     }
 
+    /// A backup takes a segment into a buffer.
+    pub(crate) fn takes(&mut self, host: HostNo, identity: SegmentIdentity) {
+        self.receivers.known.entry(host).or_default().insert(identity);
+    }
+
+    /// A backup tells what it holds.
+    fn shows(&mut self, host: &Host, inventory: &Inventory, first_of_epoch: bool) {
+        let known = self.receivers.known.entry(host.no).or_default();
+        // A file that was trimmed away may outlive its removal; the promise on the same disk says that it is not needed.
+        let needed = inventory.copies.iter().filter(|copy| copy.closure.last >= inventory.trimmed);
+        let mut shown = needed.map(|copy| copy.identity);
+        if let Some(SegmentIdentity { segment, epoch, .. }) = shown.find(|identity| !known.contains(identity)) {
+            let name = &host.name;
+            broken(
+                "S10",
+                format!("{name} shows segment {segment} of epoch {epoch}, which it has shown as absent before"),
+            );
+        }
+        if first_of_epoch {
+            *known = inventory.copies.iter().map(|copy| copy.identity).collect();
+        }
+    }
+
     pub(crate) fn replies(&mut self, host: &Host, id: RequestId, reply: &Reply) {
+        if let Reply::Inventory(inventory) = reply {
+            // A repeated answer does not list what the same epoch has been lent since.
+            let before = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
+            let first = |asked: &Asked| asked.fence && asked.epoch > before;
+            self.shows(host, inventory, self.receivers.asked.get(&id).is_some_and(first));
+        }
         let Some(Asked { epoch, fence, reported: before }) = self.receivers.asked.remove(&id) else { return };
         let reported = self.receivers.reported.entry(host.no).or_default();
         match reply {
             Reply::Inventory(_) if fence => {
-                if host.disk.promise.epoch < epoch {
-                    let (name, on_disk) = (&host.name, host.disk.promise.epoch);
+                let on_disk = host.files.standing().map(|standing| standing.promise.epoch).unwrap_or_default();
+                if on_disk < epoch {
+                    let name = &host.name;
                     broken("S5", format!("{name} reports the fence of epoch {epoch}; its disk says {on_disk}"));
                 }
                 if let Some(old) = host.lendings.values().find(|lending| lending.writer < epoch) {
@@ -108,5 +143,6 @@ impl Checks {
     /// The backup was replaced by another one of the same name.
     pub(crate) fn forgets(&mut self, host: HostNo) {
         self.receivers.reported.remove(&host);
+        self.receivers.known.remove(&host);
     }
 }

@@ -1,141 +1,205 @@
-//! Carries out what a backup's machine wants, one output after the other, as the production daemon's actor does.
+//! Drives a backup's process: lets the production daemon carry out one output after the other, and the production flusher
+//! one job, each when it has taken its time.
 //!
-//! Called by [`host`](super::host) when an output has taken its time.
+//! Called by [`host`](super::host). A job or a write that is under way when the process dies, or the power goes, has got as
+//! far as any of its calls.
 
-use tailwind_protocol::backup::{FlushResult, Input, Output, Place, Reply, RequestId, Slot};
-use tailwind_protocol::ids::Epoch;
+use tailwind_backup::{Carried, Job, ReadError, fetch};
+use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Refusal;
-use tailwind_protocol::scan::{scan, verify};
 
-use super::fabric::Key;
-use super::flusher::Job;
-use super::host::{HostEvent, Lending};
+use super::host::HostEvent;
+use super::memory::Lent;
 use super::network::Answer;
-use super::queue::Micros;
-use super::{HostNo, World};
+use super::queue::{MS, Micros};
+use super::{Event, HostNo, World};
 use crate::trace::{self, tell};
+
+/// Calls that it takes to grow a file, or to make one; and some more.
+const CALLS: [u64; 2] = [3, 14];
 
 impl World {
     /// Carries the first output out.
     pub(super) fn carry_out(&mut self, no: HostNo) {
-        let Some(output) = self.hosts[no.0].todo.pop_front() else { return };
-        match output {
-            Output::Persist(promise) => {
+        let Some(mut process) = self.hosts[no.0].process.take() else { return };
+        let output = process.daemon.due().cloned();
+        if let Some(Output::SaveSlot(_, Some(row))) = &output {
+            self.checks.takes(no, row.identity);
+        }
+        let carried = process.daemon.carry_out(&mut Lent { world: self, no });
+        self.hosts[no.0].process = Some(process);
+        self.tell_output(no, output.as_ref());
+        self.count_struck(no);
+        let carried = match carried {
+            Ok(Some(carried)) if !self.hosts[no.0].files.has_killed() => carried,
+            Ok(None) => return,
+            Ok(Some(_)) => return self.die(no, "at a call"),
+            Err(error) => return self.die(no, &format!("{error:#}")),
+        };
+        if let Some(Output::SaveSlot(slot, row)) = output {
+            let rows = &mut self.hosts[no.0].rows;
+            match row {
+                Some(row) => drop(rows.insert(slot, row)),
+                None => drop(rows.remove(&slot)),
+            }
+        }
+        self.checks.bounded(&self.hosts[no.0]);
+        match carried {
+            Carried::Out => {}
+            Carried::Flush(job) => {
+                let Some(process) = &mut self.hosts[no.0].process else { return };
+                process.flusher.queue(job);
+                self.start_flush(no);
+            }
+            Carried::FlushLast(slot, identity, closure) => {
+                self.finish_flushes(no);
                 let host = &mut self.hosts[no.0];
-                if promise.epoch > host.disk.promise.epoch {
-                    tell!(self, "{} promises epoch {}", self.hosts[no.0].name, promise.epoch);
-                }
-                self.hosts[no.0].disk.promise = promise;
-            }
-            Output::RevokeBelow(epoch) => {
-                self.stop_channels(no, epoch);
-                if !planted::has(Bug::QueuePairReused) {
-                    self.hosts[no.0].lendings.retain(|_, lending| lending.writer >= epoch);
+                let Some(process) = &mut host.process else { return };
+                // The daemon ends rather than say that all is on disk.
+                if let Err(error) = process.flusher.flush_last(&host.pool, slot, &identity, &closure) {
+                    self.die(no, &error.to_string());
                 }
             }
-            Output::SaveSlot(slot, row) => {
-                let host = &mut self.hosts[no.0];
-                match row {
-                    // From here on the memory holds what the disk does not.
-                    Some(row) => {
-                        host.disk.complete = false;
-                        host.rows.insert(slot, row);
-                    }
-                    None => drop(host.rows.remove(&slot)),
-                }
-            }
-            Output::Lend(id, slot, writer) => self.lend(no, id, slot, writer),
-            Output::EndLending(slot) => {
-                self.settle_slot(no, slot);
-                self.hosts[no.0].lendings.remove(&slot);
-            }
-            Output::Scan(slot, identity) => self.scan_slot(no, slot, &identity),
-            Output::Verify(slot, identity, closure) => {
-                let size = identity.size.bytes().min(closure.end.0) as usize;
-                let sound = verify(self.hosts[no.0].bytes(slot, 0..size), &identity, &closure);
-                self.step_host(no, Input::Verified(slot, sound));
-            }
-            Output::StartFlush(slot, identity, closure) => self.queue_flush(no, Job::Closed(slot, identity, closure)),
-            Output::StartOpenFlush(id, slot, identity, end) => {
-                self.queue_flush(no, Job::Open(id, slot, identity, end));
-            }
-            // The daemon ends rather than say that all is on disk.
-            Output::FlushOpen(..) if self.hosts[no.0].disk.full => {
-                self.kill_host(no);
-                self.plan_restart(no);
-            }
-            Output::FlushOpen(slot, identity, closure) => {
-                let host = &mut self.hosts[no.0];
-                let bytes = host.bytes(slot, 0..closure.end.0 as usize).to_vec();
-                let file = host.disk.write_open(identity, &bytes);
-                file.synced = file.bytes.len();
-            }
-            Output::Release(slot) => self.release(no, slot),
-            Output::DeleteFile(segment) | Output::Quarantine(segment) => self.queue_flush(no, Job::Delete(segment)),
-            Output::Owe(segments) => {
-                let owed = segments.into_iter().map(|owed| (owed.0.segment, owed));
-                self.hosts[no.0].disk.owed.extend(owed);
-            }
-            Output::Settle(segments) => {
-                self.hosts[no.0].disk.owed.retain(|segment, _| !segments.contains(segment));
-            }
-            Output::StartQuarantine(slot, ..) => {
-                self.hosts[no.0].inbox.push_back(HostEvent::Happened(Input::Quarantined(slot, Ok(()))));
-            }
-            Output::Reply(id, reply) => self.reply(no, id, reply),
-            Output::Finish { complete } => {
+            Carried::Reply(id, reply) => self.reply(no, id, reply),
+            Carried::Finish { complete } => {
                 tell!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
                 self.finish_flushes(no);
-                self.hosts[no.0].disk.complete = complete;
+                let process = self.hosts[no.0].process.take();
+                let finished = process.map(|process| process.daemon.finish(complete));
+                if let Some(Err(error)) = finished {
+                    tell!(self, "{}: {error:#}", self.hosts[no.0].name);
+                }
                 self.kill_host(no);
                 self.plan_restart(no);
             }
         }
     }
 
-    /// A slot is lent all zero, and only while nobody else can write it.
-    fn lend(&mut self, no: HostNo, id: RequestId, slot: Slot, writer: Epoch) {
+    /// The process ends because it must not go on.
+    fn die(&mut self, no: HostNo, why: &str) {
+        tell!(self, "{} dies: {why}", self.hosts[no.0].name);
+        self.kill_host(no);
+        self.plan_restart(no);
+    }
+
+    fn tell_output(&mut self, no: HostNo, output: Option<&Output>) {
+        if !self.trace.is_on() {
+            return;
+        }
+        let name = &self.hosts[no.0].name;
+        match output {
+            Some(Output::Persist(promise)) => tell!(self, "{name} promises epoch {}", promise.epoch),
+            Some(Output::Scan(_, identity)) => {
+                let copies = self.hosts[no.0].machine().map(|machine| machine.inventory().copies).unwrap_or_default();
+                let found = copies.into_iter().find(|copy| copy.identity == *identity).map(|copy| copy.closure);
+                let closure = trace::closure(&found.unwrap_or_default());
+                tell!(self, "{name} scans segment {} of epoch {}: {closure}", identity.segment, identity.epoch);
+            }
+            _ => {}
+        }
+    }
+
+    /// The output and the job that are under way when the process dies, or the power goes.
+    pub(super) fn break_off(&mut self, no: HostNo) {
+        let (working, flushing) = (self.hosts[no.0].working, self.hosts[no.0].flushing);
+        if self.hosts[no.0].files.has_killed() {
+            return;
+        }
+        let most = *self.random.pick(&CALLS);
+        let calls = self.random.below(most) as u32;
+        if working && self.hosts[no.0].process.as_ref().and_then(|own| own.daemon.due()).is_some_and(writes) {
+            self.hosts[no.0].files.light(calls);
+            let Some(mut process) = self.hosts[no.0].process.take() else { return };
+            // Nobody hears what comes of it.
+            let _ = process.daemon.carry_out(&mut Lent { world: self, no });
+            self.hosts[no.0].process = Some(process);
+        }
         let host = &mut self.hosts[no.0];
-        if host.stingy {
-            return self.step_host(no, Input::Lent(id, slot, Err("the pool has no memory".to_owned())));
+        host.files.revive();
+        if let (true, Some(process)) = (flushing, &mut host.process) {
+            host.files.light(calls);
+            process.flusher.work(&host.pool);
+            host.files.revive();
         }
-        self.checks.lends(host, slot);
-        // What an unseeded chain would accept lies in memory that is not zeroed.
-        let kept = planted::has(Bug::NoRezeroing) || planted::has(Bug::UnseededChain);
-        if !kept {
-            host.memory.remove(&slot);
-        }
-        host.keys += 1;
-        let key = Key(host.keys);
-        let zero = host.is_zero(slot) || planted::has(Bug::UnseededChain);
-        host.lendings.insert(slot, Lending { key, writer });
-        self.checks.lent(&self.hosts[no.0], slot, zero);
-        self.step_host(no, Input::Lent(id, slot, Ok(())));
     }
 
-    fn scan_slot(&mut self, no: HostNo, slot: Slot, identity: &SegmentIdentity) {
-        let host = &self.hosts[no.0];
-        let report = scan(host.bytes(slot, 0..identity.size.bytes() as usize), identity);
-        tell!(
-            self,
-            "{} scans segment {} of epoch {}: {}; {}",
-            self.hosts[no.0].name,
-            identity.segment,
-            identity.epoch,
-            trace::closure(&report.closure),
-            report.stop.why
-        );
-        self.step_host(no, Input::Scanned(slot, report.tail()));
+    fn start_flush(&mut self, no: HostNo) {
+        let host = &mut self.hosts[no.0];
+        if host.flushing || !host.is_up() {
+            return;
+        }
+        let Some(job) = host.process.as_ref().and_then(|process| process.flusher.due()) else { return };
+        let takes = match job {
+            Job::Closed(..) => self.random.within(500, 8 * MS),
+            Job::Open(..) => self.random.within(200, 3 * MS),
+            Job::Delete(..) | Job::Quarantine(..) => self.random.within(20, 200),
+            Job::QuarantineSlot(..) => self.random.within(500, 8 * MS),
+        };
+        host.flushing = true;
+        let (life, slow) = (host.life, if host.slow_disk { 50 } else { 1 });
+        self.queue.plan(takes * slow, Event::Host(no, life, HostEvent::Flushed));
     }
 
-    fn release(&mut self, no: HostNo, slot: Slot) {
-        self.settle_slot(no, slot);
-        self.hosts[no.0].lendings.remove(&slot);
-        for input in self.cancel_flushes(no, slot) {
+    pub(super) fn on_flush_done(&mut self, no: HostNo) {
+        self.hosts[no.0].flushing = false;
+        if self.do_job(no) {
+            self.start_flush(no);
+        }
+    }
+
+    /// Does one job, and tells the daemon. False when the process has died of it.
+    fn do_job(&mut self, no: HostNo) -> bool {
+        let due = self.hosts[no.0].process.as_ref().and_then(|process| process.flusher.due()).cloned();
+        let no_room = matches!(&due, Some(Job::Closed(_, identity, _)) if self.has_no_room(no, identity));
+        let host = &mut self.hosts[no.0];
+        let Some(process) = &mut host.process else { return false };
+        let full = host.files.is_full();
+        host.files.set_full(full || no_room);
+        let inputs = process.flusher.work(&host.pool);
+        host.files.set_full(full);
+        self.count_struck(no);
+        if self.hosts[no.0].files.has_killed() {
+            self.die(no, "at a call of its flusher");
+            return false;
+        }
+        for input in inputs {
+            if let Input::Flushed(_, identity, result) = &input {
+                tell!(self, "{} flushes segment {}: {result:?}", self.hosts[no.0].name, identity.segment);
+            }
             self.hosts[no.0].inbox.push_back(HostEvent::Happened(input));
         }
+        self.wake_host(no);
+        self.hosts[no.0].process.is_some()
+    }
+
+    /// A flusher with nothing to do notes how far open segments are flushed.
+    pub(super) fn let_flusher_rest(&mut self, no: HostNo) {
+        let host = &mut self.hosts[no.0];
+        let idle = host.is_up() && !host.flushing;
+        let Some(process) = host.process.as_mut().filter(|process| idle && process.flusher.due().is_none()) else {
+            return;
+        };
+        process.flusher.rest();
+        self.count_struck(no);
+        if self.hosts[no.0].files.has_killed() {
+            self.die(no, "at a call of its flusher");
+        }
+    }
+
+    /// The process ends in good order: what is queued is done before.
+    fn finish_flushes(&mut self, no: HostNo) {
+        let host = &mut self.hosts[no.0];
+        let Some(process) = &mut host.process else { return };
+        while process.flusher.due().is_some() {
+            let inputs = process.flusher.work(&host.pool);
+            host.inbox.extend(inputs.into_iter().map(HostEvent::Happened));
+        }
+    }
+
+    fn count_struck(&mut self, no: HostNo) {
+        let struck = self.hosts[no.0].files.take_struck();
+        struck.into_iter().for_each(|fault| self.tally.count(fault));
     }
 
     fn reply(&mut self, no: HostNo, id: RequestId, reply: Reply) {
@@ -160,24 +224,29 @@ impl World {
         self.answer(no, id, answer);
     }
 
+    /// At one moment: the copy does not move while it is read.
     fn fetch(&mut self, no: HostNo, place: Place, identity: &SegmentIdentity, closure: &Closure) -> Answer {
         let host = &self.hosts[no.0];
-        let end = closure.end.0 as usize;
-        match place {
-            Place::Memory(slot) => Answer::Bytes(host.bytes(slot, 0..end).to_vec()),
-            Place::Disk => {
-                let file = host.disk.closed.get(&identity.segment).filter(|file| file.bytes.len() >= end);
-                match file.map(|file| &file.bytes[..end]).filter(|bytes| verify(bytes, identity, closure)) {
-                    Some(bytes) => Answer::Bytes(bytes.to_vec()),
-                    None => {
-                        tell!(self, "{}: the file of segment {} is corrupt", host.name, identity.segment);
-                        self.step_host(no, Input::FoundCorrupt(*identity));
-                        Answer::Refused(Refusal::Corrupt { segment: identity.segment })
-                    }
-                }
+        let Some(process) = &host.process else { return Answer::Refused(gone()) };
+        match fetch(process.daemon.disk(), &host.pool, place, identity, closure) {
+            Ok(bytes) => Answer::Bytes(bytes),
+            Err(ReadError::Io(error)) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
+            Err(ReadError::Missing | ReadError::Corrupt) => {
+                tell!(self, "{}: segment {} is corrupt", host.name, identity.segment);
+                self.step_host(no, Input::FoundCorrupt(*identity));
+                Answer::Refused(Refusal::Corrupt { segment: identity.segment })
             }
         }
     }
+}
+
+fn gone() -> Refusal {
+    Refusal::Failed { why: "this backup has ended".to_owned() }
+}
+
+/// True for what the daemon itself writes: of that a part may be there.
+fn writes(output: &Output) -> bool {
+    matches!(output, Output::Persist(_) | Output::SaveSlot(..))
 }
 
 /// How long an output takes, if it takes any time worth the name.
@@ -189,14 +258,5 @@ pub(super) fn cost(output: &Output) -> Option<(Micros, Micros)> {
         Output::Verify(..) => Some((50, 400)),
         Output::FlushOpen(..) => Some((500, 5000)),
         _ => None,
-    }
-}
-
-/// How a closed segment's flush ends: its bytes are looked at once more on their way to the disk.
-pub(crate) fn flush_result(bytes: &[u8], identity: &SegmentIdentity, closure: &Closure, full: bool) -> FlushResult {
-    match full {
-        true => FlushResult::Failed,
-        false if verify(bytes, identity, closure) => FlushResult::Done,
-        false => FlushResult::Corrupt,
     }
 }

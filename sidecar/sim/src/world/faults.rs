@@ -6,7 +6,7 @@
 use tailwind_protocol::backup::Input;
 use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::MemberId;
-use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity};
 
 use super::host::Running;
 use super::queue::{MS, Micros};
@@ -127,11 +127,9 @@ impl World {
                 true
             }
             Fault::DiskFull | Fault::DiskSlow => {
-                let disk = &mut self.hosts[host.0].disk;
-                if fault == Fault::DiskFull {
-                    disk.full = true
-                } else {
-                    disk.slow = true
+                match fault {
+                    Fault::DiskFull => self.hosts[host.0].files.set_full(true),
+                    _ => self.hosts[host.0].slow_disk = true,
                 }
                 tell!(self, "{}: {fault}", self.hosts[host.0].name);
                 self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
@@ -144,6 +142,14 @@ impl World {
             }
             Fault::ClosedRots => self.rot_closed(host),
             Fault::OpenRots => self.rot_open(host),
+            Fault::FileLost
+            | Fault::FileStale
+            | Fault::PromiseStale
+            | Fault::PromiseRots
+            | Fault::EndsRot
+            | Fault::StrangerInTheWay
+            | Fault::SlotLost
+            | Fault::TableZeroed => self.strike_folder(fault, host),
             // These strike where messages, writes and calls are made.
             _ => false,
         }
@@ -174,7 +180,10 @@ impl World {
             return false;
         }
         if self.random.one_in(2) {
-            self.hosts[host.0].fuse = Some(self.random.below(10) as u32);
+            match self.random.one_in(2) {
+                true => self.hosts[host.0].fuse = Some(self.random.below(10) as u32),
+                false => self.hosts[host.0].files.light(self.random.below(40) as u32),
+            }
             return true;
         }
         tell!(self, "{} dies", self.hosts[host.0].name);
@@ -194,7 +203,7 @@ impl World {
     }
 
     fn strike_host(&mut self, host: HostNo) -> bool {
-        if self.hosts[host.0].is_dark() || !(self.hosts[host.0].disk.proves_everything() || self.may_lose(host)) {
+        if self.hosts[host.0].is_dark() || !(self.hosts[host.0].proves_everything() || self.may_lose(host)) {
             return false;
         }
         if self.plan.durability == Durability::Battery && self.random.one_in(2) {
@@ -214,7 +223,7 @@ impl World {
     /// than go on without it.
     fn strike_everything(&mut self, heal: Micros) -> bool {
         let proved = |set: &Configuration| {
-            set.members.iter().all(|member| self.hosts[self.host_of(&member.id).0].disk.proves_everything())
+            set.members.iter().all(|member| self.hosts[self.host_of(&member.id).0].proves_everything())
         };
         if !self.sets().all(proved) && !self.random.one_in(30) {
             return false;
@@ -292,17 +301,20 @@ impl World {
         if !self.may_lose(host) {
             return false;
         }
-        let files: Vec<_> = self.hosts[host.0].disk.closed.keys().copied().collect();
+        let files = self.hosts[host.0].files.closed();
         if files.is_empty() {
             return false;
         }
-        let segment = *self.random.pick(&files);
+        let node = self.random.pick(&files).clone();
+        let mut inode = node.inode();
+        // A flipped bit in header or footer hides the whole file: see `plan::NOT_SURVIVED`.
+        let records = SEGMENT_OVERHEAD as u64..inode.bytes().len().saturating_sub(FOOTER_SIZE) as u64;
+        let (Some(identity), false) = (inode.identity(), records.is_empty()) else { return false };
+        let at = self.random.within(records.start, records.end - 1) as usize;
+        inode.flip(at, self.random.below(8) as u8);
         let host = &mut self.hosts[host.0];
-        let Some(file) = host.disk.closed.get_mut(&segment).filter(|file| !file.bytes.is_empty()) else { return false };
-        let at = self.random.below(file.bytes.len() as u64) as usize;
-        file.bytes[at] ^= 1 << self.random.below(8);
-        host.flips.push((file.identity, at as u32));
-        let name = host.name.clone();
+        host.flips.push((identity, at as u32));
+        let (name, segment) = (host.name.clone(), identity.segment);
         tell!(self, "a bit flips on the disk of {name}: segment {segment}, byte {at}");
         true
     }
@@ -319,7 +331,7 @@ impl World {
         let at = self.random.below(2000) as usize;
         let bit = self.random.below(8) as u8;
         let host = &mut self.hosts[host.0];
-        host.flip(slot, at, bit);
+        host.pool.flip(slot, at, bit);
         host.flips.push((identity, at as u32));
         let name = host.name.clone();
         tell!(self, "a bit flips in the memory of {name}: segment {}, byte {at}", identity.segment);
@@ -337,8 +349,9 @@ impl World {
             Heal::Start(sidecar) => self.start_sidecar(sidecar),
             Heal::ThawHost(host) => self.thaw_host(host),
             Heal::Disk(host) => {
-                let disk = &mut self.hosts[host.0].disk;
-                (disk.full, disk.slow) = (false, false);
+                let host = &mut self.hosts[host.0];
+                host.files.set_full(false);
+                host.slow_disk = false;
             }
             Heal::Pool(host) => self.hosts[host.0].stingy = false,
         }
@@ -361,7 +374,8 @@ impl World {
         self.store.cut.clear();
         for no in (0..self.hosts.len()).map(HostNo) {
             let host = &mut self.hosts[no.0];
-            (host.disk.full, host.disk.slow, host.stingy, host.fuse) = (false, false, false, None);
+            host.files.calm_down();
+            (host.slow_disk, host.stingy, host.fuse) = (false, false, None);
             self.thaw_host(no);
             self.restart_host(no);
         }

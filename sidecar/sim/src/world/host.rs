@@ -1,26 +1,30 @@
-//! One backup pod and the host under it: the production [`Backup`], its memory, its lendings, its volume.
+//! One backup pod and the host under it: the production daemon and flusher, its memory, its lendings, its volume.
 //!
-//! Its process takes one request at a time and carries the machine's outputs out one after the other, as the daemon does.
-//! Persisting, revoking and scanning take time; the process can be killed between any two outputs, and the host can lose
-//! power at any moment.
+//! Its process takes one request at a time and carries the machine's outputs out one after the other. Persisting, revoking
+//! and scanning take time; the process can be killed between any two outputs and at any call to its disk or its table, and
+//! the host can lose power at any moment. What comes of a start is for [`wake`] to find out; see [`memory`](super::memory)
+//! for the buffers, [`files`](super::files) for the volume, [`daemon`](super::daemon) for the outputs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::path::PathBuf;
 
-use tailwind_protocol::backup::{Backup, Found, Input, Limits, Output, Request, RequestId, Slot, SlotRow};
+use tailwind_backup::{Daemon, Flusher, Home, Standing, wake};
+use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, MemberId};
-use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
+use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_protocol::rpc::Purpose;
 
 use super::daemon::cost;
-use super::disk::Disk;
 use super::fabric::Key;
-use super::flusher::Job;
+use super::files::Files;
+use super::memory::Pool;
 use super::network::CallId;
 use super::queue::MS;
 use super::{Event, HostNo, SidecarNo, World, group};
+use crate::plan::Plan;
+use crate::random::Random;
 use crate::tally::Fault;
 use crate::trace::tell;
 
@@ -54,33 +58,42 @@ pub(crate) enum Running {
     Dark,
 }
 
+/// A backup's process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) daemon: Daemon,
+    pub(super) flusher: Flusher,
+}
+
 /// One backup pod.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) no: HostNo,
     pub(crate) name: MemberId,
+    /// Who it is, or will be when it wakes up.
     pub(crate) boot: BootId,
+    /// Who it will be if it wakes up as somebody new.
+    fresh: BootId,
+    boots: u64,
     /// Counts the processes.
     pub(crate) life: u32,
     pub(crate) running: Running,
     pub(crate) limits: Limits,
-    pub(crate) machine: Option<Backup>,
+    pub(crate) process: Option<Process>,
     pub(crate) inbox: VecDeque<HostEvent>,
-    /// Outputs that are still to be carried out.
-    pub(super) todo: VecDeque<Output>,
-    /// The first of them is under way and takes time.
-    working: bool,
+    /// The first output that is due is under way and takes time.
+    pub(super) working: bool,
     /// Who waits for an answer.
     pub(crate) asked: BTreeMap<RequestId, (SidecarNo, u32, CallId)>,
-    pub(super) memory: BTreeMap<Slot, Vec<u8>>,
-    /// The memory is that of the process before.
-    has_memory: bool,
+    pub(crate) pool: Pool,
+    /// What the slot table says.
     pub(crate) rows: BTreeMap<Slot, SlotRow>,
     pub(crate) lendings: BTreeMap<Slot, Lending>,
     pub(super) keys: u64,
-    boots: u64,
-    pub(crate) disk: Disk,
-    pub(super) jobs: VecDeque<Job>,
+    /// Counts the boots of the kernel.
+    kernel: u64,
+    pub(crate) files: Files,
+    pub(crate) slow_disk: bool,
     pub(crate) flushing: bool,
     /// The pool has no memory.
     pub(crate) stingy: bool,
@@ -90,48 +103,53 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
+    /// Copies that somebody has made of a segment's file and of the promise.
+    pub(super) kept: Option<(String, Vec<u8>)>,
+    pub(super) kept_promise: Option<Vec<u8>>,
 }
 
-/// Memory that nobody has written, as large as a buffer: [`SegmentSize::MIN`].
-static UNWRITTEN: [u8; 64 << 10] = [0; 64 << 10];
-
 impl Host {
-    pub(crate) fn new(no: HostNo, slots: u32, unflushed_slots_max: u32) -> Host {
+    pub(crate) fn new(no: HostNo, plan: &Plan, random: Random) -> Host {
         let slot_size = SegmentSize::MIN.bytes();
-        let unflushed_bytes_max = u64::from(unflushed_slots_max) * u64::from(slot_size);
+        let unflushed_bytes_max = u64::from(plan.unflushed_slots_max) * u64::from(slot_size);
+        let files = Files::new(random, plan);
         let mut host = Host {
             no,
             name: format!("m{}", no.0 + 1).parse().expect("a name"),
             boot: BootId(0),
+            fresh: BootId(0),
+            boots: 0,
             life: 0,
             running: Running::Down,
-            limits: Limits { slots, slot_size, unflushed_bytes_max },
-            machine: None,
+            limits: Limits { slots: plan.slots, slot_size, unflushed_bytes_max },
+            process: None,
             inbox: VecDeque::new(),
-            todo: VecDeque::new(),
             working: false,
             asked: BTreeMap::new(),
-            memory: BTreeMap::new(),
-            has_memory: false,
+            pool: Pool::new(files.clone()),
             rows: BTreeMap::new(),
             lendings: BTreeMap::new(),
             keys: 0,
-            boots: 0,
-            disk: Disk::default(),
-            jobs: VecDeque::new(),
+            kernel: 0,
+            files,
+            slow_disk: false,
             flushing: false,
             stingy: false,
             power_goes: false,
             fuse: None,
             flips: Vec::new(),
+            kept: None,
+            kept_promise: None,
         };
-        host.boot = host.new_boot();
+        host.take_boot();
         host
     }
 
-    fn new_boot(&mut self) -> BootId {
+    /// It is, or will be, somebody new.
+    fn take_boot(&mut self) {
         self.boots += 1;
-        BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots))
+        self.boot = self.fresh;
+        self.fresh = BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots));
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -142,74 +160,81 @@ impl Host {
         self.running == Running::Dark
     }
 
+    pub(crate) fn machine(&self) -> Option<&Backup> {
+        self.process.as_ref().map(|process| process.daemon.machine())
+    }
+
     pub(crate) fn reference(&self) -> MemberRef {
         MemberRef { id: self.name.clone(), boot: self.boot, control: format!("{}:7300", self.name) }
     }
 
     /// A slot's bytes as they are now.
     pub(crate) fn bytes(&self, slot: Slot, range: Range<usize>) -> &[u8] {
-        self.memory.get(&slot).map_or(&UNWRITTEN[range.clone()], |memory| &memory[range.clone()])
+        self.pool.bytes(slot, range)
     }
 
     pub(crate) fn write(&mut self, slot: Slot, at: usize, bytes: &[u8]) {
-        let memory = self.memory.entry(slot).or_insert_with(|| UNWRITTEN.to_vec());
-        memory[at..at + bytes.len()].copy_from_slice(bytes);
+        self.pool.write(slot, at, bytes);
     }
 
-    pub(crate) fn flip(&mut self, slot: Slot, at: usize, bit: u8) {
-        if let Some(memory) = self.memory.get_mut(&slot) {
-            memory[at] ^= 1 << bit;
-        }
-    }
-
-    pub(super) fn is_zero(&self, slot: Slot) -> bool {
-        self.memory.get(&slot).is_none_or(|memory| memory.iter().all(|byte| *byte == 0))
+    /// True when the disk alone proves that nothing acknowledged is missing: the identity may outlive the memory.
+    pub(crate) fn proves_everything(&self) -> bool {
+        let proves = |standing: Standing| standing.complete || standing.promise.durability == Durability::Flushed;
+        self.files.standing().is_some_and(proves)
     }
 
     /// All bytes in memory are gone; the identity too, unless the disk alone proves that nothing is missing.
-    pub(crate) fn lose_memory(&mut self) {
-        self.memory.clear();
-        self.has_memory = false;
+    fn lose_memory(&mut self) {
+        self.pool.lose();
+        self.kernel += 1;
         self.rows.clear();
-        if !self.disk.proves_everything() && !planted::has(Bug::IdentityKept) {
-            self.boot = self.new_boot();
+        if !self.proves_everything() && !planted::has(Bug::IdentityKept) {
+            self.take_boot();
         }
         // What a clean end has written of an open segment stops where a flipped bit stopped the scan. Under `flushed` no bit
         // in memory takes anything from the disk: what counts was there before.
-        let disk = &self.disk;
-        let clean_end = disk.complete && disk.promise.durability != Durability::Flushed;
-        let cut_short = |identity: &SegmentIdentity| {
-            clean_end && disk.open.get(&identity.segment).is_some_and(|file| file.identity == *identity)
-        };
-        self.flips.retain(|(identity, _)| disk.closed.contains_key(&identity.segment) || cut_short(identity));
+        let standing = self.files.standing();
+        let clean_end = standing.is_some_and(|own| own.complete && own.promise.durability != Durability::Flushed);
+        let files = &self.files;
+        self.flips.retain(|(identity, _)| {
+            let open = files.segment(identity.segment, Sealed::Open).and_then(|node| node.inode().identity());
+            files.segment(identity.segment, Sealed::Closed).is_some() || clean_end && open == Some(*identity)
+        });
     }
 
     /// An empty machine under the same name.
     pub(crate) fn lose_all(&mut self) {
-        self.disk = Disk { full: self.disk.full, slow: self.disk.slow, ..Disk::default() };
+        self.files.wipe();
+        (self.kept, self.kept_promise) = (None, None);
         self.flips.clear();
-        self.memory.clear();
-        self.has_memory = false;
+        self.pool.lose();
+        self.kernel += 1;
         self.rows.clear();
-        self.boot = self.new_boot();
+        self.take_boot();
     }
 
-    /// The daemon wakes up. Where the memory survived, files of open segments that no buffer stands behind are no part of
-    /// the log any more; where it did not, they are loaded into buffers.
-    fn find_open_files(&mut self) {
-        let rows = &self.rows;
-        if std::mem::replace(&mut self.has_memory, true) {
-            return self.disk.open.retain(|_, file| rows.values().any(|row| row.identity == file.identity));
+    fn home(&self) -> Home {
+        Home {
+            group: group(),
+            member: self.name.clone(),
+            pool: PathBuf::from("pool"),
+            buffers: self.limits.slots,
+            segment_size: SegmentSize::MIN,
+            kernel: self.kernel.to_string(),
         }
-        // What was lent at one time fitted the pool, and so does what is left of it.
-        for (slot, file) in (0..self.limits.slots).map(Slot).zip(self.disk.open.values()) {
-            let identity = file.identity;
-            let row = SlotRow { identity, purpose: Purpose::Append, lender: identity.epoch, closed: None };
-            self.rows.insert(slot, row);
-            let mut memory = UNWRITTEN.to_vec();
-            memory[..file.bytes.len()].copy_from_slice(&file.bytes);
-            self.memory.insert(slot, memory);
+    }
+
+    /// The process wakes up, as the daemon does.
+    fn start(&mut self) -> anyhow::Result<()> {
+        let woken = wake(&self.home(), Box::new(self.files.clone()), &mut self.pool, self.fresh)?;
+        if woken.standing.boot == self.fresh {
+            self.take_boot();
         }
+        self.boot = woken.standing.boot;
+        self.rows = woken.found.rows.iter().copied().collect();
+        let (daemon, flusher) = Daemon::new(woken, self.limits);
+        self.process = Some(Process { daemon, flusher });
+        Ok(())
     }
 }
 
@@ -218,15 +243,23 @@ impl World {
     pub(crate) fn start_host(&mut self, no: HostNo) {
         let host = &mut self.hosts[no.0];
         host.life += 1;
-        host.running = Running::Up;
-        host.find_open_files();
-        let files = host.disk.closed.values().map(|file| (file.identity, file.closure)).collect();
-        let rows = host.rows.iter().map(|(slot, row)| (*slot, *row)).collect();
-        let owed = host.disk.owed.values().copied().collect();
-        let found = Found { promise: host.disk.promise.clone(), rows, files, owed, ..Found::default() };
-        let (backup, out) = Backup::start(group(), host.name.clone(), host.boot, host.limits, found);
-        host.machine = Some(backup);
-        host.todo = out.into();
+        host.files.revive();
+        if self.storm && self.plan.has(Fault::BackupDies) && self.random.one_in(8) {
+            host.files.light(self.random.below(60) as u32);
+        }
+        let started = host.start();
+        if host.files.has_killed() {
+            tell!(self, "{} dies while it starts", self.hosts[no.0].name);
+            self.kill_host(no);
+            return self.plan_restart(no);
+        }
+        host.files.put_out();
+        if let Err(error) = started {
+            tell!(self, "{} cannot start: {error:#}", self.hosts[no.0].name);
+            self.kill_host(no);
+            return self.plan_restart(no);
+        }
+        self.hosts[no.0].running = Running::Up;
         tell!(self, "{} starts, boot {}", self.hosts[no.0].name, self.hosts[no.0].boot.0 as u64);
         self.wake_host(no);
     }
@@ -234,31 +267,27 @@ impl World {
     /// The process ends at once. Its queue pairs end with it: the kernel lets nothing through any more.
     pub(crate) fn kill_host(&mut self, no: HostNo) {
         self.stop_channels(no, Epoch(u64::MAX));
+        self.break_off(no);
         let host = &mut self.hosts[no.0];
-        // A promise is a file that is renamed: the process may have got as far as that.
-        if let Some(Output::Persist(promise)) = host.todo.front().filter(|_| host.working)
-            && self.random.one_in(2)
-        {
-            host.disk.promise = promise.clone();
-        }
         host.running = Running::Down;
-        host.machine = None;
-        host.todo.clear();
+        host.process = None;
         host.inbox.clear();
         host.asked.clear();
         host.lendings.clear();
         host.working = false;
+        host.flushing = false;
         host.fuse = None;
-        self.abandon_flushes(no);
+        host.rows = host.pool.rows(host.limits.slots);
     }
 
     /// The host loses power: memory, and what no fsync has confirmed.
     pub(crate) fn darken_host(&mut self, no: HostNo) {
         self.lose_channels(no);
         self.kill_host(no);
+        let torn = self.plan.has(Fault::TornWrite);
         let host = &mut self.hosts[no.0];
         host.running = Running::Dark;
-        if self.plan.has(Fault::TornWrite) && host.disk.lose_power(&mut self.random) {
+        if host.files.lose_power(torn) {
             self.tally.count(Fault::TornWrite);
         }
         self.hosts[no.0].lose_memory();
@@ -271,7 +300,8 @@ impl World {
             if host.running != Running::Up || host.working {
                 return;
             }
-            if let Some(output) = host.todo.front() {
+            let Some(process) = &host.process else { return };
+            if let Some(output) = process.daemon.due() {
                 if host.fuse == Some(0) {
                     tell!(self, "{} dies between two outputs", self.hosts[no.0].name);
                     self.kill_host(no);
@@ -280,7 +310,7 @@ impl World {
                 host.fuse = host.fuse.map(|left| left - 1);
                 match cost(output) {
                     Some((least, most)) => {
-                        let slow = if host.disk.slow { 30 } else { 1 };
+                        let slow = if host.slow_disk { 30 } else { 1 };
                         host.working = true;
                         let life = host.life;
                         let cost = self.random.within(least, most) * slow;
@@ -305,11 +335,8 @@ impl World {
 
     /// Feeds the machine; what follows comes before everything else that waits.
     pub(super) fn step_host(&mut self, no: HostNo, input: Input) {
-        let host = &mut self.hosts[no.0];
-        let Some(machine) = &mut host.machine else { return };
-        let mut out = Vec::new();
-        machine.step(input, &mut out);
-        out.into_iter().rev().for_each(|output| host.todo.push_front(output));
+        let Some(process) = &mut self.hosts[no.0].process else { return };
+        process.daemon.tell(input);
         self.checks.bounded(&self.hosts[no.0]);
     }
 
@@ -349,11 +376,13 @@ impl World {
 
 #[cfg(test)]
 mod tests {
-    use tailwind_protocol::ids::{Generation, LogId, SegmentId};
+    use tailwind_backup::{Disk, PromiseFile};
+    use tailwind_protocol::ids::{Generation, LogId, Lsn, SegmentId};
+    use tailwind_protocol::segment::SegmentWriter;
 
     use super::*;
 
-    /// A backup with two bytes of an open segment on its disk and a flipped bit behind them; then the power goes.
+    /// A backup with an open segment on its disk and a flipped bit behind it; then the power goes.
     fn left_after_a_flip(complete: bool, durability: Durability) -> usize {
         let identity = SegmentIdentity {
             log: LogId(1),
@@ -362,13 +391,61 @@ mod tests {
             generation: Generation(1),
             size: SegmentSize::MIN,
         };
-        let mut host = Host::new(HostNo(0), 4, 4);
-        host.disk.write_open(identity, &[1, 2]).synced = 2;
-        host.disk.complete = complete;
-        host.disk.promise.durability = durability;
+        let mut random = Random::new(1);
+        let mut host = Host::new(HostNo(0), &Plan::draw(&mut random), random);
+        let mut bytes = vec![0; 64 << 10];
+        let (_, end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
+        Disk::new(Box::new(host.files.clone())).start_open(&identity, &bytes[..end as usize]).unwrap();
+        let mut standing = Standing {
+            group: group(),
+            member: host.name.clone(),
+            boot: host.boot,
+            promise: Default::default(),
+            complete,
+        };
+        standing.promise.durability = durability;
+        PromiseFile::create(&host.files, &standing).unwrap();
         host.flips.push((identity, 2));
         host.lose_memory();
         host.flips.len()
+    }
+
+    /// A process that dies between two calls of its first start; the next one is asked to fence, and the power goes.
+    #[test]
+    fn a_promise_outlives_the_power_wherever_the_process_before_died() {
+        for (calls, seed) in (0..40).flat_map(|calls| (0..20).map(move |seed| (calls, seed))) {
+            let mut random = Random::new(seed);
+            let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
+            let mut host = Host::new(HostNo(0), &plan, random);
+            host.files.light(calls);
+            let died = host.start().is_err() || host.files.has_killed();
+            host.files.revive();
+            if died {
+                host.start().unwrap();
+            }
+            host.files.lose_power(true);
+            assert!(host.files.standing().is_some(), "killed at call {calls}");
+        }
+    }
+
+    /// A bit flips in one block of the promise file; the next start mends it, and the power goes at any call of that.
+    #[test]
+    fn mending_one_block_of_the_promise_never_risks_the_other() {
+        for (calls, seed) in (0..12).flat_map(|calls| (0..40).map(move |seed| (calls, seed))) {
+            let mut random = Random::new(seed);
+            let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
+            let mut host = Host::new(HostNo(0), &plan, random);
+            host.start().unwrap();
+            for _ in 0..seed % 3 {
+                host.lose_memory();
+                host.start().unwrap();
+            }
+            assert!(host.files.flip("promise", if seed % 2 == 0 { 100 } else { 4196 }, 3));
+            host.files.light(calls);
+            let _ = host.start();
+            host.files.lose_power(true);
+            assert!(host.files.standing().is_some(), "the power went at call {calls}, seed {seed}");
+        }
     }
 
     /// It comes back as who it was, and without what lay behind the flipped bit.

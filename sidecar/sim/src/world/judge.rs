@@ -5,7 +5,7 @@
 
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn};
-use tailwind_protocol::layout::RECORD_HEADER_SIZE;
+use tailwind_protocol::layout::{FOOTER_MAGIC, FOOTER_SIZE, RECORD_HEADER_SIZE, Sealed};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::Purpose;
 
@@ -140,15 +140,23 @@ fn range(record: &Submitted) -> std::ops::Range<usize> {
     record.at as usize..record.at as usize + RECORD_HEADER_SIZE + record.payload.len()
 }
 
-/// True when an fsync has confirmed this record at this backup.
+/// True when this backup's volume has this record for certain, whatever happens to the power: name, bytes and, in a file
+/// that stands for a whole segment, the footer.
 fn on_disk(host: &Host, record: &Submitted) -> bool {
     let range = range(record);
     let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
-    let closed = host.disk.closed.values().find(|file| file.identity == record.identity).map(|file| &file.bytes[..]);
-    let open = host.disk.open.values().find(|file| file.identity == record.identity);
-    let open = open.map(|file| &file.bytes[..file.synced]);
-    let here = |bytes: &[u8]| bytes.get(range.clone()).is_some_and(|bytes| is_record(bytes, record));
-    [closed, open].into_iter().flatten().any(here) || host.flips.iter().any(hit)
+    let in_file = |sealed: Sealed| {
+        let Some(node) = host.files.segment_on_disk(record.identity.segment, sealed) else { return false };
+        let inode = node.inode();
+        let length = inode.bytes().len();
+        let whole = || {
+            let footer = length.checked_sub(FOOTER_SIZE).and_then(|at| inode.on_disk(at..length));
+            footer.is_some_and(|footer| footer[..8] == FOOTER_MAGIC)
+        };
+        let here = inode.on_disk(range.clone()).is_some_and(|bytes| is_record(bytes, record));
+        here && inode.identity() == Some(record.identity) && (sealed == Sealed::Open || whole())
+    };
+    in_file(Sealed::Closed) || in_file(Sealed::Open) || host.flips.iter().any(hit)
 }
 
 /// Looks at the bytes as `docs/protocol.md` lays them out, without the code that reads or writes them.

@@ -38,6 +38,8 @@ pub(crate) struct Lead {
     pub(super) caller: Caller,
     pub(crate) memory: BTreeMap<SegmentId, (SegmentIdentity, Vec<u8>)>,
     writer: Option<SegmentWriter>,
+    /// Where it ended at the last tick.
+    ticked: Offset,
     pub(super) links: BTreeMap<Seat, Link>,
     /// Appends that wait for room.
     pub(crate) backlog: VecDeque<Vec<Rc<[u8]>>>,
@@ -73,6 +75,7 @@ impl World {
             caller,
             memory: BTreeMap::new(),
             writer: None,
+            ticked: Offset(0),
             links: BTreeMap::new(),
             backlog: VecDeque::new(),
             unacked: VecDeque::new(),
@@ -233,7 +236,11 @@ impl World {
     }
 
     fn write_append(&mut self, of: SidecarNo, lead: &mut Lead, batch: &[Rc<[u8]>]) {
+        let acked = lead.machine.acked();
         let Some(writer) = &mut lead.writer else { return };
+        if acked.segment == writer.identity().segment {
+            writer.acknowledged(acked.offset);
+        }
         let (identity, first, from) = (*writer.identity(), writer.next(), writer.closure().end.0);
         let (_, buffer) = lead.memory.get_mut(&identity.segment).expect("prepared before it was opened");
         writer.append(&mut buffer[from as usize..], batch.iter().map(|payload| &payload[..]));
@@ -298,6 +305,23 @@ impl World {
 }
 
 impl Lead {
+    /// Marks what is acknowledged where nothing was appended since the last tick, as the append path does.
+    pub(super) fn mark(&mut self) {
+        let acked = self.machine.acked();
+        let Some(writer) = &mut self.writer else { return };
+        let end = writer.closure().end;
+        if acked.segment == writer.identity().segment {
+            writer.acknowledged(acked.offset);
+        }
+        if self.ticked == end && writer.wants_marks() {
+            let segment = writer.identity().segment;
+            let (_, buffer) = self.memory.get_mut(&segment).expect("the active segment has memory");
+            writer.mark(&mut buffer[end.0 as usize..]);
+            self.machine.appended(writer.closure().end);
+        }
+        self.ticked = end;
+    }
+
     fn open_writer(&mut self, identity: SegmentIdentity, first: Lsn) {
         let (_, buffer) = self.memory.get_mut(&identity.segment).expect("prepared before it was opened");
         let (writer, end) = SegmentWriter::open(identity, first, buffer);

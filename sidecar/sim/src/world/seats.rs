@@ -205,6 +205,9 @@ impl World {
         for seat in self.silent_seats(of) {
             self.primary_input(of, Input::Lost(seat));
         }
+        if let Role::Primary(lead) = &mut self.sidecars[of.0].role {
+            lead.mark();
+        }
         self.primary_input(of, Input::Tick);
     }
 

@@ -123,3 +123,15 @@ fn a_second_daemon_is_kept_out_of_the_pool() {
     drop(table);
     memory.table().unwrap();
 }
+
+/// It used to wait for somebody to write to the FIFO.
+#[test]
+fn a_fifo_named_as_a_segment_does_not_hold_up_the_start() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let folders = folders();
+    folders.live(nothing);
+    for name in ["flush/segment-0000000000000001.closed", "flush/segment-0000000000000002.open"] {
+        mknodat(CWD, folders.path(name), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    }
+    assert_eq!(folders.wake().unwrap().strange_files, 2);
+}
