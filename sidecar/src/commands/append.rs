@@ -20,7 +20,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use tailwind_client::{Ack, Error, Lsn, Ticket};
+use tailwind_client::{Ack, Error, Limits, Lsn, Ticket};
 use tailwind_protocol::layout::readable_size;
 
 use super::framing::{InputFraming, Splitter};
@@ -88,8 +88,9 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         place: 0,
         taken: 0,
         batch,
-        batch_size_max: limits.batch_size_max as usize,
+        limits,
         bundle: Bundle::default(),
+        bundle_size: 0,
         flight: Flight::new(),
         log_end: None,
         heard: Instant::now(),
@@ -136,11 +137,12 @@ struct Appender<'a> {
     /// Records taken from the input, those left out included, and the bytes of their payloads.
     place: u64,
     taken: u64,
-    /// Records to a bundle, and the most bytes of log that a bundle may take.
+    /// Records to a bundle.
     batch: usize,
-    batch_size_max: usize,
-    /// Being filled.
+    limits: Limits,
+    /// Being filled, and the bytes of log that its records take so far.
     bundle: Bundle,
+    bundle_size: usize,
     flight: Flight<Ticket>,
     /// With `--reconnect`, where the log ends as far as is known: our last acknowledged record, or what was there before.
     log_end: Option<Lsn>,
@@ -190,16 +192,19 @@ impl Appender<'_> {
                 continue;
             }
             self.bundle.push(record, self.place);
+            let of_batch = |lengths: &[usize]| self.limits.batch_size(lengths.iter().copied());
+            self.bundle_size += of_batch(&[record.len()]) - of_batch(&[]);
             // A refusal by the sidecar would come too late: what follows is on its way by then.
             ensure!(
-                self.bundle.log_size() <= self.batch_size_max,
+                of_batch(&[]) + self.bundle_size <= self.limits.batch_size_max as usize,
                 "--batch {}: the batch around {} {} of the input takes more than {} of log; give a smaller number",
                 self.batch,
                 self.options.framing.noun(),
                 self.place,
-                readable_size(self.batch_size_max as u64)
+                readable_size(u64::from(self.limits.batch_size_max))
             );
         }
+        self.bundle_size = 0;
         let blank = self.flight.blank();
         self.flight.push(std::mem::replace(&mut self.bundle, blank));
         Ok(Gathered::Bundle)
