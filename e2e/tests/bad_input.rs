@@ -257,7 +257,7 @@ fn readers_that_take_nothing_keep_nobody_from_reading() {
     const READERS: usize = 16;
     let scene = Scene::begin();
     let mut setup = scene.setup(FABRIC).unwrap();
-    setup.sidecar_options.push(("--client-patience-ms", "1000".into()));
+    setup.sidecar_options.push(("--client-patience-ms", "3000".into()));
     let group = scene.start(setup).unwrap();
     let mut client = primary(&group).unwrap();
     // More than a socket holds.
@@ -290,7 +290,7 @@ fn reads(group: &Group, lsn: Lsn) -> bool {
 
 #[test]
 fn many_half_sent_batches_take_bounded_memory() {
-    const CLIENTS: usize = 40;
+    const CLIENTS: usize = 20;
     let scene = Scene::begin();
     let mut setup = scene.setup(FABRIC).unwrap();
     (setup.backups, setup.copies, setup.buffers) = (1, 1, 6);

@@ -12,7 +12,6 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -24,7 +23,6 @@ use tailwind_client::{Ack, Error, Limits, Lsn, Ticket};
 use tailwind_protocol::layout::readable_size;
 
 use super::framing::{InputFraming, Splitter};
-use super::status::Report;
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
 use flight::{Bundle, Flight, Found};
@@ -35,8 +33,6 @@ use report::{LsnPrinter, Progress, aftermath, summary};
 const PUMP_EVERY: Duration = Duration::from_millis(10);
 /// How often a silent primary is checked for a successor, with `--reconnect`.
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
-/// How often a sidecar is asked whether it is done with what an earlier connection left.
-const SETTLED_EVERY: Duration = Duration::from_millis(5);
 /// What is wrong when the log holds records of somebody else.
 const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cannot tell records of two apart";
 
@@ -347,22 +343,22 @@ impl Appender<'_> {
 
     /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
     /// 1. The log holds a prefix of what is in flight behind `log_end`, as nobody else appends.
-    /// 2. No append of an earlier connection is on its way any more: that connection was ended by the sidecar or is broken
-    ///    (it takes no append after the first that it did not take), and nothing in this sidecar waits for its ack.
+    /// 2. No append of an earlier connection lands behind the read: that connection has ended before, and the read is ordered
+    ///    behind what it left.
     /// 3. The barrier proves that this sidecar was primary after that, so that its log is the log, and the read shows all
     ///    of it: hence the whole prefix, which is acknowledged by being read.
     fn catch_up(&mut self) -> anyhow::Result<()> {
         let client = &mut self.primary.client;
-        let deadline = Instant::now() + self.options.target.timeout();
-        while Report::parse(&client.status()?)?.pending != Some(0) {
-            if Instant::now() >= deadline {
-                return Err(Error::TimedOut { after: self.options.target.timeout() }.into());
-            }
-            sleep(SETTLED_EVERY);
-        }
         let passed = client.barrier()?;
         let Some(end) = self.log_end else {
-            self.log_end = Some(passed.last);
+            // Nothing of ours can be there, but perhaps of somebody who died here before us.
+            let mut end = passed.last;
+            let mut records = client.read(end.next(), 0)?;
+            while let Some((lsn, _)) = records.next_record()? {
+                end = lsn;
+            }
+            drop(records);
+            self.log_end = Some(end);
             return Ok(());
         };
         ensure!(

@@ -184,24 +184,27 @@ impl Path {
 
     /// Ends connections that keep others from what they need.
     pub(super) fn dismiss_the_slow(&mut self) {
+        let patience = self.options.client_patience;
         for place in 0..PLACES {
             let Some(client) = &mut self.clients[place] else { continue };
             let Connection { inbox, outbox, since, .. } = &mut client.connection;
-            let waits_for_role = outbox.held.is_some();
-            let silent = !outbox.greeted && !waits_for_role && since.elapsed() > HELLO_PATIENCE;
-            if silent || (is_for_status(place) && since.elapsed() > STATUS_PATIENCE) {
-                self.close(place);
-            } else if self.batch_memory.is_short() && inbox.half_sent_for() > Some(self.options.client_patience) {
-                let patience = self.options.client_patience;
+            let age = since.elapsed();
+            let silent = !outbox.greeted && outbox.held.is_none() && age > HELLO_PATIENCE;
+            let half_sent = self.batch_memory.is_short() && inbox.half_sent_for() > Some(patience);
+            if half_sent {
                 tracing::warn!(
                     ?patience,
-                    "a client left a batch half sent while others waited for its memory: disconnected"
+                    "a batch was half sent for too long while others waited for its memory: disconnected"
                 );
                 let message = format!(
                     "a batch was half sent for {patience:?}, and others wait for the memory it takes: nothing of it was \
                      appended; connect again"
                 );
                 outbox.refuse(0, ErrorCode::Busy, true, PLACE_RETRY_MS, &message);
+                let _ = client.connection.send();
+            }
+            if silent || half_sent || (is_for_status(place) && age > STATUS_PATIENCE) {
+                self.close(place);
             }
         }
     }

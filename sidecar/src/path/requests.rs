@@ -79,7 +79,7 @@ impl Path {
             return (Taken::Later, 0);
         }
         match decode_request(inbox.pending(), self.frame_body_max()) {
-            Ok(None) if inbox.wants().is_some() && !(asker.outbox.greeted && announces_append(inbox.pending())) => {
+            Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, asker) => {
                 let message = "a frame as large as this must be a batch, and come after a hello";
                 self.refuse(asker, 0, ErrorCode::BadFrame, true, message);
                 (Taken::Later, 0)
@@ -311,6 +311,11 @@ impl Path {
         }
         Taken::HandOver { request, from, limit, tail }
     }
+}
+
+/// Whether the frame that has begun may take memory from the batches'.
+fn may_be_large(inbox: &Inbox, asker: &Asker<'_>) -> bool {
+    asker.outbox.greeted && !is_for_status(asker.place) && announces_append(inbox.pending())
 }
 
 /// Why a read cannot begin there, if it cannot.
