@@ -223,6 +223,8 @@ pub struct Path {
     me: String,
     /// One entry for each place, see `places`.
     clients: Vec<Option<Client>>,
+    /// The place whose client is out of it, while its frames are worked on.
+    serving: Option<usize>,
     /// Connections that are with the reader: each keeps its claim to a place.
     reading: usize,
     next_client: u64,
@@ -265,6 +267,7 @@ impl Path {
             primary_name: String::new(),
             me,
             clients: (0..PLACES).map(|_| None).collect(),
+            serving: None,
             reading: 0,
             next_client: 1,
             batch_memory: BatchMemory::new(batch_memory),

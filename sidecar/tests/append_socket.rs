@@ -84,6 +84,25 @@ fn a_read_cuts_off_what_the_dead_had_not_got_through() {
     assert_eq!(bench.hear(&mut next), ack(1), "appends of the dead landed after the read");
 }
 
+/// It had not even been let in when the read was asked.
+#[test]
+fn what_waits_at_the_door_of_the_dead_never_lands() {
+    let mut bench = Bench::new();
+    let mut returned = bench.client();
+    let mut dying = bench.stranger();
+    let hello = Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 };
+    dying.send(&[hello, append(b"late")]);
+    drop(dying);
+    returned.send(&[READ]);
+    // Without a look at the door, which sleeping does.
+    bench.path.turn().unwrap();
+    assert!(bench.handed_over().is_some());
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1));
+}
+
 /// A connection that comes back from the reader after its client has died is not listened to any more.
 #[test]
 fn what_comes_after_the_stop_of_a_dead_reader_never_lands() {

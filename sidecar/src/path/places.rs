@@ -107,11 +107,10 @@ impl Path {
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A free place among those that connections with the reader do not claim.
+    /// A free place. As many others stay free as there are connections with the reader, which claim them.
     fn ordinary_place(&self) -> Option<usize> {
-        let places = &self.clients[..CONNECTIONS_MAX];
-        let held = places.iter().flatten().count() + self.reading;
-        places.iter().position(Option::is_none).filter(|_| held < CONNECTIONS_MAX)
+        let free = |place: &usize| self.clients[*place].is_none() && self.serving != Some(*place);
+        (0..CONNECTIONS_MAX).filter(free).nth(self.reading)
     }
 
     /// A free place for a status request. If there is none, the oldest connection there that waits for no report goes.
@@ -155,6 +154,8 @@ impl Path {
     /// Ends every connection whose client has closed it or died, with all that it sent and that was not taken. Where the
     /// last append of such a connection ends that was taken; `None` if it cannot be told who is dead.
     pub(super) fn end_the_dead(&mut self) -> Option<Position> {
+        // Also those that have not been let in.
+        self.accept();
         let seated = self.clients.iter().enumerate();
         let seated = seated.filter_map(|(place, client)| Some((place, &client.as_ref()?.connection)));
         // A poll that fails is tried again in the next turn.

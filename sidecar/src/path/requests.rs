@@ -46,6 +46,7 @@ impl Path {
     pub(super) fn understand(&mut self, place: usize) {
         // Out of its place while the rest of the path works on its frames.
         let Some(mut client) = self.clients[place].take() else { return };
+        self.serving = Some(place);
         loop {
             let Connection { inbox, outbox, .. } = &mut client.connection;
             let mut asker = Asker { id: client.id, place, outbox };
@@ -54,6 +55,7 @@ impl Path {
                 Taken::Later => break,
                 Taken::Yes => client.connection.inbox.consume(size),
                 Taken::HandOver { request, from, limit, tail } => {
+                    self.serving = None;
                     client.connection.inbox.consume(size);
                     self.sleeper.forget(client.connection.fd());
                     self.batch_memory.leave(client.id, &client.connection.inbox);
@@ -67,6 +69,7 @@ impl Path {
         if let Some(size) = client.connection.inbox.wants().filter(|_| !client.connection.outbox.closing) {
             self.make_room(&mut client, size);
         }
+        self.serving = None;
         self.clients[place] = Some(client);
     }
 
