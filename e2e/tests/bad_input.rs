@@ -3,10 +3,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::thread;
 
 use tailwind_client::Lsn;
 use tailwind_e2e::group::{Group, Who};
-use tailwind_e2e::process::resident_memory;
+use tailwind_e2e::process::{resident_memory, run_to_end};
 use tailwind_e2e::scene::Scene;
 use tailwind_e2e::steps::{check_logs, primary};
 use tailwind_e2e::view::PATIENCE;
@@ -127,7 +129,7 @@ fn records_of_any_allowed_length_and_none_above() {
     let (code, fatal, message) = raw.hear_error();
     assert_eq!((code, fatal), (ErrorCode::TooLarge, false));
     assert_eq!(message, format!("record of 16385 bytes in a batch: {limit}"));
-    // As large as a frame may be; with its headers too large for the log.
+    // As large as a frame may be; with what the log adds to it, one byte too large.
     let record = vec![9; largest];
     raw.send(&batch(5, &[&record, &vec![9; batch_size_max - largest - 16]]));
     let (code, fatal, message) = raw.hear_error();
@@ -228,12 +230,116 @@ fn too_many_clients() {
     let scene = Scene::begin();
     let group = scene.group(FABRIC).unwrap();
     let mut clients: Vec<Raw> = (0..64).map(|_| Raw::greeted(&group).0).collect();
-    let mut late = Raw::connect(&group);
+    let (mut late, ..) = Raw::greeted(&group);
+    late.send(&frame(2, &Request::Append { payload: b"no" }));
     let message = late.hear_the_end(ErrorCode::Busy);
-    assert_eq!(message, "64 clients are connected already");
+    assert_eq!(message, "64 clients are connected already; only the status can be asked for now");
+    // Whoever asks why is answered, as often as they like.
+    for _ in 0..20 {
+        let mut status = Command::new(&group.setup().program);
+        let told = run_to_end(status.arg("status").arg("--socket").arg(group.socket(0))).unwrap();
+        assert!(told.out.contains("sidecar0: primary, epoch 1"), "{told:?}");
+        assert!(told.out.contains("clients    65;"), "{told:?}");
+    }
     clients[63].send(&frame(2, &Request::Append { payload: b"those inside go on" }));
     assert_eq!(clients[63].hear(), Said::Ack(1));
     clients.pop();
-    group.wait("the free place to be given", |group| group.primary().is_some()).unwrap();
+    group.wait("the free place to be given", |group| appends(group, b"in it")).unwrap();
+    check_logs(&group, &[]).unwrap();
+}
+
+fn appends(group: &Group, record: &[u8]) -> bool {
+    group.client(0, false).is_ok_and(|mut client| client.append(record).is_ok())
+}
+
+#[test]
+fn readers_that_take_nothing_keep_nobody_from_reading() {
+    const READERS: usize = 16;
+    let scene = Scene::begin();
+    let mut setup = scene.setup(FABRIC).unwrap();
+    setup.sidecar_options.push(("--client-patience-ms", "3000".into()));
+    let group = scene.start(setup).unwrap();
+    let mut client = primary(&group).unwrap();
+    // More than a socket holds.
+    let count = 400;
+    for _ in 0..count {
+        client.submit(&[7; 4096]).unwrap();
+    }
+    let last = client.flush().unwrap().unwrap();
+    let reading: Vec<Raw> = (0..READERS)
+        .map(|_| {
+            let (mut raw, ..) = Raw::greeted(&group);
+            raw.send(&frame(2, &Request::Read { from: 1, limit: 0, flags: 0 }));
+            assert_eq!(raw.hear(), Said::Other, "the read has begun");
+            raw
+        })
+        .collect();
+    let refused = client.read(last, 1).unwrap().next().unwrap().unwrap_err();
+    assert!(refused.to_string().contains("16 reads are running already"), "{refused}");
+    group.wait("a place for a reader", |group| reads(group, last)).unwrap();
+    let said = group.log("sidecar0");
+    assert!(said.contains("a reader took nothing for too long: disconnected"), "{said}");
+    drop(reading);
+    check_logs(&group, &["a reader took nothing for too long: disconnected"]).unwrap();
+}
+
+fn reads(group: &Group, lsn: Lsn) -> bool {
+    let client = group.client(0, false);
+    client.is_ok_and(|mut client| client.read(lsn, 1).is_ok_and(|mut records| matches!(records.next(), Some(Ok(_)))))
+}
+
+#[test]
+fn many_half_sent_batches_take_bounded_memory() {
+    const CLIENTS: usize = 20;
+    let scene = Scene::begin();
+    let mut setup = scene.setup(FABRIC).unwrap();
+    (setup.backups, setup.copies, setup.buffers) = (1, 1, 6);
+    setup.segment_size = "16MiB".into();
+    setup.sidecar_options.push(("--batch-memory", "16MiB".into()));
+    let group = scene.start(setup).unwrap();
+    let pid = group.pid(Who::Sidecar(0)).unwrap();
+    let mut client = primary(&group).unwrap();
+    client.append(b"warm").unwrap();
+    let before = resident_memory(pid).unwrap();
+    // Nearly 8 MiB each, of which the last byte is missing.
+    let whole = batch(2, &[&[9; 1 << 20][..]; 7]);
+    let mut clients: Vec<(Raw, usize)> = (0..CLIENTS)
+        .map(|_| {
+            let (raw, ..) = Raw::greeted(&group);
+            raw.stream.set_nonblocking(true).unwrap();
+            (raw, 0)
+        })
+        .collect();
+    // Until nothing more is taken of any of them, while so many others are served.
+    let mut others = 0;
+    while others < 500 {
+        for (raw, sent) in &mut clients {
+            if let Ok(count @ 1..) = raw.stream.write(&whole[*sent..whole.len() - 1]) {
+                (*sent, others) = (*sent + count, 0);
+            }
+        }
+        client.append(b"small ones go on").unwrap();
+        others += 1;
+    }
+    let grown = resident_memory(pid).unwrap().saturating_sub(before);
+    // The memory for batches, and of each connection its own inbox and what it is owed.
+    let bound = (16 << 20) + CLIENTS as u64 * (3 << 19);
+    assert!(grown < bound, "the sidecar has grown by {grown} bytes, {bound} are allowed");
+    // All get through: those that have memory first, then the others.
+    let batches: Vec<_> = clients
+        .into_iter()
+        .map(|(mut raw, sent)| {
+            raw.stream.set_nonblocking(false).unwrap();
+            let rest = whole[sent..].to_vec();
+            thread::spawn(move || {
+                raw.send(&rest);
+                raw.hear()
+            })
+        })
+        .collect();
+    for batch in batches {
+        let said = batch.join().unwrap();
+        assert!(matches!(said, Said::Ack(_)), "{said:?}");
+    }
     check_logs(&group, &[]).unwrap();
 }

@@ -129,6 +129,10 @@ fn options_that_cannot_work() {
 
     let long = folder.join("s".repeat(120));
     assert_refused(&mut sidecar("--socket", long.to_str().unwrap()), "the limit is 107; choose a shorter --socket");
+    assert_refused(
+        &mut sidecar("--socket", folder.to_str().unwrap()),
+        &format!("--socket {} is a folder: give the path of a socket in it", folder.display()),
+    );
     let file = folder.join("a-file");
     fs::write(&file, "somebody's").unwrap();
     assert_refused(
@@ -136,6 +140,16 @@ fn options_that_cannot_work() {
         "exists and is not a socket: remove it, or choose another",
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
+    for (path, words) in [(&folder, "give the path of the socket in it"), (&file, "this is no socket")] {
+        let mut status = Command::new(&group.setup().program);
+        assert_refused(status.args(["status", "--wait", "--socket"]).arg(path), words);
+    }
+    assert_refused(&mut sidecar("--batch-memory", "32KiB"), "--batch-memory 32 KiB: must be at least 32784 bytes");
+    assert_refused(&mut sidecar("--client-patience-ms", "0"), "--client-patience-ms");
+    assert_refused(
+        &mut sidecar("--log", "verbose"),
+        "`verbose` is no level: use off, error, warn, info, debug or trace",
+    );
 
     let open = folder.join("open.token");
     fs::write(&open, "0".repeat(64)).unwrap();

@@ -4,6 +4,7 @@
 use std::process::Command;
 use std::thread;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Event, Lsn, Role, asynchronous};
@@ -68,6 +69,17 @@ fn the_blocking_client(fabric: &str) {
     assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(50_001), b"new")));
     assert_eq!(tail.stop().unwrap(), Lsn(50_002));
     assert_eq!(client.append(b"after the tail").unwrap(), Lsn(50_002));
+
+    // Batches as large as the welcome allows, and one record more.
+    let limits = client.welcome().limits;
+    let mut end = 50_002;
+    for record in [0_usize, 1, 100] {
+        let fitting = (limits.batch_size_max as usize - 8) / (32 + record.next_multiple_of(8));
+        let many = vec![vec![7; record]; fitting + 1];
+        assert!(matches!(client.submit_batch(&many), Err(Error::TooLarge { .. })), "{fitting} and one more");
+        end += fitting as u64;
+        assert_eq!(client.append_batch(&many[1..]).unwrap(), Lsn(end));
+    }
     check_logs(&group, &[]).unwrap();
 }
 
@@ -195,6 +207,9 @@ fn after_a_step_down_old_connections_append_no_more() {
     for client in [&mut busy, &mut idle] {
         let refused = client.append(b"late");
         assert!(matches!(refused, Err(Error::NotPrimary { .. })), "{refused:?}");
+        // What the app knew before the step-down is not vouched for either.
+        let refused = client.barrier();
+        assert!(matches!(refused, Err(Error::NotPrimary { .. })), "{refused:?}");
     }
     // But they read, and see a prefix of what was submitted.
     let log: Vec<_> = idle.read(Lsn(3), 0).unwrap().map(|record| record.unwrap().1).collect();
@@ -209,6 +224,35 @@ fn after_a_step_down_old_connections_append_no_more() {
     let next = log.len() as u64 + 3;
     assert_eq!(primary(&group).unwrap().append(b"new").unwrap(), Lsn(next));
     check_logs(&group, &OUTAGE).unwrap();
+}
+
+#[test]
+fn an_app_that_died_and_returned_reads_all_that_will_ever_land() {
+    let scene = Scene::begin();
+    // Over TCP a frozen backup confirms nothing.
+    let mut setup = scene.setup("tcp").unwrap();
+    (setup.backups, setup.sidecars) = (3, 1);
+    setup.sidecar_options.extend([("--heartbeat-silence-ms", "60000".into()), ("--open-patience-ms", "60000".into())]);
+    let group = scene.start(setup).unwrap();
+    let mut dying = primary(&group).unwrap();
+    dying.append(b"acknowledged").unwrap();
+    group.freeze(Who::Backup(0)).unwrap();
+    for number in 0..100 {
+        dying.submit(format!("in flight {number}").as_bytes()).unwrap();
+    }
+    dying.pump().unwrap();
+    group.wait("the appends to be taken", |group| group.status(0)["pending"].as_u64() > Some(0)).unwrap();
+    drop(dying);
+
+    let mut returned = primary(&group).unwrap();
+    let reader = thread::spawn(move || returned.read(Lsn(2), 0).unwrap().map(Result::unwrap).count() as u64);
+    // The read has long been asked when so many others have their answers.
+    (0..50).for_each(|_| assert_eq!(group.status(0)["role"], "primary"));
+    group.signal(Who::Backup(0), Signal::CONT).unwrap();
+    let read = reader.join().unwrap();
+    let next = primary(&group).unwrap().append(b"new").unwrap();
+    assert_eq!(next, Lsn(read + 2), "appends of the dead landed after the read");
+    check_logs(&group, &[]).unwrap();
 }
 
 #[test]

@@ -109,6 +109,8 @@ pub struct Rules {
     pub open_patience: Duration,
     /// How long a control RPC may take.
     pub rpc_timeout: Duration,
+    /// How long a client that reads may take nothing.
+    pub client_patience: Duration,
 }
 
 /// The way to the append path.

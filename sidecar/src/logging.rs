@@ -21,11 +21,45 @@ pub enum LogFormat {
 #[derive(Args, Clone, Debug)]
 pub struct LogOptions {
     /// What to log: error, warn, info or debug, also per module as in info,tailwind_sidecar::path=debug
-    #[arg(long, env = "TAILWIND_LOG", default_value = "info", global = true, value_name = "FILTER")]
+    #[arg(long, env = "TAILWIND_LOG", default_value = "info", global = true, value_name = "FILTER", value_parser = parse_filter)]
     pub log: String,
     /// How log lines look: text on a terminal, json for collectors
     #[arg(long, env = "TAILWIND_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
     pub log_format: LogFormat,
+}
+
+/// Levels as filters name them.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// A filter of levels and of modules with levels. [`EnvFilter`] takes any word for a module of which everything is wanted, so
+/// that a level with a slip in it would silence the log.
+fn parse_filter(text: &str) -> Result<String, String> {
+    let example = "use off, error, warn, info, debug or trace, also per module as in info,tailwind_sidecar::path=debug";
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let directives = || text.split(',').map(str::trim).filter(|directive| !directive.is_empty());
+    if directives().next().is_none() {
+        return Err(format!("names no level: {example}"));
+    }
+    for directive in directives() {
+        let Some((module, level)) = directive.split_once('=') else {
+            if is_level(directive) {
+                continue;
+            }
+            return Err(format!("`{directive}` is no level: {example}"));
+        };
+        let is_path = module.split("::").all(|name| {
+            let mut chars = name.chars();
+            chars.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+                && chars.all(|char| char.is_ascii_alphanumeric() || char == '_')
+        });
+        if !is_path {
+            return Err(format!("`{module}` is no module: {example}"));
+        }
+        if !is_level(level) {
+            return Err(format!("`{level}` in `{directive}` is no level: {example}"));
+        }
+    }
+    Ok(text.to_owned())
 }
 
 impl LogOptions {
@@ -45,5 +79,30 @@ impl LogOptions {
             LogFormat::Json => builder.json().flatten_event(true).init(),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_levels_and_modules_with_levels() {
+        for good in ["info", "WARN", "info,tailwind_sidecar::path=debug", "off, kube=trace,"] {
+            assert_eq!(parse_filter(good).as_deref(), Ok(good));
+        }
+        for (bad, words) in [
+            ("", "names no level"),
+            (",", "names no level"),
+            ("verbose", "`verbose` is no level"),
+            ("info,debgu", "`debgu` is no level"),
+            ("tailwind_sidecar", "`tailwind_sidecar` is no level"),
+            ("info,tailwind_sidecar=loud", "`loud` in `tailwind_sidecar=loud` is no level"),
+            ("=debug", "`` is no module"),
+            ("some module=debug", "`some module` is no module"),
+        ] {
+            let error = parse_filter(bad).unwrap_err();
+            assert!(error.contains(words) && error.contains("use off, error"), "{bad}: {error}");
+        }
     }
 }

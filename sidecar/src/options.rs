@@ -145,6 +145,14 @@ pub struct RunOptions {
     /// sidecar's own user
     #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
     pub allow_uid: Vec<AllowedUid>,
+    /// Memory for batches that clients are sending, over all connections: more lets more large ones come at once, the others
+    /// wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
+    #[arg(long, env = "TAILWIND_BATCH_MEMORY", default_value = "64MiB", value_parser = parse_size, value_name = "SIZE")]
+    pub batch_memory: u64,
+    /// A client that takes nothing of its read for so long is disconnected, and so is one that leaves a batch half sent while
+    /// others wait for its memory: longer forgives stopped processes, shorter frees their places sooner
+    #[arg(long, env = "TAILWIND_CLIENT_PATIENCE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub client_patience_ms: u64,
     /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
     pub heartbeat_interval_ms: u64,

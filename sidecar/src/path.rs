@@ -5,10 +5,14 @@
 //! and sleeps on `epoll(7)` otherwise. Per record it makes no system call but the sockets' reads and writes, takes no
 //! lock and allocates nothing.
 //!
-//! Files, in the order in which a record meets them: [`connection`] (bytes of one client), `requests` (what they mean),
-//! [`replicator`] (placing and posting), and back here for the acks.
+//! Files, in the order in which a record meets them: `places` (who is connected), [`connection`] (bytes of one client) and
+//! `batch_memory` (where large ones find room), `requests` (what they mean), [`replicator`] (placing and posting), and back
+//! here for the acks.
 
+mod batch_memory;
 pub mod connection;
+mod description;
+mod places;
 pub mod replicator;
 mod requests;
 mod sleep;
@@ -21,26 +25,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::ids::{Epoch, Position, SegmentId};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{Input, Output, Positions, Post, Primary, Seat, Standing};
-use tailwind_protocol::socket::{ErrorCode, Response, Role};
+use tailwind_protocol::primary::{Input, Output, Post, Primary, Seat};
+use tailwind_protocol::socket::{ErrorCode, FRAME_HEADER_SIZE, Response, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use connection::{Connection, Parcel, Received};
+use batch_memory::BatchMemory;
+use connection::{Broken, Connection, Parcel, Received};
+pub use description::{Description, Ladder, MemberDescription};
+pub use places::CONNECTIONS_MAX;
+use places::PLACES;
 use replicator::Replicator;
+pub(crate) use requests::trimmed;
 use sleep::Sleeper;
 pub use sleep::Waker;
 
-/// Clients at once. Each may keep a frame and its acks in memory.
-pub const CONNECTIONS_MAX: usize = 64;
 /// Appends that wait for their ack, over all connections: 64 Ki × 48 bytes = 3 MiB, set aside at the start.
 const PENDING_MAX: usize = 64 << 10;
-/// A connection that has not said hello by then is closed, so that strangers cannot use the places up.
-const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// What a client is told about each append that was in flight when this sidecar lost its role.
 const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
                          the log; connect again and read from your last acknowledged LSN on to find out";
@@ -81,8 +85,19 @@ pub struct Options {
     pub allowed: Allowed,
     /// Size of segments, which bounds records and batches.
     pub segment_size: SegmentSize,
+    /// Bytes of batches that are being received, over all connections; at least [`Options::batch_memory_min`].
+    pub batch_memory: usize,
+    /// How long a client may leave a large batch half sent while others wait for memory.
+    pub client_patience: Duration,
     /// How long to look for work before going to sleep.
     pub spin: Duration,
+}
+
+impl Options {
+    /// What the largest batch needs: no less will do, or it would wait for ever.
+    pub fn batch_memory_min(segment_size: SegmentSize) -> usize {
+        requests::frame_body_max(segment_size) + FRAME_HEADER_SIZE
+    }
 }
 
 /// What control tells the path.
@@ -109,6 +124,8 @@ pub enum Command {
     Opened(Epoch, Seat, SegmentId, RemoteBuffer),
     /// A connection comes back from the reader.
     Adopt(Parcel),
+    /// A connection that the reader had has ended.
+    Left,
     /// Queue these bytes for a client that asked for the status.
     Answer(ClientId, u64, String),
     /// Describe yourself.
@@ -168,62 +185,6 @@ pub struct Shared {
     pub news: tokio::sync::Notify,
 }
 
-/// A primary's view of itself, for the status.
-#[derive(Clone, Debug, Serialize)]
-pub struct Description {
-    /// `primary`, `standby` or `recovering`.
-    pub role: String,
-    /// The epoch; 0 if unknown.
-    pub epoch: u64,
-    /// Who is primary; empty if unknown.
-    pub primary: String,
-    /// Version of the member set.
-    pub version: u64,
-    /// Last acknowledged record.
-    pub acked: u64,
-    /// First record that can be read.
-    pub first: u64,
-    /// The ladder of positions, each `segment:offset`.
-    pub positions: Option<Ladder>,
-    /// Members and newcomers.
-    pub members: Vec<MemberDescription>,
-    /// Clients connected.
-    pub clients: usize,
-    /// Appends that wait for their ack.
-    pub pending: usize,
-}
-
-/// The ladder of positions as text.
-#[derive(Clone, Debug, Serialize)]
-pub struct Ladder {
-    flushed: String,
-    acked: String,
-    completed: String,
-    posted: String,
-    appended: String,
-}
-
-impl From<Positions> for Ladder {
-    fn from(p: Positions) -> Ladder {
-        let [flushed, acked, completed, posted, appended] =
-            [p.flushed, p.acked, p.completed, p.posted, p.appended].map(|position| position.to_string());
-        Ladder { flushed, acked, completed, posted, appended }
-    }
-}
-
-/// One member in the status.
-#[derive(Clone, Debug, Serialize)]
-pub struct MemberDescription {
-    /// Its name.
-    pub name: String,
-    /// Its control endpoint.
-    pub control: String,
-    /// `in set`, `catching up` or `lost`.
-    pub standing: &'static str,
-    /// Completed up to here.
-    pub completed: String,
-}
-
 /// Who this sidecar is for its clients.
 enum Part {
     Waiting { role: Role },
@@ -271,9 +232,18 @@ pub struct Path {
     epoch: u64,
     primary_name: String,
     me: String,
+    /// One entry for each place, see `places`.
     clients: Vec<Option<Client>>,
+    /// The place whose client is out of it, while its frames are worked on.
+    serving: Option<usize>,
+    /// Connections that are with the reader: each keeps its claim to a place.
+    reading: usize,
     next_client: u64,
+    batch_memory: BatchMemory,
     pending: VecDeque<Pending>,
+    /// Where the last append ends that was in flight when its connection did. See "After a failover" in
+    /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
+    left_behind: Position,
     barriers: Vec<PendingBarrier>,
     listener: UnixListener,
     commands: Receiver<Command>,
@@ -300,15 +270,20 @@ impl Path {
     ) -> io::Result<Path> {
         let sleeper = Sleeper::new(waker, &listener)?;
         let now = Instant::now();
+        let batch_memory = options.batch_memory;
         Ok(Path {
             options,
             part: Part::Waiting { role: Role::Standby },
             epoch: 0,
             primary_name: String::new(),
             me,
-            clients: (0..CONNECTIONS_MAX).map(|_| None).collect(),
+            clients: (0..PLACES).map(|_| None).collect(),
+            serving: None,
+            reading: 0,
             next_client: 1,
+            batch_memory: BatchMemory::new(batch_memory),
             pending: VecDeque::with_capacity(PENDING_MAX),
+            left_behind: Position::default(),
             barriers: Vec::with_capacity(CONNECTIONS_MAX),
             listener,
             commands,
@@ -396,7 +371,8 @@ impl Path {
         match command {
             Command::Wait { role, epoch, primary } => self.wait(role, epoch, primary),
             Command::Lead(primary, last) => self.lead(*primary, last),
-            Command::Adopt(parcel) => self.adopt(parcel, true),
+            Command::Adopt(parcel) => self.take_back(parcel),
+            Command::Left => self.on_left(),
             Command::Answer(id, request, json) => self.on_answer(id, request, &json),
             // The receiver may have given up waiting.
             Command::Describe(reply) => drop(reply.send(self.describe())),
@@ -434,7 +410,11 @@ impl Path {
         let news = (self.role(), self.epoch, &self.primary_name) != (role, epoch, &primary);
         if let Part::Leading(_) = std::mem::replace(&mut self.part, Part::Waiting { role }) {
             // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
-            self.clients.iter_mut().flatten().for_each(|client| client.connection.outbox.broken = true);
+            for client in self.clients.iter_mut().flatten().filter(|client| client.connection.outbox.greeted) {
+                client.connection.outbox.broken = Some(Broken::RoleLost);
+                client.connection.outbox.read_after = None;
+            }
+            self.left_behind = Position::default();
         }
         self.epoch = epoch;
         self.primary_name = primary;
@@ -459,7 +439,6 @@ impl Path {
         while let Some(pending) = self.pending.pop_front() {
             if let Some(client) = self.client(pending.place as usize, pending.client) {
                 client.connection.outbox.inflight -= 1;
-                client.connection.outbox.broken = true;
                 client.connection.outbox.refuse(pending.request, ErrorCode::UnknownOutcome, false, 0, why);
             }
         }
@@ -563,51 +542,10 @@ impl Path {
         }
     }
 
-    fn close(&mut self, place: usize) {
-        if let Some(client) = self.clients[place].take() {
-            self.sleeper.forget(client.connection.fd());
-            self.barriers.retain(|barrier| barrier.client != client.id);
-            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn client(&mut self, place: usize, id: ClientId) -> Option<&mut Client> {
-        self.clients[place].as_mut().filter(|client| client.id == id)
-    }
-
     fn on_answer(&mut self, id: ClientId, request: u64, json: &str) {
         if let Some(client) = self.clients.iter_mut().flatten().find(|client| client.id == id) {
             client.connection.outbox.questions -= 1;
             client.connection.outbox.answer(request, &Response::StatusReport { json });
-        }
-    }
-
-    fn describe(&self) -> Description {
-        let replicator = match &self.part {
-            Part::Leading(replicator) => Some(replicator.primary()),
-            Part::Waiting { .. } => None,
-        };
-        let members =
-            replicator.into_iter().flat_map(|primary| primary.roster()).map(|(member, standing, lost, at)| {
-                let standing = match standing {
-                    _ if lost => "lost",
-                    Standing::InSet => "in set",
-                    Standing::Newcomer { .. } => "catching up",
-                };
-                let (name, control) = (member.id.to_string(), member.control.clone());
-                MemberDescription { name, control, standing, completed: at.to_string() }
-            });
-        Description {
-            role: self.role().to_string(),
-            epoch: self.epoch,
-            primary: self.primary_name.clone(),
-            version: replicator.map_or(0, |primary| primary.config().version.0),
-            acked: self.shared.acked.load(Ordering::Relaxed),
-            first: self.shared.first.load(Ordering::Relaxed),
-            positions: replicator.map(|primary| primary.positions().into()),
-            members: members.collect(),
-            clients: self.clients.iter().flatten().count(),
-            pending: self.pending.len(),
         }
     }
 
@@ -627,22 +565,8 @@ impl Path {
             }
         }
         self.ready = ready;
-        self.dismiss_the_silent();
+        self.dismiss_the_slow();
         Ok(())
-    }
-
-    fn dismiss_the_silent(&mut self) {
-        for place in 0..self.clients.len() {
-            let late = self.clients[place].as_ref().is_some_and(|client| {
-                let connection = &client.connection;
-                !connection.outbox.greeted
-                    && connection.outbox.held.is_none()
-                    && connection.since.elapsed() > HELLO_PATIENCE
-            });
-            if late {
-                self.close(place);
-            }
-        }
     }
 
     fn serve(&mut self, place: usize) -> bool {

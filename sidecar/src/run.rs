@@ -16,6 +16,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
+use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -57,6 +58,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         fabric,
         rdma,
         allow_uid,
+        batch_memory,
+        client_patience_ms,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
         fence_patience_ms,
@@ -99,6 +102,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         }
     };
     let Shape { durability, segment_size, fabric } = shape;
+    let batch_memory_min = PathOptions::batch_memory_min(segment_size) as u64;
+    ensure!(
+        batch_memory >= batch_memory_min,
+        "--batch-memory {}: must be at least {batch_memory_min} bytes, which the largest batch takes with segments of {segment_size}",
+        readable_size(batch_memory)
+    );
+    let client_patience = Duration::from_millis(client_patience_ms);
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
     let listener = listen_on_socket(&socket, &allowed)?;
@@ -113,7 +123,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, outbox) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::default());
-    let path_options = PathOptions { allowed, segment_size, spin: Duration::from_micros(spin_us) };
+    let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
+    let spin = Duration::from_micros(spin_us);
+    let path_options = PathOptions { allowed, segment_size, batch_memory, client_patience, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, events, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {
@@ -129,6 +141,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             fence_patience: Duration::from_millis(fence_patience_ms),
             open_patience: Duration::from_millis(open_patience_ms),
             rpc_timeout: Duration::from_millis(rpc_timeout_ms),
+            client_patience,
         },
         path: PathHandle::new(commands, waker),
         shared,
@@ -233,6 +246,13 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
         bail!(
             "socket path {} has {length} bytes: the limit is {SOCKET_PATH_MAX}; choose a shorter --socket",
             path.display()
+        );
+    }
+    if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        bail!(
+            "--socket {} is a folder: give the path of a socket in it, such as {}",
+            path.display(),
+            path.join("append.sock").display()
         );
     }
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {

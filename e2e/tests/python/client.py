@@ -48,6 +48,13 @@ with Client(primary, timeout=30) as client:
     tail.close()
     assert client.append(b"after the tail") == 50_002
 
+    end = 50_002
+    for length in (0, 1, 100):
+        fitting = (client.welcome.batch_size_max - 8) // (32 + (length + 7) // 8 * 8)
+        refused(TooLarge, lambda: client.submit_batch([bytes(length)] * (fitting + 1)))
+        end += fitting
+        assert client.append_batch([bytes(length)] * fitting) == end
+
 with Client(standby, timeout=30) as client:
     assert client.role.role == 2
     assert "sidecar0" in refused(NotPrimary, lambda: client.append(b"no")).message

@@ -254,15 +254,14 @@ impl Flusher {
     }
 
     /// Whatever happens to the file, it is not missed any more from now on.
-    fn forget(&mut self, segment: SegmentId) {
+    fn forget(&mut self, segment: SegmentId) -> io::Result<()> {
         self.files.remove(&segment);
         self.flushed.forget(segment);
-        self.rest();
+        self.flushed.write()
     }
 
     fn quarantine(&mut self, segment: SegmentId, log: LogId) {
-        self.forget(segment);
-        match self.disk.quarantine(segment, log) {
+        match self.forget(segment).and_then(|()| self.disk.quarantine(segment, log)) {
             Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "no part of the log: in quarantine")),
             // Harmless: found at the next start, it is a copy that the primary drops again.
             Err(error) => warn!(%segment, %error, "move segment file into quarantine"),
@@ -290,8 +289,7 @@ impl Flusher {
     }
 
     fn delete(&mut self, segment: SegmentId, log: LogId) {
-        self.forget(segment);
-        match self.disk.delete(segment, log) {
+        match self.forget(segment).and_then(|()| self.disk.delete(segment, log)) {
             Ok(()) => info!(%segment, "deleted"),
             // Harmless: found at the next start, it is a copy that the primary drops or trims again.
             Err(error) => warn!(%segment, %error, "delete segment file"),

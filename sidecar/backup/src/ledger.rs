@@ -217,6 +217,12 @@ impl Ledger {
             ledger.damaged = true;
             told.doubts.push(format!("{rotten} entries of the ledger of what is owed cannot be read"));
         }
+        // The process before may have died of a sync that failed: then the last sector is here and perhaps not on disk, and no
+        // later sync would bring it there (`fsync(2)`).
+        let sector = SECTOR_ENTRIES as usize * ENTRY_SIZE;
+        let from = (ledger.next - 1) as usize / SECTOR_ENTRIES as usize * sector;
+        ledger.file.write_all_at(from as u64, &bytes[from..length.min(from + sector)])?;
+        ledger.file.sync()?;
         ledger.room = (length / ENTRY_SIZE) as u64;
         told.owed = ledger.owed.values().copied().collect();
         Ok(Some(ledger))

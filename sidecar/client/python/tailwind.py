@@ -28,7 +28,8 @@ HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
 
 Welcome = collections.namedtuple(
-    "Welcome", "version role record_size_max batch_size_max batch_records_max inflight_max epoch first last primary")
+    "Welcome", "version role record_size_max batch_size_max batch_records_max inflight_max record_cost batch_cost "
+               "epoch first last primary")
 Role = collections.namedtuple("Role", "role epoch last primary")
 CaughtUp = collections.namedtuple("CaughtUp", "next")
 Passed = collections.namedtuple("Passed", "epoch last")
@@ -121,13 +122,18 @@ class Client:
         records = list(records)
         if not records:
             raise ValueError("a batch without a record")
-        body = struct.pack("<II", len(records), 0) + b"".join(struct.pack("<I", len(r)) + r for r in records)
-        limits = self.welcome
-        if (len(body) > limits.batch_size_max or len(records) > limits.batch_records_max
+        limits, size = self.welcome, self.batch_size(map(len, records))
+        if (size > limits.batch_size_max or len(records) > limits.batch_records_max
                 or max(map(len, records)) > limits.record_size_max):
-            raise TooLarge("TooLarge", "batch of %d records in %d bytes: the limits are %d, %d, and %d for a record" % (
-                len(records), len(body), limits.batch_records_max, limits.batch_size_max, limits.record_size_max))
+            raise TooLarge("TooLarge", "batch of %d records takes %d bytes of log: the limits are %d, %d, and %d bytes "
+                           "for a record; split it" % (len(records), size, limits.batch_records_max,
+                                                       limits.batch_size_max, limits.record_size_max))
+        body = struct.pack("<II", len(records), 0) + b"".join(struct.pack("<I", len(r)) + r for r in records)
         return self._submit(BATCH, body)
+
+    def batch_size(self, lengths):
+        """Bytes of log that a batch of records of these lengths takes: no more than `welcome.batch_size_max` will do."""
+        return self.welcome.batch_cost + sum(self.welcome.record_cost + (length + 7) // 8 * 8 for length in lengths)
 
     def wait(self, ticket):
         """The LSN of one submitted append, or its error. Answers to others are kept."""
@@ -307,7 +313,7 @@ class Client:
         elif kind == ROLE:
             self.role = Role(*struct.unpack_from("<B7xQQ", body), body[24:].decode())
         elif kind == WELCOME:
-            welcome = Welcome(*struct.unpack_from("<HBxIIII4xQQQ", body), body[48:].decode())
+            welcome = Welcome(*struct.unpack_from("<HBxIIIIHHQQQ", body), body[48:].decode())
             self.role = Role(welcome.role, welcome.epoch, welcome.last, welcome.primary)
             self._on_reply(request, welcome)
         elif kind == PASSED:

@@ -22,7 +22,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Nothing was appended or read: go to the primary, or wait here for the role.
-    #[error("this sidecar is not the primary ({}): {message}", primary.as_deref().unwrap_or("which is unknown"))]
+    #[error("nothing was done: {message}")]
     NotPrimary {
         /// Who is, if known.
         primary: Option<String>,
@@ -42,7 +42,7 @@ pub enum Error {
         message: String,
     },
     /// The records asked for have been trimmed away: start from a later one.
-    #[error("trimmed: {message}")]
+    #[error("{message}")]
     Trimmed {
         /// The sidecar's words.
         message: String,

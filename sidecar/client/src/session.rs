@@ -10,7 +10,7 @@ use std::io;
 
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{
-    self, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION, batch_body_size, decode_response, encode_batch,
+    self, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION, decode_response, encode_batch,
 };
 
 use crate::buffer::{Inbox, Outbox};
@@ -182,12 +182,14 @@ impl Session {
             let (count, max) = (records.len(), self.welcome.limits.batch_records_max);
             return Err(Error::TooLarge { message: format!("batch of {count} records: the limit is {max}") });
         }
-        let mut payload_size = 0;
-        for record in records {
-            check_size("record", record.as_ref().len(), self.welcome.limits.record_size_max)?;
-            payload_size += record.as_ref().len();
+        let limits = self.welcome.limits;
+        let lengths = || records.iter().map(|record| record.as_ref().len());
+        lengths().try_for_each(|length| check_size("record", length, limits.record_size_max))?;
+        let size = limits.batch_size(lengths());
+        if size > limits.batch_size_max as usize {
+            let message = format!("batch takes {size} bytes of log: the limit is {}; split it", limits.batch_size_max);
+            return Err(Error::TooLarge { message });
         }
-        check_size("batch", batch_body_size(records.len(), payload_size), self.welcome.limits.batch_size_max)?;
         let ticket = self.next_ticket();
         encode_batch(ticket.0, records.iter().map(AsRef::as_ref), self.outbox.tail());
         Ok(ticket)

@@ -44,12 +44,24 @@ pub struct Welcome {
 pub struct Limits {
     /// Largest record, in bytes.
     pub record_size_max: u32,
-    /// Largest body of a batch, in bytes: 8, and 4 more than its payload for each record.
+    /// Largest batch, in bytes of log: compare [`Limits::batch_size`] with it.
     pub batch_size_max: u32,
     /// Most records in a batch.
     pub batch_records_max: u32,
     /// Unacknowledged appends at which the sidecar stops reading from this connection. More may be submitted: they wait here.
     pub inflight_max: u32,
+    /// Bytes of log that each record takes beside its payload, which is padded to a multiple of 8.
+    pub record_cost: u16,
+    /// Bytes of log that each batch takes beside its records.
+    pub batch_cost: u16,
+}
+
+impl Limits {
+    /// Bytes of log that a batch of records of these lengths takes. A batch is taken if that is no more than
+    /// `batch_size_max`, and no record and no number of records is above its own limit.
+    pub fn batch_size(&self, lengths: impl Iterator<Item = usize>) -> usize {
+        socket::batch_log_size(self.record_cost, self.batch_cost, lengths)
+    }
 }
 
 /// Who the sidecar is now, as far as it has told.
@@ -111,6 +123,8 @@ impl From<socket::Welcome<'_>> for Welcome {
                 batch_size_max: body(welcome.batch_size_max),
                 batch_records_max: welcome.batch_records_max.min(socket::BATCH_RECORDS_MAX),
                 inflight_max: welcome.inflight_max,
+                record_cost: welcome.record_cost,
+                batch_cost: welcome.batch_cost,
             },
             epoch: Epoch(welcome.epoch),
             first: Lsn(welcome.first),

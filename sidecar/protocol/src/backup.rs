@@ -159,8 +159,10 @@ impl Backup {
                     Some(format!("segment {segment}, closed at LSN {}, is gone or corrupt", copy.closure.last))
                 }
                 Stage::Recovered if copy.is_damaged() => Some(format!(
-                    "segment {segment} is valid up to byte {} only (LSN {}), and was acknowledged up to byte {} at least",
-                    copy.closure.end, copy.closure.last, copy.acked
+                    "segment {segment} is valid up to byte {} only (LSN {}), and was acknowledged or flushed up to byte {}",
+                    copy.closure.end,
+                    copy.closure.last,
+                    copy.acked.max(copy.flushed)
                 )),
                 _ => None,
             }

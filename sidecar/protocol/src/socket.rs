@@ -243,12 +243,16 @@ pub struct Welcome<'a> {
     pub role: Role,
     /// Largest record, in bytes.
     pub record_size_max: u32,
-    /// Largest body of a `Batch` request, in bytes.
+    /// Largest batch, in bytes of log: see [`batch_log_size`]. No frame body may be larger either.
     pub batch_size_max: u32,
     /// Most records in a batch.
     pub batch_records_max: u32,
     /// Unacknowledged appends that a connection may have before the server stops reading from it.
     pub inflight_max: u32,
+    /// Bytes of log that a record takes beside its payload, which is padded to a multiple of [`PADDED_TO`].
+    pub record_cost: u16,
+    /// Bytes of log that a batch takes beside its records.
+    pub batch_cost: u16,
     /// The current epoch; 0 if unknown.
     pub epoch: u64,
     /// First record that can be read.
@@ -358,9 +362,15 @@ pub fn encode_batch<'a>(request: u64, records: impl ExactSizeIterator<Item = &'a
     });
 }
 
-/// Bytes of a batch request's body: what the welcome's `batch_size_max` bounds.
-pub fn batch_body_size(records: usize, payload_size: usize) -> usize {
-    8 + 4 * records + payload_size
+/// What the log pads each payload to, and so what a payload counts as in a batch.
+pub const PADDED_TO: usize = 8;
+
+/// Bytes of log that a batch of these payload lengths takes, by the costs of a welcome: what `batch_size_max` bounds. Never
+/// less than the bytes of the batch's body.
+pub fn batch_log_size(record_cost: u16, batch_cost: u16, lengths: impl Iterator<Item = usize>) -> usize {
+    // A server that tells no costs is held to the body: 4 bytes for each record, 8 for the run of them.
+    let (record_cost, batch_cost) = (usize::from(record_cost).max(4), usize::from(batch_cost).max(8));
+    batch_cost + lengths.map(|length| record_cost + length.next_multiple_of(PADDED_TO)).sum::<usize>()
 }
 
 /// A decoded frame: the request number, what it says, and how many bytes it took.
@@ -372,6 +382,17 @@ pub struct Decoded<T> {
     pub frame: T,
     /// Bytes of the frame, header included.
     pub size: usize,
+}
+
+/// Bytes of the frame that begins here, by its header; `None` while that has not come.
+pub fn frame_size(bytes: &[u8]) -> Option<usize> {
+    let (length, _) = bytes.split_first_chunk::<4>().filter(|_| bytes.len() >= FRAME_HEADER_SIZE)?;
+    Some(FRAME_HEADER_SIZE + u32::from_le_bytes(*length) as usize)
+}
+
+/// True if the frame that begins here is an `Append` or a `Batch`, by its header.
+pub fn announces_append(bytes: &[u8]) -> bool {
+    matches!(bytes.get(4), Some(&(kind::APPEND | kind::BATCH)))
 }
 
 /// Reads one request from the start of `bytes`. `None`: more bytes are needed. `body_max` bounds what is accepted.
@@ -498,10 +519,9 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
                 batch_size_max: body.u32()?,
                 batch_records_max: body.u32()?,
                 inflight_max: body.u32()?,
-                epoch: {
-                    body.u32()?;
-                    body.u64()?
-                },
+                record_cost: body.u16()?,
+                batch_cost: body.u16()?,
+                epoch: body.u64()?,
                 first: body.u64()?,
                 last: body.u64()?,
                 primary: body.text()?,
@@ -578,14 +598,10 @@ impl Response<'_> {
             Response::Welcome(welcome) => frame(out, kind::WELCOME, 0, request, |out| {
                 out.extend_from_slice(&welcome.version.to_le_bytes());
                 out.extend_from_slice(&[welcome.role as u8, 0]);
-                let limits = [
-                    welcome.record_size_max,
-                    welcome.batch_size_max,
-                    welcome.batch_records_max,
-                    welcome.inflight_max,
-                    0,
-                ];
+                let limits =
+                    [welcome.record_size_max, welcome.batch_size_max, welcome.batch_records_max, welcome.inflight_max];
                 limits.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                [welcome.record_cost, welcome.batch_cost].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
                 [welcome.epoch, welcome.first, welcome.last]
                     .iter()
                     .for_each(|n| out.extend_from_slice(&n.to_le_bytes()));

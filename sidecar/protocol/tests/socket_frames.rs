@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use proptest::prelude::*;
+use tailwind_protocol::layout;
+use tailwind_protocol::segment::append_size;
 use tailwind_protocol::socket::*;
 
 /// Bytes of a hexadecimal text; spaces, bars and line ends are for the reader.
@@ -44,6 +46,8 @@ const WELCOME: Welcome<'static> = Welcome {
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
     inflight_max: 4096,
+    record_cost: 32,
+    batch_cost: 8,
     epoch: 3,
     first: 1,
     last: 9,
@@ -89,7 +93,7 @@ fn responses_have_golden_bytes() {
     let golden = [
         (
             Response::Welcome(WELCOME),
-            "34000000 81 00 0000 0100000000000000 | 0100 01 00 00001000 00004000 00000100 00100000 00000000
+            "34000000 81 00 0000 0100000000000000 | 0100 01 00 00001000 00004000 00000100 00100000 2000 0800
              0300000000000000 0100000000000000 0900000000000000 64622d30",
         ),
         (Response::Ack { lsn: 10 }, "08000000 82 00 0000 0200000000000000 | 0a00000000000000"),
@@ -277,7 +281,23 @@ fn a_batch_written_record_by_record_is_the_same_frame() {
     let mut bytes = Vec::new();
     encode_batch(3, records.into_iter(), &mut bytes);
     assert_eq!(bytes, request_bytes(3, &Request::Batch(Batch::new(3, &run(&records)).unwrap())));
-    assert_eq!(bytes.len(), FRAME_HEADER_SIZE + batch_body_size(3, 4));
+    assert_eq!(frame_size(&bytes), Some(bytes.len()));
+    assert_eq!(frame_size(&bytes[..FRAME_HEADER_SIZE - 1]), None);
+    assert!(announces_append(&bytes) && !announces_append(&request_bytes(1, &Request::Status)));
+}
+
+/// The formula of the document against the log's own bytes, and against the frame's: who keeps to it is never refused.
+#[test]
+fn a_batch_costs_what_the_document_says() {
+    let (record_cost, batch_cost) = (layout::RECORD_HEADER_SIZE as u16, layout::CHECKSUM_SIZE as u16);
+    for lengths in [&[0][..], &[1, 7, 8, 9], &[0; 100], &[1 << 20, 3]] {
+        let size = batch_log_size(record_cost, batch_cost, lengths.iter().copied());
+        assert_eq!(size, append_size(lengths.iter().copied()), "{lengths:?}");
+        let records: Vec<Vec<u8>> = lengths.iter().map(|length| vec![7; *length]).collect();
+        let mut bytes = Vec::new();
+        encode_batch(1, records.iter().map(Vec::as_slice), &mut bytes);
+        assert!(bytes.len() - FRAME_HEADER_SIZE <= size, "{lengths:?}");
+    }
 }
 
 #[test]
@@ -324,6 +344,8 @@ impl Arbitrary {
                 batch_size_max: c as u32,
                 batch_records_max: a as u32,
                 inflight_max: b as u32,
+                record_cost: c as u16,
+                batch_cost: a as u16,
                 epoch: a,
                 first: b,
                 last: c,

@@ -12,7 +12,6 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -20,11 +19,10 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use tailwind_client::{Ack, Error, Lsn, Ticket};
+use tailwind_client::{Ack, Error, Limits, Lsn, Ticket};
 use tailwind_protocol::layout::readable_size;
 
 use super::framing::{InputFraming, Splitter};
-use super::status::Report;
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
 use flight::{Bundle, Flight, Found};
@@ -35,8 +33,6 @@ use report::{LsnPrinter, Progress, aftermath, summary};
 const PUMP_EVERY: Duration = Duration::from_millis(10);
 /// How often a silent primary is checked for a successor, with `--reconnect`.
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
-/// How often a sidecar is asked whether it is done with what an earlier connection left.
-const SETTLED_EVERY: Duration = Duration::from_millis(5);
 /// What is wrong when the log holds records of somebody else.
 const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cannot tell records of two apart";
 
@@ -88,8 +84,9 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         place: 0,
         taken: 0,
         batch,
-        batch_size_max: limits.batch_size_max as usize,
+        limits,
         bundle: Bundle::default(),
+        bundle_size: 0,
         flight: Flight::new(),
         log_end: None,
         heard: Instant::now(),
@@ -136,11 +133,12 @@ struct Appender<'a> {
     /// Records taken from the input, those left out included, and the bytes of their payloads.
     place: u64,
     taken: u64,
-    /// Records to a bundle, and the most bytes of log that a bundle may take.
+    /// Records to a bundle.
     batch: usize,
-    batch_size_max: usize,
-    /// Being filled.
+    limits: Limits,
+    /// Being filled, and the bytes of log that its records take so far.
     bundle: Bundle,
+    bundle_size: usize,
     flight: Flight<Ticket>,
     /// With `--reconnect`, where the log ends as far as is known: our last acknowledged record, or what was there before.
     log_end: Option<Lsn>,
@@ -190,16 +188,19 @@ impl Appender<'_> {
                 continue;
             }
             self.bundle.push(record, self.place);
+            let of_batch = |lengths: &[usize]| self.limits.batch_size(lengths.iter().copied());
+            self.bundle_size += of_batch(&[record.len()]) - of_batch(&[]);
             // A refusal by the sidecar would come too late: what follows is on its way by then.
             ensure!(
-                self.bundle.log_size() <= self.batch_size_max,
+                of_batch(&[]) + self.bundle_size <= self.limits.batch_size_max as usize,
                 "--batch {}: the batch around {} {} of the input takes more than {} of log; give a smaller number",
                 self.batch,
                 self.options.framing.noun(),
                 self.place,
-                readable_size(self.batch_size_max as u64)
+                readable_size(u64::from(self.limits.batch_size_max))
             );
         }
+        self.bundle_size = 0;
         let blank = self.flight.blank();
         self.flight.push(std::mem::replace(&mut self.bundle, blank));
         Ok(Gathered::Bundle)
@@ -342,22 +343,22 @@ impl Appender<'_> {
 
     /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
     /// 1. The log holds a prefix of what is in flight behind `log_end`, as nobody else appends.
-    /// 2. No append of an earlier connection is on its way any more: that connection was ended by the sidecar or is broken
-    ///    (it takes no append after the first that it did not take), and nothing in this sidecar waits for its ack.
+    /// 2. No append of an earlier connection lands behind the read: that connection has ended before, and the read is ordered
+    ///    behind what it left.
     /// 3. The barrier proves that this sidecar was primary after that, so that its log is the log, and the read shows all
     ///    of it: hence the whole prefix, which is acknowledged by being read.
     fn catch_up(&mut self) -> anyhow::Result<()> {
         let client = &mut self.primary.client;
-        let deadline = Instant::now() + self.options.target.timeout();
-        while Report::parse(&client.status()?)?.pending != Some(0) {
-            if Instant::now() >= deadline {
-                return Err(Error::TimedOut { after: self.options.target.timeout() }.into());
-            }
-            sleep(SETTLED_EVERY);
-        }
         let passed = client.barrier()?;
         let Some(end) = self.log_end else {
-            self.log_end = Some(passed.last);
+            // Nothing of ours can be there, but perhaps of somebody who died here before us.
+            let mut end = passed.last;
+            let mut records = client.read(end.next(), 0)?;
+            while let Some((lsn, _)) = records.next_record()? {
+                end = lsn;
+            }
+            drop(records);
+            self.log_end = Some(end);
             return Ok(());
         };
         ensure!(

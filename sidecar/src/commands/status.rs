@@ -30,7 +30,7 @@ pub struct StatusOptions {
 /// The sidecar's JSON, as far as it is known here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Report {
+struct Report {
     group: String,
     sidecar: String,
     fabric: String,
@@ -50,7 +50,7 @@ pub(super) struct Report {
     members: Vec<Member>,
     clients: u64,
     /// Appends that wait for their ack, whoever sent them.
-    pub(super) pending: Option<u64>,
+    pending: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -74,7 +74,7 @@ struct Member {
 
 impl Report {
     /// Reads the sidecar's JSON.
-    pub(super) fn parse(json: &str) -> anyhow::Result<Report> {
+    fn parse(json: &str) -> anyhow::Result<Report> {
         serde_json::from_str(json)
             .context("read the sidecar's status (is it of another version? --json shows it as it is)")
     }

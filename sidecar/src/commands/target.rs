@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -142,6 +143,16 @@ pub(super) fn is_passing(error: &Error) -> bool {
 }
 
 fn connect(socket: &Path, hold: bool, timeout: Option<Duration>) -> Result<Client, Error> {
+    // The system says of these what it says of a socket that nobody listens on, for whom waiting would help.
+    let kind = std::fs::metadata(socket).map(|found| found.file_type());
+    let mistaken = match &kind {
+        Ok(kind) if kind.is_dir() => Some(ErrorKind::IsADirectory),
+        Ok(kind) if !kind.is_socket() => Some(ErrorKind::InvalidInput),
+        _ => None,
+    };
+    if let Some(kind) = mistaken {
+        return Err(Error::Connect { path: socket.to_owned(), source: kind.into() });
+    }
     Client::connect_with(socket, &Options { hold, timeout, ..Options::default() })
 }
 
@@ -151,6 +162,8 @@ fn explain(socket: &Path, error: Error) -> anyhow::Error {
         Error::Connect { source, .. } => match source.kind() {
             ErrorKind::NotFound => "start the sidecar, or give its --socket or its --group; --wait waits for it",
             ErrorKind::ConnectionRefused => "the sidecar has ended; --wait waits for it to come back",
+            ErrorKind::IsADirectory => "give the path of the socket in it",
+            ErrorKind::InvalidInput => "this is no socket; give the path of a sidecar's",
             ErrorKind::PermissionDenied => "be the socket's owner or in its group",
             _ => "is this the append socket of a sidecar?",
         },

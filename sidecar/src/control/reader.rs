@@ -1,29 +1,31 @@
 //! Serves one read: replays acknowledged records from an LSN on and, if asked, goes on with new ones.
 //!
 //! Started by [`control`](super) when the append path hands a connection over; gives it back when the read has ended.
-//! Memory per reader: [`AHEAD`] + 1 segments and one frame; readers at once: [`READERS_MAX`].
+//! Memory per reader: [`AHEAD`] + 1 segments and one frame; readers at once: [`READERS_MAX`]. A client that takes no byte for
+//! too long gives its place up: what it reads, others may be waiting for.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{Scanner, Stop};
 use tailwind_protocol::socket::{
     Batch, ErrorCode, RECORDS_FRAME_TARGET, Request, Response, decode_request, put_batch_record,
 };
-use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-use super::Context;
 use super::log::Location;
-use crate::path::Command;
+use super::{Context, PathHandle};
 use crate::path::connection::Parcel;
+use crate::path::{Command, trimmed};
 
 /// Reads at once.
 pub const READERS_MAX: usize = 16;
@@ -31,8 +33,8 @@ pub const READERS_MAX: usize = 16;
 const AHEAD: usize = 2;
 /// A tail looks up at least so often, to notice that this sidecar is no longer primary.
 const TAIL_LOOKS_UP: Duration = Duration::from_millis(20);
-/// Largest request that may come during a read: a stop has no body.
-const REQUEST_MAX: usize = 1 << 20;
+/// When it may be worth trying again for a place, or for a segment that nobody could give.
+const RETRY_MS: u32 = 1000;
 
 /// What a client wants to read.
 pub struct Wanted {
@@ -56,6 +58,8 @@ enum End {
     Refused(ErrorCode, String),
     /// The client is gone.
     Gone,
+    /// The client has taken no byte for so long.
+    Stuck(Duration),
 }
 
 impl From<io::Error> for End {
@@ -82,15 +86,37 @@ impl Drop for Place {
     }
 }
 
+/// Tells the append path that a connection has ended, unless it gets it back.
+struct Claim<'a>(Option<&'a PathHandle>);
+
+impl Claim<'_> {
+    fn give_back(mut self, parcel: Parcel) {
+        if let Some(path) = self.0.take() {
+            path.send(Command::Adopt(parcel));
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            path.send(Command::Left);
+        }
+    }
+}
+
 /// Serves a read and gives the connection back to the append path.
 pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
+    let claim = Claim(Some(&context.path));
     let place = Place::take();
-    let Ok(stream) = UnixStream::from_std(parcel.stream) else { return };
+    let Parcel { stream, received, unsent, broken, epoch } = parcel;
+    let Ok(stream) = UnixStream::from_std(stream) else { return };
     let mut reader = Reader {
         term: context.log.term(),
         context: &context,
         stream,
-        received: parcel.received,
+        received,
+        request_max: context.rules.segment_size.record_size_max() as usize,
         request: wanted.request,
         next: Lsn(wanted.from),
         left: if wanted.limit == 0 { u64::MAX } else { wanted.limit },
@@ -101,17 +127,18 @@ pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
         ahead: VecDeque::new(),
         read_so_far: None,
     };
-    let end = match (&place, reader.stream.write_all(&parcel.unsent).await) {
-        (_, Err(_)) => End::Gone,
-        (None, Ok(())) => End::Refused(ErrorCode::Busy, format!("{READERS_MAX} reads are running already")),
+    let end = match (&place, reader.write(&unsent).await) {
+        (_, Err(end)) => end,
+        (None, Ok(())) => {
+            let message = format!("{READERS_MAX} reads are running already: try again when one has ended");
+            End::Refused(ErrorCode::Busy, message)
+        }
         (Some(_), Ok(())) => reader.read(wanted.tail).await,
     };
     let answered = reader.finish(end).await;
-    // A connection that was open when the role was lost appends no more, wherever it was.
-    let broken = parcel.broken || context.log.term() != reader.term;
     let Reader { stream, received, .. } = reader;
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        context.path.send(Command::Adopt(Parcel { stream, received, unsent: Vec::new(), broken }));
+        claim.give_back(Parcel { stream, received, unsent: Vec::new(), broken, epoch });
     }
 }
 
@@ -121,6 +148,8 @@ struct Reader<'a> {
     term: u64,
     stream: UnixStream,
     received: Vec<u8>,
+    /// Largest request that may come during a read, so that what is received fits a connection's inbox; a stop has no body.
+    request_max: usize,
     request: u64,
     /// The record to send next.
     next: Lsn,
@@ -170,8 +199,7 @@ impl Reader<'_> {
                     self.check_term()?;
                     let first = self.context.shared.first.load(Ordering::Acquire);
                     if self.next.0 < first {
-                        let message = format!("LSN {} has been trimmed: the log begins at {first}", self.next);
-                        return Err(End::Refused(ErrorCode::Trimmed, message));
+                        return Err(End::Refused(ErrorCode::Trimmed, trimmed(self.next, first)));
                     }
                     // Between two openings: the next look finds it.
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -259,8 +287,9 @@ impl Reader<'_> {
             frame.clear();
             let batch = Batch::new(self.count, &self.records).expect("gathered as a batch");
             Response::Records { first: self.first.0, records: batch }.encode(self.request, &mut frame);
-            self.stream.write_all(&frame).await?;
+            let written = self.write(&frame).await;
             self.frame = frame;
+            written?;
             self.records.clear();
             self.count = 0;
         }
@@ -268,9 +297,31 @@ impl Reader<'_> {
     }
 
     async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
-        self.frame.clear();
-        response.encode(self.request, &mut self.frame);
-        Ok(self.stream.write_all(&self.frame).await?)
+        self.say(self.request, response).await
+    }
+
+    async fn say(&mut self, request: u64, response: &Response<'_>) -> Result<(), End> {
+        let mut frame = std::mem::take(&mut self.frame);
+        frame.clear();
+        response.encode(request, &mut frame);
+        let written = self.write(&frame).await;
+        self.frame = frame;
+        written
+    }
+
+    /// Writes everything, as long as the client goes on taking some of it.
+    async fn write(&mut self, mut bytes: &[u8]) -> Result<(), End> {
+        let patience = self.context.rules.client_patience;
+        while !bytes.is_empty() {
+            let ready = tokio::time::timeout(patience, self.stream.writable()).await;
+            ready.map_err(|_| End::Stuck(patience))??;
+            match self.stream.try_write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Takes what the client has sent meanwhile: a stop, or something that has to wait.
@@ -283,12 +334,12 @@ impl Reader<'_> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
             }
-            if self.received.len() > REQUEST_MAX {
+            if self.received.len() > self.request_max {
                 break;
             }
         }
         loop {
-            let (request, size, stop) = match decode_request(&self.received, REQUEST_MAX) {
+            let (request, size, stop) = match decode_request(&self.received, self.request_max) {
                 Ok(None) => return Ok(()),
                 Ok(Some(decoded)) => (decoded.request, decoded.size, decoded.frame == Request::Stop),
                 Err(error) => return Err(End::Refused(ErrorCode::BadFrame, error.to_string())),
@@ -299,9 +350,7 @@ impl Reader<'_> {
             }
             let message = "a read runs on this connection: stop it first, or use another connection";
             let refusal = Response::Error { code: ErrorCode::Reading, fatal: false, retry_after_ms: 0, message };
-            self.frame.clear();
-            refusal.encode(request, &mut self.frame);
-            self.stream.write_all(&self.frame).await?;
+            self.say(request, &refusal).await?;
         }
     }
 
@@ -328,6 +377,7 @@ impl Reader<'_> {
         let next = self.next.0 - u64::from(self.count);
         let sent = match end {
             End::Gone => return false,
+            End::Stuck(patience) => Err(End::Stuck(patience)),
             End::Done => self.send(&Response::End { next, tailing: false }).await,
             End::Stopped(request) => {
                 self.request = request;
@@ -335,10 +385,18 @@ impl Reader<'_> {
             }
             End::Refused(code, message) => {
                 let fatal = code == ErrorCode::BadFrame;
-                let sent = self.send(&Response::Error { code, fatal, retry_after_ms: 0, message: &message }).await;
+                let passes = matches!(code, ErrorCode::Busy | ErrorCode::Unavailable);
+                let retry_after_ms = if passes { RETRY_MS } else { 0 };
+                let sent = self.send(&Response::Error { code, fatal, retry_after_ms, message: &message }).await;
                 sent.and(if fatal { Err(End::Gone) } else { Ok(()) })
             }
         };
+        if let Err(End::Stuck(patience)) = &sent {
+            let peer = getsockopt(&self.stream.as_fd(), PeerCredentials);
+            let (uid, pid) = peer.map_or((None, None), |peer| (Some(peer.uid()), Some(peer.pid())));
+            let (group, next) = (&self.context.group, self.next);
+            tracing::warn!(%group, uid, pid, %next, ?patience, "a reader took nothing for too long: disconnected");
+        }
         sent.is_ok()
     }
 }

@@ -5,9 +5,11 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response};
+use tailwind_protocol::ids::Position;
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, frame_size};
 
 /// Unacknowledged appends of one connection. With 128-byte records it keeps 1 MiB in flight; more only adds latency.
 pub const INFLIGHT_MAX: u32 = 8192;
@@ -33,8 +35,41 @@ pub struct Parcel {
     pub received: Vec<u8>,
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
-    /// The connection takes no append any more.
-    pub broken: bool,
+    /// Why the connection takes no append any more, if it does not.
+    pub broken: Option<Broken>,
+    /// The epoch in which it was handed over: in another one it takes no append either.
+    pub epoch: u64,
+}
+
+impl Parcel {
+    /// A connection that has just been made.
+    pub(super) fn fresh(stream: UnixStream) -> Parcel {
+        Parcel { stream, received: Vec::new(), unsent: Vec::new(), broken: None, epoch: 0 }
+    }
+}
+
+/// Why a connection takes no append and passes no barrier any more; its client has to connect again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// This sidecar has lost the role since the client connected: others may have appended, which its app does not know.
+    RoleLost,
+    /// An append was refused for want of the role: a later one, submitted before the client knew, would leave a gap.
+    NotTaken,
+}
+
+impl Broken {
+    /// What its client hears.
+    pub(super) fn message(self) -> &'static str {
+        match self {
+            Broken::RoleLost => {
+                "this sidecar has lost its role since this connection was made, and others may have appended: connect \
+                 again, and read what is new"
+            }
+            Broken::NotTaken => {
+                "an earlier append of this connection was not taken, so that no later one may be: connect again"
+            }
+        }
+    }
 }
 
 /// A client.
@@ -53,6 +88,12 @@ pub(super) struct Inbox {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Bytes of the connection's own; what `bytes` has beyond that is granted from the batches' memory.
+    own: usize,
+    /// Bytes may be received up to here: `own`, or the end of the large frame that is being received, and not more.
+    limit: usize,
+    /// When that frame began.
+    large_since: Option<Instant>,
 }
 
 /// Answers on their way, and answers owed.
@@ -70,9 +111,10 @@ pub(super) struct Outbox {
     pub(super) barriers: u32,
     /// Status requests that control has not answered yet.
     pub(super) questions: u32,
-    /// An append was refused, or its fate is unknown, because of a change of role: taking a later one that was submitted
-    /// before the client knew would leave a gap. The client has to connect again.
-    pub(super) broken: bool,
+    /// It takes no append and passes no barrier any more.
+    pub(super) broken: Option<Broken>,
+    /// The read that comes next waits until everything up to here is acknowledged.
+    pub(super) read_after: Option<Position>,
     /// To be closed once everything has been sent.
     pub(super) closing: bool,
 }
@@ -86,17 +128,14 @@ pub(super) enum Received {
 }
 
 impl Connection {
-    /// `frame_max`: largest frame body that will be accepted.
-    pub(super) fn new(parcel: Parcel, frame_max: usize) -> Connection {
-        let kept = parcel.received.len();
-        // Zeroed memory of this size comes untouched from the operating system: pages cost nothing until a large frame comes.
-        let mut bytes = vec![0; (frame_max + FRAME_HEADER_SIZE).max(kept) + READ_SIZE].into_boxed_slice();
-        bytes[..kept].copy_from_slice(&parcel.received);
+    /// Its own inbox holds the largest record of segments of this size, and one more read.
+    pub(super) fn new(parcel: Parcel, segment_size: SegmentSize) -> Connection {
+        let own = FRAME_HEADER_SIZE + segment_size.record_size_max() as usize + READ_SIZE;
         let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(parcel.unsent.len()));
         unsent.extend_from_slice(&parcel.unsent);
         Connection {
             stream: parcel.stream,
-            inbox: Inbox { bytes, start: 0, end: kept },
+            inbox: Inbox::new(own, &parcel.received),
             outbox: Outbox {
                 bytes: unsent,
                 sent: 0,
@@ -106,15 +145,17 @@ impl Connection {
                 barriers: 0,
                 questions: 0,
                 broken: parcel.broken,
+                read_after: None,
                 closing: false,
             },
             since: Instant::now(),
         }
     }
 
-    /// Takes the connection apart, to hand it to somebody else.
-    pub(super) fn into_parcel(self) -> Parcel {
+    /// Takes the connection apart, to hand it to the reader.
+    pub(super) fn into_parcel(self, epoch: u64) -> Parcel {
         Parcel {
+            epoch,
             received: self.inbox.pending().to_vec(),
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
             broken: self.outbox.broken,
@@ -163,6 +204,15 @@ impl Connection {
 }
 
 impl Inbox {
+    fn new(own: usize, received: &[u8]) -> Inbox {
+        // What comes back from the reader fits, since that takes no frame larger than a record.
+        let own = own.max(received.len());
+        // Zeroed memory of this size comes untouched from the operating system: pages cost nothing until they are used.
+        let mut bytes = vec![0; own].into_boxed_slice();
+        bytes[..received.len()].copy_from_slice(received);
+        Inbox { bytes, start: 0, end: received.len(), own, limit: own, large_since: None }
+    }
+
     pub(super) fn pending(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
@@ -171,16 +221,55 @@ impl Inbox {
     pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
         if self.start == self.end {
-            (self.start, self.end) = (0, 0);
+            (self.start, self.end, self.limit, self.large_since) = (0, 0, self.own, None);
         }
     }
 
+    /// Bytes of the frame that comes next, if it needs more room than there is: then nothing more is received until
+    /// [`Inbox::begin_large`].
+    pub(super) fn wants(&self) -> Option<usize> {
+        frame_size(self.pending()).filter(|size| *size > self.limit)
+    }
+
+    /// Bytes granted from the batches' memory.
+    pub(super) fn granted(&self) -> usize {
+        if self.bytes.len() > self.own { self.bytes.len() } else { 0 }
+    }
+
+    /// The next frame takes `size` bytes, which have been granted if there were less.
+    pub(super) fn begin_large(&mut self, size: usize) {
+        let pending = self.start..self.end;
+        if size > self.bytes.len() {
+            let mut larger = vec![0; size].into_boxed_slice();
+            larger[..pending.len()].copy_from_slice(&self.bytes[pending.clone()]);
+            self.bytes = larger;
+        } else {
+            self.bytes.copy_within(pending.clone(), 0);
+        }
+        (self.start, self.end, self.limit, self.large_since) = (0, pending.len(), size, Some(Instant::now()));
+    }
+
+    /// Gives back what was granted, unless a large frame is being received or waits to be taken. Returns how much that was.
+    pub(super) fn give_back(&mut self) -> usize {
+        let granted = self.granted();
+        if granted == 0 || self.large_since.is_some() {
+            return 0;
+        }
+        *self = Inbox::new(self.own, self.pending());
+        granted
+    }
+
+    /// For how long a large frame has been on its way without being complete.
+    pub(super) fn half_sent_for(&self) -> Option<Duration> {
+        self.large_since.filter(|_| self.end < self.limit).map(|since| since.elapsed())
+    }
+
     fn room(&mut self) -> &mut [u8] {
-        if self.bytes.len() - self.end < READ_SIZE && self.start > 0 {
+        if self.limit - self.end < READ_SIZE && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let until = self.bytes.len().min(self.end + READ_SIZE);
+        let until = self.limit.min(self.end + READ_SIZE);
         &mut self.bytes[self.end..until]
     }
 }

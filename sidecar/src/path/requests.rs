@@ -2,17 +2,26 @@
 
 use std::sync::atomic::Ordering;
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE, SegmentSize};
 use tailwind_protocol::primary::Input;
 use tailwind_protocol::socket::{
     BATCH_RECORDS_MAX, Batch, ErrorCode, FRAME_BODY_MAX, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION,
-    Welcome, decode_request,
+    Welcome, announces_append, decode_request,
 };
 
-use super::connection::{Connection, INFLIGHT_MAX, Inbox, Outbox, Parcel};
+use super::connection::{Broken, Connection, INFLIGHT_MAX, Inbox, Outbox};
+use super::places::{is_for_status, refuse_place};
 use super::replicator::size_of;
-use super::{CONNECTIONS_MAX, Client, ClientId, Event, PENDING_MAX, Part, Path, Pending, PendingBarrier};
+use super::{ClientId, Event, PENDING_MAX, Part, Path, Pending, PendingBarrier};
+
+/// Barriers that may wait, over all connections; one more waits in its connection's inbox.
+const BARRIERS_MAX: usize = 64;
+
+/// Largest body of a frame that a client may send: a batch's body is smaller than what it takes in the log.
+pub(super) fn frame_body_max(segment_size: SegmentSize) -> usize {
+    (segment_size.append_size_max() as usize).min(FRAME_BODY_MAX)
+}
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,79 +42,11 @@ struct Asker<'a> {
 }
 
 impl Path {
-    /// Lets new clients in, as many as there are places.
-    pub(super) fn accept(&mut self) {
-        loop {
-            match self.listener.accept() {
-                Ok((stream, _)) => {
-                    // A socket that blocks would stop the path for everybody.
-                    if let Err(error) = stream.set_nonblocking(true) {
-                        tracing::warn!(%error, "make a client's socket non-blocking");
-                        continue;
-                    }
-                    let parcel = Parcel { stream, received: Vec::new(), unsent: Vec::new(), broken: false };
-                    self.adopt(parcel, false);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    tracing::warn!(%error, "accept a client");
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Gives a connection a place: a new one, or one that comes back from the reader.
-    pub(super) fn adopt(&mut self, parcel: Parcel, greeted: bool) {
-        let place = self.clients.iter().position(Option::is_none);
-        let mut connection = Connection::new(parcel, self.frame_max());
-        connection.outbox.greeted = greeted;
-        let Some(place) = place else {
-            // No place: say so if the socket takes it at once, and close.
-            let message = format!("{CONNECTIONS_MAX} clients are connected already");
-            connection.outbox.refuse(0, ErrorCode::Busy, true, 1000, &message);
-            let _ = connection.send();
-            return;
-        };
-        if !greeted && let Err(why) = self.admit(&connection) {
-            self.shared.refused.fetch_add(1, Ordering::Relaxed);
-            connection.outbox.refuse(0, ErrorCode::NotAllowed, true, 0, &why);
-            let _ = connection.send();
-            return;
-        }
-        if let Err(error) = self.sleeper.watch_client(connection.fd(), place) {
-            tracing::warn!(%error, "watch a client");
-            return;
-        }
-        let id = ClientId(self.next_client);
-        self.next_client += 1;
-        self.shared.clients.fetch_add(1, Ordering::Relaxed);
-        if greeted && self.role() != Role::Primary {
-            // It was with the reader when the others were told.
-            let (role, epoch, last) = (self.role(), self.epoch, self.shared.acked.load(Ordering::Relaxed));
-            connection.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
-        }
-        self.clients[place] = Some(Client { id, connection, busy: true, silent_turns: 0 });
-    }
-
-    fn admit(&self, connection: &Connection) -> Result<(), String> {
-        // Not rustix: an app in another container has no process number here, which the kernel says by a 0, and rustix takes
-        // that for an error.
-        let peer = getsockopt(&connection.fd(), PeerCredentials);
-        let uid = peer.map_err(|error| format!("your user cannot be told: {error}"))?.uid();
-        let allowed = self.options.allowed.admits(uid);
-        if allowed { Ok(()) } else { Err(format!("user {uid} is not on the allow-list (--allow-uid)")) }
-    }
-
-    /// Largest frame body that a client may send.
-    fn frame_max(&self) -> usize {
-        (self.options.segment_size.append_size_max() as usize).min(FRAME_BODY_MAX)
-    }
-
     /// Takes frames from a connection until there are no more, or no room.
     pub(super) fn understand(&mut self, place: usize) {
         // Out of its place while the rest of the path works on its frames.
         let Some(mut client) = self.clients[place].take() else { return };
+        self.serving = Some(place);
         loop {
             let Connection { inbox, outbox, .. } = &mut client.connection;
             let mut asker = Asker { id: client.id, place, outbox };
@@ -114,23 +55,38 @@ impl Path {
                 Taken::Later => break,
                 Taken::Yes => client.connection.inbox.consume(size),
                 Taken::HandOver { request, from, limit, tail } => {
+                    self.serving = None;
                     client.connection.inbox.consume(size);
                     self.sleeper.forget(client.connection.fd());
-                    self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-                    let parcel = client.connection.into_parcel();
+                    self.batch_memory.leave(client.id, &client.connection.inbox);
+                    self.reading += 1;
+                    let parcel = client.connection.into_parcel(self.epoch);
                     drop(self.events.send(Event::Read { parcel, request, from, limit, tail }));
                     return;
                 }
             }
         }
+        if let Some(size) = client.connection.inbox.wants().filter(|_| !client.connection.outbox.closing) {
+            self.make_room(&mut client, size);
+        }
+        self.serving = None;
         self.clients[place] = Some(client);
+    }
+
+    fn frame_body_max(&self) -> usize {
+        frame_body_max(self.options.segment_size)
     }
 
     fn take_frame(&mut self, inbox: &Inbox, asker: &mut Asker<'_>) -> (Taken, usize) {
         if asker.outbox.closing || !asker.outbox.may_answer() {
             return (Taken::Later, 0);
         }
-        match decode_request(inbox.pending(), self.frame_max()) {
+        match decode_request(inbox.pending(), self.frame_body_max()) {
+            Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, asker) => {
+                let message = "a frame as large as this must be a batch, and come after a hello";
+                self.refuse(asker, 0, ErrorCode::BadFrame, true, message);
+                (Taken::Later, 0)
+            }
             Ok(None) => (Taken::Later, 0),
             Ok(Some(decoded)) => (self.on_request(asker, decoded.request, &decoded.frame), decoded.size),
             Err(error) => {
@@ -146,6 +102,11 @@ impl Path {
         }
         if !asker.outbox.greeted {
             return self.refuse(asker, request, ErrorCode::BadFrame, true, "the first frame must be a hello");
+        }
+        if is_for_status(asker.place) && !matches!(frame, Request::Status) {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            refuse_place(asker.outbox, request);
+            return Taken::Yes;
         }
         match frame {
             Request::Append { payload } => self.on_append(asker, request, payload),
@@ -180,7 +141,10 @@ impl Path {
                 format!("this sidecar speaks version {VERSION}; the client speaks {} to {}", versions.0, versions.1);
             return self.refuse(asker, request, ErrorCode::UnsupportedVersion, true, &message);
         }
-        if flags & HELLO_HOLD != 0 && self.role() != Role::Primary {
+        if flags & HELLO_HOLD != 0 && is_for_status(asker.place) {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            refuse_place(asker.outbox, request);
+        } else if flags & HELLO_HOLD != 0 && self.role() != Role::Primary {
             asker.outbox.held = Some(request);
         } else {
             self.welcome(asker.outbox, request);
@@ -197,9 +161,11 @@ impl Path {
                 version: VERSION,
                 role: self.role(),
                 record_size_max: segment.record_size_max(),
-                batch_size_max: self.frame_max() as u32,
+                batch_size_max: self.frame_body_max() as u32,
                 batch_records_max: BATCH_RECORDS_MAX,
                 inflight_max: INFLIGHT_MAX,
+                record_cost: RECORD_HEADER_SIZE as u16,
+                batch_cost: CHECKSUM_SIZE as u16,
                 epoch: self.epoch,
                 first: self.shared.first.load(Ordering::Relaxed),
                 last: self.shared.acked.load(Ordering::Relaxed),
@@ -255,15 +221,14 @@ impl Path {
         records: u64,
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> Taken {
-        if asker.outbox.broken {
-            let message =
-                "an earlier append of this connection was not taken, so that no later one may be: connect again";
-            return self.refuse(asker, request, ErrorCode::NotPrimary, false, message);
-        }
-        let Part::Leading(replicator) = &mut self.part else {
-            asker.outbox.broken = true;
+        if self.role() != Role::Primary {
+            asker.outbox.broken.get_or_insert(Broken::NotTaken);
             return self.not_primary(asker, request);
-        };
+        }
+        if let Some(broken) = asker.outbox.broken {
+            return self.refuse(asker, request, ErrorCode::NotPrimary, false, broken.message());
+        }
+        let Part::Leading(replicator) = &mut self.part else { unreachable!("a primary leads") };
         if self.pending.len() >= PENDING_MAX || !asker.outbox.may_append() {
             return Taken::Later;
         }
@@ -288,8 +253,12 @@ impl Path {
 
     fn on_barrier(&mut self, asker: &mut Asker<'_>, request: u64) -> Taken {
         let Part::Leading(replicator) = &self.part else { return self.not_primary(asker, request) };
+        // What its client knew was true in the epoch of the connection; a barrier proves nothing about those since.
+        if let Some(broken) = asker.outbox.broken {
+            return self.refuse(asker, request, ErrorCode::NotPrimary, false, broken.message());
+        }
         // A seat proves itself in the active segment's buffer, so there has to be one.
-        if self.barriers.len() >= CONNECTIONS_MAX || !replicator.is_ready() {
+        if self.barriers.len() >= BARRIERS_MAX || !replicator.is_ready() {
             return Taken::Later;
         }
         asker.outbox.barriers += 1;
@@ -302,7 +271,12 @@ impl Path {
         let acked = self.shared.acked.load(Ordering::Relaxed);
         let Part::Leading(replicator) = &mut self.part else { return self.not_primary(asker, request) };
         if below > Lsn(acked).next() {
-            let message = format!("cannot trim below {below}: the last acknowledged record is {acked}");
+            let message = match acked {
+                0 => format!("cannot trim below LSN {below}: no record has been acknowledged yet"),
+                _ => {
+                    format!("cannot trim below LSN {below}: LSN {acked} is the last acknowledged record; trim up to it")
+                }
+            };
             return self.refuse(asker, request, ErrorCode::BeyondEnd, false, &message);
         }
         replicator.step(now, Input::Trim(below));
@@ -318,16 +292,52 @@ impl Path {
         if !asker.outbox.is_settled() {
             return Taken::Later;
         }
+        // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.
+        let after = match asker.outbox.read_after {
+            Some(after) => after,
+            None => match self.end_the_dead() {
+                Some(after) => *asker.outbox.read_after.insert(after),
+                None => return Taken::Later,
+            },
+        };
+        if self.pending.front().is_some_and(|pending| pending.end <= after) {
+            return Taken::Later;
+        }
+        asker.outbox.read_after = None;
         let first = self.shared.first.load(Ordering::Relaxed);
         let acked = self.shared.acked.load(Ordering::Relaxed);
-        if from > acked + 1 || from == 0 {
-            let message = format!("cannot read from LSN {from}: the log goes from {first} to {acked}");
+        if let Some(message) = beyond_the_end(from, acked) {
             return self.refuse(asker, request, ErrorCode::BeyondEnd, false, &message);
         }
         if from < first {
-            let message = format!("LSN {from} has been trimmed: the log begins at {first}");
-            return self.refuse(asker, request, ErrorCode::Trimmed, false, &message);
+            return self.refuse(asker, request, ErrorCode::Trimmed, false, &trimmed(Lsn(from), first));
         }
         Taken::HandOver { request, from, limit, tail }
     }
+}
+
+/// Whether the frame that has begun may take memory from the batches'.
+fn may_be_large(inbox: &Inbox, asker: &Asker<'_>) -> bool {
+    asker.outbox.greeted && !is_for_status(asker.place) && announces_append(inbox.pending())
+}
+
+/// Why a read cannot begin there, if it cannot.
+fn beyond_the_end(from: u64, acked: u64) -> Option<String> {
+    match (from, acked) {
+        (0, _) => Some("cannot read from LSN 0: the first record of a log is LSN 1".to_owned()),
+        (1, _) => None,
+        (_, 0) => Some(format!("cannot read from LSN {from}: no record has been acknowledged yet; the first is LSN 1")),
+        _ if from - 1 > acked => Some(format!(
+            "cannot read from LSN {from}: LSN {acked} is the last acknowledged record; read from LSN {} at most",
+            acked.saturating_add(1)
+        )),
+        _ => None,
+    }
+}
+
+/// What the reader of a record hears that has been trimmed away.
+pub(crate) fn trimmed(wanted: Lsn, first: u64) -> String {
+    format!(
+        "LSN {wanted} has been trimmed: the log begins at LSN {first}; read from there, after a snapshot that covers what was before"
+    )
 }

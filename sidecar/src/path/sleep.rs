@@ -59,7 +59,9 @@ impl Sleeper {
     }
 
     pub(super) fn watch_client(&self, fd: BorrowedFd<'_>, place: usize) -> io::Result<()> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        // Edge-triggered: a client that is not read from for want of room would ring without end. It stays busy meanwhile, so
+        // that every turn looks at it; and one falls idle only after a read has found its socket empty.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(place as u64), flags)?)
     }
 

@@ -53,6 +53,8 @@ pub const WELCOME: Welcome<'static> = Welcome {
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
     inflight_max: 1000,
+    record_cost: 32,
+    batch_cost: 8,
     epoch: 3,
     first: 1,
     last: 9,

@@ -133,7 +133,8 @@ impl Backup {
         if owed {
             out.push(Output::Owe(vec![(request.identity, request.closure)]));
         }
-        let old = self.copies.insert(segment, Copy::closed_in(slot, &row, request.closure));
+        let copy = Copy { owed, ..Copy::closed_in(slot, &row, request.closure) };
+        let old = self.copies.insert(segment, copy);
         if let Some(old) = old.filter(|_| is_image) {
             let more = old.holds_more_than(Some((&request.identity, &request.closure)));
             self.leave(&old, more, out);

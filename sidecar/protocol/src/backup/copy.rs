@@ -62,10 +62,14 @@ pub struct Copy {
     pub closure: Closure,
     /// Of an open copy: everything before was acknowledged; see [`Tail`](crate::scan::Tail).
     pub acked: Offset,
+    /// Of an open copy: everything before was on this backup's disk.
+    pub(super) flushed: Offset,
     pub(super) purpose: Purpose,
     pub(super) lender: Epoch,
     /// A flush is under way.
     pub(super) flushing: bool,
+    /// It is recorded that this backup owes it.
+    pub(super) owed: bool,
 }
 
 impl Copy {
@@ -76,9 +80,11 @@ impl Copy {
             stage: Stage::Lent,
             closure: Closure::default(),
             acked: Offset(0),
+            flushed: Offset(0),
             purpose: row.purpose,
             lender: row.lender,
             flushing: false,
+            owed: false,
         }
     }
 
@@ -93,9 +99,11 @@ impl Copy {
             stage: Stage::Closed,
             closure,
             acked: Offset(0),
+            flushed: Offset(0),
             purpose: Purpose::Append,
             lender: identity.epoch,
             flushing: false,
+            owed: true,
         }
     }
 
@@ -104,9 +112,9 @@ impl Copy {
         Copy { stage: Stage::Corrupt, ..Copy::on_disk(identity, closure) }
     }
 
-    /// True for what a scan found to end before what was acknowledged.
+    /// True for what a scan found to end before what was acknowledged, or what was flushed.
     pub(super) fn is_damaged(&self) -> bool {
-        self.stage == Stage::Recovered && self.acked > self.closure.end
+        self.stage == Stage::Recovered && self.acked.max(self.flushed) > self.closure.end
     }
 
     /// True where dropping this copy, or putting `image` in its place, takes something away that may be held nowhere else.

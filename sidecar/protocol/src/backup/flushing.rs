@@ -24,8 +24,7 @@ impl Backup {
             let reply = match result {
                 FlushResult::Done => {
                     copy.place = Place::Disk;
-                    // Recorded before already, unless whoever closed it is told only now.
-                    if self.unflushed.contains_key(&slot) {
+                    if !std::mem::replace(&mut copy.owed, true) {
                         out.push(Output::Owe(vec![(*identity, copy.closure)]));
                     }
                     out.extend(Self::freed(slot));

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::Durability;
 use crate::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::Purpose;
@@ -123,9 +124,15 @@ impl Backup {
             (Purpose::Install, None) => out.extend(Self::freed(slot)),
             (_, Some(closure)) => {
                 let row = SlotRow { purpose: Purpose::Append, closed: Some(closure), ..row };
-                self.copies.insert(row.identity.segment, Copy::closed_in(slot, &row, closure));
+                // Under `flushed` whoever closed it is told once it is on disk, and until then it is owed to nobody.
+                let recorded = same.is_some_and(|copy| copy.owed && copy.closure == closure);
+                let owed = recorded || self.promise.durability != Durability::Flushed;
+                let copy = Copy { owed, ..Copy::closed_in(slot, &row, closure) };
+                self.copies.insert(row.identity.segment, copy);
                 out.push(Output::SaveSlot(slot, Some(row)));
-                out.push(Output::Owe(vec![(row.identity, closure)]));
+                if owed && !recorded {
+                    out.push(Output::Owe(vec![(row.identity, closure)]));
+                }
                 out.push(Output::Verify(slot, row.identity, closure));
                 out.push(Output::StartFlush(slot, row.identity, closure));
             }
@@ -164,8 +171,13 @@ impl Backup {
         out: &mut Vec<Output>,
     ) {
         for (identity, end) in flushed {
+            // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled since.
+            let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
+            if later.filter(|copy| copy.owed).any(|copy| copy.identity.epoch >= identity.epoch) {
+                continue;
+            }
             match self.copies.get_mut(&identity.segment) {
-                Some(copy) if copy.identity == *identity => copy.acked = copy.acked.max(*end),
+                Some(copy) if copy.identity == *identity => copy.flushed = *end,
                 Some(copy) if copy.identity.epoch > identity.epoch || copy.stage != Stage::Lent => {}
                 _ => {
                     let segment = identity.segment;

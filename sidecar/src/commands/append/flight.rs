@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 
 use tailwind_client::Lsn;
-use tailwind_protocol::layout::{CHECKSUM_SIZE, record_size};
 
 /// Most records waiting and in flight. Eight times what a sidecar takes from one connection before it wants acks.
 const RECORDS_MAX: usize = 64 << 10;
@@ -19,8 +18,6 @@ pub(super) struct Bundle {
     records: Vec<Vec<u8>>,
     used: usize,
     payload_size: usize,
-    /// Bytes of log that the records take.
-    log_size: usize,
     /// Number in the input of its last record.
     through: u64,
 }
@@ -36,7 +33,6 @@ impl Bundle {
         slot.extend_from_slice(record);
         self.used += 1;
         self.payload_size += record.len();
-        self.log_size += record_size(record.len());
         self.through = place;
     }
 
@@ -44,13 +40,8 @@ impl Bundle {
         &self.records[..self.used]
     }
 
-    /// Bytes of log that it takes, its checksum entry included.
-    pub(super) fn log_size(&self) -> usize {
-        self.log_size + CHECKSUM_SIZE
-    }
-
     fn clear(&mut self) {
-        (self.used, self.payload_size, self.log_size, self.through) = (0, 0, 0, 0);
+        (self.used, self.payload_size, self.through) = (0, 0, 0);
     }
 }
 

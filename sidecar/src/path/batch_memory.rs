@@ -1,0 +1,73 @@
+//! Memory for frames that are larger than a connection's own inbox, shared by all connections: batches, that is.
+//!
+//! Asked by [`Path`] when a frame announces its size. Who finds no room is not read from until others are done: first come,
+//! first served. A grant stays with its connection after the batch, for the next one, until somebody else needs it.
+
+use std::collections::VecDeque;
+
+use super::connection::{Connection, Inbox};
+use super::places::PLACES;
+use super::{Client, ClientId, Path};
+
+/// The shared memory's books. The bytes are in the inboxes.
+#[derive(Debug)]
+pub(super) struct BatchMemory {
+    size: usize,
+    taken: usize,
+    /// Connections whose next batch finds no room, the first to come first.
+    waiting: VecDeque<ClientId>,
+}
+
+impl BatchMemory {
+    pub(super) fn new(size: usize) -> BatchMemory {
+        BatchMemory { size, taken: 0, waiting: VecDeque::with_capacity(PLACES) }
+    }
+
+    /// True while somebody waits for memory that others hold.
+    pub(super) fn is_short(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// A connection ends or goes to the reader: it gives back what it has and waits no more.
+    pub(super) fn leave(&mut self, client: ClientId, inbox: &Inbox) {
+        self.taken -= inbox.granted();
+        self.waiting.retain(|waiting| *waiting != client);
+    }
+
+    fn is_next(&self, client: ClientId) -> bool {
+        self.waiting.front().is_none_or(|first| *first == client)
+    }
+
+    fn fits(&self, more: usize) -> bool {
+        self.taken + more <= self.size
+    }
+}
+
+impl Path {
+    /// Gives the frame that this client has begun to send its room, or lets the client wait for it.
+    pub(super) fn make_room(&mut self, client: &mut Client, size: usize) {
+        let Connection { inbox, .. } = &mut client.connection;
+        if size > inbox.granted() {
+            let more = size - inbox.granted();
+            if self.batch_memory.is_next(client.id) && !self.batch_memory.fits(more) {
+                self.reclaim();
+            }
+            if !self.batch_memory.is_next(client.id) || !self.batch_memory.fits(more) {
+                if !self.batch_memory.waiting.contains(&client.id) {
+                    self.batch_memory.waiting.push_back(client.id);
+                }
+                return;
+            }
+            self.batch_memory.waiting.retain(|waiting| *waiting != client.id);
+            self.batch_memory.taken += more;
+        }
+        inbox.begin_large(size);
+    }
+
+    /// Takes grants back from connections that are not in the middle of a batch.
+    fn reclaim(&mut self) {
+        for client in self.clients.iter_mut().flatten() {
+            self.batch_memory.taken -= client.connection.inbox.give_back();
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What the append path tells of itself, for the status.
+//!
+//! Made by [`Path`] when [`control`](crate::control) asks; read by [`status`](crate::control::status).
+
+use std::sync::atomic::Ordering;
+
+use serde::Serialize;
+use tailwind_protocol::primary::{Positions, Standing};
+
+use super::{Part, Path};
+
+/// A primary's view of itself, for the status.
+#[derive(Clone, Debug, Serialize)]
+pub struct Description {
+    /// `primary`, `standby` or `recovering`.
+    pub role: String,
+    /// The epoch; 0 if unknown.
+    pub epoch: u64,
+    /// Who is primary; empty if unknown.
+    pub primary: String,
+    /// Version of the member set.
+    pub version: u64,
+    /// Last acknowledged record.
+    pub acked: u64,
+    /// First record that can be read.
+    pub first: u64,
+    /// The ladder of positions, each `segment:offset`.
+    pub positions: Option<Ladder>,
+    /// Members and newcomers.
+    pub members: Vec<MemberDescription>,
+    /// Clients connected.
+    pub clients: usize,
+    /// Appends that wait for their ack.
+    pub pending: usize,
+}
+
+/// The ladder of positions as text.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ladder {
+    flushed: String,
+    acked: String,
+    completed: String,
+    posted: String,
+    appended: String,
+}
+
+impl From<Positions> for Ladder {
+    fn from(p: Positions) -> Ladder {
+        let [flushed, acked, completed, posted, appended] =
+            [p.flushed, p.acked, p.completed, p.posted, p.appended].map(|position| position.to_string());
+        Ladder { flushed, acked, completed, posted, appended }
+    }
+}
+
+/// One member in the status.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberDescription {
+    /// Its name.
+    pub name: String,
+    /// Its control endpoint.
+    pub control: String,
+    /// `in set`, `catching up` or `lost`.
+    pub standing: &'static str,
+    /// Completed up to here.
+    pub completed: String,
+}
+
+impl Path {
+    pub(super) fn describe(&self) -> Description {
+        let replicator = match &self.part {
+            Part::Leading(replicator) => Some(replicator.primary()),
+            Part::Waiting { .. } => None,
+        };
+        let members =
+            replicator.into_iter().flat_map(|primary| primary.roster()).map(|(member, standing, lost, at)| {
+                let standing = match standing {
+                    _ if lost => "lost",
+                    Standing::InSet => "in set",
+                    Standing::Newcomer { .. } => "catching up",
+                };
+                let (name, control) = (member.id.to_string(), member.control.clone());
+                MemberDescription { name, control, standing, completed: at.to_string() }
+            });
+        Description {
+            role: self.role().to_string(),
+            epoch: self.epoch,
+            primary: self.primary_name.clone(),
+            version: replicator.map_or(0, |primary| primary.config().version.0),
+            acked: self.shared.acked.load(Ordering::Relaxed),
+            first: self.shared.first.load(Ordering::Relaxed),
+            positions: replicator.map(|primary| primary.positions().into()),
+            members: members.collect(),
+            clients: self.clients.iter().flatten().count() + self.reading,
+            pending: self.pending.len(),
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! What the append path promises to its clients, turn by turn: barriers and epochs, reads and the dead, places and memory.
+//!
+//! The path is turned by hand over real sockets and shared memory, so that every order of events is chosen, not hoped for.
+#![allow(clippy::unwrap_used, reason = "helpers of a test")]
+
+#[path = "support/bench.rs"]
+mod bench;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bench::{Bench, Client, ack};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::socket::{Batch, HELLO_HOLD, Request, VERSION, batch_log_size, encode_batch, put_batch_record};
+use tailwind_sidecar::path::{CONNECTIONS_MAX, Command, Event, Options};
+
+const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
+
+fn append(payload: &[u8]) -> Request<'_> {
+    Request::Append { payload }
+}
+
+/// An app that was welcomed in epoch 1 and missed epoch 2 must not be told that what it knows is up to date.
+#[test]
+fn a_barrier_is_of_its_connections_epoch() {
+    let mut bench = Bench::new();
+    let mut old = bench.client();
+    old.send(&[append(b"one"), Request::Barrier]);
+    assert_eq!(bench.hear(&mut old), ack(1));
+    assert_eq!(bench.hear(&mut old), "BarrierPassed { epoch: 1, last: 1 }");
+
+    bench.follow(2);
+    assert!(bench.hear(&mut old).starts_with("Role { role: Standby, epoch: 2"));
+    bench.lead(3);
+    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    old.send(&[Request::Barrier]);
+    let answer = bench.hear(&mut old);
+    assert!(answer.starts_with("Error { code: NotPrimary, fatal: false"), "{answer}");
+    assert!(answer.contains("connect again"), "{answer}");
+
+    let mut new = bench.client();
+    new.send(&[Request::Barrier]);
+    assert_eq!(bench.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
+}
+
+/// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
+#[test]
+fn a_read_waits_for_what_the_dead_left_in_flight() {
+    let mut bench = Bench::new();
+    let mut dying = bench.client();
+    bench.shut.store(true, Ordering::Relaxed);
+    dying.send(&[append(b"one"), append(b"two")]);
+    bench.settle();
+    drop(dying);
+    bench.settle();
+
+    let mut returned = bench.client();
+    returned.send(&[READ]);
+    bench.settle();
+    assert!(bench.handed_over().is_none(), "the read was served before the appends in flight");
+    // Who appends meanwhile is not waited for.
+    let mut other = bench.client();
+    other.send(&[append(b"three")]);
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.until("the read", Bench::handed_over);
+    assert_eq!(bench.hear(&mut other), ack(3));
+}
+
+/// What the dead connection's socket still holds when the read is asked never lands.
+#[test]
+fn a_read_cuts_off_what_the_dead_had_not_got_through() {
+    let mut bench = Bench::new();
+    // Looked at before the other one in every turn.
+    let mut returned = bench.client();
+    let mut dying = bench.client();
+    dying.send(&vec![append(b"late"); 1000]);
+    drop(dying);
+    returned.send(&[READ]);
+    bench.until("the read", Bench::handed_over);
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1), "appends of the dead landed after the read");
+}
+
+/// It had not even been let in when the read was asked.
+#[test]
+fn what_waits_at_the_door_of_the_dead_never_lands() {
+    let mut bench = Bench::new();
+    let mut returned = bench.client();
+    let mut dying = bench.stranger();
+    let hello = Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 };
+    dying.send(&[hello, append(b"late")]);
+    drop(dying);
+    returned.send(&[READ]);
+    // Without a look at the door, which sleeping does.
+    bench.path.turn().unwrap();
+    assert!(bench.handed_over().is_some());
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1));
+}
+
+/// A connection that comes back from the reader after its client has died is not listened to any more.
+#[test]
+fn what_comes_after_the_stop_of_a_dead_reader_never_lands() {
+    let mut bench = Bench::new();
+    let mut dying = bench.client();
+    dying.send(&[READ]);
+    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
+    dying.send(&[append(b"late")]);
+    drop(dying);
+    let mut returned = bench.client();
+    returned.send(&[READ]);
+    bench.until("the other read", Bench::handed_over);
+    bench.command(Command::Adopt(parcel));
+    bench.settle();
+    let mut next = bench.client();
+    next.send(&[append(b"next")]);
+    assert_eq!(bench.hear(&mut next), ack(1));
+}
+
+/// The role was lost and won again while the connection was with the reader.
+#[test]
+fn a_connection_that_read_through_an_epoch_is_told_and_appends_no_more() {
+    let mut bench = Bench::new();
+    let mut old = bench.client();
+    old.send(&[READ]);
+    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    bench.follow(2);
+    bench.settle();
+    bench.lead(3);
+    bench.command(Command::Adopt(parcel));
+    assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
+    for request in [Request::Barrier, append(b"no")] {
+        old.send(&[request]);
+        let answer = bench.hear(&mut old);
+        assert!(answer.contains("NotPrimary") && answer.contains("has lost its role since"), "{answer}");
+    }
+}
+
+fn fill_places(bench: &mut Bench) -> Vec<Client> {
+    (0..CONNECTIONS_MAX).map(|_| bench.client()).collect()
+}
+
+#[test]
+fn the_status_can_be_asked_for_when_all_places_are_taken() {
+    let mut bench = Bench::new();
+    let mut clients = fill_places(&mut bench);
+    let mut asking = bench.client();
+    asking.send(&[Request::Status]);
+    let question = bench.until("the question", |bench| bench.events.try_recv().ok());
+    let Event::Status(client, request) = question else { panic!("{question:?}") };
+    // Others who come meanwhile do not push it out, however many.
+    let silent: Vec<Client> = (0..20).map(|_| bench.stranger()).collect();
+    bench.settle();
+    bench.command(Command::Answer(client, request, "{}".to_owned()));
+    assert_eq!(bench.hear(&mut asking), "StatusReport { json: \"{}\" }");
+    // Nothing else is to be had there.
+    asking.send(&[append(b"no")]);
+    let refused = bench.hear(&mut asking);
+    assert!(refused.starts_with("Error { code: Busy, fatal: true, retry_after_ms: 1000"), "{refused}");
+    assert_eq!(bench.hear(&mut asking), "Closed");
+    let mut holding = bench.stranger();
+    holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
+    assert!(bench.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
+    // Those inside go on, and a place that is left is given again.
+    clients[0].send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    clients.pop();
+    drop(silent);
+    bench.settle();
+    let mut late = bench.client();
+    late.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut late), ack(2));
+}
+
+#[test]
+fn a_connection_keeps_its_place_while_it_reads() {
+    let mut bench = Bench::new();
+    let mut clients = fill_places(&mut bench);
+    clients[0].send(&[READ]);
+    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let mut late = bench.client();
+    late.send(&[append(b"no")]);
+    assert!(bench.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
+    bench.command(Command::Adopt(parcel));
+    clients[0].send(&[append(b"one")]);
+    assert_eq!(bench.hear(&mut clients[0]), ack(1));
+    // A reader that ends gives its place up.
+    clients[0].send(&[READ]);
+    bench.until("the read", Bench::handed_over);
+    bench.command(Command::Left);
+    bench.settle();
+    let mut late = bench.client();
+    late.send(&[append(b"two")]);
+    assert_eq!(bench.hear(&mut late), ack(2));
+}
+
+/// A batch frame whose body is about `size` bytes.
+fn large_batch(size: usize) -> Vec<u8> {
+    let record = vec![7; size / 4 - 100];
+    let mut bytes = Vec::new();
+    encode_batch(9, [record.as_slice(); 4].into_iter(), &mut bytes);
+    bytes
+}
+
+/// Room for one large batch at a time, and clients that may take as long as they like unless `patience` says otherwise.
+fn tight(patience: Duration) -> Bench {
+    let batch_memory = Options::batch_memory_min(SegmentSize::DEFAULT);
+    Bench::with(Options { batch_memory, client_patience: patience, ..Bench::options() })
+}
+
+#[test]
+fn large_batches_wait_for_memory_and_small_appends_do_not() {
+    let mut bench = tight(Duration::from_secs(60));
+    let batch = large_batch(3 << 20);
+    let feed = |bench: &mut Bench, client: &mut Client, bytes: &[u8]| {
+        let mut sent = 0;
+        bench.until("the socket to take it", |_| {
+            while let Ok(count) = std::io::Write::write(&mut client.stream, &bytes[sent..]) {
+                sent += count;
+                if sent == bytes.len() {
+                    return Some(());
+                }
+            }
+            None
+        });
+    };
+    let mut half = bench.client();
+    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
+    let mut waiting = bench.client();
+    let mut fed = 0;
+    // It is not read from any further, however often the path turns.
+    for _ in 0..2000 {
+        bench.settle();
+        fed += std::io::Write::write(&mut waiting.stream, &batch[fed..]).unwrap_or(0);
+    }
+    assert!(fed < batch.len() * 2 / 3, "{fed} bytes were taken");
+    let mut small = bench.client();
+    small.send(&[append(b"small")]);
+    assert_eq!(bench.hear(&mut small), ack(1));
+    // The first one ends its batch: its memory goes to the second.
+    half.send_bytes(&batch[batch.len() - 1..]);
+    assert_eq!(bench.hear(&mut half), ack(5));
+    feed(&mut bench, &mut waiting, &batch[fed..]);
+    assert_eq!(bench.hear(&mut waiting), ack(9));
+    // And back again, also when the one who has it dies with a batch half sent.
+    feed(&mut bench, &mut half, &batch[..batch.len() - 1]);
+    drop(half);
+    feed(&mut bench, &mut waiting, &batch);
+    assert_eq!(bench.hear(&mut waiting), ack(13));
+}
+
+#[test]
+fn a_batch_half_sent_for_too_long_gives_way() {
+    let mut bench = tight(Duration::ZERO);
+    let batch = large_batch(3 << 20);
+    let mut half = bench.client();
+    half.send_bytes(&batch[..100]);
+    // Nobody waits: it may take its time.
+    bench.settle();
+    assert_eq!(half.heard(), None);
+    let mut waiting = bench.client();
+    waiting.send_bytes(&batch[..100]);
+    let dismissed = bench.hear(&mut half);
+    assert!(dismissed.starts_with("Error { code: Busy, fatal: true") && dismissed.contains("half sent"), "{dismissed}");
+    assert_eq!(bench.hear(&mut half), "Closed");
+}
+
+#[test]
+fn a_large_frame_that_is_no_append_is_refused_at_once() {
+    let mut bench = Bench::new();
+    let header = |kind: u8| [&(3_u32 << 20).to_le_bytes()[..], &[kind, 0, 0, 0], &[0; 8]].concat();
+    let mut stranger = bench.stranger();
+    stranger.send_bytes(&header(3));
+    assert!(bench.hear(&mut stranger).contains("BadFrame, fatal: true"));
+    let mut client = bench.client();
+    client.send_bytes(&header(5));
+    assert!(bench.hear(&mut client).contains("BadFrame, fatal: true"));
+}
+
+/// A client that computes by the document, to the byte.
+#[test]
+fn a_batch_that_fits_by_the_welcome_is_taken() {
+    let segment_size = SegmentSize::MIN;
+    let mut bench = Bench::with(Options { segment_size, ..Bench::options() });
+    let mut client = bench.stranger();
+    client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 }]);
+    let welcome = bench.hear(&mut client);
+    for told in ["batch_size_max: 32768", "record_cost: 32", "batch_cost: 8"] {
+        assert!(welcome.contains(told), "{told} is not in {welcome}");
+    }
+    let mut send = |lengths: &[usize]| {
+        let mut records = Vec::new();
+        lengths.iter().for_each(|length| put_batch_record(&mut records, &vec![7; *length]));
+        client.send(&[Request::Batch(Batch::new(lengths.len() as u32, &records).unwrap())]);
+        bench.hear(&mut client)
+    };
+    let exact = [16_384, 16_384 - 32 - 32 - 8];
+    assert_eq!(batch_log_size(32, 8, exact.into_iter()), 32_768);
+    assert_eq!(send(&exact), ack(2));
+    assert!(send(&[16_384, exact[1] + 1]).starts_with("Error { code: TooLarge, fatal: false"));
+    let empty = vec![0; (32_768 - 8) / 32];
+    assert_eq!(send(&empty), ack(2 + empty.len() as u64));
+    assert!(send(&vec![0; empty.len() + 1]).starts_with("Error { code: TooLarge, fatal: false"));
+}
+
+#[test]
+fn refusals_say_what_is_so_and_what_to_do() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    let mut ask = |request: Request<'_>, words: &str| {
+        client.send(&[request]);
+        let answer = bench.hear(&mut client);
+        assert!(answer.contains(words), "`{words}` is not in {answer}");
+    };
+    let read = |from| Request::Read { from, limit: 0, flags: 0 };
+    ask(read(0), "cannot read from LSN 0: the first record of a log is LSN 1");
+    ask(read(2), "cannot read from LSN 2: no record has been acknowledged yet; the first is LSN 1");
+    ask(Request::Trim { below: 2 }, "cannot trim below LSN 2: no record has been acknowledged yet");
+    ask(append(b"one"), "lsn: 1");
+    ask(read(3), "cannot read from LSN 3: LSN 1 is the last acknowledged record; read from LSN 2 at most");
+    ask(read(u64::MAX), "LSN 1 is the last acknowledged record");
+    ask(Request::Trim { below: 3 }, "cannot trim below LSN 3: LSN 1 is the last acknowledged record");
+    // An idle connection has had no append that was not taken: it hears what is so.
+    bench.follow(2);
+    bench.lead(3);
+    bench.settle();
+    client.heard_all();
+    client.send(&[append(b"no")]);
+    let answer = bench.hear(&mut client);
+    assert!(answer.contains("this sidecar has lost its role since this connection was made"), "{answer}");
+    bench.follow(4);
+    let mut early = bench.client();
+    early.send(&[append(b"no"), append(b"nor this")]);
+    let answers = [bench.hear(&mut early), bench.hear(&mut early)];
+    assert!(answers[0].contains("this sidecar is not primary; sidecar b is"), "{answers:?}");
+    bench.lead(5);
+    assert!(bench.hear(&mut early).starts_with("Role"));
+    early.send(&[append(b"nor this")]);
+    assert!(bench.hear(&mut early).contains("an earlier append of this connection was not taken"));
+}

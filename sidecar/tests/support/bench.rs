@@ -1,0 +1,284 @@
+//! The append path alone: it leads over three backups' shared memory, and the test turns it by hand.
+//!
+//! Every channel has a gate: while it is shut, writes land and their completions wait, so that nothing is acknowledged.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tailwind_fabric::shm::{ShmReceiver, ShmSender};
+use tailwind_fabric::{
+    Channel, ChannelError, Opening, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
+};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::primary::{Output, Primary, Rules};
+use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::socket::{Request, Response, Role, VERSION, decode_response};
+use tailwind_sidecar::path::{Allowed, Command, Event, Options, Path, Shared, Waker};
+
+const BACKUPS: usize = 3;
+/// A condition that is not met after so many turns is not going to be.
+const TURNS_MAX: usize = 100_000;
+
+/// A path that leads, with three backups' memory behind it.
+pub struct Bench {
+    pub path: Path,
+    pub events: tokio::sync::mpsc::UnboundedReceiver<Event>,
+    pub shut: Arc<AtomicBool>,
+    segment_size: SegmentSize,
+    receivers: Vec<ShmReceiver>,
+    terms: u64,
+    commands: std::sync::mpsc::Sender<Command>,
+    folder: tempfile::TempDir,
+}
+
+/// A shared-memory channel whose completions wait while the gate is shut.
+#[derive(Debug)]
+struct Gated {
+    channel: Box<dyn Channel>,
+    shut: Arc<AtomicBool>,
+}
+
+impl Channel for Gated {
+    fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+        self.channel.post(remote, local, range)
+    }
+
+    fn poll(&mut self) -> Result<u32, ChannelError> {
+        if self.shut.load(Ordering::Relaxed) { Ok(0) } else { self.channel.poll() }
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.readiness()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.channel.arm()
+    }
+
+    fn wants_write(&self) -> bool {
+        self.channel.wants_write()
+    }
+}
+
+impl Bench {
+    /// A path that leads epoch 1.
+    pub fn new() -> Bench {
+        Bench::with(Bench::options())
+    }
+
+    /// The options of [`Bench::new`].
+    pub fn options() -> Options {
+        Options {
+            allowed: Allowed::Own,
+            segment_size: SegmentSize::DEFAULT,
+            batch_memory: 64 << 20,
+            client_patience: Duration::from_secs(60),
+            spin: Duration::ZERO,
+        }
+    }
+
+    /// A path with other options that leads epoch 1.
+    pub fn with(options: Options) -> Bench {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (commands, inbox) = std::sync::mpsc::channel();
+        let (events, outbox) = tokio::sync::mpsc::unbounded_channel();
+        let segment_size = options.segment_size;
+        let waker = Waker::new().unwrap();
+        let path = Path::new(options, "a".into(), listener, inbox, events, Arc::new(Shared::default()), &waker);
+        let receivers = (0..BACKUPS).map(|n| {
+            let pool = Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
+            ShmReceiver::new(pool).unwrap()
+        });
+        let mut bench = Bench {
+            path: path.unwrap(),
+            events: outbox,
+            shut: Arc::new(AtomicBool::new(false)),
+            segment_size,
+            receivers: receivers.collect(),
+            terms: 0,
+            commands,
+            folder,
+        };
+        bench.lead(1);
+        bench
+    }
+
+    /// Has the path lead `epoch`, over a log that is empty.
+    pub fn lead(&mut self, epoch: u64) {
+        let rules = Rules {
+            backups: BACKUPS as u8,
+            min_in_sync: 2,
+            durability: Durability::Memory,
+            segment_size: self.segment_size,
+            open_patience_ms: 60_000,
+            recruit_interval_ms: 60_000,
+        };
+        let mut outputs = Vec::new();
+        let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
+        self.command(Command::Lead(Box::new(primary), 0));
+        // Slots that an earlier term was lent are not used again.
+        let (writer, slots) = (Writer(epoch), 2 * self.terms as u32);
+        self.terms += 1;
+        for output in outputs {
+            match output {
+                Output::Connect(seat, _) => {
+                    let receiver = &mut self.receivers[usize::from(seat.index)];
+                    let answer = receiver.accept(writer, &ShmSender.offer()).unwrap();
+                    let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
+                    let gated = Box::new(Gated { channel, shut: Arc::clone(&self.shut) });
+                    self.command(Command::Connected(Epoch(epoch), seat, gated));
+                }
+                Output::Prepare(identity) => {
+                    let (fresh, shared) = ShmSender.allocate(identity.size.bytes()).unwrap();
+                    self.command(Command::Prepared(identity, fresh, shared));
+                }
+                Output::Open(seat, identity) => {
+                    let slot = SlotId(slots + identity.segment.0 as u32);
+                    let grant = self.receivers[usize::from(seat.index)].lend(writer, slot).unwrap();
+                    let remote = ShmSender.attach(&grant).unwrap();
+                    self.command(Command::Opened(Epoch(epoch), seat, identity.segment, remote));
+                }
+                other => panic!("unexpected at the start: {other:?}"),
+            }
+        }
+    }
+
+    /// Another sidecar leads `epoch` now.
+    pub fn follow(&mut self, epoch: u64) {
+        self.command(Command::Wait { role: Role::Standby, epoch, primary: "b".into() });
+    }
+
+    pub fn command(&self, command: Command) {
+        self.commands.send(command).unwrap();
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// Looks at everything until there is nothing more to do.
+    pub fn settle(&mut self) {
+        self.path.sleep(Duration::ZERO).unwrap();
+        while self.path.turn().unwrap() {}
+    }
+
+    /// Turns until `met` finds what it looks for.
+    pub fn until<T>(&mut self, what: &str, mut met: impl FnMut(&mut Bench) -> Option<T>) -> T {
+        for _ in 0..TURNS_MAX {
+            self.path.sleep(Duration::ZERO).unwrap();
+            self.path.turn().unwrap();
+            if let Some(found) = met(self) {
+                return found;
+            }
+        }
+        panic!("{what} has not come");
+    }
+
+    /// A client that has been welcomed.
+    pub fn client(&mut self) -> Client {
+        let mut client = self.stranger();
+        client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 }]);
+        let welcome = self.hear(&mut client);
+        assert!(welcome.starts_with("Welcome"), "{welcome}");
+        client
+    }
+
+    /// A client that has said nothing yet.
+    pub fn stranger(&self) -> Client {
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        Client { stream, received: Vec::new(), next: 1 }
+    }
+
+    /// Turns until the path has something to say to this client: the frame, or `Closed`.
+    pub fn hear(&mut self, client: &mut Client) -> String {
+        self.until("a frame", |_| client.heard())
+    }
+
+    /// A client's read that the path has handed over, if it has.
+    pub fn handed_over(&mut self) -> Option<Event> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).find(|event| matches!(event, Event::Read { .. }))
+    }
+}
+
+fn configuration(epoch: u64) -> Configuration {
+    let member = |n: usize| MemberRef {
+        id: format!("b{n}").parse().unwrap(),
+        boot: BootId(n as u128),
+        control: format!("127.0.0.1:{n}"),
+    };
+    Configuration {
+        log: LogId(1),
+        epoch: Epoch(epoch),
+        claim: Claim(1),
+        earlier: Vec::new(),
+        version: Version(1),
+        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
+        members: (0..BACKUPS).map(member).collect(),
+    }
+}
+
+/// One client, which never blocks: the path runs in the same thread.
+pub struct Client {
+    pub stream: UnixStream,
+    received: Vec<u8>,
+    next: u64,
+}
+
+impl Client {
+    /// Sends these requests, numbered on from the last one.
+    pub fn send(&mut self, requests: &[Request<'_>]) {
+        let mut bytes = Vec::new();
+        for request in requests {
+            request.encode(self.next, &mut bytes);
+            self.next += 1;
+        }
+        self.send_bytes(&bytes);
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next frame as its `Debug` text, if it is there.
+    pub fn heard(&mut self) -> Option<String> {
+        loop {
+            if let Some(decoded) = decode_response(&self.received).unwrap() {
+                let said = format!("{:?}", decoded.frame);
+                let size = decoded.size;
+                self.received.drain(..size);
+                return Some(said);
+            }
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Some("Closed".to_owned()),
+                Ok(count) => self.received.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(_) => return Some("Closed".to_owned()),
+            }
+        }
+    }
+
+    /// Every frame that is there, `Response` by its text.
+    pub fn heard_all(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.heard()).collect()
+    }
+}
+
+/// How an acknowledgement looks in [`Client::heard`].
+pub fn ack(lsn: u64) -> String {
+    format!("{:?}", Response::Ack { lsn })
+}
