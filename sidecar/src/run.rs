@@ -64,7 +64,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         tls,
     } = options;
     ensure!(
-        heartbeat_silence_ms > 2 * heartbeat_interval_ms,
+        heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
     if replica_group.is_none() {
@@ -236,8 +236,13 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
         bail!("socket {} is in use by another process: stop it, or choose another --socket", path.display());
     }
     match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => bail!(
+            "{} is a folder: give --socket the path of the socket itself, such as {}",
+            path.display(),
+            path.join("append.sock").display()
+        ),
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{} exists and is not a socket: remove it, or choose another --socket", path.display());
+            bail!("{} exists and is not a socket: choose another --socket, or move what is there away", path.display());
         }
         Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the dead socket {}", path.display()))?,
         Err(_) => {}
