@@ -2,10 +2,13 @@
 //! and a group that goes on.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+use std::cell::Cell;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use tailwind_e2e::group::{Group, Who};
 use tailwind_e2e::process::{free_port, run_to_end, with_options};
@@ -74,6 +77,37 @@ fn a_second_sidecar_of_the_same_name() {
     check_whole(&group, &input, end + 2000).unwrap();
 }
 
+/// A primary that comes back at another address, while no backup answers, finds its former self as primary at every look.
+#[test]
+fn a_sidecar_that_moved_does_not_repeat_itself() {
+    let scene = Scene::begin();
+    let mut setup = scene.setup(FABRIC).unwrap();
+    setup.sidecars = 1;
+    let mut group = scene.start(setup).unwrap();
+    append(&mut primary(&group).unwrap(), &input(&scene), 0, 100).unwrap();
+    group.kill_sidecar(0).unwrap();
+    (0..group.backups()).for_each(|index| group.kill_backup(index).unwrap());
+
+    // Whoever listens at the former address learns how often it looks.
+    let former = TcpListener::bind(("127.0.0.1", group.port(Who::Sidecar(0)))).unwrap();
+    former.set_nonblocking(true).unwrap();
+    let listen = format!("127.0.0.1:{}", free_port().unwrap());
+    let log = fs::File::create(group.folder().join("moved.log")).unwrap();
+    let started = Instant::now();
+    let mut command = with_options(&group.sidecar_command(0), [("--listen", &*listen)]);
+    let _moved = Running(command.stderr(log).spawn().unwrap());
+    let looks = Cell::new(0);
+    let look = |_: &Group| {
+        looks.set(looks.get() + u32::from(former.accept().is_ok()));
+        looks.get() >= 20
+    };
+    group.wait("twenty looks at the former address", look).unwrap();
+    let said = fs::read_to_string(group.folder().join("moved.log")).unwrap();
+    // Again every ten seconds, on a machine that is as slow as that.
+    let times = said.matches("the primary has this sidecar's name").count() as u64;
+    assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&times), "{said}");
+}
+
 /// A process beside the group, killed when dropped.
 struct Running(std::process::Child);
 
@@ -137,7 +171,7 @@ fn options_that_cannot_work() {
     fs::write(&file, "somebody's").unwrap();
     assert_refused(
         &mut sidecar("--socket", file.to_str().unwrap()),
-        "exists and is not a socket: remove it, or choose another",
+        "exists and is not a socket: choose another --socket, or move what is there away",
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
     for (path, words) in [(&folder, "give the path of the socket in it"), (&file, "this is no socket")] {
@@ -159,6 +193,26 @@ fn options_that_cannot_work() {
     assert_refused(&mut backup("--control-token", open.to_str().unwrap()), &words);
     assert_refused(&mut backup("--control-token", file.to_str().unwrap()), "control token file");
 
+    for (flag, value) in [
+        ("--heartbeat-interval-ms", "0"),
+        ("--heartbeat-silence-ms", "18446744073709551615"),
+        ("--fence-patience-ms", "18446744073709551615"),
+        ("--open-patience-ms", "0"),
+        ("--rpc-timeout-ms", "0"),
+        ("--spin-us", "18446744073709551615"),
+    ] {
+        assert_refused(&mut sidecar(flag, value), &format!("invalid value '{value}' for '{flag} "));
+    }
+    for value in ["nonsense", "info,loud"] {
+        assert_refused(&mut sidecar("--log", value), "is no level: use off, error, warn, info, debug or trace");
+    }
+    for value in ["0", "1", "2", "5000", "many"] {
+        assert_refused(&mut backup("--buffers", value), "must be a number from 3 to 4096");
+    }
+    let nowhere = folder.join("a-file/config.json");
+    let refused = run_to_end(&mut sidecar("--config", nowhere.to_str().unwrap())).unwrap();
+    assert_eq!(refused.errors.matches("(os error").count(), 1, "{}", refused.errors);
+
     let below_a_file = file.join("disk");
     assert_refused(&mut backup("--flush-dir", below_a_file.to_str().unwrap()), "create flush folder");
     let pool = group.pool(0);
@@ -174,7 +228,7 @@ fn options_that_cannot_work() {
         (&newer, "has format 3; this version reads format 2: run the newer version"),
         (
             &good.replace("\"epoch\": 1,", "\"epoch\": 3,"),
-            "is damaged (its CRC does not match): restore it from a copy",
+            "is damaged (its CRC does not match): do not put an older copy in its place",
         ),
         (&good[..good.len() / 2].to_owned(), "is damaged"),
         (&String::new(), "is damaged (no header)"),

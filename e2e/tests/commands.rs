@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tailwind_e2e::group::Group;
@@ -180,11 +181,68 @@ fn a_scan_tells_what_files_hold() {
     fs::write(&flipped, &bytes).unwrap();
     let corrupt = scan(&[], &flipped);
     assert_eq!(corrupt.code, Some(1));
-    assert!(corrupt.out.contains("CORRUPT") && corrupt.out.contains("stopped"), "{}", corrupt.out);
+    assert!(corrupt.out.contains("DAMAGED") && corrupt.out.contains("stopped"), "{}", corrupt.out);
     let foreign = group.folder().join("foreign");
     fs::write(&foreign, "somebody's notes").unwrap();
     let foreign = scan(&[], &foreign);
     assert_eq!(foreign.code, Some(1));
     assert!(foreign.errors.contains("neither a buffer nor a segment file"), "{}", foreign.errors);
+    let misnamed = group.folder().join("segment-99.closed");
+    fs::copy(&file, &misnamed).unwrap();
+    let misnamed = scan(&[], &misnamed);
+    assert_eq!(misnamed.code, Some(1));
+    let said = "DAMAGED: the name says segment 99, the header says segment 1";
+    assert!(misnamed.out.contains(said), "{}", misnamed.out);
     check_logs(&group, &[]).unwrap();
+}
+
+/// A folder of a member that is down, as a person looks at it who doubts it.
+#[test]
+fn a_scan_of_a_folder_names_what_is_damaged_or_missing() {
+    let scene = Scene::begin();
+    let input = Numbered { seed: scene.seed(), length_max: 200 };
+    let mut group = scene.group(FABRIC).unwrap();
+    append(&mut primary(&group).unwrap(), &input, 0, 3000).unwrap();
+    let member = group.wait_for_full_set().unwrap()[0];
+    let disk = group.flush_folder(member);
+    let segment = |number: u64| disk.join(format!("segment-{number:016}.closed"));
+    group.wait("four segments on disk", |_| segment(4).exists()).unwrap();
+    group.kill_backup(member).unwrap();
+    let program = group.setup().program.clone();
+    let scan = |args: &[&str]| run_to_end(Command::new(&program).arg("scan").args(args).arg(&disk)).unwrap();
+
+    let sound = scan(&[]);
+    assert_eq!(sound.code, Some(0), "{sound:?}");
+    for words in ["segment-0000000000000001.closed  sound ", "segments  1 to ", "total ", "verdict   sound: "] {
+        assert!(sound.out.contains(words), "`{words}` is not in:\n{}", sound.out);
+    }
+    let records = scan(&["--records"]);
+    assert!(records.code == Some(1) && records.errors.contains("give them one by one"), "{records:?}");
+
+    // Where a file was there is something that nobody may wait for.
+    fs::remove_file(segment(2)).unwrap();
+    fs::remove_file(segment(3)).unwrap();
+    mkfifoat(CWD, segment(3), Mode::RUSR | Mode::WUSR).unwrap();
+    let damaged = scan(&[]);
+    assert_eq!(damaged.code, Some(1), "{damaged:?}");
+    for words in [
+        "DAMAGED  not a file but a FIFO",
+        "segments 2 to 3 are missing or damaged (1 damaged): LSN ",
+        "verdict   DAMAGED: ",
+    ] {
+        assert!(damaged.out.contains(words), "`{words}` is not in:\n{}", damaged.out);
+    }
+    for (path, words) in [
+        (segment(3), "not a file but a FIFO"),
+        (PathBuf::from("/dev/null"), "not a file but a device"),
+        (group.socket(0), "not a file but a socket"),
+        (group.folder().join("nothing"), "find the file: No such file"),
+    ] {
+        let refused = run_to_end(Command::new(&program).arg("scan").arg(&path)).unwrap();
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.errors.contains(words), "`{words}` is not in:\n{}", refused.errors);
+    }
+    let help = run_to_end(Command::new(&program).args(["scan", "--help"])).unwrap();
+    assert!(help.out.contains("Exit codes: 0 if all is sound"), "{}", help.out);
+    check_logs(&group, &OUTAGE).unwrap();
 }

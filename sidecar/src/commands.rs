@@ -19,6 +19,8 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use indicatif::HumanCount;
 
+use crate::logging::explain;
+
 /// What people do with a log.
 #[derive(Subcommand)]
 pub enum PeopleCommand {
@@ -36,7 +38,7 @@ pub enum PeopleCommand {
     Status(status::StatusOptions),
     /// Tell whether this host can do RDMA, and what is to be done if it cannot
     Doctor(doctor::DoctorOptions),
-    /// Tell what a backup's buffer or segment file holds, without any process of the group
+    /// Tell what files or whole folders of a backup hold, without any process of the group
     Scan(scan::ScanOptions),
 }
 
@@ -58,7 +60,7 @@ impl PeopleCommand {
             // Whoever read our output has had enough, as `head` does: no failure, and nothing to say.
             Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
             Err(error) => {
-                tell(format_args!("{name}: {error:#}"));
+                tell(format_args!("{name}: {}", explain(&error)));
                 ExitCode::FAILURE
             }
         }

@@ -1,12 +1,17 @@
-//! Logs to standard error, as text for people or as JSON for collectors.
+//! Logs to standard error, as text for people or as JSON for collectors; and what is said about errors, and how often.
 //!
-//! Called once by `main`.
+//! Started once by `main`.
 
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
+
+/// The same trouble is logged at most so often.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,9 +70,7 @@ fn parse_filter(text: &str) -> Result<String, String> {
 impl LogOptions {
     /// Starts logging.
     pub fn start(&self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(&self.log).map_err(|error| {
-            anyhow::anyhow!("--log {}: {error}; an example is info,tailwind_sidecar=debug", self.log)
-        })?;
+        let filter = EnvFilter::try_new(&self.log).with_context(|| format!("--log {}", self.log))?;
         // What fails in there is told where it is consumed.
         let quiet = ["kube_client", "kube_runtime"].into_iter().filter(|module| !self.log.contains(module));
         let filter = quiet
@@ -79,6 +82,44 @@ impl LogOptions {
             LogFormat::Json => builder.json().flatten_event(true).init(),
         }
         Ok(())
+    }
+}
+
+/// An error with its causes, each told once: some errors name their cause in their own words already.
+pub fn explain(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.ends_with(&cause) {
+            said += ": ";
+            said += &cause;
+        }
+    }
+    said
+}
+
+/// Keeps the same trouble from being logged at every try: once, and then every ten seconds.
+#[derive(Debug)]
+pub struct Repeats<T> {
+    said: Option<(T, Instant)>,
+}
+
+impl<T> Default for Repeats<T> {
+    fn default() -> Repeats<T> {
+        Repeats { said: None }
+    }
+}
+
+impl<T: PartialEq> Repeats<T> {
+    /// True if this is to be logged now; then it counts as logged.
+    pub fn is_due(&mut self, trouble: T, now: Instant) -> bool {
+        let fresh = |(said, at): &(T, Instant)| *said != trouble || now.duration_since(*at) >= SAY_AGAIN;
+        let is_due = self.said.as_ref().is_none_or(fresh);
+        if is_due {
+            self.said = Some((trouble, now));
+        }
+        is_due
     }
 }
 
@@ -104,5 +145,27 @@ mod tests {
             let error = parse_filter(bad).unwrap_err();
             assert!(error.contains(words) && error.contains("use off, error"), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let not_found = || std::io::Error::from_raw_os_error(2);
+        let plain = anyhow::Error::new(not_found()).context("open the file");
+        assert_eq!(explain(&plain), "open the file: No such file or directory (os error 2)");
+        let path = std::path::PathBuf::from("/x");
+        let naming = crate::store::file::StoreError::Io { action: "list folder", path, source: not_found() };
+        let said = explain(&anyhow::Error::new(naming).context("start"));
+        assert_eq!(said, "start: list folder /x: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn the_same_trouble_is_due_again_after_a_while() {
+        let (mut repeats, start) = (Repeats::default(), Instant::now());
+        assert!(repeats.is_due("a", start));
+        assert!(!repeats.is_due("a", start + Duration::from_millis(60)));
+        assert!(!repeats.is_due("a", start + SAY_AGAIN / 2));
+        assert!(repeats.is_due("a", start + SAY_AGAIN));
+        assert!(!repeats.is_due("a", start + SAY_AGAIN));
+        assert!(repeats.is_due("b", start + SAY_AGAIN));
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tailwind_sidecar::commands::PeopleCommand;
-use tailwind_sidecar::logging::LogOptions;
+use tailwind_sidecar::logging::{LogOptions, explain};
 use tailwind_sidecar::options::RunOptions;
 use tailwind_sidecar::{backup, run};
 
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", explain(&error));
             ExitCode::FAILURE
         }
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, value_parser};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
@@ -155,22 +155,28 @@ pub struct RunOptions {
     pub client_patience_ms: u64,
     /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
+    #[arg(value_parser = value_parser!(u64).range(1..=10_000))]
     pub heartbeat_interval_ms: u64,
     /// A peer silent for so long is dead: shorter finds dead hosts faster, longer forgives pauses of busy machines. For backups
     /// over verbs 40 times as much, since cards notice dead hosts (--rdma-patience)
     #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
+    #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
     pub heartbeat_silence_ms: u64,
     /// How long a promotion waits for slower members once enough are fenced; those that miss it are re-replicated
     #[arg(long, env = "TAILWIND_FENCE_PATIENCE_MS", default_value_t = 150)]
+    #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]
     pub fence_patience_ms: u64,
     /// How long one backup without free buffers may hold up the group before it is replaced
     #[arg(long, env = "TAILWIND_OPEN_PATIENCE_MS", default_value_t = 2000)]
+    #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
     pub open_patience_ms: u64,
     /// How long a control call may take; longer than a backup's fsync
     #[arg(long, env = "TAILWIND_RPC_TIMEOUT_MS", default_value_t = 2000)]
+    #[arg(value_parser = value_parser!(u64).range(10..=3_600_000))]
     pub rpc_timeout_ms: u64,
     /// How long the append path looks for work before it sleeps: more microseconds cost CPU and save wake-ups
     #[arg(long, env = "TAILWIND_SPIN_US", default_value_t = 50)]
+    #[arg(value_parser = value_parser!(u64).range(0..=1_000_000))]
     pub spin_us: u64,
     /// Guards the control RPC between pods.
     #[command(flatten)]

@@ -70,7 +70,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         token,
     } = options;
     ensure!(
-        heartbeat_silence_ms > 2 * heartbeat_interval_ms,
+        heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
     if replica_group.is_none() {
@@ -263,7 +263,7 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{} exists and is not a socket: remove it, or choose another --socket", path.display());
+            bail!("{} exists and is not a socket: choose another --socket, or move what is there away", path.display());
         }
         Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the dead socket {}", path.display()))?,
         Err(_) => {}

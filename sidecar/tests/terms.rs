@@ -47,7 +47,13 @@ impl Bench {
         listener.set_nonblocking(true).unwrap();
         let (commands, inbox) = channel();
         let (events, _outbox) = tokio::sync::mpsc::unbounded_channel();
-        let options = Options { allowed: Allowed::Own, segment_size: SegmentSize::MIN, spin: Duration::ZERO };
+        let options = Options {
+            allowed: Allowed::Own,
+            segment_size: SegmentSize::MIN,
+            spin: Duration::ZERO,
+            client_patience: Duration::from_secs(30),
+            batch_memory: 1 << 20,
+        };
         let (shared, waker) = (Arc::new(Shared::default()), Waker::new().unwrap());
         let path = Path::new(options, "a".into(), listener, inbox, events, shared, &waker).unwrap();
         Bench { path, commands, _folder: folder }

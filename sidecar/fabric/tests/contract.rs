@@ -71,6 +71,7 @@ macro_rules! contract_suite {
                 many_large_writes_may_be_on_their_way
                 writes_to_several_slots_share_a_channel
                 every_write_completes_once_and_a_full_queue_moves_on
+                a_writer_reconnects_as_often_as_it_likes
                 an_empty_write_completes_and_writes_nothing
                 a_failure_is_final
                 posting_and_polling_allocate_nothing

@@ -58,8 +58,8 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
     pub pool: Option<PathBuf>,
     /// How many buffers to lend: three at least (one filling, one ready, one kept for images that mend a copy), and more for
-    /// segments that wait for the disk. With fewer a member whose copies all broke off cannot be mended
-    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..=BUFFERS_MAX))]
+    /// segments that wait for the disk
+    #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = parse_buffers)]
     pub buffers: u32,
     /// Bytes of a buffer, such as 8MiB or 64KiB: a power of two, at least the group's segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE")]
@@ -86,5 +86,17 @@ pub struct BackupOptions {
     pub heartbeat_interval_ms: u64,
 }
 
+/// Fewest buffers: one is filled, one is ready, and one is for images. A backup with two works until it loses its memory: a newcomer
+/// lends both for appends, never gets an image, and is given up again and again.
+const BUFFERS_MIN: u32 = 3;
 /// Most buffers: 4096 of 64 MiB are 256 GiB, more than one backup's flush can answer for.
-const BUFFERS_MAX: i64 = 4096;
+const BUFFERS_MAX: u32 = 4096;
+
+fn parse_buffers(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|buffers| (BUFFERS_MIN..=BUFFERS_MAX).contains(buffers)).ok_or_else(|| {
+        format!(
+            "must be a number from {BUFFERS_MIN} to {BUFFERS_MAX}: one buffer is being filled, one is ready, and one is kept for \
+             images"
+        )
+    })
+}

@@ -402,6 +402,10 @@ impl Appender<'_> {
             // A second error would add nothing: whatever is not acknowledged is reported so.
             let _ = self.drain();
         }
-        anyhow!("{error:#}\n{}", aftermath(&self.flight, self.options.framing.noun(), self.options.skip))
+        anyhow!(
+            "{}\n{}",
+            crate::logging::explain(error),
+            aftermath(&self.flight, self.options.framing.noun(), self.options.skip)
+        )
     }
 }

@@ -1,35 +1,45 @@
-//! `scan`: what a file of the log holds, told from its bytes alone.
+//! `scan`: what files and whole folders of the log hold, told from their bytes alone.
 //!
-//! [`examine`](mod@examine) finds out, without I/O; this file reads and prints. Needs no process of the group, and harms
-//! none: a buffer that is being written is read as it is at the moment.
+//! [`examine`](mod@examine) finds out about one file and [`folder`] about many, without I/O; this file reads and prints.
+//! Needs no process of the group, and harms none: a buffer that is being written is read as it is at the moment.
 
 pub mod examine;
+pub mod folder;
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
+use rustix::fs::OFlags;
 use tailwind_protocol::layout::{Footer, readable_size};
 
 use super::framing::{OutputFraming, RecordWriter};
 use super::{counted, tell};
-use examine::{Content, Report, Sound, examine};
+use crate::logging::explain;
+use examine::{Content, Named, Report, Sound, examine};
+use folder::Folder;
 
 /// Largest file read: the largest segment, 64 MiB, and behind it a footer, or a flag page that on hugetlbfs takes 2 MiB.
 const FILE_SIZE_MAX: u64 = (64 + 2) << 20;
 /// Bytes of a payload shown in the list of records.
 const SHOWN_SIZE: usize = 32;
 
-/// Tell what a backup's buffer or segment file holds, without any process of the group.
+/// Tell what a backup's buffers and segment files hold, without any process of the group.
 #[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
+                        2 if the command line makes no sense"
+)]
 pub struct ScanOptions {
-    /// Buffers of a pool (slot-NNNN.buf) or files of a flush folder (segment-N.closed, segment-N.open)
-    #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
+    /// Buffers of a pool (slot-NNNN.buf), files of a flush folder (segment-N.closed, segment-N.open), or a whole flush
+    /// folder: a line for each file, then gaps and a verdict
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
     /// List the records as well: LSN, offset, length, CRC-32 and first bytes
     #[arg(long)]
     records: bool,
@@ -39,29 +49,30 @@ pub struct ScanOptions {
     payloads: Option<OutputFraming>,
 }
 
-/// Scans each file. An error, once all have been scanned, if one of them could not be, or is corrupt.
+/// Scans each file and folder. An error, once all have been scanned, if one of them could not be, or is damaged.
 pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
     let mut bad = 0;
-    for (place, path) in options.files.iter().enumerate() {
+    for (place, path) in options.paths.iter().enumerate() {
         let gap = if place > 0 { "\n" } else { "" };
-        match scan(options, path, gap) {
+        let scanned = if path.is_dir() { scan_folder(options, path, gap) } else { scan(options, path, gap) };
+        match scanned {
             Ok(true) => {}
             Ok(false) => bad += 1,
             // Nobody reads on: not a matter of this file.
             Err(error) if super::is_closed_pipe(&error) => return Err(error),
             Err(error) => {
                 bad += 1;
-                tell(format_args!("scan: {}: {error:#}", path.display()));
+                tell(format_args!("scan: {}: {}", path.display(), explain(&error)));
             }
         }
     }
     if bad > 0 {
-        bail!("{bad} of {} files could not be scanned or are corrupt", options.files.len());
+        bail!("{bad} of {} could not be scanned or are damaged", options.paths.len());
     }
     Ok(())
 }
 
-/// Scans one file. False: it is corrupt.
+/// Scans one file. False: it is damaged.
 fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
     let bytes = read(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -81,12 +92,61 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
         list(&mut out, report).context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(!matches!(report.sound(), Sound::Corrupt(_)))
+    Ok(!matches!(report.sound(), Sound::Damaged(_)))
 }
 
+/// Scans all files of a folder, by name. False: something is damaged or missing.
+fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
+    ensure!(
+        !options.records && options.payloads.is_none(),
+        "a folder: --records and --payloads take files; give them one by one"
+    );
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(path).context("list the folder")? {
+        paths.push(entry.context("list the folder")?.path());
+    }
+    paths.sort_unstable();
+    let mut out = BufWriter::new(io::stdout().lock());
+    let write_failed = "write to standard output";
+    writeln!(out, "{gap}{}:", path.display()).context(write_failed)?;
+    let mut folder = Folder::default();
+    for path in paths {
+        let line = scan_member(&mut folder, &path);
+        writeln!(out, "  {line}").context(write_failed)?;
+    }
+    let verdict = folder.verdict();
+    if let Some(verdict) = &verdict {
+        writeln!(out, "\n{verdict}").context(write_failed)?;
+    }
+    out.flush().context(write_failed)?;
+    Ok(verdict.context("neither a segment file nor a buffer is in this folder")?.is_sound())
+}
+
+/// Scans what lies in a folder. Returns its line.
+fn scan_member(folder: &mut Folder, path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_buffer = name.starts_with("slot-") && name.ends_with(".buf");
+    if Named::parse(&name).is_none() && !is_buffer {
+        let what = if path.is_dir() { "a folder: scan it by itself" } else { "neither a segment file nor a buffer" };
+        return folder.add_other(&name, what);
+    }
+    if name.ends_with(".tmp") {
+        return folder.add_other(&name, "on its way to the disk, or left half made by a crash");
+    }
+    match read(path).and_then(|bytes| Ok(folder.add(&name, &examine(&name, &bytes)?))) {
+        Ok(line) => line,
+        Err(why) => folder.add_bad(&name, &explain(&why)),
+    }
+}
+
+/// The bytes of a regular file. Nothing else is opened: whoever opens a FIFO waits for a writer, and a device may do things.
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let metadata = path.metadata().context("find the file")?;
-    ensure!(metadata.is_file(), "not a file: give slot-NNNN.buf, segment-N.closed or segment-N.open");
+    check_kind(path.metadata().context("find the file")?.file_type())?;
+    // It may be another one by now: looked at again, and never waited for.
+    let nonblock = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path).context("open the file")?;
+    let metadata = file.metadata().context("look at the file")?;
+    check_kind(metadata.file_type())?;
     let size = metadata.len();
     ensure!(
         size <= FILE_SIZE_MAX,
@@ -94,8 +154,19 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
         readable_size(size)
     );
     let mut bytes = Vec::with_capacity(size as usize);
-    File::open(path).context("open the file")?.take(FILE_SIZE_MAX).read_to_end(&mut bytes).context("read the file")?;
+    File::take(file, FILE_SIZE_MAX).read_to_end(&mut bytes).context("read the file")?;
     Ok(bytes)
+}
+
+fn check_kind(found: FileType) -> anyhow::Result<()> {
+    let what = match found {
+        _ if found.is_file() => return Ok(()),
+        _ if found.is_dir() => "a folder",
+        _ if found.is_fifo() => "a FIFO",
+        _ if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    bail!("not a file but {what}: give slot-NNNN.buf, segment-N.closed, segment-N.open or the folder of them")
 }
 
 fn list(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {

@@ -93,7 +93,7 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<()> {
             Err(error) if sockets.len() == 1 => return Err(error),
             Err(error) => {
                 failed += 1;
-                tell(format_args!("status: {}: {error:#}", socket.display()));
+                tell(format_args!("status: {}: {}", socket.display(), crate::logging::explain(&error)));
             }
         }
     }

@@ -86,7 +86,7 @@ impl Target {
                 }
                 Err(error) if is_single => return Err(error),
                 Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
-                Err(error) => others += &format!("\n  {}: {error:#}", socket.display()),
+                Err(error) => others += &format!("\n  {}: {}", socket.display(), crate::logging::explain(&error)),
             }
         }
         bail!("none of the sidecars is primary; --wait waits until one is:{others}")

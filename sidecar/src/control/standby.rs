@@ -10,6 +10,7 @@ use tailwind_protocol::socket::Role;
 use tokio::task::JoinSet;
 
 use super::{Context, random_below};
+use crate::logging::Repeats;
 use crate::path::Command;
 use crate::rpc::{BackupClient, Silence};
 use crate::tls::Role as PeerRole;
@@ -30,6 +31,8 @@ pub async fn wait_for_turn(context: &Context) {
     let mut config = read(context).await;
     // What has been told once, of this configuration.
     let mut told = None;
+    // A sidecar that restarted at another address finds its former self as primary, at each look.
+    let mut same_name = Repeats::default();
     // Too few members answered the last time.
     let mut alone = false;
     loop {
@@ -38,7 +41,7 @@ pub async fn wait_for_turn(context: &Context) {
         if mine {
             return;
         }
-        if known.primary.id == context.me.id {
+        if known.primary.id == context.me.id && same_name.is_due(known.stamp(), Instant::now()) {
             tracing::warn!(
                 name = %known.primary.id, control = %known.primary.control,
                 "the primary has this sidecar's name: if it is another sidecar, give each a name of its own"

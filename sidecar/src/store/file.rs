@@ -25,7 +25,8 @@
 //! before: there it is, so what it has read was the content of the group at some time. If a folder changes while it is
 //! listed, that time may be past, as with any store. Stale files are removed like superseded ones.
 //!
-//! A damaged file is never repaired by guessing: the error names it and says what to do.
+//! A damaged file is never repaired by guessing: the error names it and says what to do. An older content is never put
+//! back by the program either: see `docs/config-store.md`.
 
 mod entry;
 
@@ -69,15 +70,14 @@ pub enum StoreError {
     },
     /// The content is not what was written.
     #[error(
-        "config file {} is damaged ({why}): restore it from a copy; if every sidecar and backup of the group is stopped \
-         and its log is no longer needed, delete {} and all {}.* together with the backups' folders",
-        path.display(), first.display(), first.display()
+        "config file {} is damaged ({why}): do not put an older copy in its place, and delete nothing. Stop the group's \
+         sidecars, leave its backups running, and do as docs/config-store.md says: an older copy can only be gone on from \
+         by a person's decision, since the backups may have promised a newer epoch than it knows",
+        path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Number 0 of its store.
-        first: PathBuf,
         /// What is wrong.
         why: String,
     },
@@ -342,7 +342,7 @@ impl FileStore {
     }
 
     fn damaged(&self, number: u64, why: &str) -> StoreError {
-        StoreError::Damaged { path: self.path_of(number), first: self.path.clone(), why: why.to_owned() }
+        StoreError::Damaged { path: self.path_of(number), why: why.to_owned() }
     }
 }
 

@@ -3,6 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// What people shall do who want another pool. Who removes the buffers of every member removes the log.
+pub(super) const ONE_BY_ONE: &str = "Remove none: a buffer may be the only copy of records that are not flushed. For another \
+                                     pool, give one backup at a time a new, empty folder, and only while `tailwind-sidecar \
+                                     status` shows all others `in set`";
+
 /// What went wrong with a pool, in words for the person who runs it.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -25,7 +30,8 @@ pub enum PoolError {
     /// The folder was made for other slots.
     #[error(
         "slot file {path} has {found} bytes, but slots of {slot_size} bytes need {expected}: set the slot size that the \
-         pool was made with, or remove its folder, which loses the records in it that are not flushed"
+         pool was made with. {advice}",
+        advice = ONE_BY_ONE
     )]
     SlotSize {
         /// The file.

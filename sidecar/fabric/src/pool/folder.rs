@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::contract::SlotId;
 
-use super::error::{PoolError, io_error};
+use super::error::{ONE_BY_ONE, PoolError, io_error};
 
 /// The mode bit of folders like /tmp and /dev/shm, which nobody may close to others.
 const STICKY: u32 = 0o1000;
@@ -150,8 +150,8 @@ pub(super) fn tidy(dir: &Path, slots: u32) -> Result<u32, PoolError> {
             Some((slot, _)) if slot.0 < slots => present += 1,
             Some((SlotId(slot), _)) => {
                 let problem = format!(
-                    "slot {slot} exists but only {slots} slots are wanted: have at least {} slots, or remove {}, which \
-                     loses the records in it that are not flushed",
+                    "slot {slot} exists but only {slots} slots are wanted: have at least {} slots, as long as there is {}. \
+                     {ONE_BY_ONE}",
                     slot + 1,
                     path.display()
                 );

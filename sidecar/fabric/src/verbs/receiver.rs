@@ -2,7 +2,7 @@
 //!
 //! Called by the backup daemon. Nothing here runs while writes arrive: no receive is posted, nothing polls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -18,8 +18,10 @@ use crate::mapping::Mapping;
 use crate::pool::{Claim, Pool};
 use crate::secret;
 
-/// Channels of one writer: it has one for appends and one for images, and makes a new one after each failure.
-const CHANNELS_MAX: usize = 64;
+/// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
+/// and this side, which only receives, is not told that the old one is dead: the newest sixteen have both living ones in them, and
+/// whatever a writer does, its queue pairs are no more.
+const CHANNELS_MAX: usize = 16;
 /// Room for completions. There are none: nothing is ever posted here.
 const COMPLETIONS: u32 = 1;
 /// Depth of a send queue that is never used.
@@ -44,9 +46,30 @@ pub struct VerbsReceiver {
 /// All that one writer can write with. Fields go in this order, which is that of a revocation.
 #[derive(Debug)]
 struct WriterRights {
-    pairs: Vec<QueuePair>,
+    pairs: Newest<QueuePair>,
     lendings: BTreeMap<SlotId, Lending>,
     domain: Arc<Domain>,
+}
+
+/// The newest of the things that came in, [`CHANNELS_MAX`] at most.
+#[derive(Debug)]
+struct Newest<T>(VecDeque<T>);
+
+impl<T> Newest<T> {
+    fn new() -> Newest<T> {
+        Newest(VecDeque::with_capacity(CHANNELS_MAX))
+    }
+
+    /// Makes room for one more: the oldest, if it has to go.
+    #[must_use]
+    fn make_room(&mut self) -> Option<T> {
+        if self.0.len() < CHANNELS_MAX { None } else { self.0.pop_front() }
+    }
+
+    fn push(&mut self, newest: T) {
+        debug_assert!(self.0.len() < CHANNELS_MAX, "room was made");
+        self.0.push_back(newest);
+    }
 }
 
 /// One slot that a card may write. The registration goes before the mapping.
@@ -90,9 +113,23 @@ impl VerbsReceiver {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let domain = Arc::new(Domain::new(Arc::clone(&self.context))?);
-                Ok(entry.insert(WriterRights { pairs: Vec::new(), lendings: BTreeMap::new(), domain }))
+                Ok(entry.insert(WriterRights { pairs: Newest::new(), lendings: BTreeMap::new(), domain }))
             }
         }
+    }
+
+    /// Destroys the oldest queue pair of a writer that has as many as are kept. The writer has given it up long ago; if it has not, a
+    /// write fails and it makes a new one. Nothing is ever acknowledged for that reason.
+    fn make_room(&mut self, writer: Writer) -> io::Result<()> {
+        let Some(oldest) = self.writers.get_mut(&writer).and_then(|rights| rights.pairs.make_room()) else {
+            return Ok(());
+        };
+        let destroyed = destroy([oldest], &self.completions);
+        if let Err(error) = &destroyed {
+            // It may go on taking writes, and no revocation would know of it.
+            self.stuck = Some(format!("an old queue pair could not be destroyed ({error})"));
+        }
+        destroyed
     }
 
     /// Ends the lending of a slot, whoever has it.
@@ -111,14 +148,7 @@ impl WriterRights {
     /// In the order of the proof in [`verbs`](super).
     fn revoke(self, completions: &CompletionQueue) -> io::Result<()> {
         let WriterRights { pairs, lendings, domain } = self;
-        for pair in &pairs {
-            // Fails for one that is in ERROR already; what counts is the next step.
-            let _ = pair.refuse_writes();
-        }
-        pairs.iter().try_for_each(QueuePair::fail)?;
-        let mut flushed = [ffi::ibv_wc::default(); 4];
-        while completions.poll(&mut flushed)? > 0 {}
-        pairs.into_iter().try_for_each(QueuePair::destroy)?;
+        destroy(pairs.0, completions)?;
         for Lending { region, _memory: memory } in lendings.into_values() {
             region.deregister()?;
             drop(memory);
@@ -126,6 +156,19 @@ impl WriterRights {
         drop(domain);
         Ok(())
     }
+}
+
+/// Ends queue pairs, in the order of the proof in [`verbs`](super): after this no packet for them is taken any more.
+fn destroy(pairs: impl IntoIterator<Item = QueuePair>, completions: &CompletionQueue) -> io::Result<()> {
+    let pairs: Vec<QueuePair> = pairs.into_iter().collect();
+    for pair in &pairs {
+        // Fails for one that is in ERROR already; what counts is the next step.
+        let _ = pair.refuse_writes();
+    }
+    pairs.iter().try_for_each(QueuePair::fail)?;
+    let mut flushed = [ffi::ibv_wc::default(); 4];
+    while completions.poll(&mut flushed)? > 0 {}
+    pairs.into_iter().try_for_each(QueuePair::destroy)
 }
 
 impl Receiver for VerbsReceiver {
@@ -138,13 +181,12 @@ impl Receiver for VerbsReceiver {
         let Offer::Verbs { endpoint: remote } = offer else {
             return Err(FabricError::Mismatch { ours: FabricKind::Verbs, theirs: offer.kind() });
         };
+        let cannot_connect = || FabricError::io(format!("connect a queue pair to {}", remote.gid));
+        self.make_room(writer).map_err(cannot_connect())?;
         let first_psn = secret::packet_number()?;
         let (port, tuning, completions) = (self.port.clone(), self.tuning, Arc::clone(&self.completions));
         let mut accept = || {
             let rights = self.rights(writer)?;
-            if rights.pairs.len() == CHANNELS_MAX {
-                return Err(io::Error::other(format!("this epoch has opened {CHANNELS_MAX} channels: its bound")));
-            }
             let pair = QueuePair::new(&rights.domain, &completions, DEPTH, 0)?;
             pair.initialise(port.local.number, Access::RemoteWrite.flags())?;
             pair.connect(port.local, remote, first_psn, tuning)?;
@@ -152,7 +194,7 @@ impl Receiver for VerbsReceiver {
             rights.pairs.push(pair);
             Ok(answer)
         };
-        accept().map_err(FabricError::io(format!("connect a queue pair to {}", remote.gid)))
+        accept().map_err(cannot_connect())
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
@@ -209,5 +251,22 @@ impl Drop for VerbsReceiver {
         for rights in std::mem::take(&mut self.writers).into_values() {
             let _ = rights.revoke(&self.completions);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A member that is lost and comes back again and again within one epoch makes two channels each time.
+    #[test]
+    fn a_writer_may_connect_as_often_as_it_likes() {
+        let mut kept = Newest::new();
+        for channel in 0..1000_usize {
+            let oldest = kept.make_room();
+            assert_eq!(oldest, channel.checked_sub(CHANNELS_MAX), "the oldest goes, and only when there is no room");
+            kept.push(channel);
+        }
+        assert!(kept.0.into_iter().eq(1000 - CHANNELS_MAX..1000));
     }
 }

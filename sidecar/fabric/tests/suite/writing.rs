@@ -84,6 +84,19 @@ pub(crate) fn every_write_completes_once_and_a_full_queue_moves_on<H: Harness>()
     assert!(world.contents(0)[..WRITES as usize * 40] == bytes[..WRITES as usize * 40]);
 }
 
+/// A primary that loses a member and takes it back, again and again, is one writer with ever new channels.
+pub(crate) fn a_writer_reconnects_as_often_as_it_likes<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (remote, bytes) = (world.lend(1, 0), pattern(0));
+    let local = world.local(&bytes);
+    for at in 0..100 {
+        let mut channel = world.channel(1);
+        channel.post(&remote, &local, at..at + 1).unwrap();
+        complete(&mut *channel, 1);
+    }
+    assert!(world.contents(0)[..100] == bytes[..100]);
+}
+
 pub(crate) fn an_empty_write_completes_and_writes_nothing<H: Harness>() {
     let mut world = World::new::<H>();
     let (mut channel, remote) = (world.channel(1), world.lend(1, 0));

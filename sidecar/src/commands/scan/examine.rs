@@ -1,11 +1,11 @@
-//! What a buffer or segment file holds: header, footer, scan, and whether they agree. No I/O.
+//! What a buffer or segment file holds: name, header, footer, scan, and whether they agree. No I/O.
 //!
-//! Called by [`scan`](super). What is valid is for [`tailwind_protocol::scan`] to say; this adds what a person wants to
+//! Called by [`scan`](super) and [`folder`](super::folder). What is valid is for [`tailwind_protocol::scan`] to say; this adds what a person wants to
 //! know about the rest of the file.
 
 use std::fmt;
 
-use tailwind_protocol::ids::{Lsn, Offset};
+use tailwind_protocol::ids::{Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{
     Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, Sealed, SegmentIdentity, SegmentSize, record_size,
 };
@@ -34,6 +34,32 @@ impl fmt::Display for Kind {
             Kind::Open => "file of an open segment",
             Kind::Buffer => "buffer",
         })
+    }
+}
+
+/// What the name of a segment's file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Closed or open.
+    pub kind: Kind,
+    /// A backup finds the file under this name. Another one, such as `segment-3.closed.old`, belongs to a copy that
+    /// somebody made, or to one that was set aside.
+    pub is_in_place: bool,
+}
+
+impl Named {
+    /// `None`: not the name of a segment's file.
+    pub fn parse(name: &str) -> Option<Named> {
+        let (number, rest) = name.strip_prefix("segment-")?.split_once('.')?;
+        let segment = SegmentId(number.parse().ok()?);
+        let (kind, extension) = match rest.split('.').next()? {
+            "closed" => (Kind::Closed, "closed"),
+            "open" => (Kind::Open, "open"),
+            _ => return None,
+        };
+        Some(Named { segment, kind, is_in_place: name == format!("segment-{:016}.{extension}", segment.0) })
     }
 }
 
@@ -84,6 +110,8 @@ pub enum Content<'a> {
 pub struct Report<'a> {
     /// What kind of file it is.
     pub kind: Kind,
+    /// Which segment the file's name says that it is, if it says so.
+    pub named: Option<SegmentId>,
     /// Which segment it is.
     pub identity: SegmentIdentity,
     /// LSN of its first record, there or still to come.
@@ -116,14 +144,14 @@ pub struct Tail {
 }
 
 /// What to think of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sound {
     /// A closed segment, every byte of it vouched for.
     Closed,
     /// An open segment, valid up to here.
     Open,
     /// Not what it was when it was written.
-    Corrupt(&'static str),
+    Damaged(String),
 }
 
 impl fmt::Display for Sound {
@@ -131,7 +159,7 @@ impl fmt::Display for Sound {
         match self {
             Sound::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
             Sound::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
-            Sound::Corrupt(why) => write!(f, "CORRUPT: {why}; use another member's copy"),
+            Sound::Damaged(why) => write!(f, "DAMAGED: {why}; use another member's copy"),
         }
     }
 }
@@ -149,17 +177,19 @@ pub struct Record<'a> {
     pub payload: &'a [u8],
 }
 
-/// Looks at the bytes of the file called `name`; the name tells the kind, and without it the bytes do.
+/// Looks at the bytes of the file called `name`. The name tells the segment and the kind; where it does not, the bytes do.
 pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> {
     let Some((identity, first)) = read_header(bytes)? else { return Ok(Content::Unwritten) };
     let footer = bytes.split_last_chunk::<FOOTER_SIZE>().and_then(|(_, footer)| Footer::from_bytes(footer));
-    let kind = match (name.rsplit_once('.'), footer) {
-        (Some((_, "closed")), _) => Kind::Closed,
-        (Some((_, "open")), _) => Kind::Open,
-        (Some((_, "buf")), _) => Kind::Buffer,
-        (_, Some(Footer { sealed: Sealed::Closed, .. })) => Kind::Closed,
-        (_, Some(Footer { sealed: Sealed::Open, .. })) => Kind::Open,
-        (_, None) => Kind::Buffer,
+    let named = Named::parse(name);
+    let kind = match (named, name.rsplit_once('.'), footer) {
+        (Some(named), ..) => named.kind,
+        (None, Some((_, "closed")), _) => Kind::Closed,
+        (None, Some((_, "open")), _) => Kind::Open,
+        (None, Some((_, "buf")), _) => Kind::Buffer,
+        (None, _, Some(Footer { sealed: Sealed::Closed, .. })) => Kind::Closed,
+        (None, _, Some(Footer { sealed: Sealed::Open, .. })) => Kind::Open,
+        (None, _, None) => Kind::Buffer,
     };
     let footer = footer.filter(|_| kind != Kind::Buffer);
     let log = &bytes[..bytes.len() - if footer.is_some() { FOOTER_SIZE } else { 0 }];
@@ -167,6 +197,7 @@ pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> 
 
     let mut report = Report {
         kind,
+        named: named.map(|named| named.segment),
         identity,
         first,
         log,
@@ -277,17 +308,24 @@ impl<'a> Report<'a> {
 
     /// What to think of it.
     pub fn sound(&self) -> Sound {
+        let damaged = |why: &str| Sound::Damaged(why.to_owned());
         match (self.kind, self.footer) {
-            (Kind::Closed, None) => Sound::Corrupt("a closed segment's file without a footer is not whole"),
+            // Whoever looks for a segment by name gets the wrong one, and nobody finds the one that is here.
+            _ if self.named.is_some_and(|named| named != self.identity.segment) => Sound::Damaged(format!(
+                "the name says segment {}, the header says segment {}",
+                self.named.unwrap_or_default(),
+                self.identity.segment
+            )),
+            (Kind::Closed, None) => damaged("a closed segment's file without a footer is not whole"),
             (Kind::Closed, Some(Footer { sealed: Sealed::Open, .. })) => {
-                Sound::Corrupt("the name says closed, the footer says open")
+                damaged("the name says closed, the footer says open")
             }
             (Kind::Open, Some(Footer { sealed: Sealed::Closed, .. })) => {
-                Sound::Corrupt("the name says open, the footer says closed")
+                damaged("the name says open, the footer says closed")
             }
-            (_, Some(footer)) if footer.closure != self.closure => Sound::Corrupt("footer and scan disagree"),
+            (_, Some(footer)) if footer.closure != self.closure => damaged("footer and scan disagree"),
             (_, Some(footer)) if footer.closure.end.0 as usize != self.log.len() => {
-                Sound::Corrupt("there are bytes between the end of the segment and the footer")
+                damaged("there are bytes between the end of the segment and the footer")
             }
             (Kind::Closed, Some(_)) => Sound::Closed,
             (Kind::Open | Kind::Buffer, _) => Sound::Open,

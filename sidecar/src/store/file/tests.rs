@@ -244,13 +244,33 @@ fn says_what_is_wrong_with_a_file_that_it_cannot_use() {
             fs::write(&path, damage).unwrap();
             let error = store.read().unwrap_err();
             assert!(matches!(error, StoreError::Damaged { .. }));
-            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            let said = error.to_string();
+            assert!(said.contains(path.to_str().unwrap()) && said.contains("docs/config-store.md"), "{said}");
+            assert!(!said.contains("restore it"), "an older copy has an epoch used twice: {said}");
             assert!(store.swap(&swap_to(epoch + 1)).is_err(), "nothing is overwritten");
         }
         fs::write(&path, good.replace("\"tailwind_config\":2", "\"tailwind_config\":3")).unwrap();
         let error = store.read().unwrap_err().to_string();
         assert!(error.contains("format 3"), "{error}");
     }
+}
+
+/// What docs/config-store.md has a person do with the newest numbered file that is sound.
+#[test]
+fn a_numbered_file_put_in_the_place_of_number_0_is_gone_on_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path(), 5);
+    fs::write(store.path_of(4), "damaged").unwrap();
+    assert!(store.read().is_err());
+    let older = fs::read(store.path_of(3)).unwrap();
+    for name in files(folder.path()) {
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    fs::write(folder.path().join("config.json"), older).unwrap();
+    let store = FileStore::new(&folder.path().join("config.json")).unwrap();
+    assert_eq!(store.read().unwrap(), Some(config(4)));
+    advance(&store, 4, 8);
+    assert_eq!(store.read().unwrap(), Some(config(8)));
 }
 
 #[test]

@@ -40,6 +40,10 @@ fn report<'a>(name: &str, bytes: &'a [u8]) -> Report<'a> {
     }
 }
 
+fn damaged(why: &str) -> Sound {
+    Sound::Damaged(why.to_owned())
+}
+
 const APPENDS: &[&[&str]] = &[&["one"], &["two", "three"], &[""]];
 
 #[test]
@@ -88,6 +92,37 @@ fn a_closed_file_is_sound_when_footer_and_scan_agree() {
 }
 
 #[test]
+fn a_file_under_the_name_of_another_segment_is_damaged() {
+    let closed = file(Sealed::Closed, APPENDS);
+    let open = file(Sealed::Open, APPENDS);
+    let (growing, _) = buffer(APPENDS);
+    for (name, bytes) in [
+        ("segment-99.closed", &closed),
+        ("segment-0000000000000099.closed", &closed),
+        ("segment-0000000000000099.closed.old", &closed),
+        ("segment-0000000000000099.open", &open),
+        ("segment-0000000000000099.open", &growing),
+    ] {
+        let why = "the name says segment 99, the header says segment 3";
+        assert_eq!(report(name, bytes).sound(), damaged(why), "{name}");
+    }
+    assert_eq!(report("segment-3.closed", &open).sound(), damaged("the name says closed, the footer says open"));
+    assert_eq!(report("segment-3.open", &closed).sound(), damaged("the name says open, the footer says closed"));
+}
+
+#[test]
+fn names_of_segment_files_are_told_apart() {
+    let named = |name| Named::parse(name).map(|named| (named.segment.0, named.kind, named.is_in_place));
+    assert_eq!(named("segment-0000000000000003.closed"), Some((3, Kind::Closed, true)));
+    assert_eq!(named("segment-0000000000000003.open"), Some((3, Kind::Open, true)));
+    assert_eq!(named("segment-3.closed"), Some((3, Kind::Closed, false)));
+    assert_eq!(named("segment-0000000000000003.closed.tmp"), Some((3, Kind::Closed, false)));
+    for other in ["promise", "segment-.closed", "segment-3", "segment-3.shut", "segment-99999999999999999999.closed"] {
+        assert_eq!(named(other), None, "{other}");
+    }
+}
+
+#[test]
 fn a_torn_append_is_shown_as_a_tail() {
     let (mut bytes, closure) = buffer(&[&["one"]]);
     let (whole, whole_closure) = buffer(&[&["one"], &["never sealed"]]);
@@ -110,14 +145,14 @@ fn every_damaged_byte_of_a_closed_file_is_noticed() {
         let mut bytes = sound.clone();
         bytes[place] ^= 0x40;
         match examine("segment-3.closed", &bytes) {
-            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), Sound::Corrupt(_)), "byte {place}"),
+            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), Sound::Damaged(_)), "byte {place}"),
             Ok(Content::Unwritten) => panic!("byte {place}"),
             Err(_) => assert!(place < SEGMENT_HEADER_SIZE, "byte {place}"),
         }
     }
     for size in SEGMENT_HEADER_SIZE..sound.len() {
         let report = report("segment-3.closed", &sound[..size]);
-        assert!(matches!(report.sound(), Sound::Corrupt(_)), "cut to {size} bytes");
+        assert!(matches!(report.sound(), Sound::Damaged(_)), "cut to {size} bytes");
     }
 }
 
@@ -130,7 +165,7 @@ fn an_open_file_is_valid_as_far_as_it_goes() {
     assert_eq!((growing.kind, growing.footer, growing.count(), growing.sound()), (Kind::Open, None, 3, Sound::Open));
     assert!(growing.tail.is_some());
     let renamed = report("segment-3.closed", &bytes);
-    assert_eq!(renamed.sound(), Sound::Corrupt("the name says closed, the footer says open"));
+    assert_eq!(renamed.sound(), damaged("the name says closed, the footer says open"));
 }
 
 #[test]
@@ -138,7 +173,7 @@ fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
     let mut bytes = file(Sealed::Closed, APPENDS);
     bytes[248 - 8 - 32 - 8 - 8] ^= 1;
     let report = report("segment-3.closed", &bytes);
-    assert_eq!(report.sound(), Sound::Corrupt("footer and scan disagree"));
+    assert_eq!(report.sound(), damaged("footer and scan disagree"));
     assert!(
         report.to_string().contains("footer    closed; disagrees with the scan: it claims LSN 10 to 13, 248 bytes")
     );

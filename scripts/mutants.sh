@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol. Called by ./check --mutants, which installs cargo-mutants.
+#
+# Changes one expression of the crate at a time, builds it with its tests and the simulator, and asks three judges, each only if those
+# before have found nothing: the crate's unit tests, its other tests (golden scripts, tables, properties), a budget of seeds of
+# the simulator, of which the kept ones come first. A mutant that all of them let pass survives. Survivors are listed in
+# mutants-survivors.txt, with a reason; any other fails this script.
+#
+# Each run takes one shard of the mutants: an hour on two cores. Without K/N it is the shard of the day, so that a run each night has
+# tried all of them after SHARDS nights.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/common.sh
+
+# 1080 mutants in all. One takes 8 to 20 seconds on two cores, most of it the build: 216 of them an hour, and the first build.
+SHARDS=5
+# What planted bugs need at most is 3000 (docs/testing.md); most are found by the first few hundred.
+SEEDS=1000
+# The golden world's random stories, for which the simulator does more; 2000 of them take longer than all else.
+CHAOS_SEEDS=100
+# Longest that the tests of one mutant may take. An endless loop is found by this, and counts as noticed.
+TIMEOUT_S=300
+
+LISTED=mutants-survivors.txt
+OUT=target/mutants
+PACKAGE=sidecar/protocol
+
+shard=${1:-$(($(date +%s) / 86400 % SHARDS))/$SHARDS}
+case $shard in
+    *[!0-9/]* | */*/* | /* | */) stop "shard $shard: must be K/N, such as 0/$SHARDS" ;;
+    */*) [ "${shard%/*}" -lt "${shard#*/}" ] || stop "shard $shard: K counts from 0 to N - 1" ;;
+    *) stop "shard $shard: must be K/N, such as 0/$SHARDS" ;;
+esac
+
+# judged_by: what cargo is told beside the package that is changed. It runs the tests of the protocol crate, then those of the
+# simulator: the seeds come last. By --test-package the unchanged tree would be tried without the simulator.
+judged_by() {
+    local test
+    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-sim --lib
+    for test in "$PACKAGE"/tests/*.rs "$PACKAGE"/tests/*/main.rs; do
+        test=${test%/main.rs}
+        printf -- '--cargo-arg=--test=%s\n' "$(basename "$test" .rs)"
+    done
+    printf -- '--cargo-arg=--test=%s\n' budget
+}
+
+# survivors LIST: cargo-mutants' lines `FILE:LINE:COLUMN: WHAT` as `FILE: WHAT at COLUMN of: SOURCE`. Line numbers change with every
+# edit; the source of the line does not, while the mutant is the same.
+survivors() {
+    local file line column what
+    while IFS=: read -r file line column what; do
+        printf '%s:%s, at %s of: %s\n' "$file" "$what" "$column" "$(sed -n "${line}s/^ *//p" "$file")"
+    done <"$1"
+}
+
+mkdir -p "$OUT"
+mapfile -t judges < <(judged_by)
+say "shard $shard; survivors must be listed in $LISTED"
+status=0
+# Dependencies are built once for all shards. The copy that is mutated has no target folder.
+CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
+    "$TOOLS/bin/cargo-mutants" mutants \
+    --package tailwind-protocol \
+    --shard "$shard" --sharding round-robin --output "$OUT" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" \
+    --jobs 1 --no-times --colors never "${judges[@]}" || status=$?
+case $status in
+    0 | 2 | 3) ;; # all noticed; some survived; some took too long
+    *) stop "cargo-mutants failed ($status): $OUT/mutants.out/log" ;;
+esac
+
+survivors "$OUT/mutants.out/missed.txt" >"$OUT/survivors.txt"
+grep -v -e '^#' -e '^$' "$LISTED" | sort -u >"$OUT/listed.txt" || true
+sort -u "$OUT/survivors.txt" | comm -23 - "$OUT/listed.txt" >"$OUT/unlisted.txt"
+survivors "$OUT/mutants.out/caught.txt" | sort -u | comm -12 - "$OUT/listed.txt" >"$OUT/noticed.txt"
+
+count() { wc -l <"$1"; }
+folder=$OUT/mutants.out
+caught=$(count "$folder/caught.txt") slow=$(count "$folder/timeout.txt") missed=$(count "$folder/missed.txt")
+say "shard $shard: $caught noticed, $slow by taking too long, $missed survived, $(count "$folder/unviable.txt") did not compile"
+[ ! -s "$OUT/noticed.txt" ] || { say "listed in $LISTED and noticed now: remove" && cat "$OUT/noticed.txt"; }
+[ ! -s "$OUT/unlisted.txt" ] || { say "survived and not listed in $LISTED: write a test, or list it with its reason" && cat "$OUT/unlisted.txt" && exit 1; }
