@@ -3,6 +3,7 @@
 //! Called by [`control::run`](super::run); decides nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
@@ -55,6 +56,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
     }
+    context.shared.store_is_older.store(0, Ordering::Relaxed);
     let (answers, mut inputs) = mpsc::unbounded_channel();
     let mut outputs = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
@@ -72,6 +74,8 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),
                 Output::Waiting(why) => {
+                    let is_older = matches!(why, Waiting::StoreIsOlder { .. });
+                    context.shared.store_is_older.store(u64::from(is_older), Ordering::Relaxed);
                     let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
                     if fresh {
                         tracing::warn!(group = %context.group, %why, "waiting");

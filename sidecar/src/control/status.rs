@@ -67,7 +67,7 @@ pub async fn metrics(context: &Context) -> String {
         path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.standing == standing).count() as u64)
     };
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
-    let numbers: [(&str, &str, &str, u64); 15] = [
+    let numbers: [(&str, &str, &str, u64); 16] = [
         ("primary", "gauge", "1 when this sidecar is primary.", is("primary")),
         ("standby", "gauge", "1 when this sidecar is a standby.", is("standby")),
         ("epoch", "gauge", "Epoch as far as this sidecar knows.", of_path(|path| path.epoch)),
@@ -80,6 +80,7 @@ pub async fn metrics(context: &Context) -> String {
         ("acked_lsn", "gauge", "LSN of the last acknowledged record.", count(&shared.acked)),
         ("first_lsn", "gauge", "First record that can be read.", count(&shared.first)),
         ("refused_total", "counter", "Requests and connections refused.", count(&shared.refused)),
+        ("store_is_older", "gauge", "1 while the config store is older than the log.", count(&shared.store_is_older)),
         ("clients", "gauge", "Clients connected.", count(&shared.clients)),
         ("closed_segments", "gauge", "Closed segments of the log.", closed_segments as u64),
         ("memory_bytes", "gauge", "Memory of open segments.", memory_bytes as u64),
