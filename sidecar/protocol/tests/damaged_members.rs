@@ -1,0 +1,307 @@
+//! Damage is never absence (S12), nor is anything sound given up by itself (S13): what a promotion believes of members that
+//! have lost something, that come late, or that know more than the config store.
+
+use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::promotion::{AcceptedLoss, Failure, Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
+
+use CopyState::{Closed, Corrupt, Damaged, Open};
+
+fn sidecar(name: &str) -> PrimaryRef {
+    PrimaryRef { id: name.parse().expect("a name"), control: String::new() }
+}
+
+fn member(number: u128) -> MemberRef {
+    MemberRef { id: format!("m{number}").parse().expect("a name"), boot: BootId(number), control: String::new() }
+}
+
+fn config(members: u128) -> Configuration {
+    Configuration {
+        log: LogId(1),
+        epoch: Epoch(5),
+        claim: Claim(55),
+        earlier: vec![Claim(44)],
+        version: Version(5),
+        primary: sidecar("s2"),
+        members: (1..=members).map(member).collect(),
+    }
+}
+
+/// Segment 1 is whole, records 1 to 10; segment 2 goes from 11 on, 48 bytes for each record.
+fn copy(segment: u64, state: CopyState, last: u64) -> CopyReport {
+    let first = segment * 10 - 9;
+    let identity = SegmentIdentity {
+        log: LogId(1),
+        segment: SegmentId(segment),
+        epoch: Epoch(5),
+        generation: Generation(segment),
+        size: SegmentSize::MIN,
+    };
+    let end = Offset(72 + 48 * (last + 1 - first) as u32);
+    let closure = Closure { first: Lsn(first), last: Lsn(last), end, chain: Chain(last as u32) };
+    CopyReport { identity, state, closure, acked: Offset(0) }
+}
+
+/// A copy that ends at `last`, of which everything up to `acked` was acknowledged.
+fn cut(last: u64, acked: u64) -> CopyReport {
+    CopyReport { acked: copy(2, Open, acked).closure.end, ..copy(2, Damaged, last) }
+}
+
+fn sound(number: u128, last: u64) -> Inventory {
+    Inventory {
+        member: member(number).id,
+        boot: BootId(number),
+        log: Some(LogId(1)),
+        promised: Epoch(6),
+        trimmed: Lsn(0),
+        damage: Vec::new(),
+        witness: true,
+        copies: vec![copy(1, Closed, 10), copy(2, Open, last)],
+    }
+}
+
+fn damaged(number: u128, copies: Vec<CopyReport>) -> Inventory {
+    Inventory { damage: vec!["something is gone".to_owned()], witness: false, copies, ..sound(number, 11) }
+}
+
+/// A promotion of s1, and what it has asked for last.
+struct Desk {
+    machine: Promotion,
+    now: Time,
+    epoch: Epoch,
+    out: Vec<Output>,
+}
+
+impl Desk {
+    /// It has claimed epoch 6 and asked the members.
+    fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Desk {
+        let rules = Rules {
+            backups: members as u8,
+            min_in_sync,
+            fence_patience_ms: 100,
+            retry_ms: 10,
+            repair_patience_ms: 1000,
+            accept_loss,
+        };
+        let mut out = Vec::new();
+        let machine = Promotion::start(sidecar("s1"), rules, LogId(9), 7, &mut out);
+        let mut desk = Desk { machine, now: Time(0), epoch: Epoch(6), out };
+        desk.step(Input::Read(Ok(Some(config(members)))));
+        desk.step(Input::Swapped(SwapOutcome::Applied));
+        assert_eq!(desk.out.len(), members as usize, "each is fenced: {:?}", desk.out);
+        desk
+    }
+
+    fn step(&mut self, input: Input) -> &[Output] {
+        self.out.clear();
+        self.machine.step(self.now, input, &mut self.out);
+        &self.out
+    }
+
+    fn fenced(&mut self, inventory: Inventory) -> &[Output] {
+        let epoch = self.epoch;
+        self.step(Input::Fenced(epoch, inventory.member.clone(), Ok(inventory)))
+    }
+
+    /// Patience runs out.
+    fn wait(&mut self) -> &[Output] {
+        self.now = self.now.plus(200);
+        self.step(Input::Tick)
+    }
+
+    fn waiting(&self) -> Option<&Waiting> {
+        self.out.iter().find_map(|output| match output {
+            Output::Waiting(why) => Some(why),
+            _ => None,
+        })
+    }
+
+    /// Carries every task out until there is none, and says how it ended: the set, and the last record.
+    fn repair(&mut self) -> (usize, Lsn) {
+        let mut todo = std::mem::take(&mut self.out);
+        loop {
+            let mut next = Vec::new();
+            for output in todo.drain(..) {
+                let task = match output {
+                    Output::Trim(_, member, _) => Task::Trim(member.id),
+                    Output::Drop(_, member, _) => Task::Drop(member.id),
+                    Output::Close(_, member, identity, _) => Task::Close(member.id, identity.segment),
+                    Output::Install(_, member, identity, ..) => Task::Install(member.id, identity.segment),
+                    Output::Swap(_) => {
+                        next.extend(self.step(Input::Swapped(SwapOutcome::Applied)).to_vec());
+                        continue;
+                    }
+                    Output::Won(config, reference) => return (config.members.len(), reference.last()),
+                    _ => continue,
+                };
+                let epoch = self.epoch;
+                next.extend(self.step(Input::Repaired(epoch, task, Ok(()))).to_vec());
+            }
+            assert!(!next.is_empty(), "it goes on until it wins");
+            todo = next;
+        }
+    }
+}
+
+fn lost(number: u128) -> Inventory {
+    Inventory { boot: BootId(99), ..sound(number, 11) }
+}
+
+#[test]
+fn a_damaged_member_alone_is_not_believed_however_patient() {
+    for copies in [vec![copy(1, Closed, 10), cut(12, 20)], vec![copy(1, Closed, 10)], vec![]] {
+        let mut desk = Desk::fencing(2, 1, None);
+        assert_eq!(desk.fenced(damaged(1, copies)), []);
+        desk.wait();
+        let Some(Waiting::Witnesses { witnesses: 0, needed: 1, damaged, missing }) = desk.waiting() else {
+            panic!("{:?}", desk.out);
+        };
+        assert!(damaged.contains("m1 (something is gone)") && missing.contains("m2"), "{damaged}; {missing}");
+        // The sound one comes at last; the other one is repaired from it.
+        desk.fenced(sound(2, 20));
+        assert_eq!(desk.repair(), (2, Lsn(20)));
+    }
+}
+
+#[test]
+fn two_damaged_members_of_three_wait_for_the_third() {
+    let mut desk = Desk::fencing(3, 2, None);
+    desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 15)]));
+    desk.fenced(damaged(3, vec![copy(1, Closed, 10)]));
+    desk.wait();
+    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { witnesses: 0, needed: 2, .. })), "{:?}", desk.out);
+    desk.fenced(sound(2, 18));
+    assert_eq!(desk.repair(), (3, Lsn(18)), "everybody has answered, and one witness tells");
+}
+
+#[test]
+fn a_member_that_has_lost_its_memory_has_nothing_more_to_tell() {
+    let mut desk = Desk::fencing(3, 2, None);
+    desk.fenced(lost(3));
+    desk.fenced(damaged(1, vec![copy(1, Closed, 10)]));
+    desk.fenced(sound(2, 18));
+    desk.wait();
+    assert_eq!(desk.repair(), (2, Lsn(18)));
+}
+
+#[test]
+fn while_somebody_may_come_as_many_witnesses_are_needed_as_members() {
+    let mut desk = Desk::fencing(3, 2, None);
+    desk.fenced(damaged(1, vec![copy(1, Closed, 10)]));
+    desk.fenced(sound(2, 18));
+    desk.wait();
+    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { witnesses: 1, needed: 2, .. })), "{:?}", desk.out);
+}
+
+/// A closed segment that it can name leaves a member a witness: it knows where its log ends, and another copy fills the gap.
+#[test]
+fn a_member_that_lacks_a_closed_segment_still_tells_where_the_log_ends() {
+    let lacking = Inventory { copies: vec![copy(1, Corrupt, 10), copy(2, Open, 18)], ..sound(1, 18) };
+    let mut desk = Desk::fencing(2, 1, None);
+    desk.fenced(lacking);
+    desk.wait();
+    assert!(matches!(desk.waiting(), None | Some(Waiting::Damage(_))), "{:?}", desk.out);
+    desk.fenced(sound(2, 12));
+    assert_eq!(desk.repair(), (2, Lsn(18)));
+}
+
+#[test]
+fn a_witness_that_is_contradicted_is_not_enough() {
+    let mut desk = Desk::fencing(2, 1, None);
+    desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
+    desk.fenced(sound(2, 15));
+    desk.wait();
+    assert!(matches!(desk.waiting(), Some(Waiting::Damage(_))), "acknowledged up to 20: {:?}", desk.out);
+}
+
+#[test]
+fn a_person_may_accept_that_the_log_ends_early() {
+    let accepted = |last| Some(AcceptedLoss { log: LogId(1), last: Lsn(last) });
+    for (last, wins) in [(12, true), (10, true), (13, false)] {
+        let mut desk = Desk::fencing(2, 1, accepted(last));
+        desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
+        desk.wait();
+        match wins {
+            true => assert_eq!(desk.repair(), (1, Lsn(12)), "as far as anything whole goes"),
+            false => assert!(matches!(desk.waiting(), None | Some(Waiting::Damage(_))), "{last}: {:?}", desk.out),
+        }
+    }
+    let other = Some(AcceptedLoss { log: LogId(2), last: Lsn(1) });
+    let mut desk = Desk::fencing(2, 1, other);
+    desk.fenced(damaged(1, vec![]));
+    desk.wait();
+    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { .. })), "of another log: {:?}", desk.out);
+}
+
+#[test]
+fn a_loss_is_accepted_in_one_word() {
+    let text = "000102030405060708090a0b0c0d0e0f/4711";
+    let accepted: AcceptedLoss = text.parse().expect("log and LSN");
+    assert_eq!((accepted.last, accepted.to_string().as_str()), (Lsn(4711), text));
+    for bad in ["", "4711", "xyz/1", "000102030405060708090a0b0c0d0e0f/", "000102030405060708090a0b0c0d0e0f/-1"] {
+        assert!(bad.parse::<AcceptedLoss>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn a_member_that_is_fenced_while_the_others_are_repaired_stays_in_the_set() {
+    let mut desk = Desk::fencing(3, 2, None);
+    desk.fenced(sound(1, 18));
+    desk.fenced(sound(2, 12));
+    let first = desk.wait().to_vec();
+    assert!(first.iter().any(|output| matches!(output, Output::Close(..))), "{first:?}");
+    let late = desk.fenced(sound(3, 12)).to_vec();
+    desk.out = [first, late].concat();
+    assert_eq!(desk.repair(), (3, Lsn(18)));
+}
+
+#[test]
+fn a_late_member_that_proves_a_longer_log_begins_it_all_anew() {
+    let mut desk = Desk::fencing(3, 2, None);
+    desk.fenced(sound(1, 18));
+    desk.fenced(sound(2, 12));
+    desk.wait();
+    let proof = CopyReport { acked: copy(2, Open, 20).closure.end, ..copy(2, Open, 20) };
+    assert_eq!(desk.fenced(Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) }), []);
+    desk.now = desk.now.plus(10);
+    assert_eq!(desk.step(Input::Tick), [Output::ReadConfig]);
+}
+
+#[test]
+fn a_promise_that_the_store_does_not_know_shows_that_the_store_went_back() {
+    let mut desk = Desk::fencing(2, 1, None);
+    let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9))));
+    assert_eq!(desk.step(answer), [Output::ReadConfig]);
+    // The store still shows what this candidate has claimed.
+    let mine = Configuration { primary: sidecar("s1"), ..config(2).claimed_by(sidecar("s1"), Claim(7)) };
+    for _ in 0..3 {
+        desk.step(Input::Read(Ok(Some(mine.clone()))));
+        let older = Waiting::StoreIsOlder { epoch: Epoch(6), promised: Epoch(9) };
+        assert_eq!(desk.out, [Output::Waiting(older)], "and nothing is claimed");
+        desk.now = desk.now.plus(10);
+        assert_eq!(desk.step(Input::Tick), [Output::ReadConfig]);
+    }
+    let newer = Configuration { epoch: Epoch(9), claim: Claim(99), ..config(2) };
+    assert_eq!(desk.step(Input::Read(Ok(Some(newer)))), [Output::Lost(Epoch(9))], "it is back");
+}
+
+#[test]
+fn an_epoch_that_was_claimed_twice_is_not_passed_over() {
+    let mut desk = Desk::fencing(2, 1, None);
+    let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::ClaimedBefore(Epoch(5))));
+    assert_eq!(desk.step(answer), [Output::ReadConfig]);
+    let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
+    desk.step(Input::Read(Ok(Some(mine))));
+    assert!(matches!(desk.waiting(), Some(Waiting::StoreIsOlder { .. })), "{:?}", desk.out);
+}
+
+#[test]
+fn a_person_who_accepts_the_older_store_passes_every_promise() {
+    let mut desk = Desk::fencing(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
+    desk.step(Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9)))));
+    let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
+    let [Output::Swap(swap)] = desk.step(Input::Read(Ok(Some(mine)))) else { panic!("{:?}", desk.out) };
+    assert_eq!((swap.proposed.epoch, swap.proposed.earlier.len()), (Epoch(11), 0));
+}
