@@ -1,0 +1,348 @@
+//! What a backup says of itself when something that it owes is gone, rotten, foreign or newer than its promise; and that it
+//! gives nothing up that may be the last copy.
+
+use tailwind_protocol::backup::{
+    Backup, EPOCH_JUMP_MAX, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
+};
+use tailwind_protocol::config::Durability;
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, Inventory, OpenRequest, Purpose, Refusal,
+};
+use tailwind_protocol::scan::Tail;
+
+const SLOTS: u32 = 4;
+
+struct Desk {
+    backup: Backup,
+    requests: u64,
+    /// What scans find.
+    tail: Tail,
+    /// What verifications find.
+    sound: bool,
+    out: Vec<Output>,
+}
+
+impl Desk {
+    fn start(found: Found) -> Desk {
+        Desk::start_with(found, Tail::default(), true)
+    }
+
+    fn start_with(found: Found, tail: Tail, sound: bool) -> Desk {
+        let slot_size = SegmentSize::MIN.bytes();
+        let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS * slot_size) };
+        let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
+        let mut desk = Desk { backup, requests: 0, tail, sound, out: Vec::new() };
+        desk.carry(out);
+        desk
+    }
+
+    fn step(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.backup.step(input, &mut out);
+        self.carry(out);
+    }
+
+    fn carry(&mut self, out: Vec<Output>) {
+        for output in out {
+            self.out.push(output.clone());
+            match output {
+                Output::Scan(slot, _) => self.step(Input::Scanned(slot, self.tail)),
+                Output::Verify(slot, ..) => self.step(Input::Verified(slot, self.sound)),
+                Output::Lend(id, slot, _) => self.step(Input::Lent(id, slot, Ok(()))),
+                _ => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, request: Request) -> Reply {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        self.out.clear();
+        self.step(Input::Request(id, request));
+        let reply = self.out.iter().find_map(|output| match output {
+            Output::Reply(to, reply) if *to == id => Some(reply.clone()),
+            _ => None,
+        });
+        reply.expect("an answer")
+    }
+
+    fn fence(&mut self, epoch: u64) -> Inventory {
+        match self.ask(Request::Fence(fence(epoch))) {
+            Reply::Inventory(inventory) => inventory,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn open(&mut self, epoch: u64, identity: SegmentIdentity, purpose: Purpose) -> Reply {
+        let durability = Durability::Memory;
+        self.ask(Request::Open(OpenRequest { caller: caller(epoch), identity, purpose, durability }))
+    }
+
+    fn close(&mut self, epoch: u64, identity: SegmentIdentity, closure: Closure) -> Reply {
+        self.ask(Request::Close(CloseRequest { caller: caller(epoch), identity, closure }))
+    }
+
+    fn states(&self) -> Vec<(u64, CopyState)> {
+        let copies = self.backup.inventory().copies;
+        copies.iter().map(|copy| (copy.identity.segment.0, copy.state)).collect()
+    }
+}
+
+fn group() -> GroupName {
+    "g".parse().expect("a name")
+}
+
+fn caller(epoch: u64) -> Caller {
+    Caller { group: group(), log: LogId(1), epoch: Epoch(epoch) }
+}
+
+/// Each epoch has one claim here, ten times its number.
+fn fence(epoch: u64) -> FenceRequest {
+    let earlier = (1..epoch).rev().take(32).map(|epoch| Claim(epoch.wrapping_mul(10))).collect();
+    FenceRequest { caller: caller(epoch), claim: Claim(epoch.wrapping_mul(10)), earlier }
+}
+
+fn identity(segment: u64) -> SegmentIdentity {
+    SegmentIdentity {
+        log: LogId(1),
+        segment: SegmentId(segment),
+        epoch: Epoch(3),
+        generation: Generation(segment),
+        size: SegmentSize::MIN,
+    }
+}
+
+fn closure(segment: u64) -> Closure {
+    let (first, last) = (Lsn(segment * 10 - 9), Lsn(segment * 10));
+    Closure { first, last, end: Offset(72 + 480), chain: Chain(segment as u32) }
+}
+
+fn owed(segments: &[u64]) -> Vec<(SegmentIdentity, Closure)> {
+    segments.iter().map(|segment| (identity(*segment), closure(*segment))).collect()
+}
+
+fn promise() -> Promise {
+    Promise { log: Some(LogId(1)), epoch: Epoch(3), claim: Some(Claim(30)), ..Promise::default() }
+}
+
+fn lent(segment: u64) -> SlotRow {
+    SlotRow { identity: identity(segment), purpose: Purpose::Append, lender: Epoch(3), closed: None }
+}
+
+#[test]
+fn a_closed_segment_that_is_owed_and_gone_is_told_by_name() {
+    let found = Found { promise: promise(), owed: owed(&[1, 2, 3]), files: owed(&[1, 3]), ..Found::default() };
+    let mut desk = Desk::start(found);
+    let inventory = desk.fence(4);
+    assert_eq!(desk.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Closed)]);
+    assert_eq!(inventory.copies[1].closure, closure(2), "where it ended when it was closed");
+    assert!(inventory.witness, "where the log ends is known");
+    assert_eq!(inventory.damage.len(), 1);
+}
+
+#[test]
+fn another_file_under_an_owed_segments_name_is_not_that_segment() {
+    let older = SegmentIdentity { generation: Generation(77), ..identity(2) };
+    let shorter = Closure { last: Lsn(15), ..closure(3) };
+    let files = vec![(identity(1), closure(1)), (older, closure(2)), (identity(3), shorter)];
+    let mut desk = Desk::start(Found { promise: promise(), owed: owed(&[1, 2, 3]), files, ..Found::default() });
+    for segment in [2, 3] {
+        assert!(desk.out.contains(&Output::Quarantine(SegmentId(segment))), "{:?}", desk.out);
+    }
+    desk.fence(4);
+    assert_eq!(desk.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Corrupt)]);
+}
+
+#[test]
+fn files_that_are_not_owed_are_copies_or_were_trimmed() {
+    let trimmed = Promise { trimmed: Lsn(11), ..promise() };
+    let desk = Desk::start(Found { promise: trimmed, files: owed(&[1, 2]), ..Found::default() });
+    assert!(desk.out.contains(&Output::DeleteFile(SegmentId(1))), "a trim was under way");
+    assert!(desk.out.contains(&Output::Owe(owed(&[2]))), "from now on");
+    assert_eq!(desk.states(), [(2, CopyState::Closed)]);
+    assert!(desk.backup.is_witness());
+}
+
+/// Each of these says nothing about which records it hit.
+#[test]
+fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
+    let newer = SegmentIdentity { epoch: Epoch(8), ..identity(2) };
+    let cases = [
+        Found { missing: vec![(Slot(2), lent(1))], ..Found::default() },
+        Found { doubts: vec!["the ledger is gone".to_owned()], ..Found::default() },
+        Found { flushed: vec![(identity(1), Offset(552))], ..Found::default() },
+        Found { files: vec![(newer, closure(2))], ..Found::default() },
+        Found { rows: vec![(Slot(0), SlotRow { identity: newer, ..lent(2) })], ..Found::default() },
+    ];
+    for case in cases {
+        let mut desk = Desk::start(Found { promise: promise(), ..case });
+        let Some(Output::Persist(remembered)) = desk.out.first().cloned() else {
+            panic!("before anything is tidied: {:?}", desk.out);
+        };
+        assert_eq!(remembered.doubt.as_ref().map(|doubt| doubt.epoch), Some(Epoch(3)));
+        let inventory = desk.fence(4);
+        assert!(!inventory.witness && !inventory.damage.is_empty());
+        // The next process finds everything tidied.
+        let mut desk = Desk::start(Found { promise: remembered, ..Found::default() });
+        assert!(!desk.backup.is_witness());
+        // Not by whoever fenced the process before and knows nothing of the doubt.
+        assert!(matches!(desk.open(3, identity(9), Purpose::Append), Reply::Opened(_)));
+        assert!(!desk.backup.is_witness());
+        desk.fence(5);
+        let image = identity(7);
+        assert!(matches!(desk.open(5, image, Purpose::Install), Reply::Opened(_)));
+        assert!(!desk.backup.is_witness(), "an image is no proof yet");
+        let active = SegmentIdentity { epoch: Epoch(5), ..identity(10) };
+        assert!(matches!(desk.open(5, active, Purpose::Append), Reply::Opened(_)));
+        assert!(desk.backup.is_witness(), "it holds the log, or is outside of the set");
+        assert!(desk.out.iter().any(|out| matches!(out, Output::Persist(promise) if promise.doubt.is_none())));
+    }
+}
+
+#[test]
+fn a_new_backup_has_no_doubts() {
+    let desk = Desk::start(Found { doubts: vec!["the ledger is gone".to_owned()], ..Found::default() });
+    assert!(desk.backup.is_witness() && desk.out.is_empty());
+}
+
+#[test]
+fn an_open_segment_must_reach_what_was_acknowledged_and_what_was_flushed() {
+    let tail = |acked: u32| Tail { closure: closure(1), acked: Offset(acked) };
+    for (acked, flushed, damaged) in [(552, 552, false), (560, 0, true), (0, 560, true), (0, 0, false)] {
+        let found = Found {
+            promise: promise(),
+            rows: vec![(Slot(0), lent(1))],
+            flushed: vec![(identity(1), Offset(flushed))],
+            ..Found::default()
+        };
+        let mut desk = Desk::start_with(found, tail(acked), true);
+        let inventory = desk.fence(4);
+        assert_eq!(!inventory.witness, damaged, "acknowledged {acked}, flushed {flushed}");
+        let state = if damaged { CopyState::Damaged } else { CopyState::Open };
+        assert_eq!(desk.states(), [(1, state)]);
+    }
+}
+
+#[test]
+fn a_note_of_a_segment_that_was_closed_since_means_nothing() {
+    let found = Found {
+        promise: promise(),
+        owed: owed(&[5]),
+        files: owed(&[5]),
+        flushed: vec![(identity(5), Offset(100)), (identity(4), Offset(100))],
+        ..Found::default()
+    };
+    assert!(Desk::start(found).backup.is_witness());
+}
+
+#[test]
+fn what_was_closed_in_memory_is_looked_at_before_it_is_reported() {
+    for sound in [true, false] {
+        let row = SlotRow { closed: Some(closure(1)), ..lent(1) };
+        let found = Found { promise: promise(), rows: vec![(Slot(0), row)], ..Found::default() };
+        let desk = Desk::start_with(found, Tail::default(), sound);
+        assert_eq!(desk.states(), [(1, if sound { CopyState::Closed } else { CopyState::Corrupt })]);
+    }
+}
+
+/// Closed, flushed open as a whole, and the power went before the closed file was there.
+#[test]
+fn an_owed_segment_is_found_in_its_open_file() {
+    let found = Found { promise: promise(), rows: vec![(Slot(0), lent(1))], owed: owed(&[1]), ..Found::default() };
+    let desk = Desk::start(found);
+    assert_eq!(desk.states(), [(1, CopyState::Closed)]);
+    assert!(desk.out.contains(&Output::StartFlush(Slot(0), identity(1), closure(1))));
+}
+
+#[test]
+fn an_epoch_belongs_to_the_claim_that_it_was_promised_to() {
+    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    let claimed = |claim, earlier: &[u64], epoch| {
+        let earlier = earlier.iter().map(|claim| Claim(*claim)).collect();
+        Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(claim), earlier })
+    };
+    let before = Reply::Refused(Refusal::ClaimedBefore { promised: Epoch(3) });
+    assert_eq!(desk.ask(claimed(31, &[20], 3)), before, "another claim of the epoch");
+    assert_eq!(desk.ask(claimed(40, &[31, 20], 4)), before, "a successor of another claim");
+    assert_eq!(desk.ask(claimed(60, &[50, 40, 31], 6)), before, "however many epochs later");
+    assert_eq!(desk.out.len(), 1, "nothing was done: {:?}", desk.out);
+    assert!(matches!(desk.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the claim itself, asked again");
+    assert!(matches!(desk.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
+    assert!(matches!(desk.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
+}
+
+#[test]
+fn an_epoch_that_nobody_will_ever_reach_is_refused() {
+    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    for epoch in [3 + EPOCH_JUMP_MAX + 1, u64::MAX / 2 + 1, u64::MAX] {
+        let refused = desk.ask(Request::Fence(FenceRequest { earlier: vec![], ..fence(epoch) }));
+        assert!(matches!(refused, Reply::Refused(Refusal::BadRequest { .. })), "{epoch}: {refused:?}");
+        assert_eq!(desk.backup.promise().epoch, Epoch(3));
+    }
+    assert!(matches!(desk.ask(Request::Fence(fence(3 + EPOCH_JUMP_MAX))), Reply::Inventory(_)));
+}
+
+#[test]
+fn a_closure_that_no_segment_can_have_is_refused() {
+    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    assert!(matches!(desk.open(3, identity(1), Purpose::Append), Reply::Opened(_)));
+    for wrong in [
+        Closure { end: Offset(200_000), ..closure(1) },
+        Closure { end: Offset(64), ..closure(1) },
+        Closure { end: Offset(555), ..closure(1) },
+        Closure { last: Lsn(1 << 40), ..closure(1) },
+        Closure { first: Lsn(0), ..closure(1) },
+        Closure { first: Lsn(u64::MAX), last: Lsn(u64::MAX), ..closure(1) },
+    ] {
+        let reply = desk.close(3, identity(1), wrong);
+        assert!(matches!(reply, Reply::Refused(Refusal::BadRequest { .. })), "{wrong:?}: {reply:?}");
+        assert_eq!(desk.out.len(), 1);
+    }
+    assert_eq!(desk.close(3, identity(1), closure(1)), Reply::Done);
+}
+
+#[test]
+fn what_is_owed_is_recorded_before_a_close_is_answered() {
+    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    desk.open(3, identity(1), Purpose::Append);
+    desk.close(3, identity(1), closure(1));
+    let at = |wanted: fn(&Output) -> bool| desk.out.iter().position(wanted).expect("it is done");
+    let (recorded, answered) = (at(|out| matches!(out, Output::Owe(_))), at(|out| matches!(out, Output::Reply(..))));
+    assert!(recorded < answered, "{:?}", desk.out);
+}
+
+#[test]
+fn what_is_dropped_and_held_records_goes_into_quarantine() {
+    let mut desk = Desk::start_with(
+        Found { promise: promise(), rows: vec![(Slot(1), lent(2))], files: owed(&[1]), ..Found::default() },
+        Tail { closure: closure(2), acked: Offset(0) },
+        true,
+    );
+    let copies = desk.fence(4).copies;
+    assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(4), copies })), Reply::Done);
+    assert!(desk.states().is_empty(), "they count no longer");
+    assert!(desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
+    assert!(desk.out.contains(&Output::StartQuarantine(Slot(1), identity(2), closure(2))));
+    assert!(!desk.out.iter().any(|out| matches!(out, Output::DeleteFile(_) | Output::Release(Slot(1)))));
+    // The disk is full: the bytes stay where they are, and are tried again.
+    desk.out.clear();
+    desk.step(Input::Quarantined(Slot(1), Err("no space".to_owned())));
+    desk.step(Input::Tick);
+    assert_eq!(desk.out, [Output::StartQuarantine(Slot(1), identity(2), closure(2))]);
+    desk.step(Input::Quarantined(Slot(1), Ok(())));
+    assert!(desk.out.contains(&Output::Release(Slot(1))));
+}
+
+#[test]
+fn an_image_puts_what_it_does_not_hold_into_quarantine() {
+    let other = SegmentIdentity { generation: Generation(99), ..identity(1) };
+    let mut desk = Desk::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
+    desk.fence(4);
+    desk.open(4, other, Purpose::Install);
+    assert_eq!(desk.close(4, other, closure(1)), Reply::Done);
+    let quarantined = desk.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
+    let flushed = desk.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
+    assert!(quarantined.is_some() && quarantined < flushed, "{:?}", desk.out);
+}
