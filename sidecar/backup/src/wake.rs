@@ -1,6 +1,6 @@
 //! What a backup finds when it starts, and who it is by that: the same as before, or somebody new.
 //!
-//! Called before anything listens. See "Boot identity" in `docs/protocol.md`.
+//! Called before anything listens. See "Identity of a backup" in `docs/protocol.md`.
 //!
 //! A primary trusts a returned backup with its old records only if it shows the identity it had. So the identity is kept
 //! 1. when the memory is still there: its table names the same backup, and the kernel has not booted since; or
@@ -28,6 +28,10 @@ use crate::ledger::{Ledger, Told};
 use crate::memory::Memory;
 use crate::promise::{PromiseFile, Standing};
 use crate::table::{Owner, Rows, SlotTable};
+
+/// What people may do whose folders cannot be put together again. Who empties every member's folders removes the log.
+const ONE_BACKUP_ONLY: &str = "Only at one backup, and only while the group is well without it: start it with a new, empty \
+                               --pool and --flush-dir, and the group fills it anew; keep the old folders until then";
 
 /// Where a backup lives.
 #[derive(Clone, Debug)]
@@ -90,7 +94,7 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
             ensure!(
                 owner.boot == standing.boot,
                 "pool {} and flush folder {} are of different lives of this backup ({} and {}): give the folders that belong \
-                 together; if the group is well without this backup, start it with another --pool, and it is filled anew",
+                 together. {ONE_BACKUP_ONLY}",
                 home.pool.display(),
                 disk.path().display(),
                 owner.boot,
@@ -100,13 +104,13 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
         }
         (None, Some(_)) => bail!(
             "pool {} holds buffers of this backup, but flush folder {} holds no promise: without it nobody knows which epoch \
-             may write; give the --flush-dir that belongs to the pool; if the group is well without this backup, start it with \
-             another --pool, and it is filled anew",
+             may write; give the --flush-dir that belongs to the pool. {ONE_BACKUP_ONLY}",
             home.pool.display(),
             disk.path().display()
         ),
         (None, None) if disk.holds_segments().context("list flush folder")? => bail!(
-            "flush folder {} holds segments but no promise file: restore the file, or give an empty --flush-dir",
+            "flush folder {} holds segments but no promise file: put that very file back, no older \
+             copy. {ONE_BACKUP_ONLY}",
             disk.path().display()
         ),
         (promised, None) => begin(home, disk, memory, table, promised, fresh),

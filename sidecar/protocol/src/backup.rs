@@ -122,8 +122,9 @@ impl Backup {
         match self.promise.log {
             Some(log) if log != caller.log => Err(Refusal::WrongLog {
                 why: format!(
-                    "backup {} holds log {log} of group {}, not log {}: if that log is no longer needed, start the \
-                     backup with empty folders",
+                    "backup {} holds log {log} of group {}, not log {}: point the sidecar to the store of that \
+                     log. Only at one backup, and only while that log's group is well without it: start it with a new, empty \
+                     --pool and --flush-dir",
                     self.member, self.group, caller.log
                 ),
             }),

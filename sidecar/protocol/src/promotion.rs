@@ -162,8 +162,9 @@ pub enum Waiting {
     },
     /// The config store is empty, but a backup holds a log.
     #[error(
-        "the config store is empty, but backup {member} holds log {log}: point the sidecar to the store of that log, or \
-         start the backup with empty folders"
+        "the config store is empty, but backup {member} holds log {log}: point the sidecar to the store of that log, and \
+         empty no folders. Only at one backup, and only while that log's group is well without it: start it with a new, \
+         empty --pool and --flush-dir"
     )]
     StoreForgot {
         /// The backup.

@@ -157,3 +157,14 @@ fn copies_that_the_backup_does_not_use_are_no_part_of_the_log() {
     assert!(verdict.to_string().contains("aside     2 copies, which the backup does not use"), "{verdict}");
     assert_eq!(Folder::default().verdict(), None);
 }
+
+#[test]
+fn what_is_in_quarantine_is_listed_as_aside() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("quarantined-0000000000000002.epoch-1.0000000000000002.closed");
+    std::fs::write(&path, file(LOG, 2, 1, Sealed::Closed, 11..20)).unwrap();
+    let mut folder = Folder::default();
+    let said = crate::commands::scan::scan_member(&mut folder, &path);
+    assert!(said.contains(" aside    segment 2, epoch 1, LSN 11 to 19"), "{said}");
+    assert_eq!((folder.aside, folder.held.len()), (1, 0));
+}
