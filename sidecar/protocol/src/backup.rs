@@ -21,7 +21,7 @@ mod start;
 
 use std::collections::BTreeMap;
 
-use crate::ids::{BootId, GroupName, MemberId, SegmentId};
+use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
 use crate::planted::{self, Bug};
 use crate::rpc::{Caller, CloseRequest, Refusal};
 
@@ -115,6 +115,10 @@ impl Backup {
     }
 
     fn admit_log(&self, caller: &Caller) -> Result<(), Refusal> {
+        // Epoch 0 means "none yet": a backup that is bound to no log has promised it, and would do as it is told.
+        if caller.epoch == Epoch(0) {
+            return Err(Refusal::BadRequest { why: "epoch 0: the first epoch is 1".to_owned() });
+        }
         if caller.group != self.group {
             let why = format!("backup {} serves group {}, not {}", self.member, self.group, caller.group);
             return Err(Refusal::WrongLog { why });

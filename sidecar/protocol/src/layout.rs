@@ -53,6 +53,9 @@ pub const END_MARK: u8 = 0xE7;
 /// on from a header that somebody made up cannot overflow.
 pub const FIRST_LSN_MAX: Lsn = Lsn(u64::MAX / 2);
 
+/// Largest number of a segment: far more than fit anywhere, and counting on from it cannot overflow.
+pub const SEGMENT_MAX: SegmentId = SegmentId(u64::MAX / 2);
+
 /// Size of a segment in bytes: a power of two between 64 KiB and 64 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
@@ -163,8 +166,11 @@ impl Closure {
     pub fn fits(&self, size: SegmentSize) -> bool {
         let end = self.end.0 as usize;
         let placed = end >= SEGMENT_OVERHEAD && end <= size.bytes() as usize && end.is_multiple_of(ALIGNMENT);
-        let numbered = (Lsn(1)..=FIRST_LSN_MAX).contains(&self.first) && self.last >= self.first.prev();
-        placed && numbered && self.records() <= ((end - SEGMENT_OVERHEAD) / RECORD_SIZE_MIN) as u64
+        let numbered = (Lsn(1)..=FIRST_LSN_MAX).contains(&self.first);
+        // Not by `records`, which counts on from a last record that may be any number.
+        let records = self.last.0.checked_sub(self.first.prev().0);
+        let room = || ((end - SEGMENT_OVERHEAD) / RECORD_SIZE_MIN) as u64;
+        placed && numbered && records.is_some_and(|records| records <= room())
     }
 }
 

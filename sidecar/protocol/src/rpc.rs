@@ -165,12 +165,15 @@ pub struct TrimRequest {
     pub below: Lsn,
 }
 
+/// Most copies that one drop names: some 300 bytes each, within the bound of a control request's body.
+pub const DROP_MAX: usize = 1000;
+
 /// Forget these copies, as the inventory listed them: they are not part of the recovered log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DropRequest {
     /// Who asks.
     pub caller: Caller,
-    /// The copies.
+    /// The copies; at most [`DROP_MAX`].
     pub copies: Vec<CopyReport>,
 }
 

@@ -15,8 +15,8 @@ use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DropRequest, Empty, FenceRequest,
+    FetchRequest, FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -27,8 +27,6 @@ use crate::rpc::{BackupClient, CallError};
 const BULK_WRITE: u32 = 1 << 20;
 /// How long a bulk write may go without any completion.
 const BULK_PATIENCE: Duration = Duration::from_secs(5);
-/// Copies named in one drop request: about 300 bytes each, within the bound of a control request's body.
-const DROP_MAX: usize = 1000;
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 

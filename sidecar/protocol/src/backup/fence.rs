@@ -2,6 +2,7 @@
 //!
 //! Part of [`Backup`]. See "Fencing" in `docs/protocol.md`.
 
+use crate::config::CLAIMS_KEPT;
 use crate::ids::Epoch;
 use crate::planted::{self, Bug};
 use crate::rpc::{FenceRequest, Inventory, Refusal};
@@ -73,6 +74,10 @@ impl Backup {
     /// the config store has gone back, and the set that it names may be an old one.
     fn admit_claim(&self, request: &FenceRequest) -> Result<(), Refusal> {
         let (promised, epoch) = (self.promise.epoch, request.caller.epoch);
+        if request.earlier.len() > CLAIMS_KEPT {
+            let why = format!("{} earlier claims: {CLAIMS_KEPT} are kept", request.earlier.len());
+            return Err(Refusal::BadRequest { why });
+        }
         if epoch > EPOCH_MAX || epoch.0 - promised.0 > EPOCH_JUMP_MAX {
             let why = format!("epoch {epoch} is too far beyond epoch {promised}, which this backup has promised");
             return Err(Refusal::BadRequest { why });

@@ -66,11 +66,15 @@ impl Backup {
     ) -> Result<Option<Reply>, Refusal> {
         self.admit(&request.caller)?;
         let segment = request.identity.segment;
+        if request.end.0 > request.identity.size.bytes() {
+            let why = format!("byte {} of segment {segment}, which is {} large", request.end, request.identity.size);
+            return Err(Refusal::BadRequest { why });
+        }
         let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
         match copy.map(|copy| (copy.stage, copy.slot())) {
             // Closed meanwhile and on disk as a whole.
             Some((Stage::Closed, None)) => Ok(Some(Reply::Flushed(request.end))),
-            Some((Stage::Lent | Stage::Closed, Some(slot))) if request.end.0 <= request.identity.size.bytes() => {
+            Some((Stage::Lent | Stage::Closed, Some(slot))) => {
                 out.push(Output::StartOpenFlush(id, slot, request.identity, request.end));
                 Ok(None)
             }

@@ -2,9 +2,11 @@
 //!
 //! Part of [`Backup`].
 
+use std::collections::BTreeSet;
+
 use crate::ids::{Lsn, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
-use crate::rpc::{DropRequest, FetchRequest, Refusal, TrimRequest};
+use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Refusal, TrimRequest};
 
 use super::{Backup, Copy, Output, Place, Reply, Slot, Stage};
 
@@ -77,15 +79,23 @@ impl Backup {
     /// of the log, and go into quarantine: should the caller be wrong, nothing is lost.
     pub(super) fn on_drop(&mut self, request: &DropRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
+        if request.copies.len() > DROP_MAX {
+            let why = format!("{} copies in one drop: at most {DROP_MAX}", request.copies.len());
+            return Err(Refusal::BadRequest { why });
+        }
         let report = |copy: &Copy| copy.report(self.promise.durability);
         // Whoever closed a copy in this epoch has made it a part of the log. Under `Flushed` it is reported as open until it is
         // on disk, and then looks like what was here before, if a drop of that comes late.
         let kept = |copy: &Copy| copy.stage == Stage::Closed && copy.lender == self.promise.epoch;
-        let seen = |copy: &&Copy| copy.stage != Stage::Lent && !kept(copy) && request.copies.contains(&report(copy));
+        let seen = |asked: &&CopyReport| {
+            let copy = self.copies.get(&asked.identity.segment);
+            copy.is_some_and(|copy| copy.stage != Stage::Lent && !kept(copy) && report(copy) == **asked)
+        };
         // Newest first: what is left of a torn end when this breaks off in the middle is torn at the same place. Without its
         // oldest segment it would look like a log that has lost one.
-        let segments: Vec<SegmentId> =
-            self.copies.values().rev().filter(seen).map(|copy| copy.identity.segment).collect();
+        let segments: BTreeSet<SegmentId> =
+            request.copies.iter().filter(seen).map(|copy| copy.identity.segment).collect();
+        let segments: Vec<SegmentId> = segments.into_iter().rev().collect();
         for copy in self.settle(&segments, out) {
             let (segment, more) = (copy.identity.segment, copy.holds_more_than(None));
             if copy.slot().is_some() {

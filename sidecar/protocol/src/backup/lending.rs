@@ -4,15 +4,13 @@
 
 use crate::config::Durability;
 use crate::ids::{Epoch, SegmentId};
-use crate::layout::readable_size;
+use crate::layout::{SEGMENT_MAX, readable_size};
 use crate::rpc::{OpenRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
 /// What a primary needs to go on appending: a buffer that is being filled, and the next one.
 const SLOTS_FOR_APPENDS_MIN: u64 = 2;
-/// Largest number of a segment: far more than fit anywhere, and counting on from it cannot overflow.
-const SEGMENT_MAX: SegmentId = SegmentId(u64::MAX / 2);
 
 impl Backup {
     // Open: lend a buffer, all zero, to the promised epoch.
