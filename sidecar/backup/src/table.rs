@@ -11,8 +11,8 @@
 //! entry: which half counts: 0 none, 1, 2; 3 the slot is free (8)  zeros up to 512  first half  second half
 //! half:  CRC-32 of what follows (4)  format version (2)  length of the JSON (2)  JSON  zeros
 //! ```
-//! A row says that its slot is free; one that says nothing has been lost. An owner of which no half counts is no table: it is
-//! written last, and names the rows there are.
+//! A row says that its slot is free, and the owner's entry that the table is nobody's: an entry that says nothing has been lost.
+//! The owner is written last, and names the rows there are.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -147,6 +147,11 @@ impl SlotTable {
 
     /// Whose memory this is; `None`: nobody's.
     pub fn owner(&self) -> Result<Option<Owner>, TableError> {
+        // Rows are made once the table is known to be nobody's.
+        if self.file.length() > ROWS_AT && self.counting(0)? == NONE {
+            let what = "the owner's entry is empty".to_owned();
+            return Err(TableError::Damaged { path: self.path.clone(), what });
+        }
         self.read::<OWNER_SIZE, _>(0, "owner")
     }
 
@@ -169,7 +174,7 @@ impl SlotTable {
 
     /// Makes this the table of nobody, with `slots` rows.
     pub fn clear(&mut self, slots: u32) -> Result<(), TableError> {
-        self.file.store(0, NONE);
+        self.file.store(0, FREE);
         self.add_rows(0, slots)
     }
 
@@ -411,6 +416,15 @@ mod tests {
             table.file.write(half_offset(row_offset(Slot(3)), other, ROW_SIZE), cut_off);
             assert_eq!(rows(&table, 4), [(Slot(3), row(epoch))]);
         }
+    }
+
+    #[test]
+    fn a_table_that_has_lost_its_owner_is_not_nobodys() {
+        let (_file, table) = table();
+        assert_eq!(table.owner().unwrap(), None, "nobody has claimed it yet");
+        table.claim(&owner()).unwrap();
+        table.file.write(0, &[0; ROWS_AT as usize]);
+        assert!(matches!(table.owner(), Err(TableError::Damaged { .. })));
     }
 
     #[test]
