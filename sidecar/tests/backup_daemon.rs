@@ -22,7 +22,7 @@ use tailwind_fabric::{
     Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, SegmentId};
+use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
@@ -388,9 +388,13 @@ async fn an_end_beyond_the_segment_is_a_bad_request() {
     open.append(5);
     let (identity, closure) = (*open.writer.identity(), open.writer.closure());
     let image = primary.identity(3);
-    let request =
-        OpenRequest { caller: primary.caller(), identity: image, purpose: Purpose::Install, durability: Durability::Memory };
-    let _: OpenReply = primary.client.call(path::OPEN, &request, TIMEOUT).await.unwrap();
+    let request = OpenRequest {
+        caller: primary.caller(),
+        identity: image,
+        purpose: Purpose::Install,
+        durability: Durability::Memory,
+    };
+    let _: OpenReply<Grant> = primary.client.call(path::OPEN, &request, TIMEOUT).await.unwrap();
     let nothing = Closure { end: Offset(0), ..closure };
     let beyond = [200_000, SegmentSize::MIN.bytes() + 8, u32::MAX].map(|end| Closure { end: Offset(end), ..closure });
     let unaligned = Closure { end: Offset(closure.end.0 + 1), ..closure };
