@@ -98,7 +98,7 @@ impl Disk {
                 }
                 continue;
             }
-            let why = match (self.examine(&text, name.segment, promise), name.sealed) {
+            let why = match (self.examine(&text, name.segment, promise)?, name.sealed) {
                 (Ok((identity, Some(closure))), Sealed::Closed) => {
                     listing.closed.push((identity, closure));
                     continue;
@@ -315,25 +315,30 @@ impl Disk {
         self.folder.sync()
     }
 
-    /// Looks at both ends of a segment file. The closure is there when a sound footer of a closed segment is.
+    /// Looks at both ends of a segment file. The closure is there when a sound footer of a closed segment is. A read that
+    /// fails says nothing about the file, so nothing may be concluded from it: it is an error.
     fn examine(
         &self,
         name: &str,
         segment: SegmentId,
         promise: &Promise,
-    ) -> Result<(SegmentIdentity, Option<Closure>), String> {
-        let io_error = |error: io::Error| error.to_string();
-        let file = self.folder.open(name).map_err(io_error)?;
-        let identity = read_header(&*file).map_err(io_error)?.ok_or("it does not begin like a segment")?;
+    ) -> io::Result<Result<(SegmentIdentity, Option<Closure>), String>> {
+        let file = match self.folder.open(name) {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let Some(identity) = read_header(&*file)? else {
+            return Ok(Err("it does not begin like a segment".to_owned()));
+        };
         if identity.segment != segment {
-            return Err(format!("it holds segment {}", identity.segment));
+            return Ok(Err(format!("it holds segment {}", identity.segment)));
         }
         if Some(identity.log) != promise.log {
-            return Err(format!("it belongs to log {}", identity.log));
+            return Ok(Err(format!("it belongs to log {}", identity.log)));
         }
-        let footer = read_footer(&*file, file.length().map_err(io_error)?).map_err(io_error)?;
+        let footer = read_footer(&*file, file.length()?)?;
         let closed = footer.filter(|footer| footer.sealed == Sealed::Closed && footer.closure.fits(identity.size));
-        Ok((identity, closed.map(|footer| footer.closure)))
+        Ok(Ok((identity, closed.map(|footer| footer.closure))))
     }
 
     /// The identity in a file's first bytes. `None`: they are no segment header.

@@ -89,7 +89,7 @@ pub struct PromiseFile {
 }
 
 impl PromiseFile {
-    /// Opens the file, if there is one. A block that is behind or damaged is mended.
+    /// Opens the file, if there is one. Both blocks are brought to disk, whatever they were.
     pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
         let path = folder.path().join(PROMISE);
         let io_error = |action| io_error(action, &path);
@@ -100,24 +100,25 @@ impl PromiseFile {
         };
         let blocks = [KIND.read::<Standing>(&*file, 0), KIND.read(&*file, 1)];
         let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
-        let (sequence, standing, bad) = match (first?, second?) {
+        let (sequence, standing, good) = match (first?, second?) {
             (Block::Newer(found), _) | (_, Block::Newer(found)) => {
                 return Err(PromiseError::Newer { path, found });
             }
             (Block::Damaged(first), Block::Damaged(second)) => {
                 return Err(PromiseError::Damaged { path, first, second });
             }
-            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, Some(1)),
-            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, Some(0)),
-            (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, (a != b).then_some(1)),
-            (Block::Sound(..), Block::Sound(b, second)) => (b, second, Some(0)),
+            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, 0),
+            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, 1),
+            (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, 0),
+            (Block::Sound(..), Block::Sound(b, second)) => (b, second, 1),
         };
+        // The process before may have died of a sync that failed: then what is read here is perhaps not on disk, and no later
+        // sync would bring it there (`fsync(2)`). The very same bytes again harm nothing, wherever a crash cuts them.
+        KIND.write_again(&*file, good).map_err(io_error("write"))?;
         let mut promise = PromiseFile { file, path, sequence };
-        if let Some(bad) = bad {
-            // The bad one before the good one is touched: a crash in the middle must leave one of them.
-            promise.write_block(bad, sequence, &standing)?;
-            promise.write(&standing)?;
-        }
+        // Now the other one before the good one changes: a crash in the middle must leave one of them.
+        promise.write_block(1 - good, sequence, &standing)?;
+        promise.write(&standing)?;
         Ok(Some((promise, standing)))
     }
 

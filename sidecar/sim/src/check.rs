@@ -7,7 +7,7 @@ mod bounds;
 mod history;
 mod receiver;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use tailwind_protocol::ids::{Epoch, Lsn};
@@ -36,6 +36,8 @@ pub(crate) struct Submitted {
 pub(crate) struct Checks {
     /// What each epoch was given.
     truth: BTreeMap<(Epoch, Lsn), Submitted>,
+    /// The first record of each append.
+    appends: BTreeSet<(Epoch, Lsn)>,
     history: History,
     receivers: Receivers,
 }
@@ -43,6 +45,7 @@ pub(crate) struct Checks {
 impl Checks {
     /// A primary has placed a batch, its first record's header at this offset.
     pub(crate) fn submitted(&mut self, identity: SegmentIdentity, first: Lsn, at: u32, batch: &[Rc<[u8]>]) {
+        self.appends.insert((identity.epoch, first));
         let mut at = at;
         for (lsn, payload) in (first.0..).map(Lsn).zip(batch) {
             let record = Submitted { identity, lsn, at, payload: Rc::clone(payload) };

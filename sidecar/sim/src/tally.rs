@@ -86,23 +86,23 @@ faults! {
     /// A removal fails: the file stays.
     RemoveFails = 200 "removal failed",
     /// A read fails.
-    ReadFails = 200 "read call failed",
+    ReadFails = 0 "read call failed",
     /// A segment's file is gone when the process starts again.
-    FileLost = 150 "segment file lost",
+    FileLost = 0 "segment file lost",
     /// A segment's file is an older copy of itself when the process starts again.
-    FileStale = 150 "segment file put back from an older copy",
+    FileStale = 0 "segment file put back from an older copy",
     /// The promise file is an older copy of itself when the process starts again.
-    PromiseStale = 150 "promise put back from an older copy",
+    PromiseStale = 0 "promise put back from an older copy",
     /// A bit flips in one of the two blocks of the promise file.
     PromiseRots = 300 "bit flipped in the promise file",
     /// A bit flips in a segment file's header or footer.
-    EndsRot = 200 "bit flipped in a segment file's header or footer",
+    EndsRot = 0 "bit flipped in a segment file's header or footer",
     /// Somebody else's file, or a FIFO, has a segment's name.
     StrangerInTheWay = 300 "strange file under a segment's name",
     /// The file of a buffer in use is gone when the process starts again.
-    SlotLost = 150 "file of a buffer in use lost",
+    SlotLost = 0 "file of a buffer in use lost",
     /// An entry of the slot table is zeros when the process starts again.
-    TableZeroed = 150 "entry of the slot table zeroed",
+    TableZeroed = 0 "entry of the slot table zeroed",
     /// The pool has no memory to lend.
     NoBuffer = 300 "pool without memory",
     /// A bit flips in a closed segment, on disk or in memory.
@@ -130,6 +130,9 @@ faults! {
     /// Everything is well, and then all members but one are replaced by empty ones at once, under a primary that lives.
     /// Strikes once, after the faults have stopped. Drawn apart.
     AllButOneEmptied = 0 "all members but one replaced by empty ones",
+    /// Everything is well, and then all members but one are damaged at rest, the primary dies, and they return in any order.
+    /// Strikes once, after the faults have stopped. Drawn apart.
+    AllButOneDamaged = 0 "all members but one damaged, and the primary killed",
     /// Somebody edits how many copies the group wants. Struck by [`wishes`](crate::world), not by the plan.
     WishesChange = 0 "another number of copies wanted",
 }
@@ -169,6 +172,8 @@ pub struct Tally {
     pub lost_for_good: u64,
     /// Seeds in which a flipped bit hit the only copy that could be had.
     pub rotten_for_good: u64,
+    /// Seeds in which the group waits for a person, because every copy at hand was damaged.
+    pub damaged_for_good: u64,
 }
 
 impl Tally {
@@ -192,6 +197,7 @@ impl Tally {
         self.return_max = self.return_max.max(other.return_max);
         self.lost_for_good += other.lost_for_good;
         self.rotten_for_good += other.rotten_for_good;
+        self.damaged_for_good += other.damaged_for_good;
     }
 }
 
@@ -214,8 +220,9 @@ impl fmt::Display for Tally {
         )?;
         writeln!(
             f,
-            "{} seeds in which too few members kept their memory, {} in which a flipped bit hit the only copy at hand",
-            self.lost_for_good, self.rotten_for_good
+            "{} seeds in which too few members kept their memory, {} in which a flipped bit hit the only copy at hand, {} in which \
+             every copy at hand was damaged and the group waits",
+            self.lost_for_good, self.rotten_for_good, self.damaged_for_good
         )?;
         writeln!(f, "faults:")?;
         for fault in Fault::ALL {

@@ -187,6 +187,7 @@ impl World {
             Some(after) => {
                 self.tally.return_max = after;
                 self.refill();
+                self.outlive_damage();
             }
             None => self.judge_absence(),
         }
@@ -224,6 +225,25 @@ impl World {
             None => {
                 broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned())
             }
+        }
+    }
+
+    /// Whatever is damaged at all members but one, in whatever order they return: nothing is lost that the one holds.
+    fn outlive_damage(&mut self) {
+        if !self.plan.has(Fault::AllButOneDamaged) {
+            return;
+        }
+        let settled = self.queue.now() + SETTLED;
+        while self.queue.now() < settled {
+            self.step();
+        }
+        if !self.damage_all_but_one() {
+            return;
+        }
+        self.acks_in_calm = 0;
+        match self.comes_back() {
+            Some(after) => self.tally.return_max = self.tally.return_max.max(after),
+            None => self.judge_absence(),
         }
     }
 
@@ -301,6 +321,8 @@ impl World {
             self.tally.lost_for_good = 1;
         } else if rotten {
             self.tally.rotten_for_good = 1;
+        } else if self.all_are_damaged(&config) {
+            self.tally.damaged_for_good = 1;
         } else {
             let seconds = RETURN_MAX / MS / 1000;
             broken(

@@ -193,7 +193,8 @@ impl Backup {
 
     /// Remembers doubts over restarts: what caused them is tidied up by then.
     fn doubt(&mut self, doubts: &[String], out: &mut Vec<Output>) {
-        if doubts.is_empty() || self.promise.log.is_none() {
+        // A promise that knows of no log may be older than what is here.
+        if doubts.is_empty() {
             return;
         }
         let known = self.promise.doubt.take().map(|doubt| doubt.why);

@@ -1,7 +1,7 @@
 //! What apps were told: S1 (nothing acknowledged is lost), S2 (a gap-free prefix, in order), S3 (what was read stays), S4
 //! (one epoch acknowledges).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn};
@@ -58,14 +58,15 @@ impl Checks {
         self.history.trimmed
     }
 
-    /// An epoch shows its app this log. `rotten`: whether a flipped bit excuses that this record is gone. True if it was
+    /// An epoch shows its app this log. `rotten`: whether a flipped bit excuses that this record is
+    /// gone, and with it so many appends. True if it was
     /// excused.
     pub(crate) fn won(
         &mut self,
         now: u64,
         config: &Configuration,
         reference: &Reference,
-        rotten: impl Fn(&Submitted) -> bool,
+        rotten: impl Fn(&Submitted, usize) -> bool,
     ) -> bool {
         let mut found: BTreeMap<Lsn, Epoch> = BTreeMap::new();
         let mut next = None;
@@ -98,8 +99,12 @@ impl Checks {
         }
         // Trimmed or not, the last one must be there: it tells where the log goes on.
         let last = self.history.owed.last_key_value().map(|(lsn, epoch)| (*lsn, *epoch));
-        let lost = self.history.owed().chain(last).find(|(lsn, epoch)| found.get(lsn) != Some(epoch));
-        let excused = lost.is_some_and(|(lsn, epoch)| rotten(self.truth(epoch, lsn)));
+        let mut lost = self.history.owed().chain(last).filter(|(lsn, epoch)| found.get(lsn) != Some(epoch)).peekable();
+        let first = lost.peek().copied();
+        let appends: BTreeSet<(Epoch, Lsn)> =
+            lost.filter_map(|(lsn, epoch)| self.appends.range(..=(epoch, lsn)).next_back().copied()).collect();
+        let (lost, appends) = (first, appends.len());
+        let excused = lost.is_some_and(|(lsn, epoch)| rotten(self.truth(epoch, lsn), appends));
         match lost {
             Some(_) if excused => self.history.owed.clear(),
             Some((lsn, epoch)) => {
@@ -146,7 +151,7 @@ mod tests {
     fn three_records() -> Checks {
         let mut checks = Checks::default();
         checks.submitted(identity(1, 1), Lsn(1), 72, &[record(b"a"), record(b"b"), record(b"c")]);
-        checks.won(0, &configuration(1), &Reference::default(), |_| false);
+        checks.won(0, &configuration(1), &Reference::default(), |_, _| false);
         checks.acked(Epoch(1), Lsn(1));
         checks.acked(Epoch(1), Lsn(2));
         checks
@@ -159,7 +164,7 @@ mod tests {
     #[test]
     fn what_holds_passes() {
         let mut checks = three_records();
-        checks.won(5, &configuration(2), &recovered(3), |_| false);
+        checks.won(5, &configuration(2), &recovered(3), |_, _| false);
         checks.read(Epoch(2), Lsn(3), b"c");
         checks.acked(Epoch(1), Lsn(3));
         checks.barrier_passed(Epoch(1), 4);
@@ -168,15 +173,15 @@ mod tests {
     #[test]
     #[should_panic(expected = "S1 is broken: record 2")]
     fn a_lost_ack_is_noticed() {
-        three_records().won(5, &configuration(2), &recovered(1), |_| false);
+        three_records().won(5, &configuration(2), &recovered(1), |_, _| false);
     }
 
     #[test]
     #[should_panic(expected = "S1 is broken: record 3")]
     fn what_was_once_shown_must_stay() {
         let mut checks = three_records();
-        checks.won(5, &configuration(2), &recovered(3), |_| false);
-        checks.won(6, &configuration(3), &recovered(2), |_| false);
+        checks.won(5, &configuration(2), &recovered(3), |_, _| false);
+        checks.won(6, &configuration(3), &recovered(2), |_, _| false);
     }
 
     #[test]
@@ -184,14 +189,14 @@ mod tests {
     fn the_number_of_a_trimmed_record_is_not_used_again() {
         let mut checks = three_records();
         checks.trimmed(Lsn(3));
-        checks.won(5, &configuration(2), &Reference::default(), |_| false);
+        checks.won(5, &configuration(2), &Reference::default(), |_, _| false);
     }
 
     #[test]
     fn where_a_flipped_bit_took_all_of_the_log_it_begins_anew() {
         let mut checks = three_records();
         checks.trimmed(Lsn(3));
-        assert!(checks.won(5, &configuration(2), &Reference::default(), |_| true));
+        assert!(checks.won(5, &configuration(2), &Reference::default(), |_, _| true));
         checks.submitted(identity(1, 2), Lsn(1), 72, &[record(b"d")]);
         checks.acked(Epoch(2), Lsn(1));
     }
@@ -207,7 +212,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "S2 is broken: record 4 of epoch 1 was never submitted")]
     fn an_invented_record_is_noticed() {
-        three_records().won(5, &configuration(2), &recovered(4), |_| false);
+        three_records().won(5, &configuration(2), &recovered(4), |_, _| false);
     }
 
     #[test]
@@ -226,7 +231,7 @@ mod tests {
     #[should_panic(expected = "S4 is broken: epoch 1 acknowledges 3")]
     fn a_late_ack_of_an_old_epoch_is_noticed() {
         let mut checks = three_records();
-        checks.won(5, &configuration(2), &recovered(2), |_| false);
+        checks.won(5, &configuration(2), &recovered(2), |_, _| false);
         checks.acked(Epoch(1), Lsn(3));
     }
 
@@ -234,7 +239,7 @@ mod tests {
     #[should_panic(expected = "S4 is broken: a barrier of epoch 1")]
     fn a_barrier_of_a_zombie_is_noticed() {
         let mut checks = three_records();
-        checks.won(5, &configuration(2), &recovered(2), |_| false);
+        checks.won(5, &configuration(2), &recovered(2), |_, _| false);
         checks.barrier_passed(Epoch(1), 6);
     }
 }

@@ -140,6 +140,11 @@ impl Checks {
         }
     }
 
+    /// An older promise has been put back: what was promised since is nobody's fault.
+    pub(crate) fn goes_back(&mut self, host: HostNo, epoch: Epoch) {
+        self.receivers.reported.entry(host).and_modify(|reported| *reported = (*reported).min(epoch));
+    }
+
     /// The backup was replaced by another one of the same name.
     pub(crate) fn forgets(&mut self, host: HostNo) {
         self.receivers.reported.remove(&host);

@@ -14,17 +14,53 @@ use super::{HostNo, World};
 use crate::tally::Fault;
 use crate::trace::tell;
 
+/// What can be damaged at rest.
+pub(super) const AT_REST: [Fault; 6] = [
+    Fault::FileLost,
+    Fault::FileStale,
+    Fault::PromiseStale,
+    Fault::EndsRot,
+    Fault::SlotLost,
+    Fault::TableZeroed,
+];
+
 impl World {
     /// Kills the process, damages what it leaves, and lets it come back. False where nothing was hit.
     pub(super) fn strike_folder(&mut self, fault: Fault, no: HostNo) -> bool {
         if !self.hosts[no.0].is_up() || !self.may_lose(no) {
             return false;
         }
-        self.kill_host(no);
+        self.damage_at_rest(fault, no)
+    }
+
+    /// As above, whoever else is well. Where the disk proves everything the power may go too.
+    pub(super) fn damage_at_rest(&mut self, fault: Fault, no: HostNo) -> bool {
+        match !self.storm && self.hosts[no.0].proves_everything() && self.random.one_in(2) {
+            true => self.darken_host(no),
+            false => self.kill_host(no),
+        }
         self.plan_restart(no);
         let (name, what) = (self.hosts[no.0].name.clone(), self.damage(fault, no));
         tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
+        if let (Fault::PromiseStale, Some(_), Some(standing)) = (fault, &what, self.hosts[no.0].files.standing()) {
+            self.checks.goes_back(no, standing.promise.epoch);
+        }
         what.is_some()
+    }
+
+    /// What was damaged and holds all that is owed again, and says so, is excused no longer.
+    pub(super) fn see_who_is_whole(&mut self) {
+        for no in (0..self.hosts.len()).map(HostNo) {
+            let host = &self.hosts[no.0];
+            if host.lost.is_empty() && !host.doubtful {
+                continue;
+            }
+            let says_so = host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
+            if says_so && self.checks.owed().all(|record| self.is_here(host, record)) {
+                let host = &mut self.hosts[no.0];
+                (host.lost, host.doubtful) = (Vec::new(), false);
+            }
+        }
     }
 
     fn damage(&mut self, fault: Fault, no: HostNo) -> Option<String> {
@@ -32,26 +68,38 @@ impl World {
         let segments = host.files.segments();
         match fault {
             Fault::FileLost => {
-                let (name, _) = random.pick_one(&segments)?;
+                let of_all = *random.pick(&["ledger", "flushed"]);
+                if random.one_in(6) && host.files.bytes(of_all).is_some() {
+                    host.files.lose(of_all);
+                    host.doubtful = true;
+                    return Some(of_all.to_owned());
+                }
+                let (name, node) = random.pick_one(&segments)?;
+                host.lost.extend(node.inode().identity());
                 host.files.lose(name);
                 Some(name.clone())
             }
             Fault::FileStale => {
                 // What was copied the last time is put back, if it is another file by now.
-                let kept = host.kept.take();
-                let stale = kept.filter(|(name, bytes)| {
-                    segments.iter().any(|(own, node)| own == name && node.inode().bytes() != bytes)
-                });
-                let (name, node) = random.pick_one(&segments)?;
-                host.kept = Some((name.clone(), node.inode().bytes().to_vec()));
-                let (name, bytes) = stale?;
+                let now = segments.iter().map(|(name, node)| (name.clone(), node.inode().bytes().to_vec())).collect();
+                let kept = std::mem::replace(&mut host.kept, now);
+                let differs = |(name, bytes): &&(String, Vec<u8>)| host.kept.get(name).is_some_and(|now| now != bytes);
+                let kept: Vec<(String, Vec<u8>)> = kept.into_iter().collect();
+                let stale: Vec<(String, Vec<u8>)> = kept.iter().filter(differs).cloned().collect();
+                let (name, bytes) = random.pick_one(&stale)?.clone();
+                let hit = segments.iter().find(|(own, _)| *own == name);
+                host.lost.extend(hit.and_then(|(_, node)| node.inode().identity()));
                 host.files.put(&name, Inode::of(bytes));
+                let put_back = host.files.segments().into_iter().find(|(own, _)| *own == name);
+                let put_back = put_back.and_then(|(_, node)| node.inode().identity());
+                put_back.into_iter().for_each(|identity| self.checks.takes(no, identity));
                 Some(name)
             }
             Fault::PromiseStale => {
                 let now = host.files.bytes("promise")?;
                 let stale = host.kept_promise.replace(now.clone()).filter(|before| *before != now)?;
                 host.files.put("promise", Inode::of(stale));
+                host.doubtful = true;
                 Some("the promise".to_owned())
             }
             Fault::PromiseRots => {
@@ -65,6 +113,7 @@ impl World {
             Fault::EndsRot => {
                 let (name, node) = random.pick_one(&segments)?;
                 let length = node.inode().bytes().len();
+                host.lost.extend(node.inode().identity());
                 let in_header = random.below(SEGMENT_HEADER_SIZE as u64) as usize;
                 let in_footer = length.checked_sub(FOOTER_SIZE)? + random.below(FOOTER_SIZE as u64 - 4) as usize;
                 let at = if random.one_in(2) { in_header } else { in_footer };
@@ -95,12 +144,14 @@ impl World {
             Fault::SlotLost => {
                 let slots: Vec<Slot> = host.rows.keys().copied().collect();
                 let slot = *random.pick_one(&slots)?;
+                host.lost.extend(host.rows.get(&slot).map(|row| row.identity));
                 host.pool.forget(slot);
                 Some(format!("buffer {}", slot.0))
             }
             Fault::TableZeroed => {
                 let slots: Vec<Slot> = host.rows.keys().copied().collect();
                 let slot = *random.pick_one(&slots)?;
+                host.lost.extend(host.rows.get(&slot).map(|row| row.identity));
                 host.pool.zero_row(slot);
                 Some(format!("entry of buffer {}", slot.0))
             }

@@ -64,6 +64,7 @@ impl World {
         if self.plan.faults.is_empty() {
             return;
         }
+        self.see_who_is_whole();
         let fault = *self.random.pick(&self.plan.faults);
         let host = HostNo(self.random.below(self.hosts.len() as u64) as usize);
         let sidecar = SidecarNo(self.random.below(self.sidecars.len() as u64) as usize);
@@ -186,10 +187,14 @@ impl World {
             }
             return true;
         }
+        self.strike_backup_dead(host);
+        true
+    }
+
+    fn strike_backup_dead(&mut self, host: HostNo) {
         tell!(self, "{} dies", self.hosts[host.0].name);
         self.kill_host(host);
         self.plan_restart(host);
-        true
     }
 
     fn strike_backup_frozen(&mut self, host: HostNo, heal: Micros) -> bool {
@@ -259,18 +264,49 @@ impl World {
 
     /// Every member but one is emptied under a primary that is well, if there is such a group; true if so.
     pub(crate) fn empty_all_but_one(&mut self) -> bool {
-        let leads = |sidecar: &super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
-        let settled = self.store.pending().next().is_none() && self.hosts.iter().all(|host| host.flips.is_empty());
-        let Some(config) = self.store.content().cloned().filter(|_| settled) else { return false };
-        let whole = config.members.len() > 1 && self.sound_members(&config, None) == config.members.len();
-        if !whole || !self.sidecars.iter().any(leads) {
-            return false;
-        }
+        let Some(config) = self.whole_group() else { return false };
         let left = self.random.below(config.members.len() as u64) as usize;
         for (_, member) in config.members.iter().enumerate().filter(|(at, _)| *at != left) {
             self.replace_host(self.host_of(&member.id));
         }
         self.tally.count(Fault::AllButOneEmptied);
+        true
+    }
+
+    /// A group that is well, if there is one: its members are all whole, and a primary lives.
+    fn whole_group(&self) -> Option<Configuration> {
+        let leads = |sidecar: &super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
+        let settled = self.store.pending().next().is_none() && self.hosts.iter().all(|host| !host.is_damaged());
+        let config = self.store.content().cloned().filter(|_| settled)?;
+        let whole = config.members.len() > 1 && self.sound_members(&config, None) == config.members.len();
+        (whole && self.sidecars.iter().any(leads)).then_some(config)
+    }
+
+    /// Every member but one of a group that is well is damaged at rest, each in a way of its own, and the primary dies; they
+    /// come back in any order. True if there is such a group.
+    pub(crate) fn damage_all_but_one(&mut self) -> bool {
+        self.see_who_is_whole();
+        let Some(config) = self.whole_group() else { return false };
+        let left = self.random.below(config.members.len() as u64) as usize;
+        for (at, member) in config.members.iter().enumerate() {
+            let no = self.host_of(&member.id);
+            if at == left {
+                // The one that is left may be late.
+                if self.random.one_in(2) {
+                    self.strike_backup_dead(no);
+                }
+            } else {
+                let fault = *self.random.pick(&super::damage::AT_REST);
+                self.damage_at_rest(fault, no);
+            }
+        }
+        let leads = |sidecar: &&super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
+        let leads: Vec<SidecarNo> = self.sidecars.iter().filter(leads).map(|sidecar| sidecar.no).collect();
+        for no in leads {
+            let heal = self.random.within(1, 800) * MS;
+            self.strike_sidecar_dead(no, heal);
+        }
+        self.tally.count(Fault::AllButOneDamaged);
         true
     }
 
@@ -287,11 +323,11 @@ impl World {
         self.store.content().into_iter().chain(self.store.pending())
     }
 
-    /// Members that still have the memory with which they joined, and no flipped bit in it.
+    /// Members that still have the memory with which they joined, and nothing in it that a fault has hit.
     pub(crate) fn sound_members(&self, config: &Configuration, but: Option<&MemberId>) -> usize {
         let sound = |member: &&tailwind_protocol::config::MemberRef| {
             let host = &self.hosts[self.host_of(&member.id).0];
-            Some(&member.id) != but && host.boot == member.boot && host.flips.is_empty()
+            Some(&member.id) != but && host.boot == member.boot && !host.is_damaged()
         };
         config.members.iter().filter(sound).count()
     }
@@ -307,7 +343,7 @@ impl World {
         }
         let node = self.random.pick(&files).clone();
         let mut inode = node.inode();
-        // A flipped bit in header or footer hides the whole file: see `plan::NOT_SURVIVED`.
+        // Bits of header and footer are flipped while the process is down: see `damage`.
         let records = SEGMENT_OVERHEAD as u64..inode.bytes().len().saturating_sub(FOOTER_SIZE) as u64;
         let (Some(identity), false) = (inode.identity(), records.is_empty()) else { return false };
         let at = self.random.within(records.start, records.end - 1) as usize;
@@ -319,12 +355,12 @@ impl World {
         true
     }
 
-    /// A bit flips in a buffer, written or yet to be written. Two other members must be sound and within reach: what a
-    /// flipped bit cuts off looks exactly like what was never written.
+    /// A bit flips in a buffer, written or yet to be written. Another member must be sound, and may be late: marks and entries
+    /// behind the bit prove that something is missing, but for the last appends before them; see [`World::judge_win`].
     fn rot_open(&mut self, host: HostNo) -> bool {
         let others = self.sets().map(|set| self.sound_members(set, Some(&self.hosts[host.0].name))).min();
         let slots: Vec<_> = self.hosts[host.0].rows.iter().map(|(slot, row)| (*slot, row.identity)).collect();
-        if others.unwrap_or(0) < 2 || slots.is_empty() {
+        if others.unwrap_or(0) < 1 || slots.is_empty() {
             return false;
         }
         let (slot, identity) = *self.random.pick(&slots);

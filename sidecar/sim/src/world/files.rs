@@ -80,8 +80,14 @@ impl Node {
 
 impl Files {
     pub(crate) fn new(random: Random, plan: &Plan) -> Files {
-        let struck_at_calls =
-            [Fault::ShortWrite, Fault::WriteFails, Fault::SyncFails, Fault::RenameFails, Fault::RemoveFails];
+        let struck_at_calls = [
+            Fault::ShortWrite,
+            Fault::ReadFails,
+            Fault::WriteFails,
+            Fault::SyncFails,
+            Fault::RenameFails,
+            Fault::RemoveFails,
+        ];
         let faults = struck_at_calls.into_iter().filter(|fault| plan.has(*fault));
         Files(Arc::new(Mutex::new(State {
             random,

@@ -103,8 +103,12 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
-    /// Copies that somebody has made of a segment's file and of the promise.
-    pub(super) kept: Option<(String, Vec<u8>)>,
+    /// Segments of which a file, a buffer or what tells of it was damaged at rest. Goes when all that is owed is here again.
+    pub(crate) lost: Vec<SegmentIdentity>,
+    /// What was damaged tells of no segment: the promise, the ledger, the notes.
+    pub(crate) doubtful: bool,
+    /// Copies that somebody has made of segments' files and of the promise.
+    pub(super) kept: BTreeMap<String, Vec<u8>>,
     pub(super) kept_promise: Option<Vec<u8>>,
 }
 
@@ -138,7 +142,9 @@ impl Host {
             power_goes: false,
             fuse: None,
             flips: Vec::new(),
-            kept: None,
+            lost: Vec::new(),
+            doubtful: false,
+            kept: BTreeMap::new(),
             kept_promise: None,
         };
         host.take_boot();
@@ -148,12 +154,18 @@ impl Host {
     /// It is, or will be, somebody new.
     fn take_boot(&mut self) {
         self.boots += 1;
+        (self.lost, self.doubtful) = (Vec::new(), false);
         self.boot = self.fresh;
         self.fresh = BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots));
     }
 
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.running, Running::Up | Running::Frozen)
+    }
+
+    /// True while a fault excuses that it does not hold all that it should.
+    pub(crate) fn is_damaged(&self) -> bool {
+        !self.flips.is_empty() || !self.lost.is_empty() || self.doubtful
     }
 
     pub(crate) fn is_dark(&self) -> bool {
@@ -205,7 +217,7 @@ impl Host {
     /// An empty machine under the same name.
     pub(crate) fn lose_all(&mut self) {
         self.files.wipe();
-        (self.kept, self.kept_promise) = (None, None);
+        (self.kept, self.kept_promise) = (BTreeMap::new(), None);
         self.flips.clear();
         self.pool.lose();
         self.kernel += 1;

@@ -7,11 +7,15 @@ use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::layout::{FOOTER_MAGIC, FOOTER_SIZE, RECORD_HEADER_SIZE, Sealed};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::Purpose;
+use tailwind_protocol::rpc::{CopyReport, CopyState, Purpose};
 
 use super::World;
 use super::host::Host;
 use crate::check::{Submitted, broken};
+
+/// Appends behind a flipped bit in an open segment that nothing proves yet: an entry tells what was acknowledged when it was
+/// written, which is at most the append before, and a mark comes with the second tick that sees nothing new.
+const UNPROVED_APPENDS_MAX: usize = 2;
 
 impl World {
     /// An epoch tells its app that a record is safe (S1, S4, S7, and what the durability mode adds).
@@ -44,7 +48,10 @@ impl World {
             self.tally.failovers += 1;
         }
         let mut checks = std::mem::take(&mut self.checks);
-        let rotten = |lost: &Submitted| {
+        let rotten = |lost: &Submitted, appends: usize| {
+            let in_its_way = |(identity, at): &(_, u32)| *identity == lost.identity && *at < range(lost).end as u32;
+            let window = appends <= UNPROVED_APPENDS_MAX
+                && self.present(config).any(|(_, host)| host.flips.iter().any(in_its_way));
             let cut_short = |host: &Host| {
                 let before = |(identity, _): &(tailwind_protocol::layout::SegmentIdentity, u32)| {
                     identity.segment <= lost.identity.segment
@@ -52,7 +59,8 @@ impl World {
                 host.flips.iter().any(before)
             };
             // Nobody with the memory of a member is no excuse.
-            self.present(config).next().is_some() && self.present(config).all(|(_, host)| cut_short(host))
+            let all = self.present(config).next().is_some() && self.present(config).all(|(_, host)| cut_short(host));
+            window || all
         };
         let excused = checks.won(self.queue.now(), config, reference, rotten);
         self.checks = checks;
@@ -105,6 +113,22 @@ impl World {
         }
     }
 
+    /// True when everybody at hand was damaged, or cannot tell whether what a damaged member once held is part of the log.
+    pub(super) fn all_are_damaged(&self, config: &Configuration) -> bool {
+        let hit = |host: &Host| !host.lost.is_empty() || host.doubtful || !host.flips.is_empty();
+        let lost_copies = || {
+            let damaged = self.present(config).filter(|(_, host)| hit(host)).filter_map(|(_, host)| host.machine());
+            let copies = damaged.flat_map(|machine| machine.inventory().copies);
+            copies.filter(|copy| copy.state == CopyState::Corrupt && copy.closure.last > Lsn(0))
+        };
+        self.present(config).all(|(_, host)| {
+            let holds = |copy: CopyReport| {
+                self.holds_bytes(host, self.checks.truth(copy.identity.epoch, copy.closure.last))
+            };
+            hit(host) || !lost_copies().all(holds)
+        })
+    }
+
     /// Members that still have the memory with which they joined.
     fn present<'a>(&'a self, config: &'a Configuration) -> impl Iterator<Item = (&'a MemberRef, &'a Host)> {
         let members = config.members.iter().map(|member| (member, &self.hosts[self.host_of(&member.id).0]));
@@ -123,9 +147,21 @@ impl World {
     /// True when a backup's memory (after a barrier) or disk has exactly this record where its primary put it. A flipped
     /// bit excuses what it hit.
     fn holds(&self, host: &Host, record: &Submitted) -> bool {
+        host.lost.contains(&record.identity) || self.holds_bytes(host, record)
+    }
+
+    /// The same, with no excuse for what was damaged at rest.
+    pub(super) fn is_here(&self, host: &Host, record: &Submitted) -> bool {
+        match self.plan.durability {
+            Durability::Flushed => bytes_on_disk(host, record),
+            Durability::Memory | Durability::Battery => self.holds_bytes(host, record),
+        }
+    }
+
+    fn holds_bytes(&self, host: &Host, record: &Submitted) -> bool {
         let range = range(record);
         let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
-        if on_disk(host, record) || host.flips.iter().any(hit) {
+        if bytes_on_disk(host, record) || host.flips.iter().any(hit) {
             return true;
         }
         let counts = |row: &tailwind_protocol::backup::SlotRow| {
@@ -143,6 +179,11 @@ fn range(record: &Submitted) -> std::ops::Range<usize> {
 /// True when this backup's volume has this record for certain, whatever happens to the power: name, bytes and, in a file
 /// that stands for a whole segment, the footer.
 fn on_disk(host: &Host, record: &Submitted) -> bool {
+    host.lost.contains(&record.identity) || bytes_on_disk(host, record)
+}
+
+/// The same, with no excuse for what was damaged at rest.
+fn bytes_on_disk(host: &Host, record: &Submitted) -> bool {
     let range = range(record);
     let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
     let in_file = |sealed: Sealed| {
