@@ -21,8 +21,11 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tailwind_protocol::ids::MemberId;
-use tailwind_protocol::rpc::{FetchRequest, Refusal, path};
+use tailwind_protocol::ids::{Epoch, MemberId};
+use tailwind_protocol::inventory::{Reading, Unbelievable};
+use tailwind_protocol::rpc::{
+    COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, path,
+};
 use tokio::time::timeout;
 
 use crate::access::Access;
@@ -30,8 +33,9 @@ use crate::http::HEAD_TIMEOUT;
 use crate::tls::{self, Role};
 use dial::{Dialer, Link};
 
-/// Largest reply but for segments: an inventory of 100 000 copies, of some 300 bytes each, fits twice.
+/// Largest reply but for segments: twice a page of an inventory.
 const REPLY_SIZE_MAX: usize = 64 << 20;
+const _: () = assert!(2 * INVENTORY_PAGE_MAX * COPY_JSON_SIZE_MAX + (1 << 20) <= REPLY_SIZE_MAX);
 /// A refusal is some hundred bytes; room for a long explanation where little else is expected.
 const REFUSAL_SIZE_MAX: usize = 16 << 10;
 /// Connections kept for later. Few requests to one backup are under way at a time.
@@ -52,6 +56,17 @@ pub enum CallError {
     /// No usable answer: the request may or may not have been carried out.
     #[error("{0}")]
     Unreachable(String),
+}
+
+/// Why a backup is not fenced, or why what it says it holds is not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FenceError {
+    /// The call did not succeed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The answer is not believed.
+    #[error(transparent)]
+    Unbelievable(#[from] Unbelievable),
 }
 
 /// Asks one backup. Cheap to clone; clones share connections.
@@ -129,6 +144,24 @@ impl BackupClient {
     {
         let body = self.post(path, request, REPLY_SIZE_MAX, timeout).await?;
         serde_json::from_slice(&body).map_err(|error| self.unreachable(path, &format!("reply not understood: {error}")))
+    }
+
+    /// Fences the backup and reads what it holds, page by page; each page's request is the fence again, and only the first does
+    /// anything. `timeout` is for one page.
+    pub async fn fence(
+        &self,
+        request: &FenceRequest,
+        newest: Epoch,
+        timeout: Duration,
+    ) -> Result<Inventory, FenceError> {
+        let mut reading = Reading::new(request.caller.log, request.caller.epoch, newest);
+        loop {
+            let request = FenceRequest { after: reading.after(), ..request.clone() };
+            let page = self.call(path::FENCE, &request, timeout).await?;
+            if let Some(whole) = reading.take(page)? {
+                return Ok(whole);
+            }
+        }
     }
 
     /// Fetches the bytes of a closed segment. As many as the closure says; whether they are right is for the caller to scan.

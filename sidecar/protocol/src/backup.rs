@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, Refusal};
+use crate::rpc::{Caller, CloseRequest, DAMAGE_TOLD_MAX, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::{EPOCH_JUMP_MAX, EPOCH_MAX};
@@ -36,9 +36,6 @@ use keeping::Leaving;
 
 /// How long a caller should wait before it asks again for a buffer: about the time to flush one segment.
 const RETRY_AFTER_MS: u32 = 100;
-
-/// Most pieces of damage that are told in words.
-const DAMAGE_TOLD_MAX: usize = 32;
 
 /// The state of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,7 +84,7 @@ impl Backup {
     fn on_request(&mut self, id: RequestId, request: Request, out: &mut Vec<Output>) {
         let reply = match request {
             Request::Fence(request) => self.on_fence(id, &request, out),
-            Request::Inventory => Ok(Some(Reply::Inventory(self.inventory()))),
+            Request::Inventory(after) => Ok(Some(Reply::Inventory(self.page(after)))),
             Request::Connect(caller) => self.admit(&caller).map(|()| Some(Reply::Connect(caller.epoch))),
             Request::Open(request) => self.on_open(id, &request, out),
             Request::Close(request) => self.on_close(id, request, out),

@@ -58,6 +58,12 @@ impl Epoch {
     pub fn next(self) -> Epoch {
         Epoch(self.0 + 1)
     }
+
+    /// The epoch before this one; 0 stays 0.
+    #[must_use]
+    pub fn before(self) -> Epoch {
+        Epoch(self.0.saturating_sub(1))
+    }
 }
 
 impl Version {

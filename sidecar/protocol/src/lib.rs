@@ -6,6 +6,7 @@
 pub mod backup;
 pub mod config;
 pub mod ids;
+pub mod inventory;
 pub mod layout;
 pub mod planted;
 pub mod primary;

@@ -51,6 +51,19 @@ pub enum Damage {
         /// Where the acknowledged part ends.
         acked: Offset,
     },
+    /// Two members tell what cannot both be: one primary numbers its records in the order of its segments.
+    #[error(
+        "segment {segment} of epoch {epoch} begins with LSN {first}, and some member has that record in an earlier segment of \
+         the same epoch: what the members hold contradicts itself"
+    )]
+    Contradiction {
+        /// The later segment.
+        segment: SegmentId,
+        /// The epoch of both.
+        epoch: Epoch,
+        /// Its first record.
+        first: Lsn,
+    },
 }
 
 impl Reference {
@@ -73,7 +86,15 @@ impl Reference {
             CopyState::Damaged => false,
         };
         let (trimmed, copies) = gather(&inventories, counts);
+        // Whichever of them is wrong: believed, it could end the log before what the others hold.
+        if let Some(damage) = contradiction(&copies) {
+            return Err(damage);
+        }
         let reference = Reference::from_copies(trimmed, &copies, None)?;
+        // What is trimmed was acknowledged, so it was part of the log.
+        if trimmed > reference.last().next() {
+            return Err(Damage::Missing { segment: reference.last_segment(), last: trimmed.prev() });
+        }
         let reported = || inventories.iter().flat_map(|inventory| &inventory.copies);
         match reported().find(|copy| reference.falls_short_of(copy)) {
             Some(copy) => Err(Damage::Short { segment: copy.identity.segment, acked: copy.acked }),
@@ -202,6 +223,25 @@ fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyRe
         }
     }
     (trimmed, copies)
+}
+
+/// A record that one primary has put into two segments, if what the members tell were true.
+fn contradiction(copies: &Copies<'_>) -> Option<Damage> {
+    let mut written: BTreeMap<Epoch, Lsn> = BTreeMap::new();
+    for copies in copies.values() {
+        let begun = || copies.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.end > Offset(0));
+        let taken =
+            |copy: &&CopyReport| written.get(&copy.identity.epoch).is_some_and(|last| copy.closure.first <= *last);
+        if let Some(CopyReport { identity, closure, .. }) = begun().find(taken) {
+            let SegmentIdentity { segment, epoch, .. } = *identity;
+            return Some(Damage::Contradiction { segment, epoch, first: closure.first });
+        }
+        for copy in begun() {
+            let last = written.entry(copy.identity.epoch).or_default();
+            *last = copy.closure.last.max(*last);
+        }
+    }
+    None
 }
 
 fn is_sound(copy: &CopyReport) -> bool {

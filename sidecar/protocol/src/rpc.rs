@@ -13,7 +13,7 @@ use crate::layout::{Closure, SegmentIdentity};
 pub mod path {
     /// [`FenceRequest`](super::FenceRequest) → [`Inventory`](super::Inventory).
     pub const FENCE: &str = "/v1/fence";
-    /// [`Empty`](super::Empty) → [`Inventory`](super::Inventory); changes nothing.
+    /// [`InventoryRequest`](super::InventoryRequest) → [`Inventory`](super::Inventory); changes nothing.
     pub const INVENTORY: &str = "/v1/inventory";
     /// [`ConnectRequest`](super::ConnectRequest) → [`ConnectReply`](super::ConnectReply).
     pub const CONNECT: &str = "/v1/connect";
@@ -55,13 +55,24 @@ pub struct FenceRequest {
     /// those epochs to another claim knows by it that the store has gone back.
     #[serde(default)]
     pub earlier: Vec<Claim>,
+    /// Tell of the copies behind this segment; of all, if there is none. The first page's request does the fencing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<SegmentId>,
+}
+
+/// Say what you hold, and change nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct InventoryRequest {
+    /// Tell of the copies behind this segment; of all, if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<SegmentId>,
 }
 
 impl FenceRequest {
-    /// The fence of a configuration's epoch.
+    /// The fence of a configuration's epoch, with the first page of what is there.
     pub fn of(group: GroupName, config: &Configuration) -> FenceRequest {
         let caller = Caller { group, log: config.log, epoch: config.epoch };
-        FenceRequest { caller, claim: config.claim, earlier: config.earlier.clone() }
+        FenceRequest { caller, claim: config.claim, earlier: config.earlier.clone(), after: None }
     }
 }
 
@@ -209,7 +220,16 @@ pub struct CopyReport {
     pub acked: Offset,
 }
 
-/// Everything a backup holds.
+/// Most copies on one page of an inventory: 65 536 × [`COPY_JSON_SIZE_MAX`] = 26 MiB, less than half of what a sidecar reads.
+pub const INVENTORY_PAGE_MAX: usize = 1 << 16;
+/// Most bytes of a [`CopyReport`] and the comma behind it as JSON: every number with all its digits.
+pub const COPY_JSON_SIZE_MAX: usize = 416;
+/// Most pieces of damage that an inventory tells in words.
+pub const DAMAGE_TOLD_MAX: usize = 32;
+/// Longest of them: a [`Doubt`](crate::backup::Doubt) is the longest.
+pub const DAMAGE_LENGTH_MAX: usize = crate::backup::DOUBT_LENGTH_MAX;
+
+/// Everything a backup holds, or one page of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Inventory {
     /// Its name.
@@ -226,8 +246,12 @@ pub struct Inventory {
     pub damage: Vec<String>,
     /// True when it can tell where its log ends: what it misses, if anything, it can name.
     pub witness: bool,
-    /// Its copies by ascending segment. Copies lent under the promised epoch are not listed: they are being written.
+    /// Its copies by ascending segment, at most [`INVENTORY_PAGE_MAX`] on a page. Copies lent under the promised epoch are not
+    /// listed: they are being written.
     pub copies: Vec<CopyReport>,
+    /// There are more, behind the last of these.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
 }
 
 /// Why a backup refused. Grouped by what the caller does next.

@@ -45,7 +45,7 @@ fn ask(backup: &mut Backup, request: Request) -> Vec<Output> {
 }
 
 fn fence(epoch: u64) -> Request {
-    Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(epoch), earlier: Vec::new() })
+    Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(epoch), earlier: Vec::new(), after: None })
 }
 
 fn open(identity: SegmentIdentity) -> Request {
@@ -88,8 +88,9 @@ fn an_epoch_that_nobody_could_reach_is_refused() {
 
 #[test]
 fn lists_are_bounded() {
-    let with_claims =
-        |count| Request::Fence(FenceRequest { caller: caller(6), claim: Claim(6), earlier: vec![Claim(5); count] });
+    let with_claims = |count| {
+        Request::Fence(FenceRequest { caller: caller(6), claim: Claim(6), earlier: vec![Claim(5); count], after: None })
+    };
     assert!(refused(&mut bound(), with_claims(CLAIMS_KEPT + 1)).contains("earlier claims"));
     assert!(matches!(ask(&mut bound(), with_claims(CLAIMS_KEPT)).as_slice(), [Output::Persist(_), ..]));
 

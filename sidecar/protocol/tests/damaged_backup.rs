@@ -101,7 +101,7 @@ fn caller(epoch: u64) -> Caller {
 /// Each epoch has one claim here, ten times its number.
 fn fence(epoch: u64) -> FenceRequest {
     let earlier = (1..epoch).rev().take(32).map(|epoch| Claim(epoch.wrapping_mul(10))).collect();
-    FenceRequest { caller: caller(epoch), claim: Claim(epoch.wrapping_mul(10)), earlier }
+    FenceRequest { caller: caller(epoch), claim: Claim(epoch.wrapping_mul(10)), earlier, after: None }
 }
 
 fn identity(segment: u64) -> SegmentIdentity {
@@ -203,7 +203,7 @@ fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
 
 #[test]
 fn a_new_backup_has_no_doubts() {
-    let desk = Desk::start(Found { doubts: vec!["the ledger is gone".to_owned()], ..Found::default() });
+    let desk = Desk::start(Found::default());
     assert!(desk.backup.is_witness() && desk.out.is_empty());
 }
 
@@ -261,7 +261,7 @@ fn an_epoch_belongs_to_the_claim_that_it_was_promised_to() {
     let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
     let claimed = |claim, earlier: &[u64], epoch| {
         let earlier = earlier.iter().map(|claim| Claim(*claim)).collect();
-        Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(claim), earlier })
+        Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(claim), earlier, after: None })
     };
     let before = Reply::Refused(Refusal::ClaimedBefore { promised: Epoch(3) });
     assert_eq!(desk.ask(claimed(31, &[20], 3)), before, "another claim of the epoch");

@@ -59,6 +59,7 @@ fn sound(number: u128, last: u64) -> Inventory {
         damage: Vec::new(),
         witness: true,
         copies: vec![copy(1, Closed, 10), copy(2, Open, last)],
+        more: false,
     }
 }
 

@@ -51,6 +51,7 @@ fn holds_nothing(member: &MemberRef) -> Inventory {
         damage: Vec::new(),
         witness: true,
         copies: vec![],
+        more: false,
     }
 }
 

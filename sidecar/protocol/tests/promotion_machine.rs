@@ -163,6 +163,7 @@ fn inventory(member: &MemberRef, copies: Vec<CopyReport>) -> Inventory {
         damage: Vec::new(),
         witness: true,
         copies,
+        more: false,
     }
 }
 
@@ -305,6 +306,7 @@ fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
         damage: vec![],
         witness: true,
         copies: vec![],
+        more: false,
     };
     let out = desk.step(Input::Surveyed(vec![(member(1), held)])).to_vec();
     assert!(matches!(out[..], [Output::Waiting(_)]), "{out:?}");

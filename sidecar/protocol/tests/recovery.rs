@@ -47,6 +47,7 @@ fn holds(name: &str, copies: &[CopyReport]) -> Inventory {
         damage: Vec::new(),
         witness: true,
         copies: copies.to_vec(),
+        more: false,
     }
 }
 

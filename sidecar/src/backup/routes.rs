@@ -22,7 +22,7 @@ use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushReply,
-    FlushRequest, Inventory, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+    FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, TrimRequest, path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -152,8 +152,8 @@ async fn fence(State(desk): State<Desk>, Message(request): Message<FenceRequest>
     desk.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(State(desk): State<Desk>, Message(Empty {}): Message<Empty>) -> Answered<Inventory> {
-    desk.ask_inventory(Request::Inventory).await
+async fn inventory(State(desk): State<Desk>, Message(request): Message<InventoryRequest>) -> Answered<Inventory> {
+    desk.ask_inventory(Request::Inventory(request.after)).await
 }
 
 async fn connect(

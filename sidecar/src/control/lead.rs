@@ -377,7 +377,7 @@ async fn recruit(context: &Arc<Context>, config: &Configuration, lost: &[MemberI
 
 async fn spare(context: &Arc<Context>, config: &Configuration, found: Vec<MemberRef>) -> Input {
     for member in found {
-        match MemberLink::new(context, config, member.clone()).fence().await {
+        match MemberLink::new(context, config, member.clone()).fence(config.epoch).await {
             Ok(inventory) => {
                 tracing::info!(member = %member.id, segments = inventory.copies.len(), "spare found");
                 let boot = inventory.boot;

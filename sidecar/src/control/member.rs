@@ -10,23 +10,27 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_fabric::{Answer, Channel, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
+use tailwind_protocol::backup::EPOCH_MAX;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DropRequest, Empty, FenceRequest,
-    FetchRequest, FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+    FetchRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose, Refusal,
+    TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
 use super::Context;
-use crate::rpc::{BackupClient, CallError};
+use crate::rpc::{BackupClient, CallError, FenceError};
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
 /// How long a bulk write may go without any completion.
 const BULK_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest pause that a backup's "retry later" makes; it says some 100 ms.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -68,9 +72,13 @@ impl MemberLink {
         self.caller.epoch
     }
 
-    /// Stops every older epoch; what the backup holds.
-    pub async fn fence(&self) -> Result<Inventory, Failure> {
-        let inventory: Inventory = self.call(path::FENCE, &self.fence).await?;
+    /// Stops every older epoch; what the backup holds, which is of epoch `newest` at most.
+    pub async fn fence(&self, newest: Epoch) -> Result<Inventory, Failure> {
+        let fenced = self.client.fence(&self.fence, newest, self.timeout).await;
+        let inventory = fenced.map_err(|error| match error {
+            FenceError::Call(error) => failure(error),
+            FenceError::Unbelievable(why) => Failure::from(why),
+        })?;
         if inventory.member != self.member.id {
             let why = format!("{}: backup {} answers there", self.client.whom(), inventory.member);
             return Err(Failure::Unreachable(why));
@@ -133,7 +141,8 @@ impl MemberLink {
     /// Brings a segment to its disk up to `end`; how far it is there, which may be less.
     pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<Offset, Failure> {
         let request = FlushRequest { caller: self.caller(), identity, end };
-        self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end)
+        // What was asked for has completed; nothing that the backup says makes more of it.
+        self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end.min(end))
     }
 
     /// A closed segment's bytes, as the backup has them.
@@ -181,7 +190,7 @@ impl MemberLink {
             match self.client.call(path, request, self.timeout).await {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
                     tracing::debug!(member = %self.member.id, path, %why, "again later");
-                    tokio::time::sleep(Duration::from_millis(u64::from(after_ms))).await;
+                    tokio::time::sleep(Duration::from_millis(after_ms.into()).min(RETRY_AFTER_MAX)).await;
                 }
                 reply => return reply.map_err(failure),
             }
@@ -223,12 +232,14 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
     Ok(())
 }
 
-/// Asks every known backup what it holds, side by side; those that answer, in the order of the list.
+/// Asks every known backup what it holds, side by side; those that answer, in the order of the list. What matters is which log
+/// they are bound to, and that stands on every page: the first is enough.
 pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
     let known = context.wishes().backups;
     let asked = known.iter().map(|(id, control)| async move {
         let client = context.backup(id, None);
-        let answer: Result<Inventory, CallError> = client.call(path::INVENTORY, &Empty {}, SURVEY_TIMEOUT).await;
+        let answer: Result<Inventory, CallError> =
+            client.call(path::INVENTORY, &InventoryRequest::default(), SURVEY_TIMEOUT).await;
         let inventory = answer.inspect_err(|why| tracing::debug!(backup = %id, %why, "survey")).ok()?;
         if inventory.member != *id {
             tracing::warn!(expected = %id, found = %inventory.member, %control, "a backup answers under another name");
@@ -261,8 +272,11 @@ async fn fetch(
 
 fn failure(error: CallError) -> Failure {
     match error {
-        CallError::Refused(Refusal::Fenced { promised }) => Failure::Superseded(promised),
-        CallError::Refused(Refusal::ClaimedBefore { promised }) => Failure::ClaimedBefore(promised),
+        // Nobody can promise an epoch beyond the last, and counting on from it would overflow.
+        CallError::Refused(Refusal::Fenced { promised }) if promised <= EPOCH_MAX => Failure::Superseded(promised),
+        CallError::Refused(Refusal::ClaimedBefore { promised }) if promised <= EPOCH_MAX => {
+            Failure::ClaimedBefore(promised)
+        }
         other => Failure::Unreachable(other.to_string()),
     }
 }

@@ -131,7 +131,7 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
         Output::Fence(config, member) => {
             let link = links.get(&context, &config, &member);
             spawn(answers, async move {
-                let result = link.fence().await;
+                let result = link.fence(config.epoch.before()).await;
                 log_fence(&config, &member.id, &result);
                 Input::Fenced(config.epoch, member.id, result)
             });

@@ -8,9 +8,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::StreamExt;
 use futures_util::stream;
-use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::rpc::Empty;
+use tailwind_protocol::rpc::{Caller, CopyReport, CopyState, Empty};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -326,4 +326,56 @@ async fn whoever_is_sent_away_before_it_has_asked_comes_again() {
     });
     assert_eq!(client(address).call("/", &Empty {}, TIMEOUT).await, Ok(Empty {}));
     assert_eq!(requests.load(Ordering::SeqCst), 1);
+}
+
+fn copy(segment: u64) -> CopyReport {
+    let (log, epoch, generation, size) = (LogId(1), Epoch(2), Generation(segment), SegmentSize::MIN);
+    let identity = SegmentIdentity { log, segment: SegmentId(segment), epoch, generation, size };
+    let closure = Closure { first: Lsn(segment), last: Lsn(segment), end: Offset(112), chain: Chain(1) };
+    CopyReport { identity, state: CopyState::Closed, closure, acked: Offset(0) }
+}
+
+/// What a backup with seven copies answers that tells two at a time, and forgets a trim from `trims` calls on.
+fn pages(calls: Arc<Mutex<Vec<Option<SegmentId>>>>, trims: usize) -> Router {
+    let answer = async move |Json(request): Json<FenceRequest>| {
+        let mut calls = calls.lock().unwrap();
+        calls.push(request.after);
+        let after = request.after.map_or(0, |segment| segment.0);
+        let copies: Vec<CopyReport> = (after + 1..=7).take(2).map(copy).collect();
+        let more = after + 2 < 7;
+        Json(Inventory {
+            member: "m1".parse().unwrap(),
+            boot: BootId(1),
+            log: Some(request.caller.log),
+            promised: request.caller.epoch,
+            trimmed: Lsn(u64::from(calls.len() >= trims)),
+            damage: vec![],
+            witness: true,
+            copies,
+            more,
+        })
+    };
+    Router::new().route(path::FENCE, post(answer))
+}
+
+#[tokio::test]
+async fn an_inventory_is_read_page_by_page() {
+    let caller = Caller { group: "db".parse().unwrap(), log: LogId(1), epoch: Epoch(3) };
+    let request = FenceRequest { caller, claim: Claim(3), earlier: vec![], after: None };
+    let ask = async |trims, newest| {
+        let calls = Arc::new(Mutex::default());
+        let client = serving(pages(Arc::clone(&calls), trims)).await;
+        let answer = client.fence(&request, newest, TIMEOUT).await;
+        let calls: Vec<u64> = calls.lock().unwrap().iter().map(|after| after.map_or(0, |after| after.0)).collect();
+        (answer, calls)
+    };
+    let seven: Vec<CopyReport> = (1..=7).map(copy).collect();
+    let (answer, calls) = ask(0, Epoch(2)).await;
+    assert_eq!((answer.unwrap().copies, calls), (seven.clone(), vec![0, 2, 4, 6]));
+    // It has trimmed something meanwhile: what was read before may be gone.
+    let (answer, calls) = ask(3, Epoch(2)).await;
+    assert_eq!((answer.unwrap().copies, calls), (seven, vec![0, 2, 4, 0, 2, 4, 6]));
+    let (answer, calls) = ask(0, Epoch(1)).await;
+    assert!(matches!(answer, Err(FenceError::Unbelievable(Unbelievable::Nonsense(_)))), "{answer:?}");
+    assert_eq!(calls, [0]);
 }

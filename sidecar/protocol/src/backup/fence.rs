@@ -2,10 +2,12 @@
 //!
 //! Part of [`Backup`]. See "Fencing" in `docs/protocol.md`.
 
+use std::ops::Bound;
+
 use crate::config::CLAIMS_KEPT;
-use crate::ids::Epoch;
+use crate::ids::{Epoch, SegmentId};
 use crate::planted::{self, Bug};
-use crate::rpc::{FenceRequest, Inventory, Refusal};
+use crate::rpc::{CopyReport, FenceRequest, INVENTORY_PAGE_MAX, Inventory, Refusal};
 use crate::scan::Tail;
 
 use super::{Backup, Copy, Output, Promise, Reply, RequestId, Slot, Stage};
@@ -19,7 +21,8 @@ pub const EPOCH_MAX: Epoch = Epoch(u64::MAX >> 1);
 /// A fence that waits for its scans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingFence {
-    requests: Vec<RequestId>,
+    /// Who waits, and for which page.
+    requests: Vec<(RequestId, Option<SegmentId>)>,
     scans: Vec<Slot>,
 }
 
@@ -42,10 +45,10 @@ impl Backup {
             // Asked again: the first fence is done, or its scans are under way.
             return match &mut self.fence {
                 Some(fence) => {
-                    fence.requests.push(id);
+                    fence.requests.push((id, request.after));
                     Ok(None)
                 }
-                None => Ok(Some(Reply::Inventory(self.inventory()))),
+                None => Ok(Some(Reply::Inventory(self.page(request.after)))),
             };
         }
         let (log, claim) = (Some(caller.log), Some(request.claim));
@@ -60,12 +63,12 @@ impl Backup {
         // Whoever waits for an older fence must not read the answer to a newer one.
         let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
         let fenced = || Reply::Refused(Refusal::Fenced { promised: caller.epoch });
-        out.extend(outrun.into_iter().map(|id| Output::Reply(id, fenced())));
+        out.extend(outrun.into_iter().map(|(id, _)| Output::Reply(id, fenced())));
         let lent = self.copies.values().filter(|copy| copy.stage == Stage::Lent);
         let scans: Vec<Slot> = lent.filter_map(Copy::slot).collect();
         let wanted = self.copies.values().filter(|copy| copy.stage == Stage::Lent);
         out.extend(wanted.filter_map(|copy| Some(Output::Scan(copy.slot()?, copy.identity))));
-        self.fence = Some(PendingFence { requests: vec![id], scans });
+        self.fence = Some(PendingFence { requests: vec![(id, request.after)], scans });
         self.finish_fence(out);
         Ok(None)
     }
@@ -118,14 +121,22 @@ impl Backup {
         if self.fence.as_ref().is_none_or(|fence| !fence.scans.is_empty()) {
             return;
         }
-        let inventory = self.inventory();
         let requests = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
-        out.extend(requests.into_iter().map(|id| Output::Reply(id, Reply::Inventory(inventory.clone()))));
+        out.extend(requests.into_iter().map(|(id, after)| Output::Reply(id, Reply::Inventory(self.page(after)))));
     }
 
-    /// What this backup holds.
+    /// What this backup holds, from the beginning: one page of it.
     pub fn inventory(&self) -> Inventory {
-        let listed = self.copies.values().filter(|copy| copy.stage != Stage::Lent);
+        self.page(None)
+    }
+
+    /// What this backup holds behind a segment, as much as fits on a page. Pages of one fence make up an inventory, because
+    /// nobody but whoever fenced can add or take away a copy; see "Inventories" in `docs/protocol.md`.
+    pub(super) fn page(&self, after: Option<SegmentId>) -> Inventory {
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let mut listed = self.copies.range(behind).map(|(_, copy)| copy).filter(|copy| copy.stage != Stage::Lent);
+        let copies: Vec<CopyReport> =
+            listed.by_ref().take(INVENTORY_PAGE_MAX).map(|copy| copy.report(self.promise.durability)).collect();
         Inventory {
             member: self.member.clone(),
             boot: self.boot,
@@ -134,7 +145,8 @@ impl Backup {
             trimmed: self.promise.trimmed,
             damage: self.damage(),
             witness: self.is_witness(),
-            copies: listed.map(|copy| copy.report(self.promise.durability)).collect(),
+            copies,
+            more: listed.next().is_some(),
         }
     }
 }

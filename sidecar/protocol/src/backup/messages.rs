@@ -65,8 +65,8 @@ pub struct RequestId(pub u64);
 pub enum Request {
     /// Stop older epochs, tell what is here.
     Fence(FenceRequest),
-    /// Tell what is here.
-    Inventory,
+    /// Tell what is here behind this segment.
+    Inventory(Option<SegmentId>),
     /// May this caller open a data channel?
     Connect(Caller),
     /// Lend a buffer.

@@ -36,7 +36,7 @@ pub(super) fn request(request: &Request) -> String {
     let of = |name: &str, segment, epoch| format!("{name} of segment {segment} under epoch {epoch}");
     match request {
         Request::Fence(fence) => format!("fence by epoch {}", fence.caller.epoch),
-        Request::Inventory => "inventory".to_owned(),
+        Request::Inventory(_) => "inventory".to_owned(),
         Request::Connect(caller) => format!("connect under epoch {}", caller.epoch),
         Request::Open(open) => of("open", open.identity.segment, open.caller.epoch),
         Request::Close(close) => of("close", close.identity.segment, close.caller.epoch),

@@ -11,7 +11,7 @@ use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, In
 use super::image::Whom;
 use super::network::{Answer, Silence};
 use super::queue::MS;
-use super::sidecar::{Again, Purpose, Role, failure};
+use super::sidecar::{Again, Purpose, Role, believed, failure};
 use super::store::{Ask, StoreReply};
 use super::{SidecarNo, World, group};
 use crate::trace::{self, names, tell};
@@ -157,7 +157,7 @@ impl World {
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
                 self.tell_inventory(of, &member, &inventory);
-                Ok(inventory)
+                believed(inventory, epoch, epoch.before())
             }
             other => Err(failure(other)),
         };

@@ -15,14 +15,8 @@ use crate::tally::Fault;
 use crate::trace::tell;
 
 /// What can be damaged at rest.
-pub(super) const AT_REST: [Fault; 6] = [
-    Fault::FileLost,
-    Fault::FileStale,
-    Fault::PromiseStale,
-    Fault::EndsRot,
-    Fault::SlotLost,
-    Fault::TableZeroed,
-];
+pub(super) const AT_REST: [Fault; 6] =
+    [Fault::FileLost, Fault::FileStale, Fault::PromiseStale, Fault::EndsRot, Fault::SlotLost, Fault::TableZeroed];
 
 impl World {
     /// Kills the process, damages what it leaves, and lets it come back. False where nothing was hit.

@@ -21,7 +21,7 @@ use super::image::RETRY_LATER;
 use super::lead::Lead;
 use super::network::{Answer, Silence};
 use super::queue::Micros;
-use super::sidecar::{Again, HEARTBEAT_SILENCE, Purpose, Role, failure};
+use super::sidecar::{Again, HEARTBEAT_SILENCE, Purpose, Role, believed, failure};
 use super::{HostNo, SidecarNo, World, group};
 use crate::trace::tell;
 
@@ -255,12 +255,21 @@ impl World {
     }
 
     pub(crate) fn on_recruit_answer(&mut self, of: SidecarNo, member: MemberRef, answer: Result<Answer, Silence>) {
-        let input = match answer {
-            Ok(Answer::Inventory(inventory)) => {
+        let Some(epoch) = self.sidecars[of.0].lead().map(|lead| lead.machine.config().epoch) else { return };
+        let fenced = match answer {
+            // What an earlier term of this sidecar has asked for.
+            Ok(Answer::Inventory(inventory)) if inventory.promised != epoch => {
+                Err(Failure::Unreachable("an answer to another epoch".to_owned()))
+            }
+            Ok(Answer::Inventory(inventory)) => believed(inventory, epoch, epoch),
+            other => Err(failure(other)),
+        };
+        let input = match fenced {
+            Ok(inventory) => {
                 tell!(self, "{} recruits {}", self.sidecars[of.0].name, member.id);
                 Input::Recruited(MemberRef { boot: inventory.boot, ..member }, inventory)
             }
-            other => match failure(other) {
+            Err(failure) => match failure {
                 Failure::Superseded(epoch) => Input::Superseded(epoch),
                 Failure::ClaimedBefore(_) | Failure::Unreachable(_) => Input::NoSpare,
             },

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
+use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::Seat;
 use tailwind_protocol::promotion::{Failure, Task};
@@ -378,7 +379,7 @@ impl World {
         let hosts: Vec<(HostNo, MemberRef)> = self.hosts.iter().map(|host| (host.no, host.reference())).collect();
         self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), lost, found: Vec::new() });
         for (host, member) in hosts {
-            self.call(of, host, tailwind_protocol::backup::Request::Inventory, Purpose::Survey(member));
+            self.call(of, host, tailwind_protocol::backup::Request::Inventory(None), Purpose::Survey(member));
         }
     }
 
@@ -413,5 +414,16 @@ pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
         Ok(_) => Failure::Unreachable("not an answer to this".to_owned()),
         Err(Silence::Late) => Failure::Unreachable("no answer in time".to_owned()),
         Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),
+    }
+}
+
+/// What a sidecar believes of an answer to its fence. Members are honest here, whatever has happened to their disks: the checks
+/// of a fenced inventory must let all of it pass.
+pub(crate) fn believed(inventory: Inventory, epoch: Epoch, newest: Epoch) -> Result<Inventory, Failure> {
+    let log = inventory.log.expect("a backup that was fenced is bound to a log");
+    match Reading::new(log, epoch, newest).take(inventory) {
+        Ok(whole) => Ok(whole.expect("no story has more copies than fit on a page")),
+        Err(why @ Unbelievable::Ahead(_)) => Err(why.into()),
+        Err(why) => panic!("an honest member is not believed: {why}"),
     }
 }

@@ -138,7 +138,7 @@ impl Network {
 pub(crate) fn name(request: &Request) -> &'static str {
     match request {
         Request::Fence(_) => "fence",
-        Request::Inventory => "inventory",
+        Request::Inventory(_) => "inventory",
         Request::Connect(_) => "connect",
         Request::Open(_) => "open",
         Request::Close(_) => "close",

@@ -1,0 +1,188 @@
+//! Reads a member's inventory page by page, and believes none of it before it has been checked.
+//!
+//! Called by the sidecar, and by the simulator, with every answer to a fence. What comes out is safe to compute with:
+//! [`recovery`](crate::recovery), [`promotion`](crate::promotion) and [`primary`](crate::primary) look at no number twice.
+//! See "Inventories" in `docs/protocol.md`.
+
+use crate::backup::EPOCH_MAX;
+use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
+use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
+use crate::promotion::Failure;
+use crate::rpc::{CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, INVENTORY_PAGE_MAX, Inventory};
+
+/// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
+pub const PAGES_MAX: usize = 64;
+/// How often reading begins anew because the member has changed between two pages. Only a fault in its disk or a call that
+/// comes late changes it, so a second time is rare.
+pub const RESTARTS_MAX: u32 = 4;
+
+/// Why a member's inventory is not believed. Nothing of it counts then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unbelievable {
+    /// It holds a segment of a later epoch than the one that has fenced it: that epoch was used, and the config store must
+    /// know of it.
+    #[error("it holds a segment of epoch {0}, which is later than the epoch that has fenced it")]
+    Ahead(Epoch),
+    /// Nobody could hold this, or it is not what was asked for.
+    #[error("its inventory cannot be true: {0}")]
+    Nonsense(String),
+    /// It has changed with each page.
+    #[error("its inventory has changed {RESTARTS_MAX} times while it was being read")]
+    Unsteady,
+}
+
+impl From<Unbelievable> for Failure {
+    fn from(why: Unbelievable) -> Failure {
+        match why {
+            Unbelievable::Ahead(epoch) => Failure::Superseded(epoch),
+            other => Failure::Unreachable(other.to_string()),
+        }
+    }
+}
+
+/// An inventory that is being read under one epoch.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    log: LogId,
+    epoch: Epoch,
+    /// Latest epoch of which there can be segments.
+    newest: Epoch,
+    so_far: Option<Inventory>,
+    pages: usize,
+    restarts: u32,
+}
+
+impl Reading {
+    /// Begins to read what a member of `log` holds that was fenced under `epoch`. Copies are of `newest` at most: of the epoch
+    /// itself once it has a primary, before that of the one before.
+    pub fn new(log: LogId, epoch: Epoch, newest: Epoch) -> Reading {
+        Reading { log, epoch, newest, so_far: None, pages: 0, restarts: 0 }
+    }
+
+    /// The segment after which the next page begins; none for the first.
+    pub fn after(&self) -> Option<SegmentId> {
+        last_segment(self.so_far.as_ref()?)
+    }
+
+    /// Takes the page that was asked for; the whole inventory after the last. Everything but the copies stays as it was on the
+    /// first page, or the reading begins anew: a witness at the beginning that is none at the end would be believed too much.
+    pub fn take(&mut self, page: Inventory) -> Result<Option<Inventory>, Unbelievable> {
+        check_page(&page)?;
+        self.check_fenced(&page)?;
+        if self.so_far.as_ref().is_some_and(|before| head(before) != head(&page)) {
+            (self.so_far, self.pages) = (None, 0);
+            self.restarts += 1;
+            return if self.restarts > RESTARTS_MAX { Err(Unbelievable::Unsteady) } else { Ok(None) };
+        }
+        self.pages += 1;
+        if page.more && (page.copies.is_empty() || self.pages == PAGES_MAX) {
+            return Err(nonsense(format!("page {} is not the last, with {} copies", self.pages, page.copies.len())));
+        }
+        let whole = match self.so_far.take() {
+            None => page,
+            Some(mut whole) => {
+                whole.copies.extend(page.copies);
+                Inventory { more: page.more, ..whole }
+            }
+        };
+        check_order(&whole.copies)?;
+        if whole.more {
+            self.so_far = Some(whole);
+            return Ok(None);
+        }
+        Ok(Some(whole))
+    }
+
+    fn check_fenced(&self, page: &Inventory) -> Result<(), Unbelievable> {
+        if page.log != Some(self.log) || page.promised != self.epoch {
+            let log = page.log.map_or_else(|| "no log".to_owned(), |log| format!("log {log}"));
+            return Err(nonsense(format!("it is bound to {log} and has promised epoch {}", page.promised)));
+        }
+        let after = self.after().unwrap_or_default();
+        for copy in &page.copies {
+            let identity = &copy.identity;
+            if identity.log != self.log || identity.segment <= after {
+                let at = format!("segment {} of log {} behind segment {after}", identity.segment, identity.log);
+                return Err(nonsense(at));
+            }
+            if identity.epoch > self.epoch {
+                return Err(Unbelievable::Ahead(identity.epoch));
+            }
+            if identity.epoch > self.newest {
+                let SegmentIdentity { segment, epoch, .. } = copy.identity;
+                return Err(nonsense(format!("segment {segment} of epoch {epoch}, which has had no primary yet")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What must be so of any page, whoever asks.
+pub fn check_page(page: &Inventory) -> Result<(), Unbelievable> {
+    if page.copies.len() > INVENTORY_PAGE_MAX {
+        return Err(nonsense(format!("{} copies on one page", page.copies.len())));
+    }
+    if page.damage.len() > DAMAGE_TOLD_MAX || page.damage.iter().any(|told| told.len() > DAMAGE_LENGTH_MAX) {
+        return Err(nonsense("more words about damage than anybody reads"));
+    }
+    if page.promised > EPOCH_MAX || page.trimmed > FIRST_LSN_MAX {
+        return Err(nonsense(format!("epoch {}, trimmed below LSN {}", page.promised, page.trimmed)));
+    }
+    page.copies.iter().try_for_each(check_copy)
+}
+
+fn check_copy(copy: &CopyReport) -> Result<(), Unbelievable> {
+    let CopyReport { identity, state, closure, acked } = copy;
+    let numbered = (SegmentId(1)..=SEGMENT_MAX).contains(&identity.segment);
+    let led = (Epoch(1)..=EPOCH_MAX).contains(&identity.epoch);
+    // Of a buffer that was never written not even the header is valid.
+    let open = matches!(state, CopyState::Open | CopyState::Damaged);
+    let placed = closure.fits(identity.size) || open && *closure == Closure::default();
+    if numbered && led && placed && acked.0 <= identity.size.bytes() {
+        return Ok(());
+    }
+    let SegmentIdentity { segment, epoch, .. } = copy.identity;
+    let Closure { first, last, end, .. } = closure;
+    Err(nonsense(format!(
+        "segment {segment} of epoch {epoch} and {} with LSN {first} to {last}, ending at byte {end}, acknowledged up to byte \
+         {acked}",
+        identity.size
+    )))
+}
+
+/// Each segment once, in order. One primary numbers its records in the order of its segments.
+fn check_order(copies: &[CopyReport]) -> Result<(), Unbelievable> {
+    let mut written: Option<(Epoch, Lsn)> = None;
+    for (copy, next) in copies.iter().zip(copies.iter().skip(1)) {
+        if copy.identity.segment >= next.identity.segment {
+            let (segment, behind) = (next.identity.segment, copy.identity.segment);
+            return Err(nonsense(format!("segment {segment} behind segment {behind}")));
+        }
+        if copy.closure.end.0 > 0 {
+            written = Some((copy.identity.epoch, copy.closure.last));
+        }
+        let overlaps = |(epoch, last)| epoch == next.identity.epoch && next.closure.first <= last;
+        if next.closure.end.0 > 0 && written.is_some_and(overlaps) {
+            let SegmentIdentity { segment, epoch, .. } = next.identity;
+            let first = next.closure.first;
+            return Err(nonsense(format!(
+                "segment {segment} of epoch {epoch} begins with LSN {first}, which an earlier segment of that epoch holds"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn last_segment(inventory: &Inventory) -> Option<SegmentId> {
+    inventory.copies.last().map(|copy| copy.identity.segment)
+}
+
+/// Everything but the copies.
+fn head(page: &Inventory) -> (&MemberId, BootId, Option<LogId>, Epoch, Lsn, &[String], bool) {
+    let Inventory { member, boot, log, promised, trimmed, damage, witness, .. } = page;
+    (member, *boot, *log, *promised, *trimmed, damage, *witness)
+}
+
+fn nonsense(why: impl Into<String>) -> Unbelievable {
+    Unbelievable::Nonsense(why.into())
+}

@@ -1,0 +1,404 @@
+//! Inventories: page by page, and what of them is believed. Whatever a member says, nobody panics and the log is not cut.
+
+use std::time::Instant;
+
+use proptest::prelude::*;
+use tailwind_protocol::backup::{Backup, Found, Input, Limits, Output, Promise, Reply, Request, RequestId};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, MemberId, Offset, SegmentId, Version};
+use tailwind_protocol::inventory::{PAGES_MAX, RESTARTS_MAX, Reading, Unbelievable, check_page};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::primary::{self, Primary};
+use tailwind_protocol::promotion::{self, Failure, Promotion};
+use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
+use tailwind_protocol::rpc::{
+    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, FenceRequest,
+    INVENTORY_PAGE_MAX, Inventory,
+};
+
+const LOG: LogId = LogId(1);
+/// Epoch of the log's end, and the one that fences.
+const LED: Epoch = Epoch(5);
+const FENCED: Epoch = Epoch(6);
+
+fn identity(segment: u64, epoch: u64) -> SegmentIdentity {
+    let (segment, epoch) = (SegmentId(segment), Epoch(epoch));
+    SegmentIdentity { log: LOG, segment, epoch, generation: Generation(segment.0), size: SegmentSize::MIN }
+}
+
+fn closure(first: u64, last: u64) -> Closure {
+    let end = Offset(72 + 40 * (last + 1 - first) as u32);
+    Closure { first: Lsn(first), last: Lsn(last), end, chain: Chain(last as u32) }
+}
+
+fn closed(segment: u64, first: u64, last: u64) -> CopyReport {
+    let (identity, closure) = (identity(segment, LED.0), closure(first, last));
+    CopyReport { identity, state: CopyState::Closed, closure, acked: Offset(0) }
+}
+
+fn name(member: &str) -> MemberId {
+    member.parse().expect("a name")
+}
+
+fn inventory(member: &str, copies: Vec<CopyReport>) -> Inventory {
+    Inventory {
+        member: name(member),
+        boot: BootId(1),
+        log: Some(LOG),
+        promised: FENCED,
+        trimmed: Lsn(0),
+        damage: vec![],
+        witness: true,
+        copies,
+        more: false,
+    }
+}
+
+fn reading() -> Reading {
+    Reading::new(LOG, FENCED, LED)
+}
+
+fn caller() -> Caller {
+    Caller { group: "g".parse().expect("a name"), log: LOG, epoch: FENCED }
+}
+
+/// A backup that holds so many closed segments of one record each.
+fn large(copies: u64) -> Backup {
+    let promise = Promise { log: Some(LOG), epoch: LED, claim: Some(Claim(5)), ..Promise::default() };
+    let files: Vec<_> = (1..=copies).map(|n| (identity(n, LED.0), closure(n, n))).collect();
+    let found = Found { promise, owed: files.clone(), files, ..Found::default() };
+    let limits = Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX };
+    Backup::start(caller().group, name("m1"), BootId(1), limits, found).0
+}
+
+/// The page of a fence, and what else the backup has done for it.
+fn page(backup: &mut Backup, after: Option<SegmentId>) -> (Inventory, Vec<Output>) {
+    let mut out = Vec::new();
+    let request = FenceRequest { caller: caller(), claim: Claim(6), earlier: vec![Claim(5)], after };
+    backup.step(Input::Request(RequestId(1), Request::Fence(request)), &mut out);
+    match out.pop() {
+        Some(Output::Reply(_, Reply::Inventory(inventory))) => (inventory, out),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn pages_of_300_000_copies_make_up_the_inventory() {
+    const COPIES: u64 = 300_000;
+    let mut backup = large(COPIES);
+    let (mut reading, mut sizes) = (reading(), Vec::new());
+    let whole = loop {
+        let (page, done) = page(&mut backup, reading.after());
+        assert_eq!(done.is_empty(), !sizes.is_empty(), "the first page fences, the others only tell");
+        sizes.push(page.copies.len());
+        if let Some(whole) = reading.take(page).expect("an honest member") {
+            break whole;
+        }
+    };
+    assert_eq!(sizes, [65_536, 65_536, 65_536, 65_536, 37_856]);
+    assert_eq!(whole.copies.len() as u64, COPIES);
+    assert!(!whole.more && whole.copies.windows(2).all(|two| two[0].identity.segment < two[1].identity.segment));
+
+    let started = Instant::now();
+    let reference = Reference::assemble([&whole]).expect("a whole log");
+    let assembled = started.elapsed();
+    assert_eq!(reference.last(), Lsn(COPIES));
+    assert_eq!(reference.plan_for(&whole), RepairPlan::default());
+    assert_eq!(reference.plan_for(&inventory("m2", vec![])).install.len() as u64, COPIES);
+    println!("{COPIES} copies: assembled in {assembled:?}, with two plans in {:?}", started.elapsed());
+}
+
+#[test]
+fn an_inventory_that_just_fills_a_page_is_whole() {
+    let (page, _) = page(&mut large(INVENTORY_PAGE_MAX as u64), None);
+    assert!(!page.more && page.copies.len() == INVENTORY_PAGE_MAX);
+    assert!(reading().take(page).is_ok_and(|whole| whole.is_some()));
+}
+
+#[test]
+fn a_copy_takes_no_more_bytes_than_pages_allow_for() {
+    let most = CopyReport {
+        identity: SegmentIdentity {
+            log: LogId(u128::MAX),
+            segment: SegmentId(u64::MAX),
+            epoch: Epoch(u64::MAX),
+            generation: Generation(u64::MAX),
+            size: SegmentSize::MAX,
+        },
+        state: CopyState::Corrupt,
+        closure: Closure { first: Lsn(u64::MAX), last: Lsn(u64::MAX), end: Offset(u32::MAX), chain: Chain(u32::MAX) },
+        acked: Offset(u32::MAX),
+    };
+    let size = serde_json::to_vec(&most).expect("JSON").len() + 1;
+    assert!(size <= COPY_JSON_SIZE_MAX, "{size}");
+}
+
+/// Two pages of three copies each.
+fn two_pages() -> (Inventory, Inventory) {
+    let first = Inventory { more: true, ..inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20)]) };
+    (first, inventory("m1", vec![closed(3, 21, 30)]))
+}
+
+#[test]
+fn a_member_that_changes_between_pages_is_read_again_but_not_for_ever() {
+    let (first, second) = two_pages();
+    let changed = [
+        Inventory { boot: BootId(2), ..second.clone() },
+        Inventory { trimmed: Lsn(5), ..second.clone() },
+        Inventory { witness: false, ..second.clone() },
+        Inventory { damage: vec!["segment 2 is gone".to_owned()], ..second.clone() },
+    ];
+    for changed in changed {
+        let mut reading = reading();
+        assert_eq!(reading.take(first.clone()), Ok(None));
+        assert_eq!(reading.after(), Some(SegmentId(2)));
+        assert_eq!(reading.take(changed), Ok(None));
+        assert_eq!(reading.after(), None, "from the beginning");
+        assert_eq!(reading.take(first.clone()), Ok(None));
+        let whole = reading.take(second.clone()).expect("believed").expect("whole");
+        assert_eq!(whole, inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]));
+    }
+    let mut reading = reading();
+    for _ in 0..RESTARTS_MAX {
+        assert_eq!(reading.take(first.clone()), Ok(None));
+        assert_eq!(reading.take(Inventory { trimmed: Lsn(5), ..second.clone() }), Ok(None));
+    }
+    assert_eq!(reading.take(first), Ok(None));
+    assert_eq!(reading.take(Inventory { trimmed: Lsn(5), ..second }), Err(Unbelievable::Unsteady));
+}
+
+#[test]
+fn pages_end() {
+    let mut endless = reading();
+    for n in 1..PAGES_MAX as u64 {
+        let page = Inventory { more: true, ..inventory("m1", vec![closed(n, n, n)]) };
+        assert_eq!(endless.take(page), Ok(None));
+    }
+    let n = PAGES_MAX as u64;
+    let page = Inventory { more: true, ..inventory("m1", vec![closed(n, n, n)]) };
+    assert!(matches!(endless.take(page), Err(Unbelievable::Nonsense(_))));
+    let empty = Inventory { more: true, ..inventory("m1", vec![]) };
+    assert!(matches!(reading().take(empty), Err(Unbelievable::Nonsense(_))));
+    let full = inventory("m1", vec![closed(1, 1, 1); INVENTORY_PAGE_MAX + 1]);
+    assert!(matches!(check_page(&full), Err(Unbelievable::Nonsense(_))));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_reason() {
+    let honest = closed(2, 11, 20);
+    let of = |copies: Vec<CopyReport>| inventory("m1", copies);
+    let with = |change: &dyn Fn(&mut CopyReport)| {
+        let mut copy = honest;
+        change(&mut copy);
+        of(vec![copy])
+    };
+    let unled = |epoch| with(&|copy| copy.identity.epoch = Epoch(epoch));
+    let table: Vec<(&str, Inventory)> = vec![
+        ("to 18446744073709551615", with(&|copy| copy.closure.last = Lsn(u64::MAX))),
+        ("LSN 0 to 20", with(&|copy| copy.closure.first = Lsn(0))),
+        ("byte 65544", with(&|copy| copy.closure.end = Offset((64 << 10) + 8))),
+        ("up to byte 65537", with(&|copy| copy.acked = Offset((64 << 10) + 1))),
+        ("ending at byte 0", with(&|copy| copy.closure = Closure::default())),
+        ("segment 18446744073709551615", with(&|copy| copy.identity.segment = SegmentId(u64::MAX))),
+        ("segment 0", with(&|copy| copy.identity.segment = SegmentId(0))),
+        ("segment 2 of log 0000", with(&|copy| copy.identity.log = LogId(2))),
+        ("epoch 0", unled(0)),
+        ("had no primary yet", unled(FENCED.0)),
+        ("of epoch 18446744073709551615", unled(u64::MAX)),
+        ("segment 2 behind segment 2", of(vec![honest, honest])),
+        ("segment 1 behind segment 2", of(vec![honest, closed(1, 1, 10)])),
+        ("begins with LSN 20", of(vec![honest, closed(3, 20, 30)])),
+        ("begins with LSN 20", of(vec![honest, closed(3, 21, 21), closed(4, 20, 30)])),
+        ("no log", Inventory { log: None, ..of(vec![]) }),
+        ("has promised epoch 5", Inventory { promised: LED, ..of(vec![]) }),
+        ("epoch 18446744073709551615", Inventory { promised: Epoch(u64::MAX), ..of(vec![]) }),
+        ("trimmed below LSN 18446744073709551615", Inventory { trimmed: Lsn(u64::MAX), ..of(vec![]) }),
+        ("words", Inventory { damage: vec![String::new(); DAMAGE_TOLD_MAX + 1], ..of(vec![]) }),
+        ("words", Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX + 1)], ..of(vec![]) }),
+    ];
+    for (words, inventory) in table {
+        match reading().take(inventory) {
+            Err(Unbelievable::Nonsense(why)) => assert!(why.contains(words), "`{why}` does not say `{words}`"),
+            other => panic!("{words}: {other:?}"),
+        }
+    }
+    let open = |state, closure| CopyReport { state, closure, ..honest };
+    let header_only = Closure { first: Lsn(11), last: Lsn(10), end: Offset(72), chain: Chain(1) };
+    for fine in [
+        of(vec![]),
+        of(vec![honest]),
+        of(vec![open(CopyState::Open, Closure::default()), closed(3, 21, 30)]),
+        of(vec![open(CopyState::Damaged, header_only), closed(3, 11, 30)]),
+        with(&|copy| copy.acked = Offset(64 << 10)),
+        // Left behind by an epoch whose end was never acknowledged.
+        of(vec![CopyReport { identity: identity(2, 4), ..honest }, closed(3, 11, 30)]),
+    ] {
+        assert_eq!(reading().take(fine.clone()), Ok(Some(fine)));
+    }
+}
+
+/// Whoever leads an epoch twice gives its numbers out twice: the config store must say that it knows.
+#[test]
+fn a_segment_of_a_later_epoch_says_that_the_store_has_gone_back() {
+    let later = CopyReport { identity: identity(2, 9), ..closed(2, 11, 20) };
+    let why = reading().take(inventory("m1", vec![closed(1, 1, 10), later])).expect_err("not believed");
+    assert_eq!(why, Unbelievable::Ahead(Epoch(9)));
+    assert_eq!(Failure::from(why), Failure::Superseded(Epoch(9)));
+    assert!(matches!(Failure::from(Unbelievable::Unsteady), Failure::Unreachable(_)));
+}
+
+/// Each of them alone could be true.
+#[test]
+fn members_that_contradict_each_other_do_not_cut_the_log() {
+    let honest = inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]);
+    let later = inventory("m2", vec![closed(9, 1, 3)]);
+    let contradiction = Damage::Contradiction { segment: SegmentId(9), epoch: LED, first: Lsn(1) };
+    assert_eq!(Reference::assemble([&honest, &later]), Err(contradiction));
+    let trimmed = Inventory { trimmed: Lsn(32), ..inventory("m2", vec![]) };
+    let missing = Damage::Missing { segment: SegmentId(3), last: Lsn(31) };
+    assert_eq!(Reference::assemble([&honest, &trimmed]), Err(missing));
+    let trimmed = Inventory { trimmed: Lsn(31), ..inventory("m2", vec![]) };
+    assert_eq!(Reference::assemble([&honest, &trimmed]).map(|reference| reference.last()), Ok(Lsn(30)));
+}
+
+/// Numbers that break things, and those around the honest ones.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        8 => 0..40_u64,
+        1 => prop::sample::select(vec![u64::MAX, u64::MAX - 1, u64::MAX / 2, u64::MAX / 2 + 1, 1 << 32]),
+    ]
+}
+
+fn lie() -> impl Strategy<Value = CopyReport> {
+    let state = prop::sample::select(vec![CopyState::Open, CopyState::Closed, CopyState::Corrupt, CopyState::Damaged]);
+    let ids = (1..8_u64, prop_oneof![6 => 3..=5_u64, 1 => number()], 0..3_u64, any::<bool>());
+    let ends = (number(), 0..12_u64, prop_oneof![4 => Just(true), 1 => Just(false)], number());
+    (state, ids, ends, 0..2000_u32).prop_map(|(state, (segment, epoch, generation, odd), ends, acked)| {
+        let (first, records, plausible, any) = ends;
+        let segment = if odd && !plausible { any } else { segment };
+        let last = if plausible { first.saturating_add(records).saturating_sub(1) } else { any };
+        let end = if plausible { Offset(72 + 40 * records as u32) } else { Offset(any as u32) };
+        CopyReport {
+            identity: SegmentIdentity {
+                generation: Generation(segment.wrapping_add(generation)),
+                ..identity(segment, epoch)
+            },
+            state,
+            closure: Closure { first: Lsn(first), last: Lsn(last), end, chain: Chain(last as u32) },
+            acked: Offset(acked),
+        }
+    })
+}
+
+fn liar() -> impl Strategy<Value = Inventory> {
+    let copies = prop::collection::vec(lie(), 0..8);
+    let trimmed = prop_oneof![4 => Just(0_u64), 1 => number()];
+    (copies, trimmed, any::<bool>(), any::<bool>()).prop_map(|(mut copies, trimmed, witness, sorted)| {
+        if sorted {
+            copies.sort_by_key(|copy| copy.identity.segment);
+            copies.dedup_by_key(|copy| copy.identity.segment);
+        }
+        Inventory { trimmed: Lsn(trimmed), witness, ..inventory("m2", copies) }
+    })
+}
+
+fn set() -> Configuration {
+    let member = |id: &str| MemberRef { id: name(id), boot: BootId(1), control: "h:1".to_owned() };
+    Configuration {
+        log: LOG,
+        epoch: LED,
+        claim: Claim(5),
+        earlier: vec![],
+        version: Version(5),
+        primary: PrimaryRef { id: "s0".parse().expect("a name"), control: "h:2".to_owned() },
+        members: vec![member("m1"), member("m2")],
+    }
+}
+
+/// Both answer the fence of a promotion.
+fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
+    let rules = promotion::Rules {
+        backups: 2,
+        min_in_sync: 1,
+        fence_patience_ms: 10,
+        retry_ms: 10,
+        repair_patience_ms: 10,
+        accept_loss: None,
+    };
+    let mut out = Vec::new();
+    let me = PrimaryRef { id: "s1".parse().expect("a name"), control: "h:3".to_owned() };
+    let mut machine = Promotion::start(me, rules, LOG, 7, &mut out);
+    let mut won = None;
+    for _ in 0..10_000 {
+        let Some(output) = (!out.is_empty()).then(|| out.remove(0)) else { break };
+        use promotion::{Input, Output, Task};
+        let input = match output {
+            Output::ReadConfig => Input::Read(Ok(Some(set()))),
+            Output::Swap(_) => Input::Swapped(SwapOutcome::Applied),
+            Output::Fence(config, member) => {
+                let told = if member.id == honest.member { honest } else { liar };
+                Input::Fenced(config.epoch, member.id, Ok(told.clone()))
+            }
+            Output::Trim(config, member, _) => Input::Repaired(config.epoch, Task::Trim(member.id), Ok(())),
+            Output::Drop(config, member, _) => Input::Repaired(config.epoch, Task::Drop(member.id), Ok(())),
+            Output::Close(config, member, identity, _) => {
+                Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), Ok(()))
+            }
+            Output::Install(config, member, identity, ..) => {
+                Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), Ok(()))
+            }
+            Output::Won(_, reference) => {
+                won = Some(reference.last());
+                break;
+            }
+            _ => continue,
+        };
+        machine.step(Time(1), input, &mut out);
+    }
+    won
+}
+
+/// A primary takes it in as a spare.
+fn recruited(reference: &Reference, spare: &Inventory) {
+    let mut config = set();
+    (config.epoch, config.members) = (FENCED, vec![config.members[0].clone()]);
+    let rules = primary::Rules {
+        backups: 2,
+        min_in_sync: 1,
+        durability: Durability::Memory,
+        segment_size: SegmentSize::MIN,
+        open_patience_ms: 100,
+        recruit_interval_ms: 10,
+    };
+    let mut out = Vec::new();
+    let mut machine = Primary::new(config.clone(), rules, reference, 7, Time(0), &mut out);
+    let newcomer = MemberRef { id: name("m2"), boot: BootId(1), control: "h:4".to_owned() };
+    machine.step(Time(1), primary::Input::Recruited(newcomer, spare.clone()), &mut out);
+    machine.step(Time(2), primary::Input::Tick, &mut out);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_one_member_says_the_log_of_the_other_is_not_cut(lies in liar()) {
+        let honest = inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]);
+        // Read under the epoch by which it was fenced, and as a spare of that epoch's primary.
+        for newest in [LED, FENCED] {
+            let Ok(Some(believed)) = Reading::new(LOG, FENCED, newest).take(lies.clone()) else { continue };
+            let alone = Reference::assemble([&honest]).expect("a whole log");
+            recruited(&alone, &believed);
+            if newest == FENCED {
+                continue;
+            }
+            if let Ok(reference) = Reference::assemble([&honest, &believed]) {
+                prop_assert!(reference.last() >= Lsn(30), "{reference:?}");
+                recruited(&reference, &believed);
+            }
+            for least in [0, 20, u64::MAX] {
+                drop(Reference::assemble_at_least([&honest, &believed], Lsn(least)));
+            }
+            prop_assert!(promoted(&honest, &believed).is_none_or(|last| last >= Lsn(30)));
+        }
+    }
+}
