@@ -22,7 +22,7 @@ use tailwind_fabric::{
     Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, SegmentId};
+use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
@@ -374,6 +374,51 @@ async fn a_corrupt_file_is_no_source() {
     assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
     assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
     assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 1);
+}
+
+/// An end beyond the segment, in a closure that is as sound as its sender: refused, whatever the copy is, and remembered
+/// nowhere.
+#[tokio::test]
+async fn an_end_beyond_the_segment_is_a_bad_request() {
+    let mut daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    let (closed, _) = primary.write_closed(1, 1).await;
+    let mut open = primary.open(2, 11, Durability::Memory).await;
+    open.append(5);
+    let (identity, closure) = (*open.writer.identity(), open.writer.closure());
+    let image = primary.identity(3);
+    let request = OpenRequest {
+        caller: primary.caller(),
+        identity: image,
+        purpose: Purpose::Install,
+        durability: Durability::Memory,
+    };
+    let _: OpenReply<Grant> = primary.client.call(path::OPEN, &request, TIMEOUT).await.unwrap();
+    let nothing = Closure { end: Offset(0), ..closure };
+    let beyond = [200_000, SegmentSize::MIN.bytes() + 8, u32::MAX].map(|end| Closure { end: Offset(end), ..closure });
+    let unaligned = Closure { end: Offset(closure.end.0 + 1), ..closure };
+    let too_many = Closure { last: Lsn(u64::MAX), ..closure };
+    let bad = beyond.into_iter().chain([nothing, unaligned, too_many]);
+    let bad: Vec<_> = bad.flat_map(|closure| [closed, identity, image].map(|identity| (identity, closure))).collect();
+    for epoch in [1, 2] {
+        for (identity, closure) in &bad {
+            let caller = Primary::new(&daemon, FabricKind::Shm, epoch).caller();
+            let request = CloseRequest { caller, identity: *identity, closure: *closure };
+            let refused: Result<Empty, _> = primary.client.call(path::CLOSE, &request, TIMEOUT).await;
+            let refused = refusal(refused);
+            assert!(matches!(refused, Refusal::BadRequest { .. }), "{request:?}: {refused:?}");
+        }
+        // The next turn: the scan has found where the open segment ends.
+        Primary::new(&daemon, FabricKind::Shm, 2).fence().await;
+    }
+    daemon.kill();
+    daemon.start();
+    let found = Primary::new(&daemon, FabricKind::Shm, 2).inventory().await;
+    let copies: Vec<_> = found.copies.iter().map(|copy| (copy.identity.segment.0, copy.state)).collect();
+    assert_eq!(copies, [(1, CopyState::Closed), (2, CopyState::Open)]);
+    assert_eq!((found.copies[1].closure, found.witness), (closure, true));
+    assert_eq!(found.damage, [""; 0]);
 }
 
 #[tokio::test]

@@ -153,9 +153,9 @@ pub struct Closure {
 }
 
 impl Closure {
-    /// Number of records.
+    /// Number of records. For any numbers: a closure comes from the wire, and this is asked before it is believed.
     pub fn records(&self) -> u64 {
-        if self.end == Offset(0) { 0 } else { self.last.next().0 - self.first.0 }
+        if self.end == Offset(0) { 0 } else { self.last.0.saturating_add(1).saturating_sub(self.first.0) }
     }
 
     /// True when a segment of this size could end so, as far as numbers tell. For closures that come from the network or a

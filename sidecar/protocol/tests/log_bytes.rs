@@ -234,3 +234,25 @@ fn sizes_say_what_they_are() {
     assert_eq!(error, "segment size 3 MiB: must be a power of two between 64 KiB and 64 MiB");
     assert_eq!(SegmentSize::new(1 << 40).unwrap_err().to_string().split(':').next(), Some("segment size 1024 GiB"));
 }
+
+/// A closure comes from the wire with any numbers in it.
+#[test]
+fn only_a_closure_that_its_segment_can_hold_fits() {
+    let closure = |first, last, end| Closure { first: Lsn(first), last: Lsn(last), end: Offset(end), chain: Chain(0) };
+    let fits = |first, last, end| closure(first, last, end).fits(SegmentSize::MIN);
+    assert!(fits(1, 0, 72) && fits(11, 11, 104) && fits(u64::MAX / 2, u64::MAX / 2, 104) && fits(1, 2045, 65_536 - 24));
+    for (first, last, end) in [
+        (1, u64::MAX, 104),
+        (u64::MAX, u64::MAX, 104),
+        (0, 0, 104),
+        (11, 9, 104),
+        (0, u64::MAX, 65_536),
+        (1, 2, 104),
+        (1, 1, 0),
+        (1, 1, 105),
+        (1, 1, 200_000),
+        (1, 1, u32::MAX),
+    ] {
+        assert!(!fits(first, last, end), "{first} to {last} up to byte {end}");
+    }
+}
