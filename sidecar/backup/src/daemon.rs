@@ -15,6 +15,7 @@ use tailwind_protocol::backup::{
 };
 use tailwind_protocol::ids::{Epoch, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan::{self, Tail};
 use tracing::{error, info};
 
@@ -254,6 +255,9 @@ impl Daemon {
         }
         self.table.save(slot, row.as_ref())?;
         match &row {
+            Some(SlotRow { identity, purpose: Purpose::Install, closed: Some(_), .. }) => {
+                info!(segment = %identity.segment, epoch = %identity.epoch, slot = slot.0, "leaving for quarantine");
+            }
             Some(SlotRow { identity, closed: Some(closure), .. }) => {
                 info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");
             }

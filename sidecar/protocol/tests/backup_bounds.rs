@@ -1,7 +1,7 @@
 //! Numbers from the wire that no honest sidecar sends: a backup refuses them, says why, and is as it was before.
 
 use tailwind_protocol::backup::{
-    Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Promise, Reply, Request, RequestId,
+    Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
@@ -25,8 +25,12 @@ fn closure(first: u64, last: u64) -> Closure {
 }
 
 fn started(found: Found) -> Backup {
+    start(found).0
+}
+
+fn start(found: Found) -> (Backup, Vec<Output>) {
     let limits = Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX };
-    Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found).0
+    Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found)
 }
 
 /// Bound to the log, at epoch 5, with segment 1 closed on its disk.
@@ -148,4 +152,60 @@ fn a_drop_takes_the_newest_first_and_each_once() {
     let out = ask(&mut backup, Request::Drop(DropRequest { caller: caller(5), copies }));
     assert_eq!(out[0], Output::Settle(vec![SegmentId(3), SegmentId(2)]));
     assert_eq!(backup.inventory().copies.len(), 1);
+}
+
+/// A slot with a closed segment, dropped by epoch 5, and what the table says of it then.
+fn dropped() -> (Backup, SlotRow) {
+    let (slot, promise) =
+        (Slot(0), Promise { log: Some(LogId(1)), epoch: Epoch(4), claim: Some(Claim(4)), ..Promise::default() });
+    let (identity, closed) = (identity(1, 4), closure(1, 10));
+    let row = SlotRow { identity, purpose: Purpose::Append, lender: Epoch(4), closed: Some(closed) };
+    let mut backup =
+        started(Found { promise, rows: vec![(slot, row)], owed: vec![(identity, closed)], ..Found::default() });
+    backup.step(Input::Verified(slot, true), &mut Vec::new());
+    let fenced = FenceRequest { caller: caller(5), claim: Claim(5), earlier: vec![Claim(4)], after: None };
+    ask(&mut backup, Request::Fence(fenced));
+    let copies = backup.inventory().copies;
+    let out = ask(&mut backup, Request::Drop(DropRequest { caller: caller(5), copies }));
+    let rows = out.iter().filter_map(|output| match output {
+        Output::SaveSlot(_, row) => *row,
+        _ => None,
+    });
+    let row = rows.last().expect("it stays in the table");
+    assert!(out.contains(&Output::StartQuarantine(slot, identity, closed)), "{out:?}");
+    (backup, row)
+}
+
+/// Whether another copy of the segment has been lent since, or has come to the disk: what was dropped goes into quarantine.
+#[test]
+fn what_is_on_its_way_into_quarantine_still_is_after_a_restart() {
+    let (before, row) = dropped();
+    let promise = before.promise().clone();
+    let lent = SlotRow { identity: identity(1, 5), purpose: Purpose::Append, lender: Epoch(5), closed: None };
+    let file = (identity(1, 5), closure(1, 12));
+    for (rows, files) in [
+        (vec![(Slot(0), row)], vec![]),
+        (vec![(Slot(0), row), (Slot(1), lent)], vec![]),
+        (vec![(Slot(0), row)], vec![file]),
+    ] {
+        let found = Found { promise: promise.clone(), rows, owed: files.clone(), files, ..Found::default() };
+        let (backup, out) = start(found);
+        assert!(out.contains(&Output::StartQuarantine(Slot(0), row.identity, closure(1, 10))), "{out:?}");
+        assert!(!out.contains(&Output::Release(Slot(0))), "{out:?}");
+        assert!(backup.inventory().copies.iter().all(|copy| copy.identity == file.0), "it counts no longer");
+    }
+    let missing = vec![(Slot(0), row)];
+    let (backup, _) = start(Found { promise, missing, ..Found::default() });
+    assert!(backup.damage().is_empty(), "what was dropped is not owed: {:?}", backup.damage());
+}
+
+#[test]
+fn rot_is_found_in_closed_copies_only() {
+    let mut backup = bound();
+    ask(&mut backup, open(identity(2, 5)));
+    backup.step(Input::FoundCorrupt(identity(2, 5)), &mut Vec::new());
+    backup.step(Input::FoundCorrupt(identity(1, 3)), &mut Vec::new());
+    assert_eq!(backup.counts().corrupt, 0);
+    backup.step(Input::FoundCorrupt(identity(1, 4)), &mut Vec::new());
+    assert_eq!(backup.counts().corrupt, 1);
 }

@@ -49,6 +49,14 @@ pub struct SlotRow {
     pub closed: Option<Closure>,
 }
 
+impl SlotRow {
+    /// Where the bytes end of a slot that is on its way into quarantine: an image that was closed is no image any more, so no
+    /// other slot has such a row.
+    pub(super) fn leaving(&self) -> Option<Closure> {
+        self.closed.filter(|_| self.purpose == Purpose::Install)
+    }
+}
+
 /// One segment's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
@@ -135,6 +143,11 @@ impl Copy {
     /// What a restart must know of a lending.
     pub(super) fn row(&self) -> SlotRow {
         SlotRow { identity: self.identity, purpose: self.purpose, lender: self.lender, closed: None }
+    }
+
+    /// The same with its end.
+    pub(super) fn row_closed(&self) -> SlotRow {
+        SlotRow { closed: Some(self.closure), ..self.row() }
     }
 
     /// True when this is the lending that `row` asks for.

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use crate::ids::{Lsn, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
-use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Refusal, TrimRequest};
+use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Purpose, Refusal, TrimRequest};
 
-use super::{Backup, Copy, Output, Place, Reply, Slot, Stage};
+use super::{Backup, Copy, Output, Place, Reply, Slot, SlotRow, Stage};
 
 /// What is no part of the log and is on its way from a slot into quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,14 +121,20 @@ impl Backup {
         match copy.place {
             Place::Memory(slot) if by_quarantine => {
                 self.tell_who_waits(copy, out);
-                let Copy { identity, closure, .. } = *copy;
-                self.leaving.insert(slot, Leaving { identity, closure, under_way: true });
-                out.push(Output::StartQuarantine(slot, identity, closure));
+                out.push(Output::SaveSlot(slot, Some(SlotRow { purpose: Purpose::Install, ..copy.row_closed() })));
+                self.take_out(slot, copy.identity, copy.closure, out);
             }
             Place::Memory(_) => self.free_memory(copy, out),
             Place::Disk if by_quarantine => out.push(Output::Quarantine(copy.identity.segment)),
             Place::Disk => {}
         }
+    }
+
+    /// Brings a slot's bytes into quarantine. By its row, which no other slot can have, a restart knows that it is on the way
+    /// out: it would take it for the segment's copy, or for a needless one, if another has been lent or closed since.
+    pub(super) fn take_out(&mut self, slot: Slot, identity: SegmentIdentity, closure: Closure, out: &mut Vec<Output>) {
+        self.leaving.insert(slot, Leaving { identity, closure, under_way: true });
+        out.push(Output::StartQuarantine(slot, identity, closure));
     }
 
     /// A slot's bytes are in quarantine, or the disk refused and is asked again later: they stay where they are till then.
@@ -160,7 +166,9 @@ impl Backup {
     }
 
     pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity) {
-        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(|copy| copy.identity == *identity) {
+        // What is lent, or is only an end that a scan has found, is told by its scan.
+        let closed = |copy: &&mut Copy| copy.identity == *identity && copy.stage == Stage::Closed;
+        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(closed) {
             copy.stage = Stage::Corrupt;
         }
     }

@@ -64,8 +64,14 @@ impl Backup {
             backup.copies.insert(identity.segment, Copy::lost(identity, closure));
         }
         backup.take_files(files, &mut doubts, &mut out);
+        let (leaving, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, row)| row.leaving().is_some());
+        for (slot, row) in leaving {
+            backup.take_out(slot, row.identity, row.leaving().unwrap_or_default(), &mut out);
+        }
         let (rows, needless) = newest_of_each_segment(rows);
-        out.extend(needless.into_iter().flat_map(Self::freed));
+        for (slot, row) in needless {
+            backup.on_needless(slot, &row, &mut out);
+        }
         for (slot, row) in rows {
             backup.doubt_the_promise(&row.identity, &mut doubts);
             backup.on_found(slot, row, &mut out);
@@ -111,6 +117,17 @@ impl Backup {
         }
     }
 
+    /// The older of two slots for one segment. What was closed there may be held nowhere else.
+    fn on_needless(&mut self, slot: Slot, row: &SlotRow, out: &mut Vec<Output>) {
+        match row.closed {
+            Some(closure) => {
+                let old = Copy::closed_in(slot, row, closure);
+                self.leave(&old, old.holds_more_than(None), out);
+            }
+            None => out.extend(Self::freed(slot)),
+        }
+    }
+
     fn on_found(&mut self, slot: Slot, row: SlotRow, out: &mut Vec<Output>) {
         let known = self.copies.get(&row.identity.segment);
         let same = known.filter(|copy| copy.identity == row.identity);
@@ -151,7 +168,7 @@ impl Backup {
     fn on_missing(&mut self, slot: Slot, row: &SlotRow, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
         out.push(Output::SaveSlot(slot, None));
         let segment = row.identity.segment;
-        if row.purpose == Purpose::Install && row.closed.is_none() || self.copies.contains_key(&segment) {
+        if row.purpose == Purpose::Install || self.copies.contains_key(&segment) {
             return;
         }
         match row.closed {
@@ -210,15 +227,18 @@ impl Backup {
     }
 }
 
+/// Slots and what they are used for.
+type Rows = Vec<(Slot, SlotRow)>;
+
 /// Of two slots for one segment, the one that was lent later and got further counts: the process died after it had taken
-/// an image in and before it gave the older copy's slot back. Returns the rows to keep and the needless slots.
-fn newest_of_each_segment(mut rows: Vec<(Slot, SlotRow)>) -> (Vec<(Slot, SlotRow)>, Vec<Slot>) {
+/// an image in and before it gave the older copy's slot back. Returns the rows to keep and the needless ones.
+fn newest_of_each_segment(mut rows: Rows) -> (Rows, Rows) {
     rows.sort_by_key(|(_, row)| (row.purpose == Purpose::Append, row.lender, row.closed.is_some()));
     let mut newest: BTreeMap<SegmentId, (Slot, SlotRow)> = BTreeMap::new();
     let mut needless = Vec::new();
     for (slot, row) in rows {
         let older = newest.insert(row.identity.segment, (slot, row));
-        needless.extend(older.map(|(slot, _)| slot));
+        needless.extend(older);
     }
     (newest.into_values().collect(), needless)
 }
