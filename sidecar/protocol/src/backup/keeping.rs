@@ -149,8 +149,9 @@ impl Backup {
         self.leaving.values().any(|leaving| leaving.under_way)
     }
 
-    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity) {
-        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(|copy| copy.identity == *identity) {
+    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity, place: Place) {
+        let read = |copy: &&mut Copy| (copy.identity, copy.place, copy.stage) == (*identity, place, Stage::Closed);
+        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(read) {
             copy.stage = Stage::Corrupt;
         }
     }

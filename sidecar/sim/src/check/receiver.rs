@@ -43,7 +43,7 @@ impl Checks {
             Request::Flush(request) => (request.caller.epoch, false),
             Request::Trim(request) => (request.caller.epoch, false),
             Request::Drop(request) => (request.caller.epoch, false),
-            Request::Inventory | Request::Fetch(_) => return,
+            Request::Inventory | Request::Damage | Request::Fetch(_) => return,
         };
         self.receivers.asked.insert(id, Asked { epoch, fence, reported });
     }

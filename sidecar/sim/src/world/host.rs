@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tailwind_backup::{Daemon, Flusher, Home, Standing, wake};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
-use tailwind_protocol::ids::{BootId, Epoch, MemberId};
+use tailwind_protocol::ids::{BootId, Epoch, MemberId, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 
@@ -101,6 +101,8 @@ pub(crate) struct Host {
     pub(crate) power_goes: bool,
     /// Outputs that the process still carries out before it dies.
     pub(crate) fuse: Option<u32>,
+    /// The last closed copy that was scrubbed.
+    pub(super) scrubbed: SegmentId,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
     /// Copies that somebody has made of a segment's file and of the promise.
@@ -137,6 +139,7 @@ impl Host {
             stingy: false,
             power_goes: false,
             fuse: None,
+            scrubbed: SegmentId(0),
             flips: Vec::new(),
             kept: None,
             kept_promise: None,
@@ -377,7 +380,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use tailwind_backup::{Disk, PromiseFile};
-    use tailwind_protocol::ids::{Generation, LogId, Lsn, SegmentId};
+    use tailwind_protocol::ids::{Generation, LogId, Lsn};
     use tailwind_protocol::segment::SegmentWriter;
 
     use super::*;
