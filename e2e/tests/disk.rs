@@ -10,6 +10,7 @@ use tailwind_e2e::background::Background;
 use tailwind_e2e::checker::compare;
 use tailwind_e2e::damage;
 use tailwind_e2e::group::{Group, Setup, Who};
+use tailwind_e2e::http;
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::scene::{Scene, is_root};
 use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
@@ -22,6 +23,7 @@ on_every_fabric!(
     a_full_disk_stops_one_backup_and_not_the_group,
     damaged_and_foreign_files_are_kept,
     a_flipped_bit_on_disk_is_never_read,
+    a_rotten_file_is_mended_under_a_living_primary,
 );
 
 fn input(scene: &Scene) -> Numbered {
@@ -235,30 +237,89 @@ fn a_flipped_bit_on_disk_is_never_read(fabric: &str) {
     let mut setup = scene.setup(fabric).unwrap();
     setup.backups = 3;
     setup.sidecar_options.push(("--heartbeat-silence-ms", "20000".to_owned()));
+    // Here only readers meet the damage.
+    setup.backup_options.push(("--scrub-rate", "0".to_owned()));
     let group = scene.start(setup).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
-    let mut files = flushed(&group, 3);
-    let last = files.pop().unwrap();
-    for file in files {
-        flip_a_bit(&file, &mut scene);
+    let files = flushed(&group, 3);
+    for file in &files[1..] {
+        let good = fs::read(file).unwrap();
+        flip_a_bit(file, &mut scene);
         // Readers begin with another member each time: often enough to meet the damage.
         for _ in 0..4 {
             check_whole(&group, &input, end).unwrap();
         }
+        group.wait("the copy to be mended", |_| fs::read(file).is_ok_and(|bytes| bytes == good)).unwrap();
     }
-    let good = fs::read(&last).unwrap();
-    flip_a_bit(&last, &mut scene);
+    let good: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    files.iter().for_each(|file| flip_a_bit(file, &mut scene));
     let read = compare(&mut primary(&group).unwrap(), &input, end, |_| {});
     let error = read.expect_err("no sound copy is left").to_string();
     assert!(error.contains("cannot be fetched"), "{error}");
-    fs::write(&last, good).unwrap();
-    // Members that have said "corrupt" stay by it until they are filled again; the others go on.
+    files.iter().zip(good).for_each(|(file, good)| fs::write(file, good).unwrap());
+    // Members that have said "corrupt" stay by it until they are filled again, and keep their seats; the log goes on.
     let members = group.wait_for_full_set().unwrap();
     assert_eq!(members.len(), 3);
     append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
-    let unexpected = group.unexpected(&["corrupt copy"]);
+    group.wait("the damage to be told", |group| damaged(group) == 3).unwrap();
+    let unmended = "closed copy cannot be mended";
+    group
+        .wait("it to be said that nobody can mend it", |group| group.logs(9999).matches(unmended).count() == 3)
+        .unwrap();
+    check_rotten_logs(&group, &["corrupt copy", unmended]);
+}
+
+/// Rot is an error where it is found, and a warning at the primary.
+fn check_rotten_logs(group: &Group, expected: &[&str]) {
+    let unexpected = group.unexpected(&[expected, &["closed copies have rotted at a member"]].concat());
     let unexpected: Vec<_> = unexpected.iter().filter(|line| !line.contains("closed segment is corrupt")).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+/// Damaged copies at members, as the primary tells them.
+fn damaged(group: &Group) -> u64 {
+    let status = group.primary().map(|index| group.status(index)).unwrap_or_default();
+    let members = status["members"].as_array().into_iter().flatten();
+    members.filter_map(|member| member["damaged"].as_u64()).sum()
+}
+
+/// Nobody reads it: the backup finds it by itself, and the primary has it installed anew. Then it is all there is.
+fn a_rotten_file_is_mended_under_a_living_primary(fabric: &str) {
+    let mut scene = Scene::begin();
+    let input = input(&scene);
+    let mut setup = scene.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (2, 2, 2);
+    setup.sidecar_options.push(("--min-in-sync", "1".to_owned()));
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "20000".to_owned()));
+    let mut group = scene.start(setup).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    flushed(&group, 3);
+    let file = flushed(&group, 3).into_iter().find(|file| file.starts_with(group.flush_folder(0))).unwrap();
+    let good = fs::read(&file).unwrap();
+    flip_a_bit(&file, &mut scene);
+    let metric = |group: &Group, name: &str| {
+        let page = http::get(group.port(Who::Backup(0)), "/metrics").map(|reply| reply.body).unwrap_or_default();
+        let page = String::from_utf8(page).unwrap_or_default();
+        let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok())
+    };
+    group.wait("the file to be sound again", |_| fs::read(&file).is_ok_and(|bytes| bytes == good)).unwrap();
+    group
+        .wait("the metrics to tell", |group| {
+            let is = |name: &str, value: u64| metric(group, name) == Some(value);
+            is("tailwind_backup_scrub_corrupt_total{", 1)
+                && is("tailwind_backup_segments_corrupt{", 0)
+                && metric(group, "tailwind_backup_scrub_passes_total{").is_some_and(|passes| passes > 0)
+                && damaged(group) == 0
+        })
+        .unwrap();
+    assert!(group.log("backup0").contains("found by the scrub"));
+    assert_eq!(group.members().len(), 2, "nobody was lost for it");
+    group.kill_backup(1).unwrap();
+    let leads = group.primary().unwrap();
+    group.kill_sidecar(leads).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_rotten_logs(&group, &OUTAGE);
 }
 
 fn flip_a_bit(file: &Path, scene: &mut Scene) {

@@ -1,7 +1,7 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
-//! `flusher` and `actor` (the two threads that work), `routes` and `status` (what others see). What is decided is decided
+//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `routes` and `status` (what others see). What is decided is decided
 //! by [`tailwind_protocol::backup`], carried out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
@@ -10,6 +10,7 @@ mod flusher;
 mod memory;
 pub mod options;
 mod routes;
+mod scrub;
 mod status;
 mod thread;
 
@@ -38,6 +39,7 @@ use flusher::FlusherThread;
 use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
 use routes::Desk;
+use scrub::Scrub;
 use status::About;
 
 /// Power is about to go (`init(1)`, `signal(7)`): Linux calls it SIGPWR.
@@ -62,6 +64,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         segment_size,
         flush_dir,
         flush_bandwidth,
+        scrub_rate,
         hold_up,
         heartbeat_interval_ms,
     } = options;
@@ -140,12 +143,17 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 
     let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
-    let desk = Desk::new(handle.clone(), disk, pool, about, heartbeat);
+    let scrub = Arc::new(Scrub::new(scrub_rate));
+    let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
+    let desk = Desk::new(handle.clone(), disk, pool, about, scrub, heartbeat);
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
-    serve_until(ended, listener, metrics_listener, desk, access.entry(Role::Sidecar)).await
+    tokio::select! {
+        result = serve_until(ended, listener, metrics_listener, desk, access.entry(Role::Sidecar)) => result,
+        never = scrubbing => match never {},
+    }
 }
 
 /// Serves while `ended` has not come to its end.

@@ -283,6 +283,20 @@ impl Disk {
         }
     }
 
+    /// True when a closed segment's file ends with the footer that says so.
+    pub fn has_footer(&self, segment: SegmentId, closure: &Closure) -> Result<bool, ReadError> {
+        let file = self.folder.open(&name(segment, Sealed::Closed)).map_err(ReadError::Io)?;
+        let footer = file.length().and_then(|length| read_footer(&*file, length)).map_err(ReadError::Io)?;
+        Ok(footer == Some(Footer { sealed: Sealed::Closed, closure: *closure }))
+    }
+
+    /// Has the next read of a closed segment come from the disk.
+    pub fn forget_cached(&self, segment: SegmentId) {
+        if let Ok(file) = self.folder.open(&name(segment, Sealed::Closed)) {
+            file.forget_cached();
+        }
+    }
+
     /// Reads an open segment: everything that may be part of it. What is valid of it is for the scan to find.
     pub fn read_open(&self, identity: &SegmentIdentity) -> io::Result<Vec<u8>> {
         let file = self.folder.open(&name(identity.segment, Sealed::Open))?;

@@ -1,6 +1,6 @@
 //! Reads a closed segment for somebody else, from its buffer or its file.
 //!
-//! Called by whoever answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch). The copy may move from memory to
+//! Called by whoever answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch), and by the scrub. The copy may move from memory to
 //! disk, or go, while it is read: a caller asks the machine again before it believes that the copy is corrupt.
 
 use std::io;
@@ -32,3 +32,37 @@ pub fn fetch(
         }
     }
 }
+
+/// Reads a closed segment as [`fetch`] does, from the disk itself, and its footer with it: how many bytes are sound.
+pub fn scrub(
+    disk: &Disk,
+    buffers: &dyn Buffers,
+    place: Place,
+    identity: &SegmentIdentity,
+    closure: &Closure,
+) -> Result<u64, ReadError> {
+    if place == Place::Disk {
+        disk.forget_cached(identity.segment);
+    }
+    let sound = fetch(disk, buffers, place, identity, closure)?;
+    if place == Place::Disk {
+        let footer = disk.has_footer(identity.segment, closure);
+        // Readers have more use for the cache than this.
+        disk.forget_cached(identity.segment);
+        if !footer? {
+            return Err(ReadError::Corrupt);
+        }
+    }
+    Ok(sound.len() as u64)
+}
+
+/// True when these bytes will not be read again: they do not match, or are not there, or the disk cannot give them.
+pub fn is_rot(error: &ReadError) -> bool {
+    match error {
+        ReadError::Corrupt | ReadError::Missing => true,
+        ReadError::Io(error) => error.raw_os_error() == Some(EIO),
+    }
+}
+
+/// What `read(2)` says of a sector that cannot be read.
+const EIO: i32 = 5;

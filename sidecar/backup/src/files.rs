@@ -64,6 +64,9 @@ pub trait File: fmt::Debug + Send + Sync {
 
     /// Brings bytes and length to disk.
     fn sync(&self) -> io::Result<()>;
+
+    /// Has what is cached of it dropped, so that the next read is of the disk. A hint: where it fails nothing is said.
+    fn forget_cached(&self) {}
 }
 
 impl dyn File + '_ {

@@ -24,7 +24,7 @@ pub mod wake;
 
 pub use daemon::{Carried, Daemon, Tallies};
 pub use disk::{Disk, FileName, Listing, ReadError};
-pub use fetch::fetch;
+pub use fetch::{fetch, is_rot, scrub};
 pub use files::{File, Folder, OsFolder};
 pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};

@@ -22,8 +22,9 @@ mod start;
 use std::collections::BTreeMap;
 
 use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
+use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, DAMAGE_TOLD_MAX, Refusal};
+use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_REPORTS_MAX, DAMAGE_TOLD_MAX, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::{EPOCH_JUMP_MAX, EPOCH_MAX};
@@ -74,7 +75,7 @@ impl Backup {
             Input::Flushed(slot, identity, result) => self.on_flushed(slot, &identity, &result, out),
             Input::OpenFlushed(id, result) => out.push(Output::Reply(id, open_flush_reply(result))),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
-            Input::FoundCorrupt(identity) => self.on_found_corrupt(&identity),
+            Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),
         }
@@ -85,6 +86,7 @@ impl Backup {
         let reply = match request {
             Request::Fence(request) => self.on_fence(id, &request, out),
             Request::Inventory(after) => Ok(Some(Reply::Inventory(self.page(after)))),
+            Request::Damage => Ok(Some(Reply::Damage(self.corrupt_copies()))),
             Request::Connect(caller) => self.admit(&caller).map(|()| Some(Reply::Connect(caller.epoch))),
             Request::Open(request) => self.on_open(id, &request, out),
             Request::Close(request) => self.on_close(id, request, out),
@@ -173,6 +175,19 @@ impl Backup {
         let doubt = self.promise.doubt.iter().map(|doubt| doubt.why.clone());
         // All of them would be no help to anybody.
         copies.chain(doubt).take(DAMAGE_TOLD_MAX).collect()
+    }
+
+    /// Closed copies that are gone or corrupt, oldest first; as many as one report takes.
+    fn corrupt_copies(&self) -> Vec<CopyReport> {
+        let corrupt = self.copies.values().filter(|copy| copy.stage == Stage::Corrupt);
+        corrupt.map(|copy| copy.report(self.promise.durability)).take(DAMAGE_REPORTS_MAX).collect()
+    }
+
+    /// The first closed copy behind this segment, and where its bytes are: what a scrub reads next.
+    pub fn closed_behind(&self, segment: SegmentId) -> Option<(Place, SegmentIdentity, Closure)> {
+        let mut behind = self.copies.range(segment.next()..).map(|(_, copy)| copy);
+        let copy = behind.find(|copy| copy.stage == Stage::Closed)?;
+        Some((copy.place, copy.identity, copy.closure))
     }
 
     /// True when this backup can tell where its log ends.

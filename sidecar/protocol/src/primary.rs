@@ -5,9 +5,10 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members). See "The primary" in `docs/protocol.md`.
+//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted). See "The primary" in `docs/protocol.md`.
 
 mod membership;
+mod mending;
 mod seats;
 mod segments;
 
@@ -20,6 +21,7 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 use crate::rpc::{CopyReport, Inventory};
 
+pub use mending::MENDS_MAX;
 pub use seats::{Post, Seat, Standing};
 pub use segments::SEGMENTS_MAX;
 
@@ -57,6 +59,12 @@ pub enum Input {
     Closed(Seat, SegmentId),
     /// Answer to [`Output::Install`].
     Installed(Seat, SegmentId),
+    /// The closed copies at a member that are gone or corrupt, all of them, as it tells them now and then.
+    Damaged(Seat, Vec<CopyReport>),
+    /// Answer to [`Output::Mend`].
+    Mended(Seat, SegmentId),
+    /// Answer to [`Output::Mend`]: it has failed. Nobody can give the segment, or the member does not take it in.
+    Unmended(Seat, SegmentId),
     /// Answer to [`Output::Trim`] and [`Output::Drop`].
     Tidied(Seat),
     /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less than was asked, or more.
@@ -120,8 +128,8 @@ impl std::fmt::Display for StepDown {
     }
 }
 
-/// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] runs
-/// beside; and an [`Output::Open`] that is told to come again later lets the others overtake it, because the close behind
+/// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] and
+/// [`Output::Mend`] run beside; and an [`Output::Open`] that is told to come again later lets the others overtake it, because the close behind
 /// it may be what frees the buffer it waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
@@ -135,6 +143,9 @@ pub enum Output {
     Close(Seat, SegmentIdentity, Closure),
     /// Copy a closed segment from any other member, or from any backup. If none can give it, report the seat lost.
     Install(Seat, SegmentIdentity, Closure),
+    /// As [`Output::Install`], in place of a copy that is gone or corrupt. The member stays what it is, whether or not this
+    /// succeeds: what it holds in the open end is sound.
+    Mend(Seat, SegmentIdentity, Closure),
     /// Forget these copies at the member.
     Drop(Seat, Vec<CopyReport>),
     /// Bring a segment to the member's disk up to an offset, which need not be where an append ends.
@@ -253,6 +264,9 @@ impl Primary {
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
             Input::Installed(seat, segment) => self.on_repaired(seat, segment, out),
+            Input::Damaged(seat, copies) => self.on_damaged(seat, &copies, out),
+            Input::Mended(seat, segment) => self.on_mended(seat, segment, out),
+            Input::Unmended(seat, segment) => self.on_unmended(now, seat, segment, out),
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Lost(seat) => self.on_lost(seat, out),
@@ -422,6 +436,7 @@ impl Primary {
         while self.closed.front().is_some_and(|(_, closure)| closure.last < below) {
             self.closed.pop_front();
         }
+        self.forget_trimmed_damage();
         // An app that trims for every record must not cost a call to each member for every record (S9).
         if self.closed.len() < before {
             out.extend(self.seats().map(|seat| Output::Trim(seat, below)));
@@ -446,6 +461,7 @@ impl Primary {
         self.drop_who_holds_up(now, out);
         self.give_up_newcomers(now, out);
         self.wait_for_the_lost(now, out);
+        self.mend_again(now, out);
         self.recruit(now, out);
     }
 

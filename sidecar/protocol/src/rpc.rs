@@ -15,6 +15,8 @@ pub mod path {
     pub const FENCE: &str = "/v1/fence";
     /// [`InventoryRequest`](super::InventoryRequest) → [`Inventory`](super::Inventory); changes nothing.
     pub const INVENTORY: &str = "/v1/inventory";
+    /// [`Empty`](super::Empty) → [`DamageReply`](super::DamageReply); changes nothing.
+    pub const DAMAGE: &str = "/v1/damage";
     /// [`ConnectRequest`](super::ConnectRequest) → [`ConnectReply`](super::ConnectReply).
     pub const CONNECT: &str = "/v1/connect";
     /// [`OpenRequest`](super::OpenRequest) → [`OpenReply`](super::OpenReply).
@@ -252,6 +254,17 @@ pub struct Inventory {
     /// There are more, behind the last of these.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,
+}
+
+/// Most corrupt copies in one [`DamageReply`]: with about 300 bytes each, a third of a MiB. What is beyond comes once these are
+/// mended.
+pub const DAMAGE_REPORTS_MAX: usize = 1000;
+
+/// The corrupt copies at a backup, for the primary that has them installed anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DamageReply {
+    /// Oldest segment first, at most [`DAMAGE_REPORTS_MAX`].
+    pub corrupt: Vec<CopyReport>,
 }
 
 /// Why a backup refused. Grouped by what the caller does next.

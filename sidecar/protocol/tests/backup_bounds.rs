@@ -1,8 +1,6 @@
 //! Numbers from the wire that no honest sidecar sends: a backup refuses them, says why, and is as it was before.
 
-use tailwind_protocol::backup::{
-    Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
-};
+use tailwind_protocol::backup::{Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity, SegmentSize};
@@ -203,9 +201,9 @@ fn what_is_on_its_way_into_quarantine_still_is_after_a_restart() {
 fn rot_is_found_in_closed_copies_only() {
     let mut backup = bound();
     ask(&mut backup, open(identity(2, 5)));
-    backup.step(Input::FoundCorrupt(identity(2, 5)), &mut Vec::new());
-    backup.step(Input::FoundCorrupt(identity(1, 3)), &mut Vec::new());
+    backup.step(Input::FoundCorrupt(identity(2, 5), Place::Memory(Slot(0))), &mut Vec::new());
+    backup.step(Input::FoundCorrupt(identity(1, 3), Place::Disk), &mut Vec::new());
     assert_eq!(backup.counts().corrupt, 0);
-    backup.step(Input::FoundCorrupt(identity(1, 4)), &mut Vec::new());
+    backup.step(Input::FoundCorrupt(identity(1, 4), Place::Disk), &mut Vec::new());
     assert_eq!(backup.counts().corrupt, 1);
 }

@@ -1,7 +1,7 @@
 //! A backup's decisions where a script would be clumsy: who is admitted, what a restart finds, bounds.
 
 use tailwind_protocol::backup::{
-    Backup, Counts, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
+    Backup, Counts, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
@@ -229,7 +229,7 @@ fn a_fetch_gives_a_closed_segment_and_nothing_else() {
     assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));
     assert!(matches!(desk.ask(fetch(identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
     assert!(matches!(desk.ask(fetch(identity(1, 4), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
-    desk.step(Input::FoundCorrupt(identity(1, 5)));
+    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Memory(Slot(0))));
     assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::Corrupt { .. }))));
 }
 
@@ -242,7 +242,7 @@ fn closing_again_says_what_is_true_now() {
     desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     // On disk, and found corrupt there: no longer whole, whatever it was told before.
-    desk.step(Input::FoundCorrupt(identity(1, 5)));
+    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(
         desk.ask(close(caller(5), identity(1, 5), 3)),
         Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) }))
@@ -493,4 +493,36 @@ fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
     assert_eq!(desk.backup.inventory().copies, seen, "it looks the same");
     assert_eq!(desk.ask(drop), Some(Reply::Done));
     assert_eq!(desk.backup.inventory().copies, seen, "and is a part of the log now");
+}
+
+/// A scrub may come late with what it has read: by then an image has replaced the copy.
+#[test]
+fn rot_is_believed_of_the_copy_that_was_read_and_is_told_until_an_image_replaces_it() {
+    let mut desk = promised();
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(desk.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
+    assert_eq!(desk.backup.closed_behind(SegmentId(1)), None);
+    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!(desk.ask(Request::Damage), Some(Reply::Damage(vec![])));
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!(desk.backup.closed_behind(SegmentId(0)), None, "nobody reads it any more");
+    let Some(Reply::Damage(told)) = desk.ask(Request::Damage) else { panic!("no report") };
+    assert_eq!(
+        told.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
+        [(identity(1, 5), CopyState::Corrupt)]
+    );
+    let open = OpenRequest {
+        caller: caller(5),
+        identity: identity(1, 5),
+        purpose: Purpose::Install,
+        durability: Durability::Memory,
+    };
+    assert!(matches!(desk.ask(Request::Open(open)), Some(Reply::Opened(_))));
+    assert_eq!(desk.backup.counts().corrupt, 1, "until the image is whole");
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(desk.ask(Request::Damage), Some(Reply::Damage(vec![])));
+    // What was read on disk before the image came.
+    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!((desk.backup.counts().corrupt, desk.backup.damage().len()), (0, 0));
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::primary::{INFLIGHT_MAX, Input, MENDS_MAX, Output, Primary, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
@@ -70,6 +70,8 @@ struct Desk {
     stingy: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
     closes: Vec<SegmentId>,
+    /// Copies that are to be mended, and where.
+    mends: Vec<(Seat, SegmentId)>,
     /// Flushes that wait for an answer, and up to where.
     flushes: BTreeMap<MemberId, Position>,
 }
@@ -83,10 +85,10 @@ impl Desk {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, stingy, lost, closes, flushes) = Default::default();
+        let (seats, segments, mute, stingy, lost, closes, mends, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
         let mut desk =
-            Desk { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, flushes };
+            Desk { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, mends, flushes };
         desk.carry(out);
         desk
     }
@@ -125,6 +127,7 @@ impl Desk {
                     let asked = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
                     assert_eq!(asked, None, "one flush at a time");
                 }
+                Output::Mend(seat, identity, _) => self.mends.push((seat, identity.segment)),
                 Output::Recruit => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
@@ -785,4 +788,84 @@ fn a_group_that_is_to_have_no_primary_has_none() {
     let mut desk = Desk::start(2, 2);
     desk.step(Input::Retire);
     assert!(desk.over && desk.primary.is_over());
+}
+
+/// What a member tells of these closed segments of epoch 1: corrupt.
+fn corrupt(desk: &Desk, segments: &[u64]) -> Vec<CopyReport> {
+    let copy = |(identity, closure): &(SegmentIdentity, Closure)| CopyReport {
+        identity: *identity,
+        state: CopyState::Corrupt,
+        closure: *closure,
+        acked: Offset(0),
+    };
+    desk.primary.closed().iter().filter(|(at, _)| segments.contains(&at.segment.0)).map(copy).collect()
+}
+
+#[test]
+fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
+    let mut desk = with_two_closed(2);
+    let seat = desk.seats[&member(1).id];
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
+    assert_eq!((desk.mends.clone(), desk.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
+    // Not twice, however often it is told.
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
+    assert_eq!(desk.mends.len(), MENDS_MAX);
+    desk.step(Input::Mended(seat, SegmentId(1)));
+    assert_eq!(desk.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    desk.step(Input::Mended(seat, SegmentId(2)));
+    assert_eq!((desk.primary.damaged(&member(1)), desk.mends.len()), (0, 2));
+    assert_eq!((desk.lost.as_slice(), desk.over), (&[][..], false));
+    // The open end is none of its business, nor is what is no part of the log.
+    let mut open = corrupt(&desk, &[1]);
+    open[0].identity.segment = SegmentId(3);
+    desk.step(Input::Damaged(seat, open));
+    assert_eq!((desk.primary.damaged(&member(1)), desk.mends.len()), (0, 2));
+}
+
+/// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
+#[test]
+fn a_copy_that_nobody_can_give_costs_no_member_and_is_tried_again() {
+    let mut desk = with_two_closed(1);
+    let seat = desk.seats[&member(1).id];
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
+    desk.step(Input::Unmended(seat, SegmentId(1)));
+    assert_eq!(desk.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    desk.step(Input::Mended(seat, SegmentId(2)));
+    for _ in 0..14 {
+        wait(&mut desk, 1000, &[]);
+        desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
+    }
+    assert_eq!((desk.mends.len(), desk.primary.damaged(&member(1))), (2, 1));
+    wait(&mut desk, 1100, &[]);
+    assert_eq!(desk.mends.last(), Some(&(seat, SegmentId(1))));
+    assert_eq!((desk.mends.len(), desk.lost.as_slice(), desk.over), (3, &[][..], false));
+}
+
+#[test]
+fn damage_goes_with_the_trim_and_with_the_member() {
+    let mut desk = with_two_closed(2);
+    let seat = desk.seats[&member(1).id];
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
+    assert_eq!(desk.primary.damaged(&member(1)), 1);
+    let first = desk.primary.closed()[1].1.first;
+    desk.step(Input::Trim(first));
+    assert_eq!(desk.primary.damaged(&member(1)), 0);
+    desk.step(Input::Unmended(seat, SegmentId(1)));
+    wait(&mut desk, 20_000, &[]);
+    desk.step(Input::Lost(seat));
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[2])));
+    assert_eq!((desk.mends.len(), desk.primary.damaged(&member(1))), (1, 0));
+}
+
+/// Until then it would count as a holder of what it does not hold.
+#[test]
+fn a_newcomer_does_not_join_with_a_rotten_copy() {
+    let mut desk = with_two_closed(2);
+    let seat = desk.recruit(2);
+    desk.step(Input::Installed(seat, SegmentId(1)));
+    desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
+    desk.step(Input::Installed(seat, SegmentId(2)));
+    assert_eq!((desk.mends.as_slice(), &desk.swap), (&[(seat, SegmentId(1))][..], &None));
+    desk.step(Input::Mended(seat, SegmentId(1)));
+    assert!(desk.swap.is_some());
 }

@@ -19,6 +19,7 @@ mod lead;
 mod memory;
 mod network;
 mod queue;
+mod scrub;
 mod seats;
 mod sidecar;
 mod store;
@@ -186,6 +187,7 @@ impl World {
         match self.comes_back() {
             Some(after) => {
                 self.tally.return_max = after;
+                self.mend();
                 self.refill();
                 self.outlive_damage();
             }
@@ -260,6 +262,7 @@ impl World {
             Event::HostTick(no) => {
                 self.tell_host(no, tailwind_protocol::backup::Input::Tick);
                 self.let_flusher_rest(no);
+                self.scrub_one(no);
                 self.queue.plan(HOST_TICK, Event::HostTick(no));
             }
             Event::Restart(no) => self.restart_host(no),

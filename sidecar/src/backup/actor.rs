@@ -13,9 +13,9 @@ use serde::Serialize;
 use tailwind_backup::{Carried, Daemon, Tallies};
 use tailwind_fabric::{Answer as ChannelAnswer, FabricError, Grant, Offer, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
-use tailwind_protocol::ids::{Epoch, Offset};
+use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::rpc::{Inventory, Refusal};
+use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
 
@@ -40,6 +40,7 @@ pub(super) struct Question {
 #[derive(Debug)]
 pub(super) enum Answer {
     Inventory(Inventory),
+    Damage(Vec<CopyReport>),
     Connected(ChannelAnswer),
     Opened(Grant),
     Fetch(Place, SegmentIdentity, Closure),
@@ -67,7 +68,11 @@ enum Message {
     Ask(Question, oneshot::Sender<Result<Answer, Refusal>>, OwnedSemaphorePermit),
     Happened(Input),
     Report(oneshot::Sender<Report>),
+    ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
 }
+
+/// A closed copy, and where its bytes are.
+pub(super) type ClosedCopy = (Place, SegmentIdentity, Closure);
 
 /// Talks to the actor. Cheap to clone.
 #[derive(Clone)]
@@ -90,6 +95,13 @@ impl Handle {
     pub(super) fn tell(&self, input: Input) {
         // An actor that is gone has ended the process.
         let _ = self.inbox.send(Message::Happened(input));
+    }
+
+    /// The first closed copy behind this segment; `None` when there is none, or the actor is gone.
+    pub(super) async fn closed_behind(&self, segment: SegmentId) -> Option<ClosedCopy> {
+        let (reply, copy) = oneshot::channel();
+        self.inbox.send(Message::ClosedBehind(segment, reply)).ok()?;
+        copy.await.ok()?
     }
 
     /// How things stand; `None` when the actor is gone.
@@ -175,6 +187,11 @@ impl Running {
                 self.step(Input::Request(id, request))
             }
             Message::Happened(input) => self.step(input),
+            Message::ClosedBehind(segment, reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
+                Ok(())
+            }
             Message::Report(reply) => {
                 let daemon = &self.actor.daemon;
                 let report = Report {
@@ -215,6 +232,7 @@ impl Running {
         let Some(waiting) = self.requests.remove(&id) else { return };
         let answer = match reply {
             Reply::Inventory(inventory) => Ok(Answer::Inventory(inventory)),
+            Reply::Damage(copies) => Ok(Answer::Damage(copies)),
             Reply::Connect(epoch) => self.accept(epoch, waiting.offer.as_ref()).map(Answer::Connected),
             Reply::Opened(slot) => self.grant(slot).map(Answer::Opened),
             Reply::Fetch(place, identity, closure) => Ok(Answer::Fetch(place, identity, closure)),

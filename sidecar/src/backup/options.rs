@@ -73,6 +73,10 @@ pub struct BackupOptions {
     /// Bytes the flush folder takes in each second, such as 200MiB; measured at the start when not given
     #[arg(long, env = "TAILWIND_FLUSH_BANDWIDTH", value_parser = parse_size, value_name = "SIZE")]
     pub flush_bandwidth: Option<u64>,
+    /// Bytes of closed segments that are read and verified in a second, such as 16MiB, so that rot is found while another
+    /// member has a sound copy; 0 reads none
+    #[arg(long, env = "TAILWIND_SCRUB_RATE", default_value = "16MiB", value_parser = parse_size, value_name = "SIZE")]
+    pub scrub_rate: u64,
     /// Seconds that this host goes on for when its power fails (or that it is given to stop): as much as can be flushed in
     /// that time may be lent
     #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_name = "SECONDS")]

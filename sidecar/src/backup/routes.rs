@@ -21,8 +21,8 @@ use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
-    CloseRequest, ConnectReply, ConnectRequest, DropRequest, Empty, FenceRequest, FetchRequest, FlushReply,
-    FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+    CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
+    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, TrimRequest, path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -30,6 +30,7 @@ use tracing::error;
 
 use super::actor::{Answer, Handle, Report};
 use super::memory::PoolBuffers;
+use super::scrub::Scrub;
 use super::status::{self, About};
 use crate::rpc::MEMBER_HEADER;
 
@@ -50,12 +51,21 @@ pub(super) struct Desk {
     pub(super) pool: Arc<Pool>,
     pub(super) about: Arc<About>,
     pub(super) heartbeat: Duration,
+    pub(super) scrub: Arc<Scrub>,
     fetches: Arc<Semaphore>,
 }
 
 impl Desk {
-    pub(super) fn new(actor: Handle, disk: Arc<Disk>, pool: Arc<Pool>, about: About, heartbeat: Duration) -> Desk {
-        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, fetches: Arc::new(Semaphore::new(FETCHES_MAX)) }
+    pub(super) fn new(
+        actor: Handle,
+        disk: Arc<Disk>,
+        pool: Arc<Pool>,
+        about: About,
+        scrub: Arc<Scrub>,
+        heartbeat: Duration,
+    ) -> Desk {
+        let fetches = Arc::new(Semaphore::new(FETCHES_MAX));
+        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, fetches }
     }
 }
 
@@ -64,6 +74,7 @@ pub(super) fn control(desk: Desk) -> Router {
     Router::new()
         .route(path::FENCE, post(fence))
         .route(path::INVENTORY, post(inventory))
+        .route(path::DAMAGE, post(damage))
         .route(path::CONNECT, post(connect))
         .route(path::OPEN, post(open))
         .route(path::CLOSE, post(close))
@@ -156,6 +167,13 @@ async fn inventory(State(desk): State<Desk>, Message(request): Message<Inventory
     desk.ask_inventory(Request::Inventory(request.after)).await
 }
 
+async fn damage(State(desk): State<Desk>, Message(Empty {}): Message<Empty>) -> Answered<DamageReply> {
+    match desk.actor.ask(Request::Damage, None).await? {
+        Answer::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
+        other => Err(confused(&other)),
+    }
+}
+
 async fn connect(
     State(desk): State<Desk>,
     Message(request): Message<ConnectRequest<Offer>>,
@@ -213,7 +231,7 @@ async fn fetch(State(desk): State<Desk>, Message(request): Message<FetchRequest>
             // Twice at the same place: it is not moving.
             Err(ReadError::Corrupt | ReadError::Missing) if failed_at == Some(place) => {
                 error!(segment = %identity.segment, epoch = %identity.epoch, ?place, "closed segment is corrupt");
-                desk.actor.tell(Input::FoundCorrupt(identity));
+                desk.actor.tell(Input::FoundCorrupt(identity, place));
                 return Err(Refusal::Corrupt { segment: identity.segment }.into());
             }
             Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
@@ -250,7 +268,7 @@ async fn heartbeats(State(desk): State<Desk>) -> Response {
 
 async fn status(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
-        Ok(Some(report)) => pretty(&status::page(&desk.about, &report)),
+        Ok(Some(report)) => pretty(&status::page(&desk.about, &report, &desk.scrub.so_far())),
         _ => unwell(),
     }
 }
@@ -259,7 +277,7 @@ async fn metrics(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
         Ok(Some(report)) => {
             let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-            (content_type, status::metrics(&desk.about, &report)).into_response()
+            (content_type, status::metrics(&desk.about, &report, &desk.scrub.so_far())).into_response()
         }
         _ => unwell(),
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
 use super::actor::Report;
+use super::scrub::Scrubbed;
 
 /// What does not change while the process lives.
 #[derive(Clone, Debug, Serialize)]
@@ -39,15 +40,16 @@ struct Page<'a> {
     about: &'a About,
     #[serde(flatten)]
     report: &'a Report,
+    scrub: &'a Scrubbed,
 }
 
 /// The status page.
-pub(super) fn page<'a>(about: &'a About, report: &'a Report) -> impl Serialize + use<'a> {
-    Page { role: "backup", about, report }
+pub(super) fn page<'a>(about: &'a About, report: &'a Report, scrub: &'a Scrubbed) -> impl Serialize + use<'a> {
+    Page { role: "backup", about, report, scrub }
 }
 
 /// Metrics in the Prometheus text format, version 0.0.4.
-pub(super) fn metrics(about: &About, report: &Report) -> String {
+pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed) -> String {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut text = Text { labels: format!("group=\"{group}\",member=\"{member}\""), out: String::new() };
@@ -71,6 +73,12 @@ pub(super) fn metrics(about: &About, report: &Report) -> String {
     text.counter("tailwind_backup_opens_total", "Buffers lent.", tallies.opens);
     text.counter("tailwind_backup_opens_refused_total", "Requests for a buffer refused.", tallies.opens_refused);
     text.counter("tailwind_backup_flush_failures_total", "Flushes that failed.", tallies.flush_failures);
+    text.gauge("tailwind_backup_scrub_rate_bytes_per_second", "Bytes read in a second at most.", scrub.rate);
+    text.counter("tailwind_backup_scrubbed_bytes_total", "Bytes of closed segments read and found sound.", scrub.bytes);
+    text.counter("tailwind_backup_scrub_passes_total", "Times that every closed segment was read.", scrub.passes);
+    text.counter("tailwind_backup_scrub_corrupt_total", "Closed segments found corrupt by reading.", scrub.corrupt);
+    let ended = scrub.last_pass.map_or(0, |pass| pass.ended);
+    text.gauge("tailwind_backup_scrub_last_pass_timestamp_seconds", "When the last pass ended.", ended);
     text.out
 }
 

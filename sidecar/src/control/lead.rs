@@ -3,12 +3,12 @@
 //! Called by [`control::run`](super::run) for as long as this sidecar is primary. Every seat has a task of its own that
 //! takes its orders one by one; images and flushes run beside it, since an append must never wait for them.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
-use tailwind_protocol::ids::{MemberId, Position};
+use tailwind_protocol::ids::{MemberId, Position, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat, StepDown};
 use tailwind_protocol::promotion::Failure;
@@ -26,6 +26,12 @@ use crate::path::Command;
 const SWAP_AGAIN: Duration = Duration::from_millis(100);
 /// Pause between two searches for a spare.
 const RECRUIT_INTERVAL: Duration = Duration::from_millis(250);
+/// Pause between two questions to a member what is corrupt there.
+const DAMAGE_INTERVAL: Duration = Duration::from_secs(2);
+/// Longest time for one copy to be mended. The member may have no buffer to lend for it.
+const MEND_PATIENCE: Duration = Duration::from_secs(30);
+/// Copies mended at once, beside the images for newcomers, which must not wait for them.
+const MENDS_MAX: usize = 1;
 /// Images copied at once: each holds a segment in memory twice, and shares the wire with appends.
 const INSTALLS_MAX: usize = 2;
 
@@ -37,6 +43,7 @@ struct Term {
     /// Members lost in this term, the latest last: as spares they come after all others.
     lost: Vec<MemberId>,
     installs: Arc<Semaphore>,
+    mends: Arc<Semaphore>,
     /// Swaps and searches; ended with the term.
     tasks: JoinSet<()>,
     /// Configurations that were swapped in.
@@ -82,6 +89,7 @@ pub async fn lead(
         seats: HashMap::new(),
         lost: Vec::new(),
         installs: Arc::new(Semaphore::new(INSTALLS_MAX)),
+        mends: Arc::new(Semaphore::new(MENDS_MAX)),
         tasks: JoinSet::new(),
         swapped,
     };
@@ -172,6 +180,7 @@ impl Term {
             Output::Open(seat, _)
             | Output::Close(seat, ..)
             | Output::Install(seat, ..)
+            | Output::Mend(seat, ..)
             | Output::Drop(seat, _)
             | Output::Flush(seat, ..) => self.order(seat, output),
             Output::StepDown(_) => unreachable!("handled by the caller"),
@@ -208,9 +217,11 @@ impl Term {
             link: Arc::clone(&link),
             context: Arc::clone(&self.context),
             installs: Arc::clone(&self.installs),
+            mends: Arc::clone(&self.mends),
+            unmended: Arc::default(),
         };
-        let watcher = worker.clone();
-        tasks.spawn(watcher.watch());
+        tasks.spawn(worker.clone().watch());
+        tasks.spawn(worker.clone().ask_for_damage());
         tasks.spawn(worker.work(inbox));
         self.seats.insert(seat, SeatTask { link, orders, _tasks: tasks });
         self.refresh_sources();
@@ -251,6 +262,9 @@ struct Worker {
     link: Arc<MemberLink>,
     context: Arc<Context>,
     installs: Arc<Semaphore>,
+    mends: Arc<Semaphore>,
+    /// Copies here that could not be mended: said once, and tried again.
+    unmended: Arc<Mutex<BTreeSet<SegmentId>>>,
 }
 
 impl Worker {
@@ -259,6 +273,31 @@ impl Worker {
         let why = self.link.watch(self.context.rules.heartbeat_silence * factor).await;
         tracing::warn!(member = %self.link.member().id, %why, "no heartbeat");
         self.tell(Input::Lost(self.seat));
+    }
+
+    /// The backup finds rot by itself, or when somebody reads. A question that fails says nothing of the member: its
+    /// heartbeats do.
+    async fn ask_for_damage(self) {
+        let member = &self.link.member().id;
+        let mut known = 0;
+        loop {
+            tokio::time::sleep(DAMAGE_INTERVAL).await;
+            let corrupt = match self.link.damage().await {
+                Ok(corrupt) => corrupt,
+                Err(why) => {
+                    tracing::debug!(%member, %why, "what is corrupt there is not known");
+                    continue;
+                }
+            };
+            if let Some(first) = corrupt.first().filter(|_| corrupt.len() > known) {
+                let segment = first.identity.segment;
+                tracing::warn!(%member, corrupt = corrupt.len(), first = %segment, "closed copies have rotted at a member");
+            }
+            if known > 0 || !corrupt.is_empty() {
+                known = corrupt.len();
+                self.tell(Input::Damaged(self.seat, corrupt));
+            }
+        }
     }
 
     async fn work(self, mut orders: mpsc::UnboundedReceiver<Output>) {
@@ -275,9 +314,13 @@ impl Worker {
                 Output::Install(_, identity, closure) => {
                     let worker = self.clone();
                     beside.spawn(async move {
-                        let result = worker.install(identity, closure).await;
+                        let result = worker.install(&worker.installs, identity, closure).await;
                         worker.report("install", result, Input::Installed(worker.seat, identity.segment));
                     });
+                }
+                Output::Mend(_, identity, closure) => {
+                    let worker = self.clone();
+                    beside.spawn(async move { worker.mend(identity, closure).await });
                 }
                 Output::Flush(_, identity, end) => {
                     let worker = self.clone();
@@ -321,8 +364,30 @@ impl Worker {
         }
     }
 
-    async fn install(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
-        let _turn = self.installs.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
+    /// Whatever comes of it, the member stays.
+    async fn mend(&self, identity: SegmentIdentity, closure: Closure) {
+        let (member, segment) = (&self.link.member().id, identity.segment);
+        let late = |_| Err(Failure::Unreachable(format!("not done within {MEND_PATIENCE:?}")));
+        let result = tokio::time::timeout(MEND_PATIENCE, self.install(&self.mends, identity, closure)).await;
+        let mut unmended = self.unmended.lock().unwrap_or_else(PoisonError::into_inner);
+        match result.unwrap_or_else(late) {
+            Ok(()) => {
+                unmended.remove(&segment);
+                tracing::info!(%member, %segment, "closed copy installed anew");
+                self.tell(Input::Mended(self.seat, segment));
+            }
+            Err(Failure::Superseded(epoch)) => self.tell(Input::Superseded(epoch)),
+            Err(why @ (Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
+                if unmended.insert(segment) {
+                    tracing::warn!(%member, %segment, %why, "closed copy cannot be mended: tried again now and then");
+                }
+                self.tell(Input::Unmended(self.seat, segment));
+            }
+        }
+    }
+
+    async fn install(&self, turns: &Semaphore, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
+        let _turn = turns.acquire().await.map_err(|error| Failure::Unreachable(error.to_string()))?;
         let sources =
             self.context.log.sources().ok_or_else(|| Failure::Unreachable("no member to copy from".into()))?;
         let image = sources.fetch(&self.context, identity, closure).await.map_err(Failure::Unreachable)?;

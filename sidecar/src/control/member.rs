@@ -16,9 +16,9 @@ use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DropRequest, Empty, FenceRequest,
-    FetchRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose, Refusal,
-    TrimRequest, path,
+    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty,
+    FenceRequest, FetchRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose,
+    Refusal, TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -148,6 +148,11 @@ impl MemberLink {
     /// A closed segment's bytes, as the backup has them.
     pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, CallError> {
         fetch(&self.client, self.caller.group.clone(), (identity, closure), self.timeout).await
+    }
+
+    /// The closed copies that are gone or corrupt there.
+    pub async fn damage(&self) -> Result<Vec<CopyReport>, Failure> {
+        self.call::<_, DamageReply>(path::DAMAGE, &Empty {}).await.map(|reply| reply.corrupt)
     }
 
     /// Returns when the backup is gone, with the reason.

@@ -67,13 +67,15 @@ pub async fn metrics(context: &Context) -> String {
         path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.standing == standing).count() as u64)
     };
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
-    let numbers: [(&str, &str, &str, u64); 16] = [
+    let damaged = path.as_ref().map_or(0, |path| path.members.iter().map(|member| member.damaged as u64).sum());
+    let numbers: [(&str, &str, &str, u64); 17] = [
         ("primary", "gauge", "1 when this sidecar is primary.", is("primary")),
         ("standby", "gauge", "1 when this sidecar is a standby.", is("standby")),
         ("epoch", "gauge", "Epoch as far as this sidecar knows.", of_path(|path| path.epoch)),
         ("members_version", "gauge", "Version of the member set.", of_path(|path| path.version)),
         ("members_in_set", "gauge", "Members that acks need.", members("in set")),
         ("members_catching_up", "gauge", "Newcomers being re-replicated.", members("catching up")),
+        ("damaged_segments", "gauge", "Closed copies at members that are gone or corrupt.", damaged),
         ("appends_total", "counter", "Appends taken: records or batches.", count(&shared.appends)),
         ("records_total", "counter", "Records taken.", count(&shared.records)),
         ("log_bytes_total", "counter", "Bytes of log written, headers included.", count(&shared.bytes)),

@@ -63,6 +63,8 @@ pub struct MemberDescription {
     pub standing: &'static str,
     /// Completed up to here.
     pub completed: String,
+    /// Closed segments whose copies there are gone or corrupt.
+    pub damaged: usize,
 }
 
 impl Path {
@@ -71,15 +73,23 @@ impl Path {
             Part::Leading(replicator) => Some(replicator.primary()),
             Part::Waiting { .. } => None,
         };
-        let members =
-            replicator.into_iter().flat_map(|primary| primary.roster()).map(|(member, standing, lost, at)| {
+        let members = replicator
+            .into_iter()
+            .flat_map(|primary| primary.roster().map(move |member| (primary, member)))
+            .map(|(primary, (member, standing, lost, at))| {
                 let standing = match standing {
                     _ if lost => "lost",
                     Standing::InSet => "in set",
                     Standing::Newcomer { .. } => "catching up",
                 };
                 let (name, control) = (member.id.to_string(), member.control.clone());
-                MemberDescription { name, control, standing, completed: at.to_string() }
+                MemberDescription {
+                    name,
+                    control,
+                    standing,
+                    completed: at.to_string(),
+                    damaged: primary.damaged(member),
+                }
             });
         Description {
             role: self.role().to_string(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 
 use super::{File, Folder};
 
@@ -108,6 +108,11 @@ impl File for OsFile {
     fn sync(&self) -> io::Result<()> {
         // Of a file's attributes, the ones that its bytes are found by come along: fdatasync(2).
         self.0.sync_data()
+    }
+
+    fn forget_cached(&self) {
+        // Without it the cache is read, and that has not rotted.
+        let _ = fadvise(&self.0, 0, None, Advice::DontNeed);
     }
 }
 

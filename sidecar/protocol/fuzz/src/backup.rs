@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 use tailwind_protocol::backup::{
-    Backup, EPOCH_MAX, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
+    Backup, EPOCH_MAX, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot,
+    SlotRow,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
@@ -223,7 +224,7 @@ impl World {
             },
             _ => match what % 4 {
                 0 => Order::Tell(Input::Shutdown),
-                1 => Order::Tell(Input::FoundCorrupt(identity(input, epoch))),
+                1 => Order::Tell(Input::FoundCorrupt(identity(input, epoch), Place::Disk)),
                 _ => Order::Restart,
             },
         }

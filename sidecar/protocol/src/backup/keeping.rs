@@ -165,10 +165,9 @@ impl Backup {
         self.leaving.values().any(|leaving| leaving.under_way)
     }
 
-    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity) {
-        // What is lent, or is only an end that a scan has found, is told by its scan.
-        let closed = |copy: &&mut Copy| copy.identity == *identity && copy.stage == Stage::Closed;
-        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(closed) {
+    pub(super) fn on_found_corrupt(&mut self, identity: &SegmentIdentity, place: Place) {
+        let read = |copy: &&mut Copy| (copy.identity, copy.place, copy.stage) == (*identity, place, Stage::Closed);
+        if let Some(copy) = self.copies.get_mut(&identity.segment).filter(read) {
             copy.stage = Stage::Corrupt;
         }
     }

@@ -6,8 +6,8 @@ use crate::config::Durability;
 use crate::ids::{Claim, Epoch, LogId, Lsn, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{
-    Caller, CloseRequest, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest, Refusal,
-    TrimRequest,
+    Caller, CloseRequest, CopyReport, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest,
+    Refusal, TrimRequest,
 };
 use crate::scan::Tail;
 
@@ -67,6 +67,8 @@ pub enum Request {
     Fence(FenceRequest),
     /// Tell what is here behind this segment.
     Inventory(Option<SegmentId>),
+    /// Tell which closed copies are gone or corrupt.
+    Damage,
     /// May this caller open a data channel?
     Connect(Caller),
     /// Lend a buffer.
@@ -100,8 +102,9 @@ pub enum Input {
     OpenFlushed(RequestId, Result<Offset, String>),
     /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
     Quarantined(Slot, Result<(), String>),
-    /// A closed segment that was read from disk did not match its footer, or is not there.
-    FoundCorrupt(SegmentIdentity),
+    /// A closed segment that was read did not match its closure, or is not there. The place says which copy was read: by now
+    /// an image may have replaced it.
+    FoundCorrupt(SegmentIdentity, Place),
     /// Time to try again what failed: flushes that found the disk full.
     Tick,
     /// The process is told to end (SIGTERM), or power is about to go (SIGPWR).
@@ -124,6 +127,8 @@ pub enum FlushResult {
 pub enum Reply {
     /// To `Fence` and `Inventory`.
     Inventory(Inventory),
+    /// To `Damage`.
+    Damage(Vec<CopyReport>),
     /// To `Connect`: accept a channel for this writer.
     Connect(Epoch),
     /// To `Open`: send the grant of this slot's lending.

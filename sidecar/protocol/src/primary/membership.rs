@@ -142,7 +142,11 @@ impl Primary {
     fn lacks_something(&self, member: &Member) -> bool {
         let Standing::Newcomer { repairs, chores } = &member.standing else { return false };
         let opened = member.opened >= self.segments.active_id();
-        !repairs.is_empty() || *chores > 0 || !opened || member.reached(self.rules.durability) < self.acked
+        !repairs.is_empty()
+            || member.damage.count() > 0
+            || *chores > 0
+            || !opened
+            || member.reached(self.rules.durability) < self.acked
     }
 
     pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
@@ -309,6 +313,7 @@ impl Primary {
             let progress = Progress {
                 opened: member.opened,
                 chores,
+                damaged: member.damage.count(),
                 // Few images are copied at once, whoever they are for. But an open waits for nobody else's.
                 repairs: if opened { all_repairs } else { repairs(member) },
                 completed: member.completed,
@@ -345,6 +350,7 @@ impl Primary {
 pub(super) struct Progress {
     opened: SegmentId,
     chores: u8,
+    damaged: usize,
     repairs: usize,
     completed: Position,
     flushed: Position,

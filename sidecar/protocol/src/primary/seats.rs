@@ -10,6 +10,7 @@ use crate::ids::{Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
 use super::membership::{Progress, Stall};
+use super::mending::Damage;
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
 /// A member's place on the append path. A seat that is taken again has another tenancy, so that late answers meant for
@@ -97,6 +98,8 @@ pub(super) struct Member {
     pub(super) last_completed: Post,
     /// Of a newcomer: since when it has got no further.
     pub(super) stall: Option<Stall<Progress>>,
+    /// What has rotted there.
+    pub(super) damage: Damage,
 }
 
 impl Member {
@@ -165,6 +168,7 @@ impl Primary {
             last_posted: Post::default(),
             last_completed: Post::default(),
             stall: None,
+            damage: Damage::default(),
         });
         out.push(Output::Connect(seat, reference));
         Some(seat)

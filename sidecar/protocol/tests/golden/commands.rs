@@ -81,6 +81,8 @@ fn play(world: &mut World, command: &str, args: &mut ArgumentConsumer<'_>) -> To
             world.cuts.insert(pair)
         }),
         "heal" => world.cuts.clear(),
+        "scrub" => world.host_mut(&member(args)?).scrub(),
+        "look" => world.look(&sidecar(args)?),
         "flip" => flip(world, args)?,
         "disk" => disk(world, args)?,
         "stingy" => stingy(world, args)?,

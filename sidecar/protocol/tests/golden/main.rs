@@ -49,6 +49,7 @@ scripts! {
     left_behind,
     lost_messages,
     member_dies_in_promotion,
+    mended,
     new_group,
     new_memory,
     newcomer,

@@ -43,7 +43,7 @@ impl Checks {
             Request::Flush(request) => (request.caller.epoch, false),
             Request::Trim(request) => (request.caller.epoch, false),
             Request::Drop(request) => (request.caller.epoch, false),
-            Request::Inventory(_) | Request::Fetch(_) => return,
+            Request::Inventory(_) | Request::Damage | Request::Fetch(_) => return,
         };
         self.receivers.asked.insert(id, Asked { epoch, fence, reported });
     }

@@ -288,6 +288,7 @@ impl Host {
                 self.reported = reported.max(promised);
                 Answer::Inventory(inventory)
             }
+            Reply::Damage(_) => unreachable!("nobody asks what is corrupt"),
             Reply::Connect(_) => Answer::Connected(self.boot, self.life),
             Reply::Opened(slot) => match self.lendings.get(&slot) {
                 Some(lending) => Answer::Granted(slot, lending.key, self.life),

@@ -83,6 +83,6 @@ fn epoch(message: &Message) -> Option<Epoch> {
         Request::Flush(request) => Some(request.caller.epoch),
         Request::Trim(request) => Some(request.caller.epoch),
         Request::Drop(request) => Some(request.caller.epoch),
-        Request::Inventory(_) | Request::Fetch(_) => None,
+        Request::Inventory(_) | Request::Damage | Request::Fetch(_) => None,
     }
 }

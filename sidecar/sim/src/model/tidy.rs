@@ -41,7 +41,7 @@ fn tidy_messages(scenario: &Scenario, state: &mut State) {
         let promised = state.hosts[message.to].promised();
         let old = |epoch: Epoch| epoch < promised && scenario.wrong != Wrong::PromiseForgotten;
         let idle = match &message.request {
-            Request::Inventory(_) | Request::Connect(_) | Request::Fetch(_) => true,
+            Request::Inventory(_) | Request::Damage | Request::Connect(_) | Request::Fetch(_) => true,
             Request::Fence(request) => old(request.caller.epoch),
             Request::Open(request) => old(request.caller.epoch),
             Request::Close(request) => old(request.caller.epoch),

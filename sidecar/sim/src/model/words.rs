@@ -37,6 +37,7 @@ pub(super) fn request(request: &Request) -> String {
     match request {
         Request::Fence(fence) => format!("fence by epoch {}", fence.caller.epoch),
         Request::Inventory(_) => "inventory".to_owned(),
+        Request::Damage => "damage".to_owned(),
         Request::Connect(caller) => format!("connect under epoch {}", caller.epoch),
         Request::Open(open) => of("open", open.identity.segment, open.caller.epoch),
         Request::Close(close) => of("close", close.identity.segment, close.caller.epoch),

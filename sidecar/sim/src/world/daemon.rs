@@ -207,6 +207,7 @@ impl World {
         self.checks.replies(&self.hosts[no.0], id, &reply);
         let answer = match reply {
             Reply::Inventory(inventory) => Answer::Inventory(inventory),
+            Reply::Damage(copies) => Answer::Damage(copies),
             Reply::Connect(epoch) => {
                 let Some((from, life, _)) = asked else { return };
                 let channel = self.accept(from, life, no, epoch);
@@ -233,7 +234,7 @@ impl World {
             Err(ReadError::Io(error)) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
             Err(ReadError::Missing | ReadError::Corrupt) => {
                 tell!(self, "{}: segment {} is corrupt", host.name, identity.segment);
-                self.step_host(no, Input::FoundCorrupt(*identity));
+                self.step_host(no, Input::FoundCorrupt(*identity, place));
                 Answer::Refused(Refusal::Corrupt { segment: identity.segment })
             }
         }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tailwind_backup::{Daemon, Flusher, Home, Standing, wake};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
-use tailwind_protocol::ids::{BootId, Epoch, MemberId};
+use tailwind_protocol::ids::{BootId, Epoch, MemberId, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 
@@ -101,6 +101,8 @@ pub(crate) struct Host {
     pub(crate) power_goes: bool,
     /// Outputs that the process still carries out before it dies.
     pub(crate) fuse: Option<u32>,
+    /// The last closed copy that was scrubbed.
+    pub(super) scrubbed: SegmentId,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
     /// Segments of which a file, a buffer or what tells of it was damaged at rest. Goes when all that is owed is here again.
@@ -141,6 +143,7 @@ impl Host {
             stingy: false,
             power_goes: false,
             fuse: None,
+            scrubbed: SegmentId(0),
             flips: Vec::new(),
             lost: Vec::new(),
             doubtful: false,
@@ -389,7 +392,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use tailwind_backup::{Disk, PromiseFile};
-    use tailwind_protocol::ids::{Generation, LogId, Lsn, SegmentId};
+    use tailwind_protocol::ids::{Generation, LogId, Lsn};
     use tailwind_protocol::segment::SegmentWriter;
 
     use super::*;

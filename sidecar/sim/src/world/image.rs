@@ -35,6 +35,8 @@ pub(crate) struct ImageId(u64);
 pub(crate) enum Whom {
     Candidate(Epoch, Task),
     Seat(Seat),
+    /// A member that keeps its seat whether or not this succeeds.
+    Mend(Seat),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +195,7 @@ impl World {
 
     /// Nobody waits any more for images to a seat that is gone.
     pub(crate) fn give_up_image(&mut self, of: SidecarNo, seat: Seat) {
-        let gone = |image: &Image| matches!(image.whom, Whom::Seat(of) if of == seat);
+        let gone = |image: &Image| matches!(image.whom, Whom::Seat(of) | Whom::Mend(of) if of == seat);
         let images = &mut self.sidecars[of.0].images;
         let channels: Vec<ChannelId> = images.values().filter(|i| gone(i)).filter_map(|i| i.channel).collect();
         images.retain(|_, image| !gone(image));
@@ -211,8 +213,12 @@ impl World {
                 self.promotion_input(of, promotion::Input::Repaired(epoch, task, result));
             }
             (Whom::Seat(seat), Ok(())) => self.primary_input(of, primary::Input::Installed(seat, segment)),
-            (Whom::Seat(_), Err(Failure::Superseded(epoch))) => {
+            (Whom::Mend(seat), Ok(())) => self.primary_input(of, primary::Input::Mended(seat, segment)),
+            (Whom::Seat(_) | Whom::Mend(_), Err(Failure::Superseded(epoch))) => {
                 self.primary_input(of, primary::Input::Superseded(epoch));
+            }
+            (Whom::Mend(seat), Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
+                self.primary_input(of, primary::Input::Unmended(seat, segment));
             }
             (Whom::Seat(seat), Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
                 self.primary_input(of, primary::Input::Lost(seat))

@@ -48,6 +48,8 @@ pub(crate) struct Lead {
     pub(crate) barriers: Vec<(Post, Micros)>,
     /// Members lost in this term, the latest last: as spares they come after all others.
     pub(super) lost: Vec<MemberId>,
+    /// When members were asked what is corrupt there.
+    pub(super) asked: Micros,
     /// The swap that was sent last has had no answer.
     pub(super) unanswered: bool,
 }
@@ -81,6 +83,7 @@ impl World {
             unacked: VecDeque::new(),
             barriers: Vec::new(),
             lost: Vec::new(),
+            asked: self.queue.now(),
             unanswered: false,
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
@@ -136,6 +139,7 @@ impl World {
     }
 
     fn carry_out_one(&mut self, of: SidecarNo, lead: &mut Lead, output: Output) {
+        let mends = matches!(output, Output::Mend(..));
         match output {
             Output::Connect(seat, member) => {
                 let host = self.host_of(&member.id);
@@ -176,12 +180,13 @@ impl World {
                     self.call(of, link.host, Request::Flush(request), purpose);
                 }
             }
-            Output::Install(seat, identity, closure) => {
+            Output::Install(seat, identity, closure) | Output::Mend(seat, identity, closure) => {
+                let whom = if mends { Whom::Mend(seat) } else { Whom::Seat(seat) };
                 if let Some(link) = lead.links.get(&seat) {
                     let config = lead.machine.config().clone();
                     let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();
                     let member = link.member.clone();
-                    self.begin_image(of, &config, &member, (identity, closure), &holders, Whom::Seat(seat));
+                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
                 }
             }
             Output::Disconnect(seat) => {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
 use tailwind_protocol::ids::{BootId, Offset};
-use tailwind_protocol::rpc::{Inventory, Refusal};
+use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal};
 
 use super::fabric::{ChannelId, Key};
 use super::host::HostEvent;
@@ -41,6 +41,7 @@ pub(crate) struct Envelope {
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Inventory(Inventory),
+    Damage(Vec<CopyReport>),
     Connected(BootId, ChannelId),
     Granted(Slot, Key),
     Bytes(Vec<u8>),

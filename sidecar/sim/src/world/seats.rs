@@ -209,6 +209,7 @@ impl World {
             lead.mark();
         }
         self.primary_input(of, Input::Tick);
+        self.ask_for_damage(of);
     }
 
     /// Members whose process has ended, or whose heartbeats have not come for too long.

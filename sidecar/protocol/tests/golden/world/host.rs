@@ -15,7 +15,7 @@ use tailwind_protocol::layout::{
     Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity, SegmentSize,
 };
 use tailwind_protocol::recovery::ClosedSegment;
-use tailwind_protocol::rpc::{Inventory, Purpose, Refusal};
+use tailwind_protocol::rpc::{CopyReport, Inventory, Purpose, Refusal};
 use tailwind_protocol::scan::{Scanner, scan, scan_on, verify};
 
 use super::tale;
@@ -24,6 +24,7 @@ use super::tale;
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Inventory(Inventory),
+    Damage(Vec<CopyReport>),
     Connected,
     Granted(Slot, Key),
     Bytes(Vec<u8>),
@@ -348,6 +349,7 @@ impl Host {
                 self.fenced = self.fenced.max(inventory.promised);
                 Answer::Inventory(inventory)
             }
+            Reply::Damage(copies) => Answer::Damage(copies),
             Reply::Connect(_) => Answer::Connected,
             Reply::Opened(slot) => match self.lendings.get(&slot) {
                 Some(lending) => Answer::Granted(slot, lending.key),
@@ -359,6 +361,18 @@ impl Host {
             Reply::Refused(refusal) => Answer::Refused(refusal),
         };
         answers.push((id, answer));
+    }
+
+    /// Reads every closed file.
+    pub(crate) fn scrub(&mut self) {
+        let mut at = SegmentId(0);
+        while let Some((place, identity, closure)) = self.machine.as_ref().and_then(|own| own.closed_behind(at)) {
+            at = identity.segment;
+            let answer = self.fetch(place, &identity, &closure, &mut Vec::new());
+            if matches!(answer, Answer::Refused(_)) {
+                self.tell(format!("finds the file of segment {at} corrupt"));
+            }
+        }
     }
 
     fn fetch(
@@ -376,7 +390,7 @@ impl Host {
                 if verify(&bytes, identity, closure) {
                     return Answer::Bytes(bytes);
                 }
-                self.step(Input::FoundCorrupt(*identity), answers);
+                self.step(Input::FoundCorrupt(*identity, place), answers);
                 Answer::Refused(Refusal::Corrupt { segment: identity.segment })
             }
         }

@@ -57,6 +57,7 @@ impl World {
                     Whom::Candidate(epoch, task) => {
                         self.promotion_input(&by, promotion::Input::Repaired(epoch, task, Ok(())));
                     }
+                    Whom::Mend(seat) => self.primary_input(&by, primary::Input::Mended(seat, image.identity.segment)),
                     Whom::Primary(seat) => {
                         self.primary_input(&by, primary::Input::Installed(seat, image.identity.segment));
                     }
@@ -84,7 +85,14 @@ impl World {
             Whom::Candidate(epoch, task) => {
                 self.promotion_input(by, promotion::Input::Repaired(epoch, task, Err(failure)));
             }
-            Whom::Primary(_) if matches!(failure, Failure::Superseded(_)) => self.superseded(by, &failure),
+            Whom::Primary(_) | Whom::Mend(_) if matches!(failure, Failure::Superseded(_)) => {
+                self.superseded(by, &failure)
+            }
+            Whom::Mend(seat) => {
+                let segment = image.identity.segment;
+                self.tell(format!("{by} cannot mend segment {segment} at {}", image.target));
+                self.primary_input(by, primary::Input::Unmended(seat, segment));
+            }
             Whom::Primary(seat) => self.lose_seat(by, seat, "it could not be given a segment"),
         }
     }

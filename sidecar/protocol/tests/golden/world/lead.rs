@@ -70,7 +70,8 @@ impl World {
             }
             let Some((giver, image)) = self.image_of(segment, name, config) else {
                 for member in &config.members {
-                    self.host_mut(&member.id).drive(backup::Input::FoundCorrupt(segment.identity));
+                    let place = backup::Place::Disk;
+                    self.host_mut(&member.id).drive(backup::Input::FoundCorrupt(segment.identity, place));
                 }
                 return None;
             };
@@ -140,11 +141,13 @@ impl World {
                 let channel = lead.channels.get_mut(&seat).expect("the seat is connected");
                 channel.todo.push_back(output);
             }
-            Output::Install(seat, identity, closure) => {
+            Output::Install(seat, identity, closure) | Output::Mend(seat, identity, closure) => {
+                let mends = matches!(output, Output::Mend(..));
+                let whom = if mends { Whom::Mend(seat) } else { Whom::Primary(seat) };
                 let config = lead.machine.config().clone();
                 let member = lead.channels[&seat].member.clone();
                 let sources = config.members.iter().map(|member| member.id.clone()).collect();
-                self.install(name, &config, &member, (identity, closure), sources, Whom::Primary(seat));
+                self.install(name, &config, &member, (identity, closure), sources, whom);
             }
             Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
             Output::Forget(segment, closure) => {
@@ -178,6 +181,24 @@ impl World {
         };
         let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
         self.send(name, &spare.id.clone(), Request::Fence(request), Then::Recruit(spare));
+    }
+
+    /// A primary asks its members what is corrupt there.
+    pub(crate) fn look(&mut self, name: &SidecarId) {
+        let Some(lead) = self.sidecar(name).lead() else { return };
+        let seats: Vec<_> = lead.channels.iter().map(|(seat, channel)| (*seat, channel.member.id.clone())).collect();
+        for (seat, member) in seats {
+            self.send(name, &member, Request::Damage, Then::Damage(seat));
+        }
+    }
+
+    pub(crate) fn on_damage_answer(&mut self, message: &Message, seat: Seat, answer: Result<Answer, Silence>) {
+        let Ok(Answer::Damage(copies)) = answer else { return };
+        if let Some(first) = copies.first() {
+            let (count, segment) = (copies.len(), first.identity.segment);
+            self.tell(format!("{} tells {}: {count} corrupt, segment {segment} first", message.to, message.from));
+        }
+        self.primary_input(&message.from, Input::Damaged(seat, copies));
     }
 
     pub(crate) fn on_recruit_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {

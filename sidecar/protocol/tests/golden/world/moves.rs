@@ -122,6 +122,7 @@ impl World {
             Reply::Backup(message, answer) => match message.then {
                 Then::Fence(_) => self.on_fence_answer(*message, answer),
                 Then::Repair(..) => self.on_repair_answer(*message, answer),
+                Then::Damage(seat) => self.on_damage_answer(&message, seat, answer),
                 Then::Recruit(_) => self.on_recruit_answer(*message, answer),
                 Then::Channel(_) => self.on_channel_answer(*message, answer),
                 Then::Fetched(_) | Then::Granted(_) | Then::Sealed(_) => self.on_image_answer(*message, answer),

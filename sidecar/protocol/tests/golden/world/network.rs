@@ -30,6 +30,8 @@ pub(crate) enum Then {
     Repair(Epoch, Task),
     /// A primary's search for a spare.
     Recruit(MemberRef),
+    /// A primary's question what is corrupt at a member.
+    Damage(Seat),
     /// The front of the channel's list.
     Channel(Seat),
     /// A step of copying an image.
@@ -57,6 +59,8 @@ pub(crate) struct Image {
 pub(crate) enum Whom {
     Candidate(Epoch, Task),
     Primary(Seat),
+    /// A primary that has a copy mended.
+    Mend(Seat),
 }
 
 /// Why there is no answer.
@@ -139,6 +143,7 @@ pub(crate) fn name(request: &Request) -> &'static str {
     match request {
         Request::Fence(_) => "fence",
         Request::Inventory(_) => "inventory",
+        Request::Damage => "damage",
         Request::Connect(_) => "connect",
         Request::Open(_) => "open",
         Request::Close(_) => "close",
