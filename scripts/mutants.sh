@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol. Called by ./check --mutants, which installs cargo-mutants.
+# scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol and tailwind-backup. Called by ./check --mutants, which installs cargo-mutants.
 #
-# Changes one expression of the crate at a time, builds it with its tests and the simulator, and asks three judges, each only if those
+# Changes one expression of the two crates at a time, builds them with their tests and the simulator, and asks three judges, each only if those
 # before have found nothing: the crate's unit tests, its other tests (golden scripts, tables, properties), a budget of seeds of
 # the simulator, of which the kept ones come first. A mutant that all of them let pass survives. Survivors are listed in
 # mutants-survivors.txt, with a reason; any other fails this script.
@@ -12,8 +12,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
-# 1080 mutants in all. One takes 8 to 20 seconds on two cores, most of it the build: 216 of them an hour, and the first build.
-SHARDS=5
+# 2124 mutants in all. One takes 8 to 20 seconds on two cores, most of it the build: 216 of them an hour, and the first build.
+SHARDS=10
 # What planted bugs need at most is 3000 (docs/testing.md); most are found by the first few hundred.
 SEEDS=1000
 # The golden world's random stories, for which the simulator does more; 2000 of them take longer than all else.
@@ -36,7 +36,7 @@ esac
 # simulator: the seeds come last. By --test-package the unchanged tree would be tried without the simulator.
 judged_by() {
     local test
-    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-sim --lib
+    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-protocol --package=tailwind-backup --package=tailwind-sim --lib
     for test in "$PACKAGE"/tests/*.rs "$PACKAGE"/tests/*/main.rs; do
         test=${test%/main.rs}
         printf -- '--cargo-arg=--test=%s\n' "$(basename "$test" .rs)"
@@ -60,7 +60,7 @@ status=0
 # Dependencies are built once for all shards. The copy that is mutated has no target folder.
 CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
     "$TOOLS/bin/cargo-mutants" mutants \
-    --package tailwind-protocol \
+    --package tailwind-protocol --package tailwind-backup \
     --shard "$shard" --sharding round-robin --output "$OUT" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" \
     --jobs 1 --no-times --colors never "${judges[@]}" || status=$?
 case $status in

@@ -37,6 +37,16 @@ fn socket_response_seeds() {
     run_seeds("socket_response", targets::socket_response);
 }
 
+#[test]
+fn backup_machine_seeds() {
+    run_seeds("backup_machine", targets::backup_machine);
+}
+
+#[test]
+fn http_body_seeds() {
+    run_seeds("http_body", targets::http_body);
+}
+
 /// A header that passes for one more often than chance would have it, and a body.
 fn frame(kinds: std::ops::Range<u8>) -> impl Strategy<Value = Vec<u8>> {
     (vec(any::<u8>(), 0..80), kinds, any::<u8>(), -2..3_i32).prop_map(|(body, kind, request, wrong)| {
@@ -54,6 +64,16 @@ proptest! {
     #[test]
     fn scan_at_random(data in vec(any::<u8>(), 0..2000)) {
         targets::scan(&data);
+    }
+
+    #[test]
+    fn backup_machine_at_random(data in vec(any::<u8>(), 0..600)) {
+        targets::backup_machine(&data);
+    }
+
+    #[test]
+    fn http_body_at_random(data in vec(any::<u8>(), 0..200)) {
+        targets::http_body(&data);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! What the fuzz targets check. One body for two drivers: cargo-fuzz (`fuzz_targets/`) and, on the stable toolchain,
 //! `tests/fuzz_targets.rs`.
 
+mod backup;
+
+pub use backup::{backup_machine, http_body};
+
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Chain, Lag, RecordHeader, SEGMENT_HEADER_SIZE, SegmentIdentity, SegmentSize, padded};
 use tailwind_protocol::scan::{Scanner, StopReason, scan as scan_whole, verify};
