@@ -1,6 +1,9 @@
 //! Numbers from the wire that no honest sidecar sends: a backup refuses them, says why, and is as it was before.
 
-use tailwind_protocol::backup::{Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow};
+use tailwind_protocol::backup::{
+    Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot,
+    SlotRow,
+};
 use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity, SegmentSize};
@@ -165,11 +168,11 @@ fn dropped() -> (Backup, SlotRow) {
     ask(&mut backup, Request::Fence(fenced));
     let copies = backup.inventory().copies;
     let out = ask(&mut backup, Request::Drop(DropRequest { caller: caller(5), copies }));
-    let rows = out.iter().filter_map(|output| match output {
+    let mut rows = out.iter().filter_map(|output| match output {
         Output::SaveSlot(_, row) => *row,
         _ => None,
     });
-    let row = rows.last().expect("it stays in the table");
+    let row = rows.next_back().expect("it stays in the table");
     assert!(out.contains(&Output::StartQuarantine(slot, identity, closed)), "{out:?}");
     (backup, row)
 }

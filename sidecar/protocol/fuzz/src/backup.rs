@@ -186,10 +186,10 @@ impl World {
                 let slot = Slot(input.below(u64::from(SLOTS)) as u32);
                 let written = self.memory.get(&slot).copied().unwrap_or_default();
                 let identity = match self.rows.get(&slot) {
-                    Some(row) if what % 7 > 0 => row.identity,
+                    Some(row) if !what.is_multiple_of(7) => row.identity,
                     _ => identity(input, epoch),
                 };
-                let closure = if what % 5 > 0 { written } else { closure(input) };
+                let closure = if !what.is_multiple_of(5) { written } else { closure(input) };
                 Order::Ask(Request::Close(CloseRequest { caller, identity, closure }))
             }
             8 => {
