@@ -147,12 +147,22 @@ impl SlotTable {
 
     /// Whose memory this is; `None`: nobody's.
     pub fn owner(&self) -> Result<Option<Owner>, TableError> {
-        // Rows are made once the table is known to be nobody's.
-        if self.file.length() > ROWS_AT && self.counting(0)? == NONE {
+        // Rows are made once the table is known to be nobody's; a process that died while it made them leaves none.
+        if self.counting(0)? == NONE && self.has_rows()? {
             let what = "the owner's entry is empty".to_owned();
             return Err(TableError::Damaged { path: self.path.clone(), what });
         }
         self.read::<OWNER_SIZE, _>(0, "owner")
+    }
+
+    fn has_rows(&self) -> Result<bool, TableError> {
+        let rows = ((self.file.length() - ROWS_AT) / ROW_STRIDE) as u32;
+        for slot in (0..rows).map(Slot) {
+            if self.counting(row_offset(slot))? != NONE {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The slots in use, of the first `slots`, and those whose rows are damaged.
