@@ -218,7 +218,7 @@ mod tests {
         let (mut file, _) = open(&path).unwrap().unwrap();
         file.write(&standing(4)).unwrap();
         let after = std::fs::read(&path).unwrap();
-        let new = KIND.to_block(4, &standing(4));
+        let new = KIND.to_block(5, &standing(4));
         assert_eq!(after, [new, new].concat(), "both blocks are equal at rest");
         for cut in (0..BLOCK_SIZE).step_by(97) {
             // The first block to be written is torn: only what was reported may be read.
