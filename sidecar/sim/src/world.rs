@@ -208,16 +208,21 @@ impl World {
         self.is_back().then(|| self.queue.now() - calm)
     }
 
+    /// Goes on until no call is left that the faults have swallowed.
+    fn let_calls_end(&mut self) {
+        let settled = self.queue.now() + SETTLED;
+        while self.queue.now() < settled {
+            self.step();
+        }
+    }
+
     /// A primary that is well refills all members but one from what that one has: here nothing excuses an absence.
     fn refill(&mut self) {
         if !self.plan.has(Fault::AllButOneEmptied) {
             return;
         }
-        // A call that the faults have swallowed would cost the member that is left its seat.
-        let settled = self.queue.now() + SETTLED;
-        while self.queue.now() < settled {
-            self.step();
-        }
+        // A swallowed call would cost the member that is left its seat.
+        self.let_calls_end();
         if !self.empty_all_but_one() {
             return;
         }
@@ -235,10 +240,7 @@ impl World {
         if !self.plan.has(Fault::AllButOneDamaged) {
             return;
         }
-        let settled = self.queue.now() + SETTLED;
-        while self.queue.now() < settled {
-            self.step();
-        }
+        self.let_calls_end();
         if !self.damage_all_but_one() {
             return;
         }
