@@ -336,6 +336,20 @@ fn what_is_dropped_and_held_records_goes_into_quarantine() {
 }
 
 #[test]
+fn an_image_never_replaces_a_whole_copy_of_the_same_opening() {
+    let found = || Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() };
+    let other = Closure { last: Lsn(8), chain: Chain(99), ..closure(1) };
+    let mut desk = Desk::start(found());
+    desk.fence(4);
+    assert!(matches!(desk.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
+    assert!(matches!(desk.close(4, identity(1), other), Reply::Refused(Refusal::NoSuchCopy { .. })));
+    assert_eq!(desk.backup.inventory().copies[0].closure, closure(1));
+    assert!(!desk.out.iter().any(|out| matches!(out, Output::Owe(_) | Output::Verify(..))), "{:?}", desk.out);
+    // The same bytes once more do no harm.
+    assert_eq!(desk.close(4, identity(1), closure(1)), Reply::Done);
+}
+
+#[test]
 fn an_image_puts_what_it_does_not_hold_into_quarantine() {
     let other = SegmentIdentity { generation: Generation(99), ..identity(1) };
     let mut desk = Desk::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
