@@ -67,10 +67,18 @@ impl World {
         }
     }
 
-    /// Plays on until no member of the set has a rotten copy of a closed segment that somebody else can give.
+    /// A bit flips at each backup whose loss the group would survive, under a primary that lives; then plays on until no
+    /// member of the set has a rotten copy of a closed segment that somebody else can give. Meanwhile apps trim nothing: a
+    /// trim would excuse what nobody mends.
     pub(super) fn mend(&mut self) {
         if !self.plan.has(Fault::ClosedRots) {
             return;
+        }
+        self.keeps_all = true;
+        for no in (0..self.hosts.len()).map(HostNo) {
+            if self.rot_closed(no) {
+                self.tally.count(Fault::ClosedRots);
+            }
         }
         let calm = self.queue.now();
         while let Some(why) = self.unmended() {
@@ -79,6 +87,7 @@ impl World {
             }
             self.step();
         }
+        self.keeps_all = false;
     }
 
     fn unmended(&self) -> Option<String> {
