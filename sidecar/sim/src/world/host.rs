@@ -103,6 +103,8 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// The last closed copy that was scrubbed.
     pub(super) scrubbed: SegmentId,
+    /// Where this pass ends.
+    pub(super) scrub_until: SegmentId,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
     /// Copies that somebody has made of a segment's file and of the promise.
@@ -140,6 +142,7 @@ impl Host {
             power_goes: false,
             fuse: None,
             scrubbed: SegmentId(0),
+            scrub_until: SegmentId(0),
             flips: Vec::new(),
             kept: None,
             kept_promise: None,

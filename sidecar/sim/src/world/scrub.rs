@@ -34,8 +34,10 @@ impl World {
         if !self.plan.has(Fault::ClosedRots) {
             return;
         }
-        let Some((place, identity, closure)) = process.daemon.machine().closed_behind(host.scrubbed) else {
-            host.scrubbed = SegmentId(0);
+        let machine = process.daemon.machine();
+        let next = machine.closed_behind(host.scrubbed).filter(|(_, next, _)| next.segment <= host.scrub_until);
+        let Some((place, identity, closure)) = next else {
+            (host.scrubbed, host.scrub_until) = (SegmentId(0), machine.newest_closed());
             return;
         };
         host.scrubbed = identity.segment;
@@ -85,7 +87,11 @@ impl World {
             if self.queue.now() > calm + MENDED_MAX {
                 broken("Repair", why);
             }
-            self.step();
+            // Looking at every byte takes longer than most steps.
+            let next = self.queue.now() + ASK;
+            while self.queue.now() < next {
+                self.step();
+            }
         }
         self.keeps_all = false;
     }
