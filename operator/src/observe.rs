@@ -80,6 +80,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let positions = log.and_then(|log| context.prober.positions(&address_of_primary(log, &app)?));
     let obstacles = context.prober.obstacles(&backups);
+    let damaged = context.prober.damaged(&backups);
     Ok(Found::Whole(Box::new(Observed {
         now,
         server: context.server,
@@ -92,6 +93,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
         names: names(),
         positions,
         obstacles,
+        damaged,
         group,
     })))
 }

@@ -39,6 +39,8 @@ pub struct Observed {
     pub positions: Option<Positions>,
     /// What backups that are not ready say about it, by pod.
     pub obstacles: BTreeMap<String, String>,
+    /// Segments that backups say they should hold and do not, by pod.
+    pub damaged: BTreeMap<String, u64>,
 }
 
 /// What concerns every group.

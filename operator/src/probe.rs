@@ -1,4 +1,5 @@
-//! Asks pods over plain HTTP how they are: a primary for its positions, a backup that is not ready for the reason.
+//! Asks pods over plain HTTP how they are: a primary for its positions, a backup for its damage, and for the reason if it is
+//! not ready.
 //!
 //! Called by [`observe`](crate::observe), which takes what is known by now; the asking goes on beside it, seldom, briefly and
 //! without consequences when it fails. Nothing that matters rests on it.
@@ -23,6 +24,8 @@ use tokio::time::timeout;
 const POSITIONS_AGE: Duration = Duration::from_secs(30);
 /// Reasons are read so often at most.
 const OBSTACLES_AGE: Duration = Duration::from_secs(10);
+/// Damage is read so often at most.
+const DAMAGE_AGE: Duration = Duration::from_secs(30);
 /// Nobody is waited for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions under way at a time.
@@ -70,6 +73,16 @@ impl Prober {
                 (!text.is_empty() && text != "ok").then(|| (pod.name_any(), text))
             })
             .collect()
+    }
+
+    /// Segments of which pods say that they should hold them and do not, by pod; of those that say so.
+    pub fn damaged(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
+        let told = pods.iter().filter_map(|pod| {
+            let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+            let count = damaged(&self.ask(ip, PORT_BACKUP_PROBES, "/metrics", DAMAGE_AGE)?);
+            (count > 0).then(|| (pod.name_any(), count))
+        });
+        told.collect()
     }
 
     fn answers(&self) -> MutexGuard<'_, HashMap<String, Answer>> {
@@ -131,14 +144,20 @@ async fn fetch(address: SocketAddr, path: &str) -> Option<String> {
     }
 }
 
-/// Reads two gauges of a page of metrics.
 fn positions(metrics: &str) -> Option<Positions> {
-    let gauge = |name: &str| {
-        let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
-        let mut values = lines.filter(|rest| rest.starts_with(['{', ' ']));
-        values.next()?.rsplit(' ').next()?.parse::<u64>().ok()
-    };
-    Some(Positions { first: gauge("tailwind_first_lsn")?, acked: gauge("tailwind_acked_lsn")? })
+    Some(Positions { first: gauge(metrics, "tailwind_first_lsn")?, acked: gauge(metrics, "tailwind_acked_lsn")? })
+}
+
+fn damaged(metrics: &str) -> u64 {
+    let names = ["tailwind_backup_segments_corrupt", "tailwind_backup_segments_damaged", "tailwind_backup_doubtful"];
+    names.into_iter().filter_map(|name| gauge(metrics, name)).sum()
+}
+
+/// Reads one gauge of a page of metrics.
+fn gauge(metrics: &str, name: &str) -> Option<u64> {
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
+    let mut values = lines.filter(|rest| rest.starts_with(['{', ' ']));
+    values.next()?.rsplit(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -151,6 +170,13 @@ mod tests {
                     tailwind_first_lsn 3\n";
         assert_eq!(positions(page), Some(Positions { first: 3, acked: 42 }));
         assert_eq!(positions("tailwind_acked_lsn 1\n"), None);
+    }
+
+    #[test]
+    fn damage_is_read_from_metrics() {
+        let page = "tailwind_backup_segments_corrupt{member=\"b\"} 2\ntailwind_backup_segments_damaged{member=\"b\"} 0\n\
+                    tailwind_backup_doubtful{member=\"b\"} 1\n";
+        assert_eq!((damaged(page), damaged("tailwind_backup_info 1\n")), (3, 0));
     }
 
     #[tokio::test]

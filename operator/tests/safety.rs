@@ -121,6 +121,7 @@ impl World {
                 names: Vec::new(),
                 positions: None,
                 obstacles: Default::default(),
+                damaged: Default::default(),
                 group,
             },
             made: 0,

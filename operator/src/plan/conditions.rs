@@ -199,6 +199,10 @@ fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, forei
     }) {
         return yes("BackupFailed", format!("{}: {why}", standing.name));
     }
+    if let Some((standing, text)) = view.standings.iter().find_map(|standing| Some((standing, damage(view, standing)?)))
+    {
+        return yes("MemberDamaged", format!("{}: {text}", standing.name));
+    }
     match phase {
         Phase::Degraded => yes("FewerCopies", why.to_owned()),
         Phase::Unavailable => yes("Unavailable", why.to_owned()),
@@ -220,6 +224,11 @@ fn failover_safe(view: &View<'_>) -> Answer {
     }
     if standbys(view.observed, view.primary) == 0 {
         return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
+    }
+    let damaged = |standing: &&Standing| standing.member && damage(view, standing).is_some();
+    if let Some(standing) = view.standings.iter().find(damaged) {
+        let text = format!("{} lacks segments that it should hold: it is repaired from the others", standing.name);
+        return no("MemberDamaged", text);
     }
     match log.members.len() {
         members if holders < members => no(
@@ -301,6 +310,15 @@ fn has_sidecar(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     all.into_iter().any(|container| container.name == SIDECAR_CONTAINER)
+}
+
+/// What a backup says of its own damage.
+pub fn damage(view: &View<'_>, standing: &Standing) -> Option<String> {
+    let damaged = view.observed.damaged.get(&standing.name).filter(|_| standing.is_alive())?;
+    let segments = count(usize::try_from(*damaged).unwrap_or(usize::MAX), "segment");
+    Some(format!(
+        "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
+    ))
 }
 
 const UNSCHEDULED: &str = "Unscheduled";

@@ -10,7 +10,7 @@ use kube::runtime::events::EventType;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
 
 use super::backups::Decision;
-use super::conditions::{self, count, trouble};
+use super::conditions::{self, count, damage, trouble};
 use super::primary::Primary;
 use super::standing::{Health, Standing};
 use super::{Notice, objects};
@@ -105,6 +105,7 @@ fn backup(view: &View<'_>, decision: &Decision, standing: &Standing) -> BackupSt
         _ => (BackupState::Pending, None),
     };
     let message = message.or_else(|| trouble(view, standing).map(|(_, text)| text));
+    let message = message.or_else(|| damage(view, standing));
     BackupStatus {
         name: standing.name.clone(),
         control: standing.control.clone(),

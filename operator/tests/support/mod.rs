@@ -56,6 +56,8 @@ pub(crate) struct Story {
     pub(crate) show_objects: bool,
     #[serde(default)]
     obstacles: BTreeMap<String, String>,
+    #[serde(default)]
+    damaged: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -221,6 +223,7 @@ impl Story {
             names: (1..10).map(|n| format!("new0{n}")).collect(),
             positions: None,
             obstacles: self.obstacles.iter().map(|(name, text)| (full(name), text.clone())).collect(),
+            damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
             settings,
             group,
         };

@@ -190,6 +190,13 @@ impl Backup {
         Some((copy.place, copy.identity, copy.closure))
     }
 
+    /// The newest closed segment here: where a scrub that begins now ends. A log that grows faster than it is read would
+    /// never let a pass come to its end otherwise, and the oldest copies would not be read again.
+    pub fn newest_closed(&self) -> SegmentId {
+        let mut newest = self.copies.iter().rev().filter(|(_, copy)| copy.stage == Stage::Closed);
+        newest.next().map_or(SegmentId(0), |(segment, _)| *segment)
+    }
+
     /// True when this backup can tell where its log ends.
     pub fn is_witness(&self) -> bool {
         self.promise.doubt.is_none() && !self.copies.values().any(Copy::is_damaged)

@@ -501,7 +501,7 @@ fn rot_is_believed_of_the_copy_that_was_read_and_is_told_until_an_image_replaces
     let mut desk = promised();
     assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert_eq!(desk.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
-    assert_eq!(desk.backup.closed_behind(SegmentId(1)), None);
+    assert_eq!((desk.backup.closed_behind(SegmentId(1)), desk.backup.newest_closed()), (None, SegmentId(1)));
     desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(desk.ask(Request::Damage), Some(Reply::Damage(vec![])));
     desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));

@@ -106,6 +106,8 @@ pub struct World {
     pub(crate) wishes: Wishes,
     /// Faults strike.
     pub(crate) storm: bool,
+    /// Apps trim nothing now.
+    pub(crate) keeps_all: bool,
     /// Requests that backups have taken.
     pub(crate) requests: u64,
     /// When a record was acknowledged last.
@@ -138,6 +140,7 @@ impl World {
             tally: Tally { seeds: 1, ..Tally::default() },
             wishes: Wishes::new(seed, plan.backups, plan.min_in_sync),
             storm: true,
+            keeps_all: false,
             requests: 0,
             last_ack: 0,
             acks_in_calm: 0,

@@ -68,6 +68,7 @@ enum Message {
     Ask(Question, oneshot::Sender<Result<Answer, Refusal>>, OwnedSemaphorePermit),
     Happened(Input),
     Report(oneshot::Sender<Report>),
+    NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
 }
 
@@ -95,6 +96,13 @@ impl Handle {
     pub(super) fn tell(&self, input: Input) {
         // An actor that is gone has ended the process.
         let _ = self.inbox.send(Message::Happened(input));
+    }
+
+    /// The newest closed segment.
+    pub(super) async fn newest_closed(&self) -> Option<SegmentId> {
+        let (reply, newest) = oneshot::channel();
+        self.inbox.send(Message::NewestClosed(reply)).ok()?;
+        newest.await.ok()
     }
 
     /// The first closed copy behind this segment; `None` when there is none, or the actor is gone.
@@ -187,6 +195,11 @@ impl Running {
                 self.step(Input::Request(id, request))
             }
             Message::Happened(input) => self.step(input),
+            Message::NewestClosed(reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.actor.daemon.machine().newest_closed());
+                Ok(())
+            }
             Message::ClosedBehind(segment, reply) => {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));

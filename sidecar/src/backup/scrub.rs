@@ -92,9 +92,14 @@ impl Scrub {
         loop {
             let begun = Instant::now();
             let mut pass = Pass::default();
+            // What is closed meanwhile is for the next pass, or none would end.
+            let newest = actor.newest_closed().await.unwrap_or(SegmentId(0));
             let mut at = SegmentId(0);
             while let Some(copy) = actor.closed_behind(at).await {
                 let (_, SegmentIdentity { segment, .. }, closure) = copy;
+                if segment > newest {
+                    break;
+                }
                 let looked = Instant::now();
                 let found = look(&actor, &disk, &pool, at, copy).await;
                 self.count(&found, &mut pass);

@@ -333,7 +333,7 @@ impl World {
     }
 
     /// A bit flips in a closed segment, on disk or on its way there.
-    fn rot_closed(&mut self, host: HostNo) -> bool {
+    pub(super) fn rot_closed(&mut self, host: HostNo) -> bool {
         if !self.may_lose(host) {
             return false;
         }

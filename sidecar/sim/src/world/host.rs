@@ -103,6 +103,8 @@ pub(crate) struct Host {
     pub(crate) fuse: Option<u32>,
     /// The last closed copy that was scrubbed.
     pub(super) scrubbed: SegmentId,
+    /// Where this pass ends.
+    pub(super) scrub_until: SegmentId,
     /// Bits that were flipped: segment, and where in it.
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
     /// Segments of which a file, a buffer or what tells of it was damaged at rest. Goes when all that is owed is here again.
@@ -144,6 +146,7 @@ impl Host {
             power_goes: false,
             fuse: None,
             scrubbed: SegmentId(0),
+            scrub_until: SegmentId(0),
             flips: Vec::new(),
             lost: Vec::new(),
             doubtful: false,

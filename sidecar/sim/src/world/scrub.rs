@@ -34,8 +34,10 @@ impl World {
         if !self.plan.has(Fault::ClosedRots) {
             return;
         }
-        let Some((place, identity, closure)) = process.daemon.machine().closed_behind(host.scrubbed) else {
-            host.scrubbed = SegmentId(0);
+        let machine = process.daemon.machine();
+        let next = machine.closed_behind(host.scrubbed).filter(|(_, next, _)| next.segment <= host.scrub_until);
+        let Some((place, identity, closure)) = next else {
+            (host.scrubbed, host.scrub_until) = (SegmentId(0), machine.newest_closed());
             return;
         };
         host.scrubbed = identity.segment;
@@ -67,18 +69,31 @@ impl World {
         }
     }
 
-    /// Plays on until no member of the set has a rotten copy of a closed segment that somebody else can give.
+    /// A bit flips at each backup whose loss the group would survive, under a primary that lives; then plays on until no
+    /// member of the set has a rotten copy of a closed segment that somebody else can give. Meanwhile apps trim nothing: a
+    /// trim would excuse what nobody mends.
     pub(super) fn mend(&mut self) {
         if !self.plan.has(Fault::ClosedRots) {
             return;
+        }
+        self.keeps_all = true;
+        for no in (0..self.hosts.len()).map(HostNo) {
+            if self.rot_closed(no) {
+                self.tally.count(Fault::ClosedRots);
+            }
         }
         let calm = self.queue.now();
         while let Some(why) = self.unmended() {
             if self.queue.now() > calm + MENDED_MAX {
                 broken("Repair", why);
             }
-            self.step();
+            // Looking at every byte takes longer than most steps.
+            let next = self.queue.now() + ASK;
+            while self.queue.now() < next {
+                self.step();
+            }
         }
+        self.keeps_all = false;
     }
 
     fn unmended(&self) -> Option<String> {
