@@ -84,9 +84,6 @@ impl Plan {
         let planned = Fault::ALL.into_iter().filter(|fault| fault.chance() > 0);
         let mut faults: Vec<Fault> = planned.filter(|fault| random.per_mille(fault.chance())).collect();
         faults.extend(DRAWN_APART.iter().filter(|(_, chance)| apart.per_mille(*chance)).map(|(fault, _)| *fault));
-        if let Ok(only) = std::env::var("ONLY") { // XXX
-            faults.retain(|fault| !DRAWN_APART[2..].iter().any(|(of, _)| of == fault) || only.split(',').any(|o| o == format!("{fault:?}")));
-        }
         Plan {
             backups,
             spares: random.below(3) as u8,

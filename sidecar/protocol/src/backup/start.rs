@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use crate::config::Durability;
-use crate::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
+use crate::ids::{BootId, Epoch, GroupName, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::rpc::Purpose;
 
 use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
@@ -60,17 +61,19 @@ impl Backup {
         };
         let mut out = Vec::new();
         let mut doubts = doubts;
-        for (identity, closure) in owed {
+        let here = owed.iter().map(|(identity, _)| identity).chain(files.iter().map(|(identity, _)| identity));
+        let here = here.chain(rows.iter().chain(&missing).map(|(_, row)| &row.identity));
+        backup.doubt_the_promise(here, &mut doubts);
+        for (identity, closure) in owed.into_iter().filter(|_| !planted::has(Bug::OwedFileIgnored)) {
             backup.copies.insert(identity.segment, Copy::lost(identity, closure));
         }
-        backup.take_files(files, &mut doubts, &mut out);
+        backup.take_files(files, &mut out);
         let (rows, needless) = newest_of_each_segment(rows);
         out.extend(needless.into_iter().flat_map(Self::freed));
         for (slot, row) in rows {
-            backup.doubt_the_promise(&row.identity, &mut doubts);
             backup.on_found(slot, row, &mut out);
         }
-        for (slot, row) in missing {
+        for (slot, row) in missing.into_iter().filter(|_| !planted::has(Bug::LostBufferIsFree)) {
             backup.on_missing(slot, &row, &mut doubts, &mut out);
         }
         backup.compare_flushed(&flushed, &mut doubts, &mut out);
@@ -80,7 +83,7 @@ impl Backup {
 
     /// Closed files. One that is owed is what it should be; one that is not was flushed or trimmed when the process died, and
     /// holds what it holds. One of another opening or end than what is owed stays what it is: the copy is lost.
-    fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
+    fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, out: &mut Vec<Output>) {
         let mut unrecorded = Vec::new();
         for (identity, closure) in files {
             let segment = identity.segment;
@@ -93,17 +96,18 @@ impl Backup {
                     unrecorded.push((identity, closure));
                 }
             }
-            self.doubt_the_promise(&identity, doubts);
         }
         if !unrecorded.is_empty() {
             out.push(Output::Owe(unrecorded));
         }
     }
 
-    fn doubt_the_promise(&self, identity: &SegmentIdentity, doubts: &mut Vec<String>) {
-        let promised = self.promise.epoch;
-        if identity.epoch > promised {
-            let SegmentIdentity { segment, epoch, .. } = identity;
+    /// Whatever is here or is owed was written under an epoch that was promised.
+    fn doubt_the_promise<'a>(&self, here: impl Iterator<Item = &'a SegmentIdentity>, doubts: &mut Vec<String>) {
+        let promised = if planted::has(Bug::StalePromiseBelieved) { Epoch(u64::MAX) } else { self.promise.epoch };
+        if let Some(SegmentIdentity { segment, epoch, .. }) =
+            here.filter(|identity| identity.epoch > promised).max_by_key(|identity| identity.epoch)
+        {
             doubts.push(format!(
                 "segment {segment} is of epoch {epoch}, and epoch {promised} is the last that was promised: the promise is \
                  older than the segments"
@@ -170,7 +174,7 @@ impl Backup {
         doubts: &mut Vec<String>,
         out: &mut Vec<Output>,
     ) {
-        for (identity, end) in flushed {
+        for (identity, end) in flushed.iter().filter(|_| !planted::has(Bug::FlushedNoteIgnored)) {
             // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled since.
             let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
             if later.filter(|copy| copy.owed).any(|copy| copy.identity.epoch >= identity.epoch) {

@@ -122,9 +122,8 @@ impl World {
             copies.filter(|copy| copy.state == CopyState::Corrupt && copy.closure.last > Lsn(0))
         };
         self.present(config).all(|(_, host)| {
-            let holds = |copy: CopyReport| {
-                self.holds_bytes(host, self.checks.truth(copy.identity.epoch, copy.closure.last))
-            };
+            let holds =
+                |copy: CopyReport| self.holds_bytes(host, self.checks.truth(copy.identity.epoch, copy.closure.last));
             hit(host) || !lost_copies().all(holds)
         })
     }
