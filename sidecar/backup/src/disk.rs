@@ -12,11 +12,9 @@ use std::io;
 use std::path::Path;
 
 use tailwind_protocol::backup::Promise;
-use tailwind_protocol::ids::{LogId, Lsn, SegmentId};
-use tailwind_protocol::layout::{
-    Closure, FOOTER_SIZE, Footer, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity, SegmentSize,
-};
-use tailwind_protocol::scan;
+use tailwind_protocol::ids::{LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Closure, FOOTER_SIZE, Footer, SEGMENT_OVERHEAD, Sealed, SegmentIdentity, SegmentSize};
+use tailwind_protocol::scan::{self, Scanner};
 use tracing::warn;
 
 use crate::files::{File, Folder};
@@ -311,6 +309,15 @@ impl Disk {
         Ok(bytes)
     }
 
+    /// Up to where the file of an open segment is sound; 0 if there is none.
+    pub fn open_end(&self, identity: &SegmentIdentity) -> io::Result<Offset> {
+        match self.read_open(identity) {
+            Ok(bytes) => Ok(scan::scan(&bytes, identity).closure.end),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Offset(0)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Deletes a segment's files, if they are of this log.
     pub fn delete(&self, segment: SegmentId, log: LogId) -> io::Result<()> {
         let mut deleted = false;
@@ -413,9 +420,13 @@ fn name(segment: SegmentId, sealed: Sealed) -> String {
 }
 
 fn read_header(file: &dyn File) -> io::Result<Option<SegmentIdentity>> {
-    let mut header = [0; SEGMENT_HEADER_SIZE];
-    match file.read_exact_at(0, &mut header) {
-        Ok(()) => Ok(SegmentIdentity::from_header(&header).map(|(identity, _)| identity)),
+    let mut begin = [0; SEGMENT_OVERHEAD];
+    match file.read_exact_at(0, &mut begin) {
+        // Where a bit of an identity has flipped it is another one: only the entry behind it vouches for it.
+        Ok(()) => {
+            let header = begin.first_chunk().and_then(SegmentIdentity::from_header);
+            Ok(header.map(|(identity, _)| identity).filter(|identity| Scanner::new(&begin, identity).is_ok()))
+        }
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error),
     }

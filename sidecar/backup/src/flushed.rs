@@ -75,13 +75,10 @@ impl Flushed {
         Ok(Flushed { file, sequence: 1, notes: BTreeMap::new(), dirty: false })
     }
 
-    /// This open segment is on disk up to here.
+    /// This open segment is on disk up to here; 0: it is open here, and nothing of it has arrived.
     pub fn note(&mut self, identity: &SegmentIdentity, end: Offset) {
-        let note = self.notes.entry(identity.segment).or_insert((*identity, Offset(0)));
-        if *note != (*identity, end) {
-            *note = (*identity, end);
-            self.dirty = true;
-        }
+        let note = (*identity, end);
+        self.dirty |= self.notes.insert(identity.segment, note) != Some(note);
     }
 
     /// Nothing is asked of this segment's open file any more.

@@ -4,7 +4,7 @@
 //! write before it. Reads [`Buffers`], writes the [`Disk`]. Jobs are bounded by what causes them: one closed flush for each
 //! buffer, one open flush for each request under way, one deletion for each file. A backup daemon gives it a thread.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -44,6 +44,9 @@ pub struct Flusher {
     jobs: VecDeque<Job>,
     /// Files of open segments, and how far each is verified and on disk.
     files: BTreeMap<SegmentId, Growing>,
+    /// Segments whose closed file could not be written: one with its name may be there and gone after a loss of power. A few:
+    /// each keeps its buffer until it is written, or deleted.
+    unwritten: BTreeSet<SegmentId>,
     /// What is remembered of that.
     flushed: Flushed,
     /// Flushes since it was written.
@@ -65,7 +68,7 @@ impl Flusher {
     /// A flusher with nothing to do.
     pub fn new(disk: Arc<Disk>, flushed: Flushed) -> Flusher {
         let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), Vec::new());
-        Flusher { disk, jobs, files, flushed, unnoted: 0, bytes, failing: false }
+        Flusher { disk, jobs, files, unwritten: BTreeSet::new(), flushed, unnoted: 0, bytes, failing: false }
     }
 
     /// Queues a job.
@@ -118,7 +121,8 @@ impl Flusher {
         self.flushed.is_dirty()
     }
 
-    /// Writes an open segment as it is, the last of all: nothing is queued any more.
+    /// Writes an open segment as it is, the last of all: nothing is queued any more. A file that holds more stays: then it is
+    /// the memory that has rotted.
     pub fn flush_last(
         &mut self,
         buffers: &dyn Buffers,
@@ -128,9 +132,14 @@ impl Flusher {
     ) -> io::Result<()> {
         assert!(self.jobs.is_empty(), "what the protocol decided before is done before");
         self.files.remove(&identity.segment);
-        if closure.end == Offset(0) {
-            // Not even its header arrived: there is nothing to keep.
+        if self.disk.open_end(identity)? > closure.end {
+            warn!(segment = %identity.segment, end = %closure.end, "the file of an open segment holds more than its buffer: kept");
             return Ok(());
+        }
+        if closure.end == Offset(0) {
+            // Not even its header arrived. That it was open here all the same tells that nothing is missing.
+            self.flushed.note(identity, Offset(0));
+            return self.flushed.write();
         }
         self.read(buffers, slot, Offset(0), closure.end)?;
         self.disk.write_open(identity, closure, &self.bytes)?;
@@ -151,8 +160,10 @@ impl Flusher {
         match self.read(buffers, slot, Offset(0), closure.end) {
             // Corrupt, or trimmed away while its turn came: the machine knows.
             Ok(()) if !scan::verify(&self.bytes, identity, closure) => FlushResult::Corrupt,
-            Ok(()) => self.tried(identity, self.disk.write_closed(identity, closure, &self.bytes)),
-            Err(error) => self.tried(identity, Err(error)),
+            read => {
+                let result = read.and_then(|()| self.disk.write_closed(identity, closure, &self.bytes));
+                self.tried(identity, result)
+            }
         }
     }
 
@@ -161,6 +172,7 @@ impl Flusher {
         match result {
             Ok(()) => {
                 self.flushed.forget(identity.segment);
+                self.unwritten.remove(&identity.segment);
                 if std::mem::take(&mut self.failing) {
                     info!(%folder, "flushes succeed again");
                 }
@@ -168,6 +180,7 @@ impl Flusher {
                 FlushResult::Done
             }
             Err(error) => {
+                self.unwritten.insert(identity.segment);
                 if !std::mem::replace(&mut self.failing, true) {
                     warn!(%folder, %error, segment = %identity.segment, "flush failed: trying again until it succeeds");
                 }
@@ -202,7 +215,7 @@ impl Flusher {
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
         if let Ok(end) = &result
-            && !self.disk.is_closed(&identity)
+            && !self.is_closed(&identity)
         {
             self.flushed.note(&identity, *end);
             self.unnoted += 1;
@@ -226,7 +239,7 @@ impl Flusher {
         end: Offset,
     ) -> io::Result<Offset> {
         let growing = self.files.get(&identity.segment).filter(|growing| growing.identity == identity);
-        if growing.is_none() && self.disk.is_closed(&identity) {
+        if growing.is_none() && self.is_closed(&identity) {
             return Ok(end);
         }
         let known = growing.map(|growing| growing.flushed).unwrap_or_default();
@@ -246,6 +259,13 @@ impl Flusher {
                 growing.flushed = flushed;
             }
             None => {
+                let there = self.disk.open_end(&identity)?;
+                if there > flushed.end {
+                    let end = flushed.end;
+                    return Err(io::Error::other(format!(
+                        "its buffer is sound up to byte {end}, and its file up to {there}"
+                    )));
+                }
                 let file = self.disk.start_open(&identity, &self.bytes)?;
                 self.files.insert(identity.segment, Growing { identity, file, flushed });
             }
@@ -253,9 +273,15 @@ impl Flusher {
         Ok(flushed.end)
     }
 
+    /// True when this very segment is on disk as a whole, and its file's name as well.
+    fn is_closed(&self, identity: &SegmentIdentity) -> bool {
+        !self.unwritten.contains(&identity.segment) && self.disk.is_closed(identity)
+    }
+
     /// Whatever happens to the file, it is not missed any more from now on.
     fn forget(&mut self, segment: SegmentId) -> io::Result<()> {
         self.files.remove(&segment);
+        self.unwritten.remove(&segment);
         self.flushed.forget(segment);
         self.flushed.write()
     }

@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tailwind_protocol::backup::{Slot, SlotRow};
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
+use tailwind_protocol::planted::{self, Bug};
 
 use crate::memory::Mapped;
 
@@ -170,7 +171,9 @@ impl SlotTable {
         let Rows { mut used, mut damaged } = Rows::default();
         for slot in (0..slots).map(Slot) {
             if row_offset(Slot(slot.0 + 1)) > self.file.length() || self.counting(row_offset(slot))? == NONE {
-                damaged.push(slot);
+                if !planted::has(Bug::TableZeroIsFree) {
+                    damaged.push(slot);
+                }
                 continue;
             }
             match self.read::<ROW_SIZE, _>(row_offset(slot), &format!("row of slot {}", slot.0)) {

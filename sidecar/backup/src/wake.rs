@@ -9,14 +9,16 @@
 //!
 //! Otherwise a new one is drawn. The promise is kept in any case: it is on disk, and without it nothing starts.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use tailwind_protocol::backup::{Found, Promise, Slot, SlotRow};
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset};
-use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
+use tailwind_protocol::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Purpose;
 use tracing::{info, warn};
@@ -165,7 +167,7 @@ fn resume(
     let left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
     let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
     let mut rows = rows;
-    rows.extend(load(home, &disk, memory, &table, &left, &used)?);
+    rows.extend(load(home, &disk, memory, &table, &left, &used, |open| disk.read_open(open))?);
     for slot in damaged.iter().filter(|slot| slot.0 < home.buffers) {
         table.save(*slot, None)?;
     }
@@ -219,7 +221,12 @@ fn begin(
     if is_new {
         evidence.forget(&disk)?;
     }
-    let rows = load(home, &disk, memory, &table, &listing.open, &[])?;
+    let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| disk.read_open(open))?;
+    // What was open and empty has no file.
+    let used: Vec<Slot> = rows.iter().map(|(slot, _)| *slot).collect();
+    let room = (home.buffers as usize).saturating_sub(rows.len());
+    let blank: Vec<SegmentIdentity> = evidence.blank(&listing).take(room).collect();
+    rows.extend(load(home, &disk, memory, &table, &blank, &used, |_| Ok(vec![0; SEGMENT_OVERHEAD]))?);
     table.claim(&Owner {
         group: home.group.clone(),
         member: home.member.clone(),
@@ -269,6 +276,14 @@ impl Evidence {
         Ok(())
     }
 
+    /// Segments that were open here, and of which nothing had arrived.
+    fn blank(&self, listing: &Listing) -> impl Iterator<Item = SegmentIdentity> {
+        let closed = self.owed.iter().chain(&listing.closed).map(|(identity, _)| identity.segment);
+        let here: BTreeSet<SegmentId> = closed.chain(listing.open.iter().map(|identity| identity.segment)).collect();
+        let blank = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| *identity);
+        blank.filter(move |identity| !here.contains(&identity.segment))
+    }
+
     fn woken(
         self,
         disk: Disk,
@@ -316,6 +331,7 @@ fn load(
     table: &SlotTable,
     open: &[SegmentIdentity],
     used: &[Slot],
+    read: impl Fn(&SegmentIdentity) -> io::Result<Vec<u8>>,
 ) -> anyhow::Result<Vec<(Slot, SlotRow)>> {
     if open.is_empty() {
         return Ok(Vec::new());
@@ -337,11 +353,11 @@ fn load(
             identity.size,
             home.segment_size
         );
-        let bytes = disk.read_open(identity).with_context(|| format!("read open segment {}", identity.segment))?;
+        let bytes = read(identity).with_context(|| format!("read open segment {}", identity.segment))?;
         memory.load(slot, &bytes)?;
         let row = SlotRow { identity: *identity, purpose: Purpose::Append, lender: identity.epoch, closed: None };
         table.save(slot, Some(&row))?;
-        info!(segment = %identity.segment, epoch = %identity.epoch, "open segment loaded from disk");
+        info!(segment = %identity.segment, epoch = %identity.epoch, "open segment loaded");
         rows.push((slot, row));
     }
     Ok(rows)

@@ -64,6 +64,24 @@ bugs! {
     StrangerTrusted = "stranger-trusted",
     /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
     ShrinkAssumed = "shrink-assumed",
+    /// Backup: whoever is damaged says that it can tell where its log ends. Breaks S12, and S1 by it.
+    DamagedIsAWitness = "damaged-is-a-witness",
+    /// Backup: what is owed is not written into the ledger. Breaks S12.
+    LedgerNotWritten = "ledger-not-written",
+    /// Backup: a file that is owed and missing is not missed. Breaks S12.
+    OwedFileIgnored = "owed-file-ignored",
+    /// Backup: an entry of the slot table that is zeros is free. Breaks S12.
+    TableZeroIsFree = "table-zero-is-free",
+    /// Backup: a buffer in use whose memory is gone is free. Breaks S12.
+    LostBufferIsFree = "lost-buffer-is-free",
+    /// Backup: how far open segments were flushed is not compared at a start. Breaks S12.
+    FlushedNoteIgnored = "flushed-note-ignored",
+    /// Backup: entries and marks behind the end of a scan prove nothing. Breaks S12.
+    MarksIgnored = "marks-ignored",
+    /// Backup: a promise that is older than the segments is believed. Breaks S12.
+    StalePromiseBelieved = "stale-promise-believed",
+    /// Promotion: a corrupt copy is as good as none. Breaks S1.
+    CorruptIsAbsent = "corrupt-is-absent",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

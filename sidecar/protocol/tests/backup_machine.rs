@@ -526,3 +526,37 @@ fn rot_is_believed_of_the_copy_that_was_read_and_is_told_until_an_image_replaces
     desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!((desk.backup.counts().corrupt, desk.backup.damage().len()), (0, 0));
 }
+
+/// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of itself,
+/// even one from before there was any log.
+#[test]
+fn a_promise_older_than_what_is_owed_is_doubted() {
+    let row = SlotRow { identity: identity(2, 4), purpose: Purpose::Append, lender: Epoch(4), closed: None };
+    let older = Promise { log: Some(LogId(1)), epoch: Epoch(3), ..Promise::default() };
+    for promise in [Promise::default(), older] {
+        let owed = Found { owed: vec![(identity(1, 4), closure(2))], ..Found::default() };
+        let here = Found { rows: vec![(Slot(0), row)], ..Found::default() };
+        let gone = Found { missing: vec![(Slot(0), row)], ..Found::default() };
+        for found in [owed, here, gone] {
+            let desk = Desk::start(Found { promise: promise.clone(), ..found.clone() }, 4);
+            let doubt = desk.backup.promise().doubt.as_ref();
+            assert!(doubt.is_some_and(|doubt| doubt.why.contains("older than the segments")), "{found:?}");
+            assert!(!desk.backup.is_witness(), "{found:?}");
+        }
+    }
+}
+
+/// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a loss
+/// of power leaves an open segment with every record, not a closed one that has lost its end.
+#[test]
+fn under_durability_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
+    let mut desk = Desk::fresh();
+    desk.fence(5);
+    assert!(matches!(desk.ask(open_flushed(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
+    let owes = |desk: &Desk| desk.out.contains(&Output::Owe(vec![(identity(1, 5), closure(2))]));
+    assert!(!owes(&desk), "{:?}", desk.out);
+    desk.out.clear();
+    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(owes(&desk), "{:?}", desk.out);
+}

@@ -165,6 +165,15 @@ fn files_that_are_not_owed_are_copies_or_were_trimmed() {
     assert!(desk.backup.is_witness());
 }
 
+/// The process died after a trim was promised and before it had forgotten how far the segment had been flushed.
+#[test]
+fn a_note_of_what_was_trimmed_is_no_doubt() {
+    let trimmed = Promise { trimmed: Lsn(11), ..promise() };
+    let flushed = vec![(identity(1), Offset(552)), (identity(2), Offset(0))];
+    let desk = Desk::start(Found { promise: trimmed, files: owed(&[1]), flushed, ..Found::default() });
+    assert!(desk.backup.is_witness(), "{:?}", desk.backup.damage());
+}
+
 /// Each of these says nothing about which records it hit.
 #[test]
 fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {

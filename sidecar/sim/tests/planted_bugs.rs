@@ -54,5 +54,14 @@ hunts! {
     queue_pair_reused QueuePairReused within 3000;
     rkey_reused RkeyReused within 3000;
     identity_kept IdentityKept within 3000;
+    damaged_is_a_witness DamagedIsAWitness within 3000;
+    ledger_not_written LedgerNotWritten within 3000;
+    owed_file_ignored OwedFileIgnored within 3000;
+    table_zero_is_free TableZeroIsFree within 3000;
+    lost_buffer_is_free LostBufferIsFree within 3000;
+    flushed_note_ignored FlushedNoteIgnored within 3000;
+    marks_ignored MarksIgnored within 3000;
+    stale_promise_believed StalePromiseBelieved within 3000;
+    corrupt_is_absent CorruptIsAbsent within 3000;
     completion_before_placement CompletionBeforePlacement within 3000;
 }

@@ -129,6 +129,9 @@ fn strange_files_are_counted_and_moved_aside() {
     folder.change("segment-0000000000000006.closed", |bytes| bytes.truncate(10));
     fs::copy(folder.path("segment-0000000000000001.closed"), folder.path("segment-0000000000000009.closed")).unwrap();
     fs::write(folder.path("segment-0000000000000010.closed"), "").unwrap();
+    // Its generation.
+    folder.write_closed(identity(11));
+    folder.change("segment-0000000000000011.closed", |bytes| bytes[42] ^= 1);
     fs::write(folder.path("notes.txt"), "somebody's").unwrap();
     fs::write(folder.path("segment-1.closed"), "not a name of ours").unwrap();
     let names = || {
@@ -140,10 +143,10 @@ fn strange_files_are_counted_and_moved_aside() {
     let listing = folder.list();
     let segments: Vec<u64> = listing.closed.iter().map(|(identity, _)| identity.segment.0).collect();
     assert_eq!(segments, [1]);
-    assert_eq!(listing.strange, 6);
+    assert_eq!(listing.strange, 7);
     let after = names();
     assert_eq!(after.len(), before.len(), "nothing is gone");
-    assert_eq!(after.iter().filter(|name| name.to_string_lossy().ends_with(".aside")).count(), 6);
+    assert_eq!(after.iter().filter(|name| name.to_string_lossy().ends_with(".aside")).count(), 7);
     assert_eq!(folder.list().strange, 0, "once");
 }
 

@@ -144,3 +144,46 @@ fn one_write_serves_all_that_wait_for_a_segment() {
     assert!(served(first, &answers[0]) && served(second, &answers[1]), "{answers:?}");
     assert!(matches!(desk.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
 }
+
+/// Renamed, and the name was never brought to disk: after a loss of power only the open file is there.
+#[test]
+fn a_closed_file_whose_name_may_not_last_counts_for_no_flush() {
+    let mut desk = Desk::start();
+    let (bytes, ends) = segment();
+    desk.show(0..ends[3]);
+    assert_eq!(desk.flush(ends[2]), ends[2]);
+    let closure = scan::scan(&bytes, &identity()).closure;
+    desk.disk.write_closed(&identity(), &closure, &bytes[..closure.end.0 as usize]).unwrap();
+    desk.flusher.tried(&identity(), Err(io::Error::other("the folder cannot be synced")));
+    desk.flusher.files.clear();
+    assert_eq!(desk.flush(ends[3]), ends[3]);
+    desk.assert_on_disk(ends[3]);
+}
+
+#[test]
+fn a_file_that_holds_more_than_its_rotten_buffer_stays() {
+    let mut desk = Desk::start();
+    let ends = segment().1;
+    desk.show(0..ends[3]);
+    assert_eq!(desk.flush(ends[3]), ends[3]);
+    desk.buffer.borrow_mut()[ends[1] as usize] ^= 1;
+    let rotten = scan::scan(&desk.buffer.borrow(), &identity()).closure;
+    assert_eq!(rotten.end, Offset(ends[1]));
+    // Made anew after a failure, or when the process ends.
+    desk.flusher.files.clear();
+    desk.ask(ends[3]);
+    let answers = desk.flusher.work(&desk.buffer);
+    assert!(matches!(&answers[..], [Input::OpenFlushed(_, Err(why))] if why.contains("its file up to")), "{answers:?}");
+    for closure in [rotten, Closure::default()] {
+        desk.flusher.flush_last(&desk.buffer, SLOT, &identity(), &closure).unwrap();
+        desk.assert_on_disk(ends[3]);
+    }
+}
+
+#[test]
+fn an_empty_open_segment_is_remembered() {
+    let mut desk = Desk::start();
+    desk.flusher.flush_last(&desk.buffer, SLOT, &identity(), &Closure::default()).unwrap();
+    let (_, notes, doubts) = Flushed::open(desk.disk.folder(), true).unwrap();
+    assert_eq!((notes, doubts), (vec![(identity(), Offset(0))], vec![]));
+}

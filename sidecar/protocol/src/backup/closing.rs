@@ -47,7 +47,10 @@ impl Backup {
             // Closed by the primary that wrote it: the flush verifies, off the path.
             Stage::Lent if copy.purpose == Purpose::Append => {
                 out.push(Output::EndLending(slot));
-                self.seal(slot, &request, true, out);
+                // Under `flushed` what was acknowledged is in the open file and noted there, but the segment's last marks
+                // may be in memory only: a loss of power must not make them look like damage.
+                let owed = self.promise.durability != Durability::Flushed;
+                self.seal(slot, &request, owed, out);
                 Ok(Some(Reply::Done))
             }
             // An image, or a recovered tail: from now on it may be the only copy that counts, so look first.

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use crate::config::Durability;
-use crate::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
+use crate::ids::{BootId, Epoch, GroupName, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::rpc::Purpose;
 
 use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
@@ -25,7 +26,7 @@ pub struct Found {
     pub files: Vec<(SegmentIdentity, Closure)>,
     /// Closed segments that this backup owes, by its own record.
     pub owed: Vec<(SegmentIdentity, Closure)>,
-    /// How far open segments have been flushed at least.
+    /// How far open segments have been flushed at least; 0: one was open, and nothing of it had arrived.
     pub flushed: Vec<(SegmentIdentity, Offset)>,
     /// Damage that does not tell which records it hit: a record of what is owed that cannot be read, say.
     pub doubts: Vec<String>,
@@ -41,7 +42,7 @@ impl Backup {
         limits: Limits,
         found: Found,
     ) -> (Backup, Vec<Output>) {
-        let Found { promise, rows, missing, files, owed, flushed, doubts } = found;
+        let Found { promise, rows, missing, files, owed, mut flushed, doubts } = found;
         let mut backup = Backup {
             group,
             member,
@@ -60,10 +61,13 @@ impl Backup {
         };
         let mut out = Vec::new();
         let mut doubts = doubts;
-        for (identity, closure) in owed {
+        let here = owed.iter().map(|(identity, _)| identity).chain(files.iter().map(|(identity, _)| identity));
+        let here = here.chain(rows.iter().chain(&missing).map(|(_, row)| &row.identity));
+        backup.doubt_the_promise(here, &mut doubts);
+        for (identity, closure) in owed.into_iter().filter(|_| !planted::has(Bug::OwedFileIgnored)) {
             backup.copies.insert(identity.segment, Copy::lost(identity, closure));
         }
-        backup.take_files(files, &mut doubts, &mut out);
+        let trimmed = backup.take_files(files, &mut out);
         let (leaving, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(_, row)| row.leaving().is_some());
         for (slot, row) in leaving {
             backup.take_out(slot, row.identity, row.leaving().unwrap_or_default(), &mut out);
@@ -73,43 +77,49 @@ impl Backup {
             backup.on_needless(slot, &row, &mut out);
         }
         for (slot, row) in rows {
-            backup.doubt_the_promise(&row.identity, &mut doubts);
             backup.on_found(slot, row, &mut out);
         }
-        for (slot, row) in missing {
+        for (slot, row) in missing.into_iter().filter(|_| !planted::has(Bug::LostBufferIsFree)) {
             backup.on_missing(slot, &row, &mut doubts, &mut out);
         }
+        flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
         backup.compare_flushed(&flushed, &mut doubts, &mut out);
         backup.doubt(&doubts, &mut out);
         (backup, out)
     }
 
     /// Closed files. One that is owed is what it should be; one that is not was flushed or trimmed when the process died, and
-    /// holds what it holds. One of another opening or end than what is owed stays what it is: the copy is lost.
-    fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
-        let mut unrecorded = Vec::new();
+    /// holds what it holds. One of another opening or end than what is owed stays what it is: the copy is lost. Returns those
+    /// that were trimmed.
+    fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, out: &mut Vec<Output>) -> Vec<SegmentId> {
+        let (mut unrecorded, mut trimmed) = (Vec::new(), Vec::new());
         for (identity, closure) in files {
             let segment = identity.segment;
             match self.copies.get_mut(&segment) {
                 Some(owed) if (owed.identity, owed.closure) == (identity, closure) => owed.stage = Stage::Closed,
                 Some(_) => out.push(Output::Quarantine(segment)),
-                None if closure.last < self.promise.trimmed => out.push(Output::DeleteFile(segment)),
+                None if closure.last < self.promise.trimmed => {
+                    trimmed.push(segment);
+                    out.push(Output::DeleteFile(segment));
+                }
                 None => {
                     self.copies.insert(segment, Copy::on_disk(identity, closure));
                     unrecorded.push((identity, closure));
                 }
             }
-            self.doubt_the_promise(&identity, doubts);
         }
         if !unrecorded.is_empty() {
             out.push(Output::Owe(unrecorded));
         }
+        trimmed
     }
 
-    fn doubt_the_promise(&self, identity: &SegmentIdentity, doubts: &mut Vec<String>) {
-        let promised = self.promise.epoch;
-        if identity.epoch > promised {
-            let SegmentIdentity { segment, epoch, .. } = identity;
+    /// Whatever is here or is owed was written under an epoch that was promised.
+    fn doubt_the_promise<'a>(&self, here: impl Iterator<Item = &'a SegmentIdentity>, doubts: &mut Vec<String>) {
+        let promised = if planted::has(Bug::StalePromiseBelieved) { Epoch(u64::MAX) } else { self.promise.epoch };
+        if let Some(SegmentIdentity { segment, epoch, .. }) =
+            here.filter(|identity| identity.epoch > promised).max_by_key(|identity| identity.epoch)
+        {
             doubts.push(format!(
                 "segment {segment} is of epoch {epoch}, and epoch {promised} is the last that was promised: the promise is \
                  older than the segments"
@@ -187,7 +197,7 @@ impl Backup {
         doubts: &mut Vec<String>,
         out: &mut Vec<Output>,
     ) {
-        for (identity, end) in flushed {
+        for (identity, end) in flushed.iter().filter(|_| !planted::has(Bug::FlushedNoteIgnored)) {
             // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled since.
             let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
             if later.filter(|copy| copy.owed).any(|copy| copy.identity.epoch >= identity.epoch) {

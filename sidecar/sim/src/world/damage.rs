@@ -42,6 +42,18 @@ impl World {
         what.is_some()
     }
 
+    /// Somebody copies files of open segments now and then, which may be put back later.
+    pub(super) fn copy_files(&mut self) {
+        let wanted = self.plan.has(Fault::FileStale) || self.plan.has(Fault::AllButOneDamaged);
+        for host in self.hosts.iter_mut().filter(|_| wanted) {
+            for (name, node) in host.files.segments() {
+                if name.ends_with("open") && !host.kept.contains_key(&name) {
+                    host.kept.insert(name, node.inode().bytes().to_vec());
+                }
+            }
+        }
+    }
+
     /// What was damaged and holds all that is owed again, and says so, is excused no longer.
     pub(super) fn see_who_is_whole(&mut self) {
         for no in (0..self.hosts.len()).map(HostNo) {
@@ -49,10 +61,12 @@ impl World {
             if host.lost.is_empty() && !host.doubtful {
                 continue;
             }
-            let says_so = host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
+            let gone = !host.rotten.iter().any(|node| host.files.has(node));
+            let says_so =
+                gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
             if says_so && self.checks.owed().all(|record| self.is_here(host, record)) {
                 let host = &mut self.hosts[no.0];
-                (host.lost, host.doubtful) = (Vec::new(), false);
+                (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }
         }
     }
@@ -108,6 +122,7 @@ impl World {
                 let (name, node) = random.pick_one(&segments)?;
                 let length = node.inode().bytes().len();
                 host.lost.extend(node.inode().identity());
+                host.rotten.push(node.clone());
                 let in_header = random.below(SEGMENT_HEADER_SIZE as u64) as usize;
                 let in_footer = length.checked_sub(FOOTER_SIZE)? + random.below(FOOTER_SIZE as u64 - 4) as usize;
                 let at = if random.one_in(2) { in_header } else { in_footer };

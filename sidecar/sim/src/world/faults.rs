@@ -65,6 +65,7 @@ impl World {
             return;
         }
         self.see_who_is_whole();
+        self.copy_files();
         let fault = *self.random.pick(&self.plan.faults);
         let host = HostNo(self.random.below(self.hosts.len() as u64) as usize);
         let sidecar = SidecarNo(self.random.below(self.sidecars.len() as u64) as usize);

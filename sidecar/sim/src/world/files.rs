@@ -149,6 +149,12 @@ impl Files {
         state.faults.clear();
     }
 
+    /// Nothing but this fault strikes, at four calls in ten.
+    #[cfg(test)]
+    pub(crate) fn make_frequent(&self, fault: Fault) {
+        self.state().faults = vec![(fault, 400)];
+    }
+
     /// Faults that have struck since this was asked last.
     pub(crate) fn take_struck(&self) -> Vec<Fault> {
         std::mem::take(&mut self.state().struck)
@@ -179,6 +185,11 @@ impl Files {
         let ours = |name: &str| FileName::parse(name).is_some_and(|name| !name.temporary);
         let segments = state.names.iter().filter(|(name, node)| ours(name) && node.inode().is_file());
         segments.map(|(name, node)| (name.clone(), node.clone())).collect()
+    }
+
+    /// True while this file has a segment's name.
+    pub(crate) fn has(&self, node: &Node) -> bool {
+        self.segments().iter().any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
     }
 
     /// The bytes under a name.

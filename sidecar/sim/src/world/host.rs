@@ -18,7 +18,7 @@ use tailwind_protocol::planted::{self, Bug};
 
 use super::daemon::cost;
 use super::fabric::Key;
-use super::files::Files;
+use super::files::{Files, Node};
 use super::memory::Pool;
 use super::network::CallId;
 use super::queue::MS;
@@ -109,6 +109,8 @@ pub(crate) struct Host {
     pub(crate) flips: Vec<(SegmentIdentity, u32)>,
     /// Segments of which a file, a buffer or what tells of it was damaged at rest. Goes when all that is owed is here again.
     pub(crate) lost: Vec<SegmentIdentity>,
+    /// Files that have rotted, wherever they are moved.
+    pub(super) rotten: Vec<Node>,
     /// What was damaged tells of no segment: the promise, the ledger, the notes.
     pub(crate) doubtful: bool,
     /// Copies that somebody has made of segments' files and of the promise.
@@ -149,6 +151,7 @@ impl Host {
             scrub_until: SegmentId(0),
             flips: Vec::new(),
             lost: Vec::new(),
+            rotten: Vec::new(),
             doubtful: false,
             kept: BTreeMap::new(),
             kept_promise: None,
@@ -160,7 +163,9 @@ impl Host {
     /// It is, or will be, somebody new.
     fn take_boot(&mut self) {
         self.boots += 1;
-        (self.lost, self.doubtful) = (Vec::new(), false);
+        (self.lost, self.rotten, self.doubtful) = (Vec::new(), Vec::new(), false);
+        // A promise of another life beside a pool of this one starts nothing.
+        self.kept_promise = None;
         self.boot = self.fresh;
         self.fresh = BootId((self.no.0 as u128 + 1) << 64 | u128::from(self.boots));
     }
@@ -463,6 +468,25 @@ mod tests {
             let _ = host.start();
             host.files.lose_power(true);
             assert!(host.files.standing().is_some(), "the power went at call {calls}, seed {seed}");
+        }
+    }
+
+    /// Syncs fail and drop what they should have written, start after start; then one start succeeds, and the power goes.
+    #[test]
+    fn a_promise_that_was_read_is_on_disk() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
+            let mut host = Host::new(HostNo(0), &plan, random);
+            host.start().unwrap();
+            host.files.make_frequent(Fault::SyncFails);
+            while host.start().is_err() {}
+            let (_, found) = PromiseFile::open(&host.files).ok().flatten().unwrap_or_else(|| {
+                host.files.calm_down();
+                PromiseFile::open(&host.files).unwrap().unwrap()
+            });
+            host.files.lose_power(true);
+            assert_eq!(host.files.standing(), Some(found), "seed {seed}");
         }
     }
 
