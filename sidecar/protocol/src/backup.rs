@@ -38,6 +38,10 @@ use keeping::Leaving;
 /// How long a caller should wait before it asks again for a buffer: about the time to flush one segment.
 const RETRY_AFTER_MS: u32 = 100;
 
+/// Ticks after which an image that is not closed gives its buffer to whoever needs one. Its writer gives up after five seconds
+/// in which nothing has arrived.
+const IMAGE_TICKS: u32 = 30;
+
 /// The state of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Backup {

@@ -262,6 +262,25 @@ fn bytes_that_changed_after_the_scan_are_scanned_again() {
     assert_eq!((copy.state, copy.closure), (CopyState::Open, closure(4)));
 }
 
+/// Its request came a second time, late: nobody writes it, and nobody closes it.
+#[test]
+fn an_image_that_nobody_closes_gives_its_buffer_to_an_append() {
+    let mut desk = promised();
+    assert!(matches!(desk.ask(open(caller(5), identity(9, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
+    let next = |segment| open(caller(5), identity(segment, 5), Purpose::Append);
+    assert!(matches!(desk.ask(next(2)), Some(Reply::Opened(Slot(2)))));
+    let refused = |reply| matches!(reply, Some(Reply::Refused(Refusal::RetryLater { .. })));
+    assert!(refused(desk.ask(next(3))) && !desk.out.contains(&Output::Release(Slot(1))), "it may be on its way");
+    for _ in 0..30 {
+        desk.step(Input::Tick);
+    }
+    desk.out.clear();
+    assert!(refused(desk.ask(next(3))));
+    assert!(desk.out.contains(&Output::EndLending(Slot(1))) && desk.out.contains(&Output::Release(Slot(1))));
+    assert!(matches!(desk.ask(next(3)), Some(Reply::Opened(Slot(1)))));
+    assert!(matches!(desk.ask(close(caller(5), identity(9, 5), 7)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+}
+
 #[test]
 fn an_image_that_is_bad_leaves_the_older_copy_alone() {
     let mut desk = promised();

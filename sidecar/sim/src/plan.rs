@@ -59,7 +59,18 @@ pub struct Plan {
 
 /// Faults that the simulator learned later, and in how many of a thousand seeds each strikes. They are drawn apart, so that
 /// seeds without them play as they did before.
-const DRAWN_APART: [(Fault, u64); 2] = [(Fault::ClosedFlushFails, 250), (Fault::AllButOneEmptied, 150)];
+const DRAWN_APART: [(Fault, u64); 10] = [
+    (Fault::ClosedFlushFails, 250),
+    (Fault::AllButOneEmptied, 150),
+    (Fault::AllButOneDamaged, 150),
+    (Fault::ReadFails, 200),
+    (Fault::FileLost, 150),
+    (Fault::FileStale, 150),
+    (Fault::PromiseStale, 150),
+    (Fault::EndsRot, 200),
+    (Fault::SlotLost, 150),
+    (Fault::TableZeroed, 150),
+];
 /// Tells those random numbers from all others of a seed.
 const APART: u64 = 0x6c61_7465_7221;
 

@@ -173,13 +173,15 @@ impl Running {
             if let Some(complete) = self.finished {
                 return self.finish(complete);
             }
+            // However much there is to answer.
+            if Instant::now() >= tick {
+                tick = Instant::now() + TICK;
+                anyhow::ensure!(self.actor.flusher.lives(), "the flusher thread has panicked");
+                self.step(Input::Tick)?;
+            }
             match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
                 Ok(message) => self.on_message(message)?,
-                Err(RecvTimeoutError::Timeout) => {
-                    tick = Instant::now() + TICK;
-                    anyhow::ensure!(self.actor.flusher.lives(), "the flusher thread has panicked");
-                    self.step(Input::Tick)?;
-                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle is gone"),
             }
         }

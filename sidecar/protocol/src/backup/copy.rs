@@ -74,6 +74,8 @@ pub struct Copy {
     pub(super) flushed: Offset,
     pub(super) purpose: Purpose,
     pub(super) lender: Epoch,
+    /// Of an image that is being written: ticks since its buffer was lent.
+    pub(super) ticks: u32,
     /// A flush is under way.
     pub(super) flushing: bool,
     /// It is recorded that this backup owes it.
@@ -91,6 +93,7 @@ impl Copy {
             flushed: Offset(0),
             purpose: row.purpose,
             lender: row.lender,
+            ticks: 0,
             flushing: false,
             owed: false,
         }
@@ -110,6 +113,7 @@ impl Copy {
             flushed: Offset(0),
             purpose: Purpose::Append,
             lender: identity.epoch,
+            ticks: 0,
             flushing: false,
             owed: true,
         }

@@ -7,7 +7,7 @@ use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::rpc::{FlushRequest, Refusal};
 
-use super::{Backup, Copy, FlushResult, Output, Place, Reply, RequestId, Slot, Stage};
+use super::{Backup, Copy, FlushResult, IMAGE_TICKS, Output, Place, Reply, RequestId, Slot, Stage};
 
 impl Backup {
     pub(super) fn on_flushed(
@@ -49,6 +49,9 @@ impl Backup {
             out.push(Output::RevokeBelow(self.promise.epoch));
         }
         self.quarantine_again(out);
+        for image in self.installs.values_mut() {
+            image.ticks = (image.ticks + 1).min(IMAGE_TICKS);
+        }
         for copy in self.copies.values_mut() {
             if let (Stage::Closed, Some(slot), false) = (copy.stage, copy.slot(), copy.flushing) {
                 copy.flushing = true;

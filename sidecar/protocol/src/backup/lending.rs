@@ -7,7 +7,7 @@ use crate::ids::{Epoch, SegmentId};
 use crate::layout::{SEGMENT_MAX, readable_size};
 use crate::rpc::{OpenRequest, Purpose, Refusal};
 
-use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
+use super::{Backup, Copy, IMAGE_TICKS, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
 /// What a primary needs to go on appending: a buffer that is being filled, and the next one.
 const SLOTS_FOR_APPENDS_MIN: u64 = 2;
@@ -55,7 +55,13 @@ impl Backup {
             return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
         }
         let abandoned = known.and_then(Copy::slot);
-        let slot = self.free_slot(request.purpose, abandoned)?;
+        let slot = match self.free_slot(request.purpose, abandoned) {
+            Ok(slot) => slot,
+            Err(refusal) => {
+                self.take_from_image(out);
+                return Err(refusal);
+            }
+        };
         self.take_durability(request, out)?;
         self.be_trusted(request, out);
         out.extend(abandoned.into_iter().flat_map(Self::freed));
@@ -157,6 +163,18 @@ impl Backup {
                 self.member
             ),
         })
+    }
+
+    /// Nobody may be writing an image that has had its buffer for long: its request came a second time, late, or its writer was
+    /// told meanwhile that the segment is trimmed. Whoever finds no buffer asks again, and gets that one.
+    fn take_from_image(&mut self, out: &mut Vec<Output>) {
+        let verified = self.closing.as_ref().map(|(_, slot, _)| *slot);
+        let idle = |image: &&Copy| image.ticks >= IMAGE_TICKS && image.slot() != verified;
+        let Some(segment) = self.installs.values().find(idle).map(|image| image.identity.segment) else { return };
+        if let Some(slot) = self.installs.remove(&segment).and_then(|image| image.slot()) {
+            out.push(Output::EndLending(slot));
+            out.extend(Self::freed(slot));
+        }
     }
 
     /// Buffers that must stay free when one is lent for this purpose. The image that mends a copy needs a buffer of its own:

@@ -105,7 +105,7 @@ pub enum Input {
     /// A closed segment that was read did not match its closure, or is not there. The place says which copy was read: by now
     /// an image may have replaced it.
     FoundCorrupt(SegmentIdentity, Place),
-    /// Time to try again what failed: flushes that found the disk full.
+    /// Time to try again what failed: flushes that found the disk full. Once a second.
     Tick,
     /// The process is told to end (SIGTERM), or power is about to go (SIGPWR).
     Shutdown,
