@@ -38,6 +38,12 @@ impl World {
         tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
         if let (Fault::PromiseStale, Some(_), Some(standing)) = (fault, &what, self.hosts[no.0].files.standing()) {
             self.checks.goes_back(no, standing.promise.epoch);
+            if standing.promise.log.is_none() {
+                // Every file is of another log then, and moved aside.
+                let host = &mut self.hosts[no.0];
+                let files = host.files.segments();
+                host.lost.extend(files.iter().filter_map(|(_, node)| node.inode().identity()));
+            }
         }
         what.is_some()
     }
