@@ -80,8 +80,8 @@ bugs! {
     MarksIgnored = "marks-ignored",
     /// Backup: a promise that is older than the segments is believed. Breaks S12.
     StalePromiseBelieved = "stale-promise-believed",
-    /// Promotion: a corrupt copy is as good as none. Breaks S1.
-    CorruptIsAbsent = "corrupt-is-absent",
+    /// Primary: what a member says is corrupt there is not installed anew. Copies are fewer than everybody believes.
+    RotIsLeft = "rot-is-left",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

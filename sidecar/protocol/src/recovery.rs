@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{Epoch, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity};
-use crate::planted::{self, Bug};
 use crate::rpc::{CopyReport, CopyState, Inventory};
 
 /// A segment of the recovered log.
@@ -82,8 +81,7 @@ impl Reference {
     pub fn assemble<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Result<Reference, Damage> {
         let inventories: Vec<&Inventory> = inventories.into_iter().collect();
         let counts = |inventory: &Inventory, copy: &CopyReport| match copy.state {
-            CopyState::Closed => true,
-            CopyState::Corrupt => !planted::has(Bug::CorruptIsAbsent),
+            CopyState::Closed | CopyState::Corrupt => true,
             CopyState::Open => inventory.witness,
             CopyState::Damaged => false,
         };

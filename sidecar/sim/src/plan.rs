@@ -66,7 +66,7 @@ const DRAWN_APART: [(Fault, u64); 10] = [
     (Fault::ReadFails, 200),
     (Fault::FileLost, 150),
     (Fault::FileStale, 150),
-    (Fault::PromiseStale, 150),
+    (Fault::PromiseStale, 300),
     (Fault::EndsRot, 200),
     (Fault::SlotLost, 150),
     (Fault::TableZeroed, 150),

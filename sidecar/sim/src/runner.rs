@@ -5,6 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tailwind_protocol::config::Durability;
+
 use crate::tally::Tally;
 use crate::world::World;
 
@@ -21,7 +23,12 @@ pub struct Played {
 
 /// Plays one seed. `listening`: whether its story is wanted.
 pub fn play(seed: u64, listening: bool) -> Played {
-    let mut world = World::new(seed, listening);
+    play_with(seed, listening, None)
+}
+
+/// The same in a group of this durability, whatever the seed says.
+pub fn play_with(seed: u64, listening: bool, durability: Option<Durability>) -> Played {
+    let mut world = World::new(seed, listening, durability);
     let end = catch_unwind(AssertUnwindSafe(|| world.play()));
     let end = end.map_err(|broken| {
         let text = broken.downcast_ref::<String>().cloned();

@@ -25,6 +25,7 @@ mod sidecar;
 mod store;
 mod wishes;
 
+use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::GroupName;
 
 use crate::check::{Checks, broken};
@@ -108,6 +109,8 @@ pub struct World {
     pub(crate) storm: bool,
     /// Apps trim nothing now.
     pub(crate) keeps_all: bool,
+    /// No app appends.
+    pub(crate) quiet: bool,
     /// Requests that backups have taken.
     pub(crate) requests: u64,
     /// When a record was acknowledged last.
@@ -122,10 +125,11 @@ pub(crate) fn group() -> GroupName {
 }
 
 impl World {
-    /// The world of this seed. `listening`: whether its story is wanted.
-    pub fn new(seed: u64, listening: bool) -> World {
+    /// The world of this seed, or with another durability. `listening`: whether its story is wanted.
+    pub fn new(seed: u64, listening: bool, durability: Option<Durability>) -> World {
         let mut random = Random::new(seed);
         let plan = Plan::draw(&mut random.split());
+        let plan = Plan { durability: durability.unwrap_or(plan.durability), ..plan };
         let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
         let hosts = hosts.map(|no| Host::new(no, &plan, random.split())).collect();
         let mut world = World {
@@ -141,6 +145,7 @@ impl World {
             wishes: Wishes::new(seed, plan.backups, plan.min_in_sync),
             storm: true,
             keeps_all: false,
+            quiet: false,
             requests: 0,
             last_ack: 0,
             acks_in_calm: 0,
@@ -244,7 +249,19 @@ impl World {
             return;
         }
         self.let_calls_end();
-        if !self.damage_all_but_one() {
+        // Now and then the log has just been recovered, so that nothing follows its last segment.
+        if self.random.one_in(2) {
+            self.quiet = true;
+            self.kill_primaries();
+            let calm = self.queue.now();
+            while self.whole_group().is_none() && self.queue.now() < calm + RETURN_MAX {
+                self.step();
+            }
+            self.let_calls_end();
+        }
+        let hit = self.damage_all_but_one();
+        self.quiet = false;
+        if !hit {
             return;
         }
         self.acks_in_calm = 0;

@@ -1,13 +1,14 @@
 //! Do the checkers bite? Each planted bug must be found, and by a checker, within a stated number of seeds.
 
+use tailwind_protocol::config::Durability;
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_sim::runner::play;
+use tailwind_sim::runner::play_with;
 
-/// Plays seeds until one breaks a rule, and says after how many that was, and which rule.
+/// Plays seeds, of groups of this durability if one is given, until one breaks a rule; says after how many, and which rule.
 #[expect(clippy::print_stdout, reason = "how soon a bug is found is what a reader of the test wants to see")]
-fn hunt(bug: Bug, within: u64) {
+fn hunt(bug: Bug, within: u64, durability: Option<Durability>) {
     planted::plant(Some(bug));
-    let found = (0..within).find_map(|seed| Some((seed + 1, play(seed, false).end.err()?)));
+    let found = (0..within).find_map(|seed| Some((seed + 1, play_with(seed, false, durability).end.err()?)));
     planted::plant(None);
     let Some((seeds, rule)) = found else { panic!("{} is not found within {within} seeds", bug.name()) };
     println!("{:<28} after {seeds:>4} seeds: {rule}", bug.name());
@@ -16,11 +17,12 @@ fn hunt(bug: Bug, within: u64) {
 
 /// One test for each bug, and a test that none was forgotten.
 macro_rules! hunts {
-    ($($test:ident $bug:ident within $within:literal;)*) => {
+    ($($test:ident $bug:ident within $within:literal $(under $durability:ident)?;)*) => {
         $(
             #[test]
             fn $test() {
-                hunt(Bug::$bug, $within);
+                let durability: &[Durability] = &[$(Durability::$durability)?];
+                hunt(Bug::$bug, $within, durability.first().copied());
             }
         )*
 
@@ -42,7 +44,7 @@ hunts! {
     shrink_without_swap ShrinkWithoutSwap within 3000;
     newcomer_too_early NewcomerTooEarly within 3000;
     steps_down_at_once StepsDownAtOnce within 3000;
-    newcomer_unflushed NewcomerUnflushed within 3000;
+    newcomer_unflushed NewcomerUnflushed within 3000 under Flushed;
     unknown_is_refused UnknownIsRefused within 3000;
     fence_before_revoke FenceBeforeRevoke within 3000;
     epoch_not_persisted EpochNotPersisted within 3000;
@@ -62,6 +64,6 @@ hunts! {
     flushed_note_ignored FlushedNoteIgnored within 3000;
     marks_ignored MarksIgnored within 3000;
     stale_promise_believed StalePromiseBelieved within 3000;
-    corrupt_is_absent CorruptIsAbsent within 3000;
+    rot_is_left RotIsLeft within 3000;
     completion_before_placement CompletionBeforePlacement within 3000;
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use crate::config::{MemberRef, Time};
 use crate::ids::SegmentId;
 use crate::layout::{Closure, SegmentIdentity};
+use crate::planted::{self, Bug};
 use crate::rpc::{CopyReport, CopyState, DAMAGE_REPORTS_MAX};
 
 use super::{Output, Primary, Seat, Standing};
@@ -102,7 +103,8 @@ impl Primary {
     fn mend(&mut self, seat: Seat, out: &mut Vec<Output>) {
         let Some(damage) = self.member_mut(seat).map(|member| &member.damage) else { return };
         let due = |segment: &&SegmentId| !damage.under_way.contains(segment) && !damage.in_vain.contains(segment);
-        let room = MENDS_MAX.saturating_sub(damage.under_way.len());
+        let most = if planted::has(Bug::RotIsLeft) { 0 } else { MENDS_MAX };
+        let room = most.saturating_sub(damage.under_way.len());
         let due: Vec<SegmentId> = damage.segments.iter().filter(due).take(room).copied().collect();
         for segment in due {
             let Some((identity, closure)) = self.closed_at(segment) else { continue };

@@ -1,6 +1,6 @@
 //! What backups let happen to their memory: S4 (no byte of an older epoch after a fence was reported), S5 (the promise is
 //! on disk before it is given, and kept), S6 (a buffer is zero, and nobody else's, when it is lent), S10 (what the answer to a
-//! fence showed as absent stays absent until it is lent anew).
+//! fence showed as absent stays absent until it is lent anew), S12 (what it has closed and lost it misses).
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -21,6 +21,8 @@ pub(super) struct Receivers {
     asked: BTreeMap<RequestId, Asked>,
     /// What each may hold: shown by the last answer to a fence, or lent since.
     known: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
+    /// What each has said to be closed.
+    closed: BTreeMap<HostNo, HashSet<SegmentIdentity>>,
 }
 
 /// A request that a backup has taken.
@@ -28,6 +30,7 @@ pub(super) struct Receivers {
 struct Asked {
     epoch: Epoch,
     fence: bool,
+    close: Option<SegmentIdentity>,
     /// What the backup had reported by then.
     reported: Epoch,
 }
@@ -45,7 +48,8 @@ impl Checks {
             Request::Drop(request) => (request.caller.epoch, false),
             Request::Inventory(_) | Request::Damage | Request::Fetch(_) => return,
         };
-        self.receivers.asked.insert(id, Asked { epoch, fence, reported });
+        let close = if let Request::Close(request) = request { Some(request.identity) } else { None };
+        self.receivers.asked.insert(id, Asked { epoch, fence, close, reported });
     }
 
     /// A backup takes a segment into a buffer.
@@ -66,8 +70,35 @@ impl Checks {
                 format!("{name} shows segment {segment} of epoch {epoch}, which it has shown as absent before"),
             );
         }
+        if inventory.witness && !inventory.more {
+            self.misses(host, inventory);
+        }
+        let known = self.receivers.known.entry(host.no).or_default();
         if first_of_epoch {
             *known = inventory.copies.iter().map(|copy| copy.identity).collect();
+        }
+    }
+
+    /// A backup that says it can tell where its log ends misses what was taken from it.
+    fn misses(&self, host: &Host, inventory: &Inventory) {
+        let name = &host.name;
+        if let Some(epoch) = host.stale_promise {
+            broken("S12", format!("{name} believes a promise that is older than its segment of epoch {epoch}"));
+        }
+        let closed = |identity: &SegmentIdentity| {
+            self.receivers.closed.get(&host.no).is_some_and(|closed| closed.contains(identity))
+        };
+        let shown = |segment| inventory.copies.iter().any(|copy| copy.identity.segment == segment);
+        for (identity, last) in
+            host.missed.iter().filter(|(identity, last)| *last >= inventory.trimmed && closed(identity))
+        {
+            let segment = identity.segment;
+            if !shown(segment) {
+                broken(
+                    "S12",
+                    format!("{name} has closed segment {segment} up to LSN {last}, lost it, and does not say so"),
+                );
+            }
         }
     }
 
@@ -78,7 +109,10 @@ impl Checks {
             let first = |asked: &Asked| asked.fence && asked.epoch > before;
             self.shows(host, inventory, self.receivers.asked.get(&id).is_some_and(first));
         }
-        let Some(Asked { epoch, fence, reported: before }) = self.receivers.asked.remove(&id) else { return };
+        let Some(Asked { epoch, fence, close, reported: before }) = self.receivers.asked.remove(&id) else { return };
+        if let (Some(identity), Reply::Done) = (close, reply) {
+            self.receivers.closed.entry(host.no).or_default().insert(identity);
+        }
         let reported = self.receivers.reported.entry(host.no).or_default();
         match reply {
             Reply::Inventory(_) if fence => {
@@ -149,5 +183,6 @@ impl Checks {
     pub(crate) fn forgets(&mut self, host: HostNo) {
         self.receivers.reported.remove(&host);
         self.receivers.known.remove(&host);
+        self.receivers.closed.remove(&host);
     }
 }

@@ -55,11 +55,11 @@ impl World {
         if self.sidecars[of.0].lead().is_none() {
             return;
         }
-        let asked = self.queue.now();
+        let (asked, quiet) = (self.queue.now(), self.quiet);
         let barrier = self.random.one_in(40);
         let batch = self.batch();
         self.with_lead(of, |_, lead| {
-            if lead.backlog.len() + lead.unacked.len() < PIPELINE_MAX {
+            if !quiet && lead.backlog.len() + lead.unacked.len() < PIPELINE_MAX {
                 lead.backlog.push_back(batch);
             }
             if barrier && lead.barriers.len() < 4 {

@@ -205,6 +205,10 @@ impl World {
     fn reply(&mut self, no: HostNo, id: RequestId, reply: Reply) {
         let asked = self.hosts[no.0].asked.get(&id).copied();
         self.checks.replies(&self.hosts[no.0], id, &reply);
+        if matches!(reply, Reply::Inventory(_)) {
+            let host = &mut self.hosts[no.0];
+            (host.missed, host.stale_promise) = (Vec::new(), None);
+        }
         let answer = match reply {
             Reply::Inventory(inventory) => Answer::Inventory(inventory),
             Reply::Damage(copies) => Answer::Damage(copies),

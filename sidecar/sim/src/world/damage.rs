@@ -6,6 +6,7 @@
 //! [`plan`](crate::plan).
 
 use tailwind_protocol::backup::Slot;
+use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{LogId, SegmentId};
 use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity};
 
@@ -38,18 +39,25 @@ impl World {
         tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
         if let (Fault::PromiseStale, Some(_), Some(standing)) = (fault, &what, self.hosts[no.0].files.standing()) {
             self.checks.goes_back(no, standing.promise.epoch);
-            if standing.promise.log.is_none() {
+            let host = &mut self.hosts[no.0];
+            let files: Vec<SegmentIdentity> =
+                host.files.segments().iter().filter_map(|(_, node)| node.inode().identity()).collect();
+            let newest = files.iter().map(|identity| identity.epoch).max();
+            match standing.promise.log {
+                Some(_) => host.stale_promise = newest.filter(|newest| *newest > standing.promise.epoch),
                 // Every file is of another log then, and moved aside.
-                let host = &mut self.hosts[no.0];
-                let files = host.files.segments();
-                host.lost.extend(files.iter().filter_map(|(_, node)| node.inode().identity()));
+                None => host.lost.extend(files),
             }
         }
         what.is_some()
     }
 
-    /// Somebody copies files of open segments now and then, which may be put back later.
+    /// Somebody copies promises and files of open segments now and then, which may be put back later.
     pub(super) fn copy_files(&mut self) {
+        let promises = self.plan.has(Fault::PromiseStale) || self.plan.has(Fault::AllButOneDamaged);
+        for host in self.hosts.iter_mut().filter(|host| promises && host.kept_promise.is_none()) {
+            host.kept_promise = host.files.bytes("promise");
+        }
         let wanted = self.plan.has(Fault::FileStale) || self.plan.has(Fault::AllButOneDamaged);
         for host in self.hosts.iter_mut().filter(|_| wanted) {
             for (name, node) in host.files.segments() {
@@ -79,7 +87,12 @@ impl World {
 
     fn damage(&mut self, fault: Fault, no: HostNo) -> Option<String> {
         let (random, host) = (&mut self.random, &mut self.hosts[no.0]);
-        let segments = host.files.segments();
+        let mut segments = host.files.segments();
+        if self.quiet {
+            // Nothing behind it tells of the newest one.
+            segments.sort_by_key(|(_, node)| node.inode().identity().map(|identity| identity.segment));
+            segments.drain(..segments.len().saturating_sub(1));
+        }
         match fault {
             Fault::FileLost => {
                 let of_all = *random.pick(&["ledger", "flushed"]);
@@ -90,6 +103,9 @@ impl World {
                 }
                 let (name, node) = random.pick_one(&segments)?;
                 host.lost.extend(node.inode().identity());
+                if !matches!(self.plan.durability, Durability::Flushed) {
+                    host.missed.extend(node.inode().closed());
+                }
                 host.files.lose(name);
                 Some(name.clone())
             }

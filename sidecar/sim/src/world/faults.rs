@@ -275,7 +275,7 @@ impl World {
     }
 
     /// A group that is well, if there is one: its members are all whole, and a primary lives.
-    fn whole_group(&self) -> Option<Configuration> {
+    pub(crate) fn whole_group(&self) -> Option<Configuration> {
         let leads = |sidecar: &super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
         let settled = self.store.pending().next().is_none() && self.hosts.iter().all(|host| !host.is_damaged());
         let config = self.store.content().cloned().filter(|_| settled)?;
@@ -301,14 +301,19 @@ impl World {
                 self.damage_at_rest(fault, no);
             }
         }
+        self.kill_primaries();
+        self.tally.count(Fault::AllButOneDamaged);
+        true
+    }
+
+    /// Whoever leads dies, and comes back soon.
+    pub(crate) fn kill_primaries(&mut self) {
         let leads = |sidecar: &&super::Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
         let leads: Vec<SidecarNo> = self.sidecars.iter().filter(leads).map(|sidecar| sidecar.no).collect();
         for no in leads {
             let heal = self.random.within(1, 800) * MS;
             self.strike_sidecar_dead(no, heal);
         }
-        self.tally.count(Fault::AllButOneDamaged);
-        true
     }
 
     /// True when every set that may be the last committed one has another member with sound memory; mostly as many as the

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tailwind_backup::{Daemon, Flusher, Home, Standing, wake};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
-use tailwind_protocol::ids::{BootId, Epoch, MemberId, SegmentId};
+use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 
@@ -113,6 +113,10 @@ pub(crate) struct Host {
     pub(super) rotten: Vec<Node>,
     /// What was damaged tells of no segment: the promise, the ledger, the notes.
     pub(crate) doubtful: bool,
+    /// Closed files that were lost since it has last told what it holds, and their last records.
+    pub(crate) missed: Vec<(SegmentIdentity, Lsn)>,
+    /// Its promise was put back from an older copy since, and this is the epoch of its newest segment.
+    pub(crate) stale_promise: Option<Epoch>,
     /// Copies that somebody has made of segments' files and of the promise.
     pub(super) kept: BTreeMap<String, Vec<u8>>,
     pub(super) kept_promise: Option<Vec<u8>>,
@@ -153,6 +157,8 @@ impl Host {
             lost: Vec::new(),
             rotten: Vec::new(),
             doubtful: false,
+            missed: Vec::new(),
+            stale_promise: None,
             kept: BTreeMap::new(),
             kept_promise: None,
         };
@@ -164,6 +170,7 @@ impl Host {
     fn take_boot(&mut self) {
         self.boots += 1;
         (self.lost, self.rotten, self.doubtful) = (Vec::new(), Vec::new(), false);
+        (self.missed, self.stale_promise) = (Vec::new(), None);
         // A promise of another life beside a pool of this one starts nothing.
         self.kept_promise = None;
         self.boot = self.fresh;

@@ -134,10 +134,11 @@ impl World {
         members.filter(|(member, host)| host.boot == member.boot)
     }
 
-    /// True when a backup holds a record where a loss of power, in the group's durability mode, leaves it with its identity:
-    /// under `flushed` that is on its disk.
+    /// True when a backup holds a record where a loss of power leaves it with its identity: where it has promised `flushed`,
+    /// on its disk. With an older promise put back it has not, until it takes part again.
     fn keeps(&self, host: &Host, record: &Submitted) -> bool {
-        match self.plan.durability {
+        let promised = host.files.standing().map(|standing| standing.promise.durability);
+        match promised.filter(|_| host.doubtful).unwrap_or(self.plan.durability) {
             Durability::Flushed => on_disk(host, record),
             Durability::Memory | Durability::Battery => self.holds(host, record),
         }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::layout::{Footer, Sealed, SegmentIdentity};
 
 use crate::random::Random;
 
@@ -56,6 +57,13 @@ impl Inode {
     /// The bytes as processes see them.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The closed segment that it begins and ends like, and its last record.
+    pub(crate) fn closed(&self) -> Option<(SegmentIdentity, Lsn)> {
+        let footer = self.bytes().last_chunk().and_then(Footer::from_bytes)?;
+        let identity = self.identity().filter(|_| footer.sealed == Sealed::Closed)?;
+        Some((identity, footer.closure.last))
     }
 
     /// The segment that it begins like.
