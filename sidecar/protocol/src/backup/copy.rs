@@ -129,10 +129,12 @@ impl Copy {
         self.stage == Stage::Recovered && self.acked.max(self.flushed) > self.closure.end
     }
 
-    /// True where dropping this copy, or putting `image` in its place, takes something away that may be held nowhere else.
+    /// True where dropping this copy, or putting `image` in its place, takes something away that may be held nowhere else. Of
+    /// what is whole here a longer image has the same bytes, or so its writer says: nothing looks, so both are kept.
     pub(super) fn holds_more_than(&self, image: Option<(&SegmentIdentity, &Closure)>) -> bool {
         let same = |(identity, closure): (&SegmentIdentity, &Closure)| {
-            self.identity == *identity && self.closure.last <= closure.last
+            let whole = self.stage == Stage::Closed;
+            self.identity == *identity && (self.closure == *closure || !whole && self.closure.last <= closure.last)
         };
         self.closure.records() > 0 && !image.is_some_and(same)
     }
