@@ -129,7 +129,7 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN")]
     pub accept_loss: Option<AcceptedLoss>,
     /// What an ack promises: memory of every member; battery, the same with hold-up power attested; flushed, also disk
-    #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory", value_parser = parse_durability)]
+    #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,
     /// Unit of opening and closing, a power of two from 64KiB to 64MiB: larger ones cost memory (6 of them here), smaller
     /// ones more control calls. At most the backups' own
@@ -184,15 +184,6 @@ pub struct RunOptions {
     /// Guards the control RPC on one host.
     #[command(flatten)]
     pub token: TokenOptions,
-}
-
-fn parse_durability(text: &str) -> Result<Durability, String> {
-    match text {
-        "memory" => Ok(Durability::Memory),
-        "battery" => Ok(Durability::Battery),
-        "flushed" => Ok(Durability::Flushed),
-        _ => Err("must be memory, battery or flushed".to_owned()),
-    }
 }
 
 /// `8MiB`, `64 KiB`, `1GiB` or plain bytes.

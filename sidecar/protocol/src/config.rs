@@ -163,6 +163,17 @@ impl std::fmt::Display for Durability {
     }
 }
 
+impl std::str::FromStr for Durability {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Durability, String> {
+        let all = [Durability::Memory, Durability::Battery, Durability::Flushed];
+        all.into_iter()
+            .find(|durability| durability.to_string() == text)
+            .ok_or_else(|| format!("must be one of {}", all.map(|durability| durability.to_string()).join(" | ")))
+    }
+}
+
 /// Milliseconds since any fixed moment, from a clock that never goes back. Wall-clock time has no place in the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use tailwind_protocol::config::Durability;
 use tailwind_sim::model::{self, Progress, SCENARIOS, Scenario};
 use tailwind_sim::runner::{self, Outcome, Wanted};
 
@@ -42,6 +43,9 @@ struct Args {
     /// Threads; by default one for each processor
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
+    /// Durability of every group, whatever its seed draws
+    #[arg(long, value_name = "memory|battery|flushed")]
+    durability: Option<Durability>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -73,12 +77,12 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         return exhaust(scenario.as_deref());
     }
     if let Some(seed) = args.seed {
-        return tell(seed);
+        return tell(seed, args.durability);
     }
     let mut good = true;
     if let Some(file) = &args.kept {
         for seed in kept(file)? {
-            good &= judge(&runner::play(seed, false))?;
+            good &= judge(&runner::play(seed, false, None))?;
         }
     }
     if args.seeds.is_none() && args.minutes.is_none() {
@@ -87,8 +91,14 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     let time = args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs_f64(minutes * 60.0));
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let wanted =
-        Wanted { first: args.first, count: args.seeds.unwrap_or(u64::MAX), time, jobs, broken_max: args.broken_max };
+    let wanted = Wanted {
+        first: args.first,
+        count: args.seeds.unwrap_or(u64::MAX),
+        time,
+        jobs,
+        broken_max: args.broken_max,
+        durability: args.durability,
+    };
     let outcome = play_many(&wanted);
     let mut out = std::io::stdout().lock();
     write!(out, "{}", outcome.tally)?;
@@ -96,7 +106,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         writeln!(out, "seed {seed}: {rule}")?;
     }
     if let Some((seed, _)) = outcome.broken.first() {
-        writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}")?;
+        let durability = args.durability.map(|durability| format!(" --durability {durability}")).unwrap_or_default();
+        writeln!(out, "replay: cargo run -p tailwind-sim -- {seed}{durability}")?;
     }
     Ok(good && outcome.broken.is_empty())
 }
@@ -123,8 +134,8 @@ fn exhaust(name: Option<&str>) -> anyhow::Result<bool> {
     Ok(outcomes.iter().all(|outcome| outcome.counterexample.is_none() && outcome.exhausted))
 }
 
-fn tell(seed: u64) -> anyhow::Result<bool> {
-    let played = runner::play(seed, true);
+fn tell(seed: u64, durability: Option<Durability>) -> anyhow::Result<bool> {
+    let played = runner::play(seed, true, durability);
     std::io::stdout().write_all(played.story.as_bytes())?;
     judge(&played)
 }

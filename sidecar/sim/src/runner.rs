@@ -21,13 +21,8 @@ pub struct Played {
     pub end: Result<Tally, String>,
 }
 
-/// Plays one seed. `listening`: whether its story is wanted.
-pub fn play(seed: u64, listening: bool) -> Played {
-    play_with(seed, listening, None)
-}
-
-/// The same in a group of this durability, whatever the seed says.
-pub fn play_with(seed: u64, listening: bool, durability: Option<Durability>) -> Played {
+/// Plays one seed, in a group of this durability whatever the seed says. `listening`: whether its story is wanted.
+pub fn play(seed: u64, listening: bool, durability: Option<Durability>) -> Played {
     let mut world = World::new(seed, listening, durability);
     let end = catch_unwind(AssertUnwindSafe(|| world.play()));
     let end = end.map_err(|broken| {
@@ -48,6 +43,8 @@ pub struct Wanted {
     pub time: Duration,
     /// Threads.
     pub jobs: usize,
+    /// Durability of every group; `None`: what each seed draws.
+    pub durability: Option<Durability>,
     /// Stop after so many broken seeds.
     pub broken_max: usize,
 }
@@ -73,7 +70,7 @@ pub fn play_many(wanted: &Wanted, progress: impl Fn(&Outcome) + Sync) -> Outcome
             if nth >= wanted.count {
                 return;
             }
-            let played = play(wanted.first.wrapping_add(nth), false);
+            let played = play(wanted.first.wrapping_add(nth), false, wanted.durability);
             let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             match played.end {
                 Ok(tally) => outcome.tally.add(&tally),

@@ -14,7 +14,7 @@ const SEEDS: u64 = 100;
 fn no_seed_of_the_budget_breaks_a_rule() {
     for line in include_str!("../seeds.txt").lines().filter(|line| !line.starts_with('#')) {
         let seed: u64 = line.split_whitespace().next().unwrap_or_default().parse().expect("a line begins with a seed");
-        let played = play(seed, false);
+        let played = play(seed, false, None);
         assert!(played.end.is_ok(), "seed {seed}: {:?}", played.end);
     }
     let count = match std::env::var("TAILWIND_SIM_SEEDS") {
