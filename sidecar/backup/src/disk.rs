@@ -106,7 +106,7 @@ impl Disk {
                     continue;
                 }
                 (Ok(_), Sealed::Closed) => match owed.get(&name.segment) {
-                    Some((identity, closure)) if self.mend_footer(identity, closure)? => {
+                    Some((identity, closure)) if self.write_anew(identity, closure)? => {
                         listing.closed.push((*identity, *closure));
                         continue;
                     }
@@ -121,8 +121,11 @@ impl Disk {
         for identity in open {
             let name = name(identity.segment, Sealed::Open);
             match listing.closed.iter().find(|(closed, _)| closed.segment == identity.segment) {
-                // A crash between the closed file's appearance and the open one's removal.
-                Some((closed, _)) if *closed == identity => self.folder.remove(&name)?,
+                // A crash between the closed file's appearance and the open one's removal; or the folder could not be synced,
+                // and a loss of power would take the name: written anew, it lasts.
+                Some((closed, closure)) if *closed == identity => {
+                    self.write_anew(closed, closure)?;
+                }
                 Some((closed, _)) if closed.epoch > identity.epoch => {
                     self.set_aside(&name, &quarantined(&identity, Sealed::Open))?;
                 }
@@ -132,8 +135,8 @@ impl Disk {
         Ok(listing)
     }
 
-    /// Writes the file of an owed segment anew, if its bytes are whole.
-    fn mend_footer(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<bool> {
+    /// Writes the file of a closed segment anew, if its bytes are whole.
+    fn write_anew(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<bool> {
         match self.read_closed(identity, closure) {
             Ok(bytes) => self.write_closed(identity, closure, &bytes).map(|()| true),
             Err(ReadError::Io(error)) => Err(error),

@@ -222,6 +222,7 @@ fn begin(
         evidence.forget(&disk)?;
     }
     let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| disk.read_open(open))?;
+    evidence.note_open(&disk, &listing.open)?;
     // What was open and empty has no file.
     let used: Vec<Slot> = rows.iter().map(|(slot, _)| *slot).collect();
     let room = (home.buffers as usize).saturating_sub(rows.len());
@@ -274,6 +275,19 @@ impl Evidence {
         self.flushed.write().context("clear the notes of what was flushed")?;
         (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
         Ok(())
+    }
+
+    /// Remembers how far the files of open segments are sound: it need not have been noted when the last process ended. Only
+    /// where the memory is new: a kernel that goes on may show bytes that never came to disk.
+    fn note_open(&mut self, disk: &Disk, open: &[SegmentIdentity]) -> anyhow::Result<()> {
+        for identity in open {
+            let end = disk.open_end(identity).with_context(|| format!("read open segment {}", identity.segment))?;
+            let noted = self.ends.iter().any(|(known, noted)| known == identity && *noted >= end);
+            if !noted && end > Offset(0) {
+                self.flushed.note(identity, end);
+            }
+        }
+        self.flushed.write().context("note how far open segments are flushed")
     }
 
     /// Segments that were open here, and of which nothing had arrived.

@@ -147,7 +147,8 @@ impl World {
                 host.rotten.push(node.clone());
                 let in_header = random.below(SEGMENT_HEADER_SIZE as u64) as usize;
                 let in_footer = length.checked_sub(FOOTER_SIZE)? + random.below(FOOTER_SIZE as u64 - 4) as usize;
-                let at = if random.one_in(2) { in_header } else { in_footer };
+                // A file that still grows has no footer.
+                let at = if random.one_in(2) || node.inode().closed().is_none() { in_header } else { in_footer };
                 host.files.flip(name, at, random.below(8) as u8).then(|| format!("{name}, byte {at}"))
             }
             Fault::StrangerInTheWay => {
