@@ -1,6 +1,6 @@
 //! How far open segments have been flushed at least: what a file must still hold when the process comes back.
 //!
-//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](crate::wake). A flush is answered before it is noted
+//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](mod@crate::wake). A flush is answered before it is noted
 //! here: what an open file loses at rest is missed if it was flushed before the last note. See "Evidence" in `docs/protocol.md`.
 //!
 //! # Bytes

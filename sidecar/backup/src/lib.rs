@@ -3,7 +3,7 @@
 //!
 //! Driven by the backup daemon, which adds threads and the control RPC, and by the simulator, which adds virtual time and
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
-//! implements), [`wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
+//! implements), [`mod@wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
 //! [`daemon`] (carries out what the machine decides, one output after the other), [`flusher`] (brings segments to disk, one
 //! job after the other), [`fetch()`] (reads them for others).
 //!

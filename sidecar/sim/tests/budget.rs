@@ -22,6 +22,7 @@ fn no_seed_of_the_budget_breaks_a_rule() {
         Err(_) => SEEDS,
     };
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let outcome = play_many(&Wanted { first: 0, count, time: Duration::MAX, jobs, broken_max: 1 }, |_| {});
+    let outcome =
+        play_many(&Wanted { first: 0, count, time: Duration::MAX, jobs, broken_max: 1, durability: None }, |_| {});
     assert!(outcome.broken.is_empty(), "{:?}", outcome.broken);
 }

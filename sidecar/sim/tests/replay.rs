@@ -5,7 +5,7 @@ use tailwind_sim::runner::{Wanted, play, play_many};
 #[test]
 fn the_same_seed_gives_the_same_story() {
     for seed in 0..40 {
-        let (first, second) = (play(seed, true), play(seed, true));
+        let (first, second) = (play(seed, true, None), play(seed, true, None));
         assert!(first.story.lines().count() > 20, "seed {seed} tells something");
         for (nth, (a, b)) in first.story.lines().zip(second.story.lines()).enumerate() {
             assert_eq!(a, b, "seed {seed}, line {nth}");
@@ -17,20 +17,21 @@ fn the_same_seed_gives_the_same_story() {
 #[test]
 fn listening_changes_nothing() {
     for seed in 0..20 {
-        assert_eq!(play(seed, true).end, play(seed, false).end, "seed {seed}");
+        assert_eq!(play(seed, true, None).end, play(seed, false, None).end, "seed {seed}");
     }
 }
 
 #[test]
 fn other_seeds_give_other_stories() {
-    assert_ne!(play(1, true).story, play(2, true).story);
+    assert_ne!(play(1, true, None).story, play(2, true, None).story);
 }
 
 #[test]
 fn many_seeds_are_the_sum_of_each() {
-    let wanted = Wanted { first: 0, count: 12, time: std::time::Duration::MAX, jobs: 2, broken_max: 20 };
+    let wanted =
+        Wanted { first: 0, count: 12, time: std::time::Duration::MAX, jobs: 2, broken_max: 20, durability: None };
     let together = play_many(&wanted, |_| {});
     let mut alone = tailwind_sim::tally::Tally::default();
-    (0..12).filter_map(|seed| play(seed, false).end.ok()).for_each(|tally| alone.add(&tally));
+    (0..12).filter_map(|seed| play(seed, false, None).end.ok()).for_each(|tally| alone.add(&tally));
     assert_eq!(together.tally, alone);
 }

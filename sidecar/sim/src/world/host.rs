@@ -2,7 +2,7 @@
 //!
 //! Its process takes one request at a time and carries the machine's outputs out one after the other. Persisting, revoking
 //! and scanning take time; the process can be killed between any two outputs and at any call to its disk or its table, and
-//! the host can lose power at any moment. What comes of a start is for [`wake`] to find out; see [`memory`](super::memory)
+//! the host can lose power at any moment. What comes of a start is for [`wake`](fn@tailwind_backup::wake) to find out; see [`memory`](super::memory)
 //! for the buffers, [`files`](super::files) for the volume, [`daemon`](super::daemon) for the outputs.
 
 use std::collections::{BTreeMap, VecDeque};

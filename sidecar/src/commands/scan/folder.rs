@@ -1,6 +1,6 @@
 //! What the files of a flush folder are together: a line for each, the gaps between them, and a verdict. No I/O.
 //!
-//! Called by [`scan`](super), which reads the files one by one. What a single file is worth [`examine`](super::examine)
+//! Called by [`scan`](super), which reads the files one by one. What a single file is worth [`examine`](mod@super::examine)
 //! says; this compares the files with each other: a log has no gap, neither in segments nor in LSNs, and its epochs rise.
 
 use std::collections::{BTreeMap, BTreeSet};
