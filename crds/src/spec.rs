@@ -166,9 +166,9 @@ pub struct ReplicaGroupSpec {
     /// A person's word, as LOG/LSN: the log of this id (status.log.id) may end at this record, whatever was acknowledged beyond.
     /// Needed only where the group waits because its members are damaged, or because status.log was restored from an older
     /// copy. What is given up goes into quarantine at the backups.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
-    pub accept_loss_up_to: String,
+    pub accept_loss_up_to: Option<String>,
 }
 
 /// A port of the service that leads to the primary.

@@ -81,6 +81,11 @@ impl Flushed {
         self.dirty |= self.notes.insert(identity.segment, note) != Some(note);
     }
 
+    /// True when there is a note of this very segment.
+    pub fn knows(&self, identity: &SegmentIdentity) -> bool {
+        self.notes.get(&identity.segment).is_some_and(|(known, _)| known == identity)
+    }
+
     /// Nothing is asked of this segment's open file any more.
     pub fn forget(&mut self, segment: SegmentId) {
         self.dirty |= self.notes.remove(&segment).is_some();

@@ -214,11 +214,15 @@ impl Flusher {
             self.files.remove(&identity.segment);
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
-        if let Ok(end) = &result
-            && !self.is_closed(&identity)
-        {
-            self.flushed.note(&identity, *end);
-            self.unnoted += 1;
+        match &result {
+            Ok(_) if self.is_closed(&identity) => {}
+            Ok(end) => {
+                self.flushed.note(&identity, *end);
+                self.unnoted += 1;
+            }
+            // That it is open here all the same tells, should the power go, that nothing is missing.
+            Err(_) if !self.flushed.knows(&identity) => self.flushed.note(&identity, Offset(0)),
+            Err(_) => {}
         }
         if self.unnoted >= UNNOTED_MAX {
             self.rest();

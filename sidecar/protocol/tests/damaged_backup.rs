@@ -210,6 +210,16 @@ fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
     }
 }
 
+/// An older promise was put back, from before there was any log: it starts all the same, and goes on to say what it misses.
+#[test]
+fn a_note_beside_a_promise_of_no_log_is_a_doubt_that_stays() {
+    let found = |promise| Found { promise, flushed: vec![(identity(1), Offset(552))], ..Found::default() };
+    let first = Desk::start(found(Promise::default()));
+    assert!(!first.backup.is_witness() && !first.out.contains(&Output::DeleteFile(SegmentId(1))), "{:?}", first.out);
+    let again = Desk::start(found(first.backup.promise().clone()));
+    assert_eq!(again.backup.promise(), first.backup.promise(), "said once");
+}
+
 #[test]
 fn a_new_backup_has_no_doubts() {
     let desk = Desk::start(Found::default());

@@ -211,8 +211,11 @@ impl Backup {
                     doubts.push(format!(
                         "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
                     ));
-                    // Once the doubt is remembered, the file is not missed any more.
-                    out.push(Output::DeleteFile(segment));
+                    // Once the doubt is remembered, the file is not missed any more. A promise of no log is an older copy: whose
+                    // file that would be is not known, and it stays missed.
+                    if self.promise.log.is_some() {
+                        out.push(Output::DeleteFile(segment));
+                    }
                 }
             }
         }
@@ -224,9 +227,12 @@ impl Backup {
         if doubts.is_empty() {
             return;
         }
-        let known = self.promise.doubt.take().map(|doubt| doubt.why);
-        let all: Vec<&str> = known.iter().map(String::as_str).chain(doubts.iter().map(String::as_str)).collect();
-        let mut why = all.join("; ");
+        let mut why = self.promise.doubt.take().map(|doubt| doubt.why).unwrap_or_default();
+        for doubt in doubts {
+            if !why.contains(doubt.as_str()) {
+                why = if why.is_empty() { doubt.clone() } else { format!("{why}; {doubt}") };
+            }
+        }
         if why.len() > DOUBT_LENGTH_MAX {
             let cut = (0..=DOUBT_LENGTH_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
             why.truncate(cut);

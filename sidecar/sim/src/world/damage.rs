@@ -78,6 +78,12 @@ impl World {
             let gone = !host.rotten.iter().any(|node| host.files.has(node));
             let says_so =
                 gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
+            // Under `flushed` what is not acknowledged yet was on its disk all the same.
+            let newest = self.checks.owed().map(|record| record.identity.segment).max();
+            let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
+            if self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished) {
+                continue;
+            }
             if says_so && self.checks.owed().all(|record| self.is_here(host, record)) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);

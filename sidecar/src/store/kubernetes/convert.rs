@@ -77,7 +77,7 @@ pub(super) fn wishes(group: &ReplicaGroup) -> Wishes {
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
         backups,
         fenced: group.spec.fenced,
-        accept_loss: group.spec.accept_loss_up_to.parse().ok(),
+        accept_loss: group.spec.accept_loss_up_to.as_deref().and_then(|word| word.parse().ok()),
         switchover,
     }
 }
