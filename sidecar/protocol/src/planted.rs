@@ -74,8 +74,6 @@ bugs! {
     TableZeroIsFree = "table-zero-is-free",
     /// Backup: a buffer in use whose memory is gone is free. Breaks S12.
     LostBufferIsFree = "lost-buffer-is-free",
-    /// Backup: how far open segments were flushed is not compared at a start. Breaks S12.
-    FlushedNoteIgnored = "flushed-note-ignored",
     /// Backup: entries and marks behind the end of a scan prove nothing. Breaks S12.
     MarksIgnored = "marks-ignored",
     /// Backup: a promise that is older than the segments is believed. Breaks S12.
