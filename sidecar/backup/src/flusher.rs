@@ -160,10 +160,8 @@ impl Flusher {
         match self.read(buffers, slot, Offset(0), closure.end) {
             // Corrupt, or trimmed away while its turn came: the machine knows.
             Ok(()) if !scan::verify(&self.bytes, identity, closure) => FlushResult::Corrupt,
-            read => {
-                let result = read.and_then(|()| self.disk.write_closed(identity, closure, &self.bytes));
-                self.tried(identity, result)
-            }
+            Ok(()) => self.tried(identity, self.disk.write_closed(identity, closure, &self.bytes)),
+            Err(error) => self.tried(identity, Err(error)),
         }
     }
 

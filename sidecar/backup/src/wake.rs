@@ -21,6 +21,7 @@ use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Purpose;
+use tailwind_protocol::scan;
 use tracing::{info, warn};
 
 use crate::disk::{Disk, Listing};
@@ -221,8 +222,12 @@ fn begin(
     if is_new {
         evidence.forget(&disk)?;
     }
-    let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| disk.read_open(open))?;
-    evidence.note_open(&disk, &listing.open)?;
+    let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| {
+        let bytes = disk.read_open(open)?;
+        evidence.note_open(open, &bytes);
+        Ok(bytes)
+    })?;
+    evidence.flushed.write().context("note how far open segments are flushed")?;
     // What was open and empty has no file.
     let used: Vec<Slot> = rows.iter().map(|(slot, _)| *slot).collect();
     let room = (home.buffers as usize).saturating_sub(rows.len());
@@ -277,17 +282,14 @@ impl Evidence {
         Ok(())
     }
 
-    /// Remembers how far the files of open segments are sound: it need not have been noted when the last process ended. Only
+    /// Takes down how far the file of an open segment is sound: it need not have been noted when the last process ended. Only
     /// where the memory is new: a kernel that goes on may show bytes that never came to disk.
-    fn note_open(&mut self, disk: &Disk, open: &[SegmentIdentity]) -> anyhow::Result<()> {
-        for identity in open {
-            let end = disk.open_end(identity).with_context(|| format!("read open segment {}", identity.segment))?;
-            let noted = self.ends.iter().any(|(known, noted)| known == identity && *noted >= end);
-            if !noted && end > Offset(0) {
-                self.flushed.note(identity, end);
-            }
+    fn note_open(&mut self, identity: &SegmentIdentity, bytes: &[u8]) {
+        let end = scan::scan(bytes, identity).closure.end;
+        let noted = self.ends.iter().any(|(known, noted)| known == identity && *noted >= end);
+        if !noted && end > Offset(0) {
+            self.flushed.note(identity, end);
         }
-        self.flushed.write().context("note how far open segments are flushed")
     }
 
     /// Segments that were open here, and of which nothing had arrived.
@@ -345,7 +347,7 @@ fn load(
     table: &SlotTable,
     open: &[SegmentIdentity],
     used: &[Slot],
-    read: impl Fn(&SegmentIdentity) -> io::Result<Vec<u8>>,
+    mut read: impl FnMut(&SegmentIdentity) -> io::Result<Vec<u8>>,
 ) -> anyhow::Result<Vec<(Slot, SlotRow)>> {
     if open.is_empty() {
         return Ok(Vec::new());

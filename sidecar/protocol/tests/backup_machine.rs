@@ -516,7 +516,7 @@ fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
 
 /// A scrub may come late with what it has read: by then an image has replaced the copy.
 #[test]
-fn rot_is_believed_of_the_copy_that_was_read_and_is_told_until_an_image_replaces_it() {
+fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
     let mut desk = promised();
     assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert_eq!(desk.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
@@ -568,7 +568,7 @@ fn a_promise_older_than_what_is_owed_is_doubted() {
 /// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a loss
 /// of power leaves an open segment with every record, not a closed one that has lost its end.
 #[test]
-fn under_durability_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
+fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
     let mut desk = Desk::fresh();
     desk.fence(5);
     assert!(matches!(desk.ask(open_flushed(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));

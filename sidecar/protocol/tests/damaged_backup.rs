@@ -356,7 +356,7 @@ fn what_is_dropped_and_held_records_goes_into_quarantine() {
 
 /// A promotion that broke off may have closed it too early, or a later one may have; or its writer lies.
 #[test]
-fn a_whole_copy_is_kept_when_an_image_of_another_end_replaces_it() {
+fn a_whole_copy_outlives_an_image_of_another_end() {
     for other in [Closure { last: Lsn(8), ..closure(1) }, Closure { last: Lsn(12), ..closure(1) }] {
         let mut desk =
             Desk::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });

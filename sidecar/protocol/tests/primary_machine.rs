@@ -824,7 +824,7 @@ fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
 
 /// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
 #[test]
-fn a_copy_that_nobody_can_give_costs_no_member_and_is_tried_again() {
+fn a_copy_that_nobody_can_give_costs_no_member() {
     let mut desk = with_two_closed(1);
     let seat = desk.seats[&member(1).id];
     desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));

@@ -216,10 +216,22 @@ impl World {
         self.is_back().then(|| self.queue.now() - calm)
     }
 
+    /// The same once more, after a blow; false if it does not.
+    fn recovers(&mut self) -> bool {
+        self.acks_in_calm = 0;
+        let after = self.comes_back();
+        self.tally.return_max = self.tally.return_max.max(after.unwrap_or_default());
+        after.is_some()
+    }
+
     /// Goes on until no call is left that the faults have swallowed.
     fn let_calls_end(&mut self) {
-        let settled = self.queue.now() + SETTLED;
-        while self.queue.now() < settled {
+        self.play_for(SETTLED);
+    }
+
+    fn play_for(&mut self, time: Micros) {
+        let end = self.queue.now() + time;
+        while self.queue.now() < end {
             self.step();
         }
     }
@@ -234,12 +246,8 @@ impl World {
         if !self.empty_all_but_one() {
             return;
         }
-        self.acks_in_calm = 0;
-        match self.comes_back() {
-            Some(after) => self.tally.return_max = self.tally.return_max.max(after),
-            None => {
-                broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned())
-            }
+        if !self.recovers() {
+            broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned());
         }
     }
 
@@ -264,10 +272,8 @@ impl World {
         if !hit {
             return;
         }
-        self.acks_in_calm = 0;
-        match self.comes_back() {
-            Some(after) => self.tally.return_max = self.tally.return_max.max(after),
-            None => self.judge_absence(),
+        if !self.recovers() {
+            self.judge_absence();
         }
     }
 

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use tailwind_protocol::backup::{Reply, Request, RequestId, Slot};
-use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::rpc::Inventory;
 
@@ -70,10 +70,6 @@ impl Checks {
                 format!("{name} shows segment {segment} of epoch {epoch}, which it has shown as absent before"),
             );
         }
-        if inventory.witness && !inventory.more {
-            self.misses(host, inventory);
-        }
-        let known = self.receivers.known.entry(host.no).or_default();
         if first_of_epoch {
             *known = inventory.copies.iter().map(|copy| copy.identity).collect();
         }
@@ -81,6 +77,9 @@ impl Checks {
 
     /// A backup that says it can tell where its log ends misses what was taken from it.
     fn misses(&self, host: &Host, inventory: &Inventory) {
+        if !inventory.witness || inventory.more {
+            return;
+        }
         let name = &host.name;
         if let Some(epoch) = host.stale_promise {
             broken("S12", format!("{name} believes a promise that is older than its segment of epoch {epoch}"));
@@ -89,16 +88,14 @@ impl Checks {
             self.receivers.closed.get(&host.no).is_some_and(|closed| closed.contains(identity))
         };
         let shown = |segment| inventory.copies.iter().any(|copy| copy.identity.segment == segment);
-        for (identity, last) in
-            host.missed.iter().filter(|(identity, last)| *last >= inventory.trimmed && closed(identity))
-        {
-            let segment = identity.segment;
-            if !shown(segment) {
-                broken(
-                    "S12",
-                    format!("{name} has closed segment {segment} up to LSN {last}, lost it, and does not say so"),
-                );
-            }
+        let hidden = |(identity, last): &&(SegmentIdentity, Lsn)| {
+            *last >= inventory.trimmed && closed(identity) && !shown(identity.segment)
+        };
+        if let Some((SegmentIdentity { segment, .. }, last)) = host.missed.iter().find(hidden) {
+            broken(
+                "S12",
+                format!("{name} has closed segment {segment} up to LSN {last}, lost it, and does not say so"),
+            );
         }
     }
 
@@ -108,6 +105,7 @@ impl Checks {
             let before = self.receivers.reported.get(&host.no).copied().unwrap_or_default();
             let first = |asked: &Asked| asked.fence && asked.epoch > before;
             self.shows(host, inventory, self.receivers.asked.get(&id).is_some_and(first));
+            self.misses(host, inventory);
         }
         let Some(Asked { epoch, fence, close, reported: before }) = self.receivers.asked.remove(&id) else { return };
         if let (Some(identity), Reply::Done) = (close, reply) {

@@ -81,10 +81,8 @@ impl World {
             // Under `flushed` what is not acknowledged yet was on its disk all the same.
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
-            if self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished) {
-                continue;
-            }
-            if says_so && self.checks.owed().all(|record| self.is_here(host, record)) {
+            let was_on_disk = self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished);
+            if says_so && !was_on_disk && self.checks.owed().all(|record| self.is_here(host, record)) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }

@@ -115,16 +115,16 @@ impl World {
 
     /// True when everybody at hand was damaged, or cannot tell whether what a damaged member once held is part of the log.
     pub(super) fn all_are_damaged(&self, config: &Configuration) -> bool {
-        let hit = |host: &Host| !host.lost.is_empty() || host.doubtful || !host.flips.is_empty();
         let lost_copies = || {
-            let damaged = self.present(config).filter(|(_, host)| hit(host)).filter_map(|(_, host)| host.machine());
+            let damaged =
+                self.present(config).filter(|(_, host)| host.is_damaged()).filter_map(|(_, host)| host.machine());
             let copies = damaged.flat_map(|machine| machine.inventory().copies);
             copies.filter(|copy| copy.state == CopyState::Corrupt && copy.closure.last > Lsn(0))
         };
         self.present(config).all(|(_, host)| {
             let holds =
                 |copy: CopyReport| self.holds_bytes(host, self.checks.truth(copy.identity.epoch, copy.closure.last));
-            hit(host) || !lost_copies().all(holds)
+            host.is_damaged() || !lost_copies().all(holds)
         })
     }
 

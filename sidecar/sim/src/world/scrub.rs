@@ -88,10 +88,7 @@ impl World {
                 broken("Repair", why);
             }
             // Looking at every byte takes longer than most steps.
-            let next = self.queue.now() + ASK;
-            while self.queue.now() < next {
-                self.step();
-            }
+            self.play_for(ASK);
         }
         self.keeps_all = false;
     }
