@@ -27,6 +27,7 @@ on_every_fabric!(
     two_damaged_open_files_of_three_are_missed,
     a_config_store_that_went_back_leads_nowhere,
     missing_buffers_are_missed,
+    zeroed_buffers_are_missed,
     zeroed_rows_are_missed,
     files_of_a_newer_format_are_kept,
     files_of_another_log_are_kept,
@@ -219,6 +220,15 @@ fn missing_buffers_are_missed(fabric: &str) {
         let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
         assert!(!buffers.is_empty(), "segments are open");
         buffers.keys().for_each(|name| fs::remove_file(pool.join(name)).unwrap());
+    });
+}
+
+/// A4: the files are there, and hold zeros.
+fn zeroed_buffers_are_missed(fabric: &str) {
+    lose_buffers(fabric, |pool| {
+        let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
+        assert!(!buffers.is_empty(), "segments are open");
+        buffers.keys().for_each(|name| change(&pool.join(name), |bytes| bytes.fill(0)).unwrap());
     });
 }
 

@@ -1,7 +1,8 @@
 //! How far open segments have been flushed at least: what a file must still hold when the process comes back.
 //!
 //! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](mod@crate::wake). A flush is answered before it is noted
-//! here: what an open file loses at rest is missed if it was flushed before the last note. See "Evidence" in `docs/protocol.md`.
+//! here: what an open file loses at rest is missed if it was flushed before the last note. It is noted with it how many entries
+//! the [`ledger`](crate::ledger) has had, so that one which has lost its end is missed too. See "Evidence" in `docs/protocol.md`.
 //!
 //! # Bytes
 //! Two [blocks](crate::blocks) of magic `TWFLUSHD`, written in turn: the older of them is all that a crash can tear.
@@ -9,18 +10,28 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use serde::{Deserialize, Serialize};
 use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 
 use crate::blocks::{BLOCK_SIZE, Block, Kind, fits};
 use crate::files::{File, Folder};
+use crate::ledger::Entries;
 
 /// Its name in the flush folder.
 pub const FLUSHED: &str = "flushed";
 const TEMPORARY: &str = "flushed.tmp";
-const KIND: Kind = Kind { magic: *b"TWFLUSHD", version: 1 };
+const KIND: Kind = Kind { magic: *b"TWFLUSHD", version: 2 };
 
-type Notes = Vec<(SegmentIdentity, Offset)>;
+/// What the file says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notes {
+    /// Entries that the ledger has had.
+    ledger: u64,
+    /// Open segments, and how far each is on disk.
+    open: Vec<(SegmentIdentity, Offset)>,
+}
 
 /// The notes, and the file that holds them.
 #[derive(Debug)]
@@ -28,14 +39,20 @@ pub struct Flushed {
     file: Box<dyn File>,
     sequence: u64,
     notes: BTreeMap<SegmentId, (SegmentIdentity, Offset)>,
-    /// The file says less.
+    /// The file says less of them.
     dirty: bool,
+    /// Entries that the ledger has had, and how many the file says.
+    entries: Entries,
+    noted: u64,
 }
 
 impl Flushed {
     /// Opens the notes in this folder, making them if need be. `expected`: there must be some file. Returns what is noted, and
     /// what cannot be told.
-    pub fn open(folder: &dyn Folder, expected: bool) -> io::Result<(Flushed, Notes, Vec<String>)> {
+    pub fn open(
+        folder: &dyn Folder,
+        expected: bool,
+    ) -> io::Result<(Flushed, Vec<(SegmentIdentity, Offset)>, Vec<String>)> {
         let mut doubts = Vec::new();
         match folder.open(FLUSHED) {
             Ok(file) => {
@@ -44,9 +61,10 @@ impl Flushed {
                     Block::Sound(sequence, notes) => Some((sequence, notes)),
                     Block::Newer(_) | Block::Damaged(_) => None,
                 });
-                if let Some((sequence, notes)) = sound.max_by_key(|(sequence, _)| *sequence) {
-                    let known = notes.iter().map(|note| (note.0.segment, *note)).collect();
-                    return Ok((Flushed { file, sequence, notes: known, dirty: false }, notes, doubts));
+                if let Some((sequence, Notes { ledger: noted, open })) = sound.max_by_key(|(sequence, _)| *sequence) {
+                    let notes = open.iter().map(|note| (note.0.segment, *note)).collect();
+                    let entries = Entries::new(noted);
+                    return Ok((Flushed { file, sequence, notes, dirty: false, entries, noted }, open, doubts));
                 }
                 let aside = format!("{FLUSHED}.unreadable");
                 folder.rename(FLUSHED, &aside)?;
@@ -68,11 +86,17 @@ impl Flushed {
             Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
             _ => {}
         }
-        KIND.write(&*file, 0, 0, &Notes::new())?;
-        KIND.write(&*file, 1, 1, &Notes::new())?;
+        KIND.write(&*file, 0, 0, &Notes::default())?;
+        KIND.write(&*file, 1, 1, &Notes::default())?;
         folder.rename(TEMPORARY, FLUSHED)?;
         folder.sync()?;
-        Ok(Flushed { file, sequence: 1, notes: BTreeMap::new(), dirty: false })
+        let (notes, entries) = (BTreeMap::new(), Entries::default());
+        Ok(Flushed { file, sequence: 1, notes, dirty: false, entries, noted: 0 })
+    }
+
+    /// Where the ledger keeps count: as many entries as are noted, to begin with.
+    pub fn entries(&self) -> Entries {
+        self.entries.clone()
     }
 
     /// This open segment is on disk up to here; 0: it is open here, and nothing of it has arrived.
@@ -98,22 +122,22 @@ impl Flushed {
 
     /// True while the file says less than is known.
     pub fn is_dirty(&self) -> bool {
-        self.dirty
+        self.dirty || self.entries.count() != self.noted
     }
 
     /// Brings the notes to disk.
     pub fn write(&mut self) -> io::Result<()> {
-        if !self.dirty {
+        if !self.is_dirty() {
             return Ok(());
         }
-        let mut notes: Notes = self.notes.values().copied().collect();
+        let mut notes = Notes { ledger: self.entries.count(), open: self.notes.values().copied().collect() };
         // Open segments are few; should there be more than fit, the oldest are closed and not yet told of.
         while !fits(&notes) {
-            notes.remove(0);
+            notes.open.remove(0);
         }
         let sequence = self.sequence + 1;
         KIND.write(&*self.file, sequence % 2, sequence, &notes)?;
-        (self.sequence, self.dirty) = (sequence, false);
+        (self.sequence, self.dirty, self.noted) = (sequence, false, notes.ledger);
         Ok(())
     }
 }

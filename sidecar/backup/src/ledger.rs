@@ -12,10 +12,14 @@
 //! ```
 //! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
 //! next is begun. Zeros are the end. The last entry may be unsound: a write that failed, of which nobody was told. Any other
-//! that is not sound has rotted: what it said is unknown, and that is told. When the file has grown to many times what is owed it is written anew, under another name first.
+//! that is not sound has rotted: what it said is unknown, and that is told. So are entries that are gone from the end, an older
+//! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. When the file has grown to many
+//! times what is owed it is written anew, under another name first.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
@@ -41,6 +45,27 @@ const REWRITE_MIN: u64 = 4096;
 /// A change of more entries than this is written with the whole file: one sync instead of many.
 const BATCH_MAX: usize = 16;
 
+/// How many entries a ledger has been given in its life, all of them on disk: what the next one's sequence will be. Shared with
+/// who notes it.
+#[derive(Clone, Debug, Default)]
+pub struct Entries(Arc<AtomicU64>);
+
+impl Entries {
+    /// So many.
+    pub fn new(count: u64) -> Entries {
+        Entries(Arc::new(AtomicU64::new(count)))
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self, count: u64) {
+        self.0.store(count, Ordering::Release);
+    }
+}
+
 /// The open ledger.
 #[derive(Debug)]
 pub struct Ledger {
@@ -49,6 +74,8 @@ pub struct Ledger {
     /// The next entry.
     next: u64,
     sequence: u64,
+    /// The same, told once it is on disk.
+    entries: Entries,
     /// Entries that there is space for.
     room: u64,
     /// An entry was not sound: the file is to be written anew.
@@ -73,11 +100,12 @@ enum Entry {
 
 impl Ledger {
     /// Opens the ledger in this folder. `expected`: there must be one, because this backup has promised something; where there
-    /// is none, or none that can be read, an empty one is made and the doubt told.
-    pub fn open(folder: &dyn Folder, expected: bool) -> io::Result<(Ledger, Told)> {
+    /// is none, or none that can be read, an empty one is made and the doubt told. `entries`: as many as have been noted; from
+    /// here on the ledger keeps count.
+    pub fn open(folder: &dyn Folder, expected: bool, entries: Entries) -> io::Result<(Ledger, Told)> {
         let mut told = Told::default();
         match folder.open(LEDGER) {
-            Ok(file) => match Ledger::read(file, &mut told)? {
+            Ok(file) => match Ledger::read(file, entries.clone(), &mut told)? {
                 Some(ledger) => return Ok((ledger, told)),
                 None => {
                     let aside = format!("{LEDGER}.unreadable");
@@ -92,7 +120,7 @@ impl Ledger {
             }
             Err(error) => return Err(error),
         }
-        Ok((Ledger::create(folder, BTreeMap::new(), 0)?, told))
+        Ok((Ledger::create(folder, BTreeMap::new(), entries)?, told))
     }
 
     /// Forgets everything that was owed: this backup is somebody new.
@@ -140,6 +168,7 @@ impl Ledger {
             }
         }
         self.file.sync()?;
+        self.entries.set(self.sequence);
         if self.room < self.next + SPARE && self.file.allocate((self.next + GROWTH) * ENTRY_SIZE as u64).is_ok() {
             self.room = self.next + GROWTH;
         }
@@ -147,7 +176,7 @@ impl Ledger {
     }
 
     fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<()> {
-        *self = Ledger::create(folder, std::mem::take(&mut self.owed), self.sequence)?;
+        *self = Ledger::create(folder, std::mem::take(&mut self.owed), self.entries.clone())?;
         Ok(())
     }
 
@@ -155,8 +184,9 @@ impl Ledger {
     fn create(
         folder: &dyn Folder,
         owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
-        sequence: u64,
+        entries: Entries,
     ) -> io::Result<Ledger> {
+        let sequence = entries.count();
         let file = folder.create(TEMPORARY)?;
         let mut bytes = header().to_vec();
         for (nth, (identity, closure)) in owed.values().enumerate() {
@@ -173,18 +203,20 @@ impl Ledger {
         folder.rename(TEMPORARY, LEDGER)?;
         folder.sync()?;
         let sequence = sequence + owed.len() as u64;
-        Ok(Ledger { file, owed, next, sequence, room, damaged: false })
+        entries.set(sequence);
+        Ok(Ledger { file, owed, next, sequence, entries, room, damaged: false })
     }
 
     /// `None`: this is no ledger, or one of a newer version.
-    fn read(file: Box<dyn File>, told: &mut Told) -> io::Result<Option<Ledger>> {
+    fn read(file: Box<dyn File>, entries: Entries, told: &mut Told) -> io::Result<Option<Ledger>> {
         let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
         let mut bytes = vec![0; length];
         file.read_exact_at(0, &mut bytes)?;
         if bytes.get(..ENTRY_SIZE) != Some(header().as_slice()) {
             return Ok(None);
         }
-        let mut ledger = Ledger { file, owed: BTreeMap::new(), next: 1, sequence: 0, room: 0, damaged: false };
+        let (noted, owed) = (entries.count(), BTreeMap::new());
+        let mut ledger = Ledger { file, owed, next: 1, sequence: 0, entries, room: 0, damaged: false };
         // An unsound entry counts as rotten once there is another one behind it.
         let (mut rotten, mut unsound) = (0, 0);
         let mut expected = None;
@@ -211,18 +243,21 @@ impl Ledger {
             expected = Some(sequence + 1);
             (ledger.next, ledger.sequence) = (nth as u64 + 1, sequence + 1);
         }
-        // One write at a time can have failed.
-        rotten += unsound.saturating_sub(1);
-        if rotten > 0 {
+        // One write at a time can have failed, and none that was noted.
+        let lost = noted.saturating_sub(ledger.sequence);
+        let bad = rotten as u64 + lost.max(unsound.saturating_sub(1) as u64);
+        if bad > 0 {
             ledger.damaged = true;
-            told.doubts.push(format!("{rotten} entries of the ledger of what is owed cannot be read"));
+            told.doubts.push(format!("{bad} entries of the ledger of what is owed are gone or cannot be read"));
         }
+        ledger.sequence += lost;
         // The process before may have died of a sync that failed: then the last sector is here and perhaps not on disk, and no
         // later sync would bring it there (`fsync(2)`).
         let sector = SECTOR_ENTRIES as usize * ENTRY_SIZE;
         let from = (ledger.next - 1) as usize / SECTOR_ENTRIES as usize * sector;
         ledger.file.write_all_at(from as u64, &bytes[from..length.min(from + sector)])?;
         ledger.file.sync()?;
+        ledger.entries.set(ledger.sequence);
         ledger.room = (length / ENTRY_SIZE) as u64;
         told.owed = ledger.owed.values().copied().collect();
         Ok(Some(ledger))

@@ -263,10 +263,10 @@ impl Evidence {
     fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
         // Both are made before the first epoch is promised.
         let expected = promise.log.is_some();
-        let (ledger, Told { owed, mut doubts }) =
-            Ledger::open(disk.folder(), expected).context("open the ledger of what is owed")?;
-        let (flushed, ends, more) =
+        let (flushed, ends, mut doubts) =
             Flushed::open(disk.folder(), expected).context("open the notes of what was flushed")?;
+        let (ledger, Told { owed, doubts: more }) =
+            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger of what is owed")?;
         doubts.extend(more);
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;

@@ -1,4 +1,5 @@
-//! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key.
+//! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key, and the
+//! mark that tells a slot file from one that has lost its bytes.
 //!
 //! [`pool`](crate::pool) makes the files; [`shm`](crate::shm) writes them from the sending process, [`tcp`](crate::tcp)
 //! from the receiving one. Bytes are only ever *written* through a mapping: reads go through `pread(2)`, so that no
@@ -13,11 +14,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Bytes behind a slot's own: room for the flag and the key. They have a page of their own so that giving back the
+/// Bytes behind a slot's own: room for the flag, the key and the mark. They have a page of their own so that giving back the
 /// slot's memory leaves them alone.
 pub(crate) const FLAG_PAGE_SIZE: u32 = 4096;
 /// Where the key stands within the flag page; the flag stands at its start.
 const KEY_OFFSET: usize = 8;
+/// And the mark behind it.
+const MARK_OFFSET: usize = 16;
+/// In each slot file from before it gets its name on. Without it the file reads as zeros, or is another's.
+const MARK: u64 = u64::from_le_bytes(*b"TWBUFFER");
 
 /// What a lending's writer may do, as the flag says it. A file made by an unknown version counts as `Ended`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +126,16 @@ impl Mapping {
         }
     }
 
+    /// Makes this a slot file.
+    pub(crate) fn mark(&self) {
+        self.mark_word().store(MARK, Ordering::SeqCst);
+    }
+
+    /// True for a slot file whose bytes are still there.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.mark_word().load(Ordering::SeqCst) == MARK
+    }
+
     fn flag_word(&self) -> &AtomicU32 {
         // SAFETY: the flag page lies behind the slot and within the mapping (`with`).
         let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize) };
@@ -130,9 +145,19 @@ impl Mapping {
     }
 
     fn key_word(&self) -> &AtomicU64 {
-        // SAFETY: as for the flag, KEY_OFFSET bytes into the same page.
-        let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize + KEY_OFFSET) };
-        // SAFETY: as for the flag; KEY_OFFSET keeps the alignment of eight bytes.
+        self.word_of_eight(KEY_OFFSET)
+    }
+
+    fn mark_word(&self) -> &AtomicU64 {
+        self.word_of_eight(MARK_OFFSET)
+    }
+
+    /// The word of eight bytes at `offset`, one of the two above.
+    fn word_of_eight(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset == KEY_OFFSET || offset == MARK_OFFSET, "a word of the flag page");
+        // SAFETY: as for the flag, `offset` bytes into the same page.
+        let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize + offset) };
+        // SAFETY: as for the flag; both offsets keep the alignment of eight bytes.
         unsafe { AtomicU64::from_ptr(word.cast()) }
     }
 }
@@ -180,14 +205,14 @@ mod tests {
         one.end();
         assert_eq!((other.flag(), other.key()), (Flag::NeverLent, 0), "what was never lent cannot end");
         one.lend(7);
-        assert_eq!((other.flag(), other.key()), (Flag::Lent, 7));
+        assert_eq!((other.flag(), other.key(), other.is_marked()), (Flag::Lent, 7, false));
         one.end();
-        assert_eq!(other.flag(), Flag::Ended);
-        let mut page = [0; 16];
+        one.mark();
+        assert_eq!((other.flag(), other.is_marked()), (Flag::Ended, true));
+        let mut page = [0; 24];
         file.read_exact_at(&mut page, 4096).unwrap();
         assert_eq!(
-            page,
-            [2, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0],
+            page, *b"\x02\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0TWBUFFER",
             "golden: processes of two versions share it"
         );
     }

@@ -142,6 +142,11 @@ impl Pool {
         }
     }
 
+    /// True when `slot` has memory. A file that has lost its bytes is none.
+    pub fn has(&self, slot: SlotId) -> bool {
+        self.shared(slot).is_some()
+    }
+
     /// Gives the memory of `slot` back; it reads as zero from now on. The caller has ended or revoked its lending: a
     /// writer that had not finished finds its lending ended.
     pub fn release(&self, slot: SlotId) -> Result<(), PoolError> {
@@ -205,7 +210,10 @@ impl Pool {
             .map_err(io::Error::from)
             .and_then(|()| Mapping::prefaulted(&file, self.slot_size));
         match filled {
-            Ok(memory) => Ok(Inode { file, memory: Arc::new(memory) }),
+            Ok(memory) => {
+                memory.mark();
+                Ok(Inode { file, memory: Arc::new(memory) })
+            }
             Err(error) => {
                 // The half-made file holds memory that the next attempt will want.
                 remove_if_present(&path)?;
@@ -248,7 +256,8 @@ impl Pool {
             return Err(PoolError::SlotSize { path, found, slot_size: self.slot_size, expected: self.file_size });
         }
         let memory = Arc::new(Mapping::new(&file, self.slot_size).map_err(io_error("map", &path))?);
-        Ok(Some(Inode { file, memory }))
+        // A file of zeros, or one that somebody else has put there. The next lending takes its name.
+        Ok(memory.is_marked().then_some(Inode { file, memory }))
     }
 
     fn check_free(&self, needed: u64) -> Result<(), PoolError> {

@@ -226,3 +226,19 @@ fn reading_beyond_the_slot_is_a_bug_of_the_caller() {
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let _ = pool.read(SlotId(0), SLOT_SIZE - 1, &mut [0; 2]);
 }
+
+#[test]
+fn a_file_that_has_lost_its_bytes_is_no_memory() {
+    let dir = folder();
+    used_pool(dir.path());
+    let path = dir.path().join("slot-0000.buf");
+    assert!(Pool::open(dir.path(), 2, SLOT_SIZE).unwrap().has(SlotId(0)));
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(FILE_SIZE).unwrap();
+    let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    assert!(!pool.has(SlotId(0)), "zeros that nobody has lent");
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    receiver.lend(Writer(2), SlotId(0)).unwrap();
+    assert!(pool.has(SlotId(0)), "the next lending has memory again");
+}

@@ -579,3 +579,26 @@ fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
     desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert!(owes(&desk), "{:?}", desk.out);
 }
+
+/// After a loss of power a later segment whose predecessor is missing would keep the log from being put together.
+#[test]
+fn under_flushed_a_stop_writes_nothing_behind_a_gap() {
+    for (durability, written) in [(Durability::Flushed, 0), (Durability::Memory, 1)] {
+        let mut desk = Desk::fresh();
+        desk.fence(5);
+        for number in [1, 2] {
+            let identity = identity(number, 5);
+            let open = OpenRequest { caller: caller(5), identity, purpose: Purpose::Append, durability };
+            assert!(matches!(desk.ask(Request::Open(open)), Some(Reply::Opened(_))));
+        }
+        assert_eq!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
+        desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
+        desk.out.clear();
+        desk.step(Input::Shutdown);
+        desk.step(Input::Scanned(Slot(1), tail(3)));
+        desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
+        let last = desk.out.iter().filter(|output| matches!(output, Output::FlushOpen(..))).count();
+        assert_eq!(last, written, "{durability}: {:?}", desk.out);
+        assert!(desk.out.contains(&Output::Finish { complete: false }), "{:?}", desk.out);
+    }
+}

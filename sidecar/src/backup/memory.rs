@@ -91,7 +91,7 @@ impl Memory for PoolMemory {
     }
 
     fn has(&self, slot: Slot) -> bool {
-        self.pool.as_ref().is_some_and(|pool| pool.path(SlotId(slot.0)).exists())
+        self.pool.as_ref().is_some_and(|pool| pool.has(SlotId(slot.0)))
     }
 
     fn load(&mut self, slot: Slot, bytes: &[u8]) -> anyhow::Result<()> {

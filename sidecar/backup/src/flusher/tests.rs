@@ -6,6 +6,7 @@ use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
 use crate::files::OsFolder;
+use crate::ledger::Ledger;
 
 const SLOT: Slot = Slot(0);
 
@@ -186,4 +187,19 @@ fn an_empty_open_segment_is_remembered() {
     desk.flusher.flush_last(&desk.buffer, SLOT, &identity(), &Closure::default()).unwrap();
     let (_, notes, doubts) = Flushed::open(desk.disk.folder(), true).unwrap();
     assert_eq!((notes, doubts), (vec![(identity(), Offset(0))], vec![]));
+}
+
+#[test]
+fn a_new_entry_of_the_ledger_is_noted() {
+    let mut desk = Desk::start();
+    let (flushed, ..) = Flushed::open(desk.disk.folder(), true).unwrap();
+    let (mut ledger, _) = Ledger::open(desk.disk.folder(), false, flushed.entries()).unwrap();
+    desk.flusher = Flusher::new(Arc::clone(&desk.disk), flushed);
+    assert!(!desk.flusher.is_restless());
+    ledger.owe(desk.disk.folder(), &[(identity(), Closure::default())]).unwrap();
+    assert!(desk.flusher.is_restless());
+    desk.flusher.rest();
+    assert!(!desk.flusher.is_restless());
+    let (flushed, ..) = Flushed::open(desk.disk.folder(), true).unwrap();
+    assert_eq!(flushed.entries().count(), 1);
 }

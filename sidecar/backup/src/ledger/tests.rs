@@ -30,12 +30,17 @@ fn desk() -> Desk {
 
 impl Desk {
     fn open(&self) -> Ledger {
-        Ledger::open(&self.folder, false).unwrap().0
+        Ledger::open(&self.folder, false, Entries::default()).unwrap().0
     }
 
     /// What a process finds that expects a ledger.
     fn told(&self) -> Told {
-        Ledger::open(&self.folder, true).unwrap().1
+        self.told_with(0)
+    }
+
+    /// What it finds where so many entries are noted.
+    fn told_with(&self, noted: u64) -> Told {
+        Ledger::open(&self.folder, true, Entries::new(noted)).unwrap().1
     }
 
     fn owes(&self, segments: &[u64]) {
@@ -119,7 +124,46 @@ fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
     assert_eq!(fs::read(desk.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
     fs::remove_file(&desk.path).unwrap();
     assert_eq!(desk.told().doubts, ["the ledger of what is owed is gone"]);
-    assert_eq!(Ledger::open(&desk.folder, false).unwrap().1.doubts, [""; 0], "a new backup has none");
+    let (_, told) = Ledger::open(&desk.folder, false, Entries::default()).unwrap();
+    assert_eq!(told.doubts, [""; 0], "a new backup has none");
+}
+
+/// What was noted was on disk: neither rot nor zeros at the end, nor an older ledger, go unnoticed.
+#[test]
+fn entries_that_were_noted_and_are_gone_are_told() {
+    let desk = desk();
+    let mut ledger = desk.open();
+    for number in 1..=5 {
+        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+    }
+    assert_eq!(ledger.entries.count(), 5);
+    let whole = fs::read(&desk.path).unwrap();
+    for lost in 0..=5 {
+        for byte in [0, 0xee] {
+            let mut shorter = whole.clone();
+            shorter[(6 - lost) * ENTRY_SIZE..6 * ENTRY_SIZE].fill(byte);
+            fs::write(&desk.path, &shorter).unwrap();
+            let doubts = desk.told_with(5).doubts;
+            let expected = format!("{lost} entries of the ledger of what is owed are gone or cannot be read");
+            assert_eq!(doubts, if lost == 0 { vec![] } else { vec![expected] });
+        }
+    }
+    fs::write(&desk.path, &whole).unwrap();
+    assert_eq!(desk.told_with(3).doubts, [""; 0], "what was added since");
+}
+
+#[test]
+fn the_count_goes_on_where_entries_are_gone() {
+    let desk = desk();
+    let (mut ledger, _) = Ledger::open(&desk.folder, true, Entries::new(9)).unwrap();
+    ledger.owe(&desk.folder, &[segment(1)]).unwrap();
+    assert_eq!(ledger.entries.count(), 10);
+    assert_eq!(desk.told_with(10).doubts, [""; 0]);
+    let (mut ledger, told) = Ledger::open(&desk.folder, true, Entries::new(20)).unwrap();
+    assert_eq!((told.owed, told.doubts.len()), (vec![segment(1)], 1));
+    ledger.mend(&desk.folder).unwrap();
+    assert_eq!(ledger.entries.count(), 21);
+    assert_eq!((desk.told_with(21).owed, desk.told_with(21).doubts), (vec![segment(1)], vec![]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Part of [`Backup`].
 
+use crate::config::Durability;
 use crate::ids::{Epoch, Offset};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
@@ -102,16 +103,20 @@ impl Backup {
     }
 
     /// Ends once no flush is under way and no scan is awaited. Where the disk refused a segment the identity stays with
-    /// the memory alone.
+    /// the memory alone; under `flushed` with the disk as well, and then nothing more is written behind that segment. What was
+    /// acknowledged there is on disk already, and after a loss of power the rest would be the end of a log that has a gap.
     pub(super) fn finish_when_flushed(&mut self, out: &mut Vec<Output>) {
         let busy = self.copies.values().any(|copy| copy.stage == Stage::Lent || copy.flushing);
         if busy || self.is_quarantining() || std::mem::replace(&mut self.finished, true) {
             return;
         }
-        let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered);
+        let mut closed = self.copies.values().filter(|copy| copy.stage == Stage::Closed && copy.slot().is_some());
+        let refused = closed.next().map(|copy| copy.identity.segment);
+        let gap = refused.filter(|_| self.promise.durability == Durability::Flushed);
+        let readable = |copy: &&Copy| gap.is_none_or(|gap| copy.identity.segment < gap);
+        let open = self.copies.values().filter(|copy| copy.stage == Stage::Recovered).filter(readable);
         out.extend(open.filter_map(|copy| Some(Output::FlushOpen(copy.slot()?, copy.identity, copy.closure))));
-        let refused = self.copies.values().any(|copy| copy.stage == Stage::Closed && copy.slot().is_some());
-        out.push(Output::Finish { complete: !refused && self.leaving.is_empty() });
+        out.push(Output::Finish { complete: refused.is_none() && self.leaving.is_empty() });
     }
 }
 

@@ -2,6 +2,8 @@ use std::path::Path;
 
 use tailwind_backup::{Home, OsFolder, SlotTable, Standing, Woken, wake};
 use tailwind_protocol::config::Durability;
+use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
 
 use super::*;
 
@@ -122,6 +124,31 @@ fn a_second_daemon_is_kept_out_of_the_pool() {
     assert!(error.contains("in use by another backup daemon"), "{error}");
     drop(table);
     memory.table().unwrap();
+}
+
+/// Whoever puts an older ledger back, or cuts it off, takes with it what only the ledger can name.
+#[test]
+fn an_older_ledger_is_a_doubt() {
+    let folders = folders();
+    folders.live(|standing| standing.promise.log = Some(LogId(7)));
+    let ledger = folders.path("flush/ledger");
+    let older = fs::read(&ledger).unwrap();
+    let mut woken = folders.wake().unwrap();
+    let identity = SegmentIdentity {
+        log: LogId(7),
+        segment: SegmentId(1),
+        epoch: Epoch(1),
+        generation: Generation(1),
+        size: SegmentSize::MIN,
+    };
+    let closure = Closure { first: Lsn(1), last: Lsn(1), end: Offset(8000), chain: Chain(5) };
+    woken.ledger.owe(woken.disk.folder(), &[(identity, closure)]).unwrap();
+    woken.flushed.write().unwrap();
+    drop(woken);
+    assert_eq!(folders.wake().unwrap().found.doubts, [""; 0]);
+    fs::write(&ledger, older).unwrap();
+    let doubts = folders.wake().unwrap().found.doubts;
+    assert!(matches!(&doubts[..], [doubt] if doubt.contains("entries of the ledger")), "{doubts:?}");
 }
 
 /// It used to wait for somebody to write to the FIFO.
