@@ -23,14 +23,16 @@ pub const FLUSHED: &str = "flushed";
 const TEMPORARY: &str = "flushed.tmp";
 const KIND: Kind = Kind { magic: *b"TWFLUSHD", version: 2 };
 
+/// Open segments, and how far each is on disk at least.
+pub type Open = Vec<(SegmentIdentity, Offset)>;
+
 /// What the file says.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Notes {
     /// Entries that the ledger has had.
     ledger: u64,
-    /// Open segments, and how far each is on disk.
-    open: Vec<(SegmentIdentity, Offset)>,
+    open: Open,
 }
 
 /// The notes, and the file that holds them.
@@ -49,10 +51,7 @@ pub struct Flushed {
 impl Flushed {
     /// Opens the notes in this folder, making them if need be. `expected`: there must be some file. Returns what is noted, and
     /// what cannot be told.
-    pub fn open(
-        folder: &dyn Folder,
-        expected: bool,
-    ) -> io::Result<(Flushed, Vec<(SegmentIdentity, Offset)>, Vec<String>)> {
+    pub fn open(folder: &dyn Folder, expected: bool) -> io::Result<(Flushed, Open, Vec<String>)> {
         let mut doubts = Vec::new();
         match folder.open(FLUSHED) {
             Ok(file) => {
