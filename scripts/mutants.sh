@@ -54,6 +54,8 @@ survivors() {
 }
 
 mkdir -p "$OUT"
+# A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
+rm -rf "$OUT"/build/*/incremental
 mapfile -t judges < <(judged_by)
 say "shard $shard; survivors must be listed in $LISTED"
 status=0
@@ -67,6 +69,10 @@ case $status in
     0 | 2 | 3) ;; # all noticed; some survived; some took too long
     *) stop "cargo-mutants failed ($status): $OUT/mutants.out/log" ;;
 esac
+
+if grep -lq 'error: linking with' "$OUT"/mutants.out/log/*.log; then
+    stop "mutants that compile were not linked, so that nobody judged them: rm -rf $OUT, and once more"
+fi
 
 survivors "$OUT/mutants.out/missed.txt" >"$OUT/survivors.txt"
 grep -v -e '^#' -e '^$' "$LISTED" | sort -u >"$OUT/listed.txt" || true

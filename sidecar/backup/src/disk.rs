@@ -40,10 +40,24 @@ pub struct Listing {
     pub closed: Vec<(SegmentIdentity, Closure)>,
     /// Open segments without a closed sibling.
     pub open: Vec<SegmentIdentity>,
-    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
-    pub strange: u64,
+    /// Files that have a segment's name and are damaged, or not of this log.
+    pub strange: Vec<Stranger>,
+    /// Half-made files that cannot be removed.
+    pub left_over: u64,
     /// Files in quarantine.
     pub quarantined: u64,
+}
+
+/// A file under a segment's name that is not understood, or belongs to another log. A name stands for a whole file or for none,
+/// so it is no crash that has left it like this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranger {
+    /// Its name.
+    pub name: String,
+    /// The segment of that name.
+    pub segment: SegmentId,
+    /// What is wrong.
+    pub why: String,
 }
 
 /// Why a closed segment could not be read.
@@ -79,7 +93,7 @@ impl Disk {
     }
 
     /// Lists what belongs to the promised log, and tidies what a crash left half made. Of `owed` segments a file whose footer
-    /// has rotted is still known by its bytes. A file that is not understood is moved aside: nothing is ever written over it.
+    /// has rotted is still known by its bytes. What is strange is for [`Disk::move_aside`].
     pub fn list(&self, promise: &Promise, owed: &[(SegmentIdentity, Closure)]) -> io::Result<Listing> {
         let mut listing = Listing::default();
         let mut open = Vec::new();
@@ -88,10 +102,10 @@ impl Disk {
         for text in self.folder.names()? {
             listing.quarantined += u64::from(text.starts_with(QUARANTINE));
             let Some(name) = FileName::parse(&text) else { continue };
-            let path = self.path().join(&text);
             if name.temporary {
+                let path = self.path().join(&text);
                 if let Err(error) = self.folder.remove(&text) {
-                    listing.strange += 1;
+                    listing.left_over += 1;
                     warn!(path = %path.display(), %error, "half-made segment file cannot be removed: left alone");
                 }
                 continue;
@@ -114,9 +128,7 @@ impl Disk {
                 },
                 (Err(why), _) => why,
             };
-            listing.strange += 1;
-            let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
-            warn!(path = %path.display(), why, aside, "strange segment file: moved aside");
+            listing.strange.push(Stranger { name: text, segment: name.segment, why });
         }
         for identity in open {
             let name = name(identity.segment, Sealed::Open);
@@ -133,6 +145,15 @@ impl Disk {
             }
         }
         Ok(listing)
+    }
+
+    /// Moves strange files aside: nothing is ever written over them.
+    pub fn move_aside(&self, strangers: &[Stranger]) -> io::Result<()> {
+        for Stranger { name, why, .. } in strangers {
+            let aside = self.set_aside(name, &format!("{name}.{ASIDE}"))?;
+            warn!(path = %self.path().join(name).display(), why, aside, "strange segment file: moved aside");
+        }
+        Ok(())
     }
 
     /// Writes the file of a closed segment anew, if its bytes are whole.

@@ -24,7 +24,7 @@ use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan;
 use tracing::{info, warn};
 
-use crate::disk::{Disk, Listing};
+use crate::disk::{Disk, Listing, Stranger};
 use crate::files::Folder;
 use crate::flushed::Flushed;
 use crate::ledger::{Ledger, Told};
@@ -70,8 +70,10 @@ pub struct Woken {
     pub standing: Standing,
     /// What memory and disk hold.
     pub found: Found,
-    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
+    /// Files that have a segment's name and are damaged, or not of this log: moved aside, or to be.
     pub strange_files: u64,
+    /// Those to be moved aside once the doubts that they raise are remembered.
+    pub strangers: Vec<Stranger>,
     /// Files in quarantine.
     pub quarantined_files: u64,
 }
@@ -158,7 +160,9 @@ fn resume(
         );
     }
     table.reserve(owner, home.buffers)?;
-    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    let (mut evidence, mut listing) = Evidence::gather(&disk, &standing.promise)?;
+    // The table tells what was open, and the ledger what was closed: nothing is known by these files alone.
+    disk.move_aside(&std::mem::take(&mut listing.strange)).context("move strange files aside")?;
     for slot in &damaged {
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
@@ -218,9 +222,12 @@ fn begin(
         }
     };
     memory.open()?;
-    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    let (mut evidence, mut listing) = Evidence::gather(&disk, &standing.promise)?;
     if is_new {
         evidence.forget(&disk)?;
+    }
+    if is_new || !evidence.doubt_strangers(&listing, &standing.promise) {
+        disk.move_aside(&std::mem::take(&mut listing.strange)).context("move strange files aside")?;
     }
     let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| {
         let bytes = disk.read_open(open)?;
@@ -257,6 +264,7 @@ struct Evidence {
     owed: Vec<(SegmentIdentity, Closure)>,
     ends: Vec<(SegmentIdentity, Offset)>,
     doubts: Vec<String>,
+    strange_files: u64,
 }
 
 impl Evidence {
@@ -270,7 +278,8 @@ impl Evidence {
         doubts.extend(more);
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
-        Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
+        let strange_files = listing.strange.len() as u64 + listing.left_over;
+        Ok((Evidence { ledger, flushed, owed, ends, doubts, strange_files }, listing))
     }
 
     /// This backup is somebody new, who owes nothing.
@@ -280,6 +289,17 @@ impl Evidence {
         self.flushed.write().context("clear the notes of what was flushed")?;
         (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
         Ok(())
+    }
+
+    /// A strange file whose segment lies behind all that is owed may have been the open one, known by nothing else: a flush is
+    /// answered before it is noted. True if there is one. Only where the memory is new.
+    fn doubt_strangers(&mut self, listing: &Listing, promise: &Promise) -> bool {
+        let closed = self.owed.iter().chain(&listing.closed).map(|(identity, _)| identity.segment).max();
+        let behind = |stranger: &&Stranger| promise.log.is_some() && Some(stranger.segment) > closed;
+        let doubts = listing.strange.iter().filter(behind).map(|Stranger { name, why, .. }| format!("{name}: {why}"));
+        let before = self.doubts.len();
+        self.doubts.extend(doubts);
+        self.doubts.len() > before
     }
 
     /// Takes down how far the file of an open segment is sound: it need not have been noted when the last process ended. Only
@@ -309,8 +329,8 @@ impl Evidence {
         slots: Slots,
         listing: Listing,
     ) -> Woken {
-        let Evidence { ledger, flushed, owed, ends, doubts } = self;
-        let Listing { closed: files, strange, quarantined, .. } = listing;
+        let Evidence { ledger, flushed, owed, ends, doubts, strange_files } = self;
+        let Listing { closed: files, strange: strangers, quarantined, .. } = listing;
         let found = Found {
             promise: standing.promise.clone(),
             rows: slots.here,
@@ -328,7 +348,8 @@ impl Evidence {
             promise_file,
             standing,
             found,
-            strange_files: strange,
+            strange_files,
+            strangers,
             quarantined_files: quarantined,
         }
     }

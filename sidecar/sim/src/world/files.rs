@@ -189,7 +189,9 @@ impl Files {
 
     /// True while this file has a segment's name.
     pub(crate) fn has(&self, node: &Node) -> bool {
-        self.segments().iter().any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
+        let state = self.state();
+        let mut segments = state.names.iter().filter(|(name, _)| FileName::parse(name).is_some());
+        segments.any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
     }
 
     /// The bytes under a name.

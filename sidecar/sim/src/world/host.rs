@@ -111,6 +111,8 @@ pub(crate) struct Host {
     pub(crate) lost: Vec<SegmentIdentity>,
     /// Files that have rotted, wherever they are moved.
     pub(super) rotten: Vec<Node>,
+    /// Files that somebody has put under segments' names. A start that has the disk alone cannot tell what they were.
+    pub(super) strange: Vec<Node>,
     /// What was damaged tells of no segment: the promise, the ledger, the notes.
     pub(crate) doubtful: bool,
     /// Closed files that were lost since it has last told what it holds, and their last records.
@@ -156,6 +158,7 @@ impl Host {
             flips: Vec::new(),
             lost: Vec::new(),
             rotten: Vec::new(),
+            strange: Vec::new(),
             doubtful: false,
             missed: Vec::new(),
             stale_promise: None,
@@ -183,7 +186,7 @@ impl Host {
 
     /// True while a fault excuses that it does not hold all that it should.
     pub(crate) fn is_damaged(&self) -> bool {
-        !self.flips.is_empty() || !self.lost.is_empty() || self.doubtful
+        !self.flips.is_empty() || !self.lost.is_empty() || !self.strange.is_empty() || self.doubtful
     }
 
     pub(crate) fn is_dark(&self) -> bool {
