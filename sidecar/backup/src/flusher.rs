@@ -212,6 +212,7 @@ impl Flusher {
             self.files.remove(&identity.segment);
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
+        let is_first = !self.flushed.knows(&identity);
         match &result {
             Ok(_) if self.is_closed(&identity) => {}
             Ok(end) => {
@@ -219,10 +220,11 @@ impl Flusher {
                 self.unnoted += 1;
             }
             // That it is open here all the same tells, should the power go, that nothing is missing.
-            Err(_) if !self.flushed.knows(&identity) => self.flushed.note(&identity, Offset(0)),
+            Err(_) if is_first => self.flushed.note(&identity, Offset(0)),
             Err(_) => {}
         }
-        if self.unnoted >= UNNOTED_MAX {
+        // The first at once: from the first answer on, a file that is gone is missed.
+        if self.unnoted >= UNNOTED_MAX || (is_first && result.is_ok()) {
             self.rest();
         }
         group.iter().map(|(id, _)| Input::OpenFlushed(*id, result.clone())).collect()
