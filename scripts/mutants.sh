@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol and tailwind-backup. Called by ./check --mutants, which installs cargo-mutants.
 #
-# Changes one expression of the two crates at a time, builds them with their tests and the simulator, and asks three judges, each only if those
-# before have found nothing: the crate's unit tests, its other tests (golden scripts, tables, properties), a budget of seeds of
-# the simulator, of which the kept ones come first. A mutant that all of them let pass survives. Survivors are listed in
-# mutants-survivors.txt, with a reason; any other fails this script.
+# Changes one expression of the two crates at a time. First the crates' own tests judge each mutant: unit tests, golden scripts, tables,
+# properties. Then the simulator judges those that they let pass, by a budget of seeds of which the kept ones come first; it is
+# built for these alone. A mutant that both let pass survives. Survivors are listed in mutants-survivors.txt, with a reason; any
+# other fails this script.
 #
-# Each run takes one shard of the mutants: an hour on two cores. Without K/N it is the shard of the day, so that a run each night has
-# tried all of them after SHARDS nights.
+# Each run takes one shard of the mutants: about an hour on two cores. Without K/N it is the shard of the day, so that a run each night
+# has tried all of them after SHARDS nights.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
-# 2124 mutants in all. One takes 8 to 20 seconds on two cores, most of it the build: 216 of them an hour, and the first build.
+# 2245 mutants in all. One takes 5 to 10 seconds on two cores, and one that the crates' tests let pass a minute more.
 SHARDS=10
 # What planted bugs need at most is 3000 (docs/testing.md); most are found by the first few hundred.
 SEEDS=1000
@@ -32,16 +32,37 @@ case $shard in
     *) stop "shard $shard: must be K/N, such as 0/$SHARDS" ;;
 esac
 
-# judged_by: what cargo is told beside the package that is changed. It runs the tests of the protocol crate, then those of the
-# simulator: the seeds come last. By --test-package the unchanged tree would be tried without the simulator.
-judged_by() {
+# own_tests: the crates' own, for cargo.
+own_tests() {
     local test
-    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-protocol --package=tailwind-backup --package=tailwind-sim --lib
+    printf -- '--cargo-arg=%s\n' --locked --package=tailwind-protocol --package=tailwind-backup --lib
     for test in "$PACKAGE"/tests/*.rs "$PACKAGE"/tests/*/main.rs; do
         test=${test%/main.rs}
         printf -- '--cargo-arg=--test=%s\n' "$(basename "$test" .rs)"
     done
-    printf -- '--cargo-arg=--test=%s\n' budget
+}
+
+# The simulator's seeds, for cargo. By --test-package the unchanged tree would be tried without them.
+SIMULATOR=(--cargo-arg=--locked --cargo-arg=--package=tailwind-sim --cargo-arg=--test=budget)
+
+# mutate FOLDER ARGUMENT...: judges mutants; the lists are in FOLDER/mutants.out. Dependencies are built once for all shards. The copy
+# that is mutated has no target folder.
+mutate() {
+    local folder=$1 status=0
+    shift
+    mkdir -p "$folder"
+    # A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
+    rm -rf "$OUT"/build/*/incremental
+    CARGO_TARGET_DIR=$PWD/$OUT/build CARGO_PROFILE_DEV_DEBUG=0 TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
+        "$TOOLS/bin/cargo-mutants" mutants --package tailwind-protocol --package tailwind-backup \
+        --output "$folder" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" --jobs 1 --no-times --colors never "$@" || status=$?
+    case $status in
+        0 | 2 | 3) ;; # all noticed; some survived; some took too long
+        *) stop "cargo-mutants failed ($status): $folder/mutants.out/log" ;;
+    esac
+    if grep -lq 'error: linking with' "$folder"/mutants.out/log/*.log; then
+        stop "mutants that compile were not linked, so that nobody judged them: rm -rf $OUT, and once more"
+    fi
 }
 
 # survivors LIST: cargo-mutants' lines `FILE:LINE:COLUMN: WHAT` as `FILE: WHAT at COLUMN of: SOURCE`. Line numbers change with every
@@ -53,35 +74,26 @@ survivors() {
     done <"$1"
 }
 
-mkdir -p "$OUT"
-# A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
-rm -rf "$OUT"/build/*/incremental
-mapfile -t judges < <(judged_by)
 say "shard $shard; survivors must be listed in $LISTED"
-status=0
-# Dependencies are built once for all shards. The copy that is mutated has no target folder.
-CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
-    "$TOOLS/bin/cargo-mutants" mutants \
-    --package tailwind-protocol --package tailwind-backup \
-    --shard "$shard" --sharding round-robin --output "$OUT" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" \
-    --jobs 1 --no-times --colors never "${judges[@]}" || status=$?
-case $status in
-    0 | 2 | 3) ;; # all noticed; some survived; some took too long
-    *) stop "cargo-mutants failed ($status): $OUT/mutants.out/log" ;;
-esac
+tests=$OUT/tests simulator=$OUT/simulator
+mapfile -t own < <(own_tests)
+mutate "$tests" --shard "$shard" --sharding round-robin "${own[@]}"
+mapfile -t passed < <(sed 's/[][\.|$(){}?+*^]/\\&/g; s/^/--re=^/; s/$/$/' "$tests/mutants.out/missed.txt")
+rm -rf "$simulator"
+mkdir -p "$simulator/mutants.out"
+touch "$simulator"/mutants.out/{caught,timeout,missed}.txt
+[ ${#passed[@]} = 0 ] || mutate "$simulator" "${passed[@]}" "${SIMULATOR[@]}"
 
-if grep -lq 'error: linking with' "$OUT"/mutants.out/log/*.log; then
-    stop "mutants that compile were not linked, so that nobody judged them: rm -rf $OUT, and once more"
-fi
-
-survivors "$OUT/mutants.out/missed.txt" >"$OUT/survivors.txt"
+folders=("$tests/mutants.out" "$simulator/mutants.out")
+cat "${folders[@]/%//caught.txt}" >"$OUT/caught.txt"
+cat "${folders[@]/%//timeout.txt}" >"$OUT/timeout.txt"
+survivors "$simulator/mutants.out/missed.txt" >"$OUT/survivors.txt"
 grep -v -e '^#' -e '^$' "$LISTED" | sort -u >"$OUT/listed.txt" || true
 sort -u "$OUT/survivors.txt" | comm -23 - "$OUT/listed.txt" >"$OUT/unlisted.txt"
-survivors "$OUT/mutants.out/caught.txt" | sort -u | comm -12 - "$OUT/listed.txt" >"$OUT/noticed.txt"
+survivors "$OUT/caught.txt" | sort -u | comm -12 - "$OUT/listed.txt" >"$OUT/noticed.txt"
 
 count() { wc -l <"$1"; }
-folder=$OUT/mutants.out
-caught=$(count "$folder/caught.txt") slow=$(count "$folder/timeout.txt") missed=$(count "$folder/missed.txt")
-say "shard $shard: $caught noticed, $slow by taking too long, $missed survived, $(count "$folder/unviable.txt") did not compile"
+caught=$(count "$OUT/caught.txt") slow=$(count "$OUT/timeout.txt") missed=$(count "$OUT/survivors.txt")
+say "shard $shard: $caught noticed, $slow by taking too long, $missed survived, $(count "$tests/mutants.out/unviable.txt") did not compile"
 [ ! -s "$OUT/noticed.txt" ] || { say "listed in $LISTED and noticed now: remove" && cat "$OUT/noticed.txt"; }
 [ ! -s "$OUT/unlisted.txt" ] || { say "survived and not listed in $LISTED: write a test, or list it with its reason" && cat "$OUT/unlisted.txt" && exit 1; }

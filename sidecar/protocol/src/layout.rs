@@ -217,6 +217,22 @@ impl Lag {
 #[serde(transparent)]
 pub struct Chain(pub u32);
 
+/// What each byte does to the register of CRC-32, IEEE 802.3, reflected.
+const CRC_STEPS: [u32; 256] = {
+    let mut steps = [0; 256];
+    let mut byte = 0;
+    while byte < steps.len() {
+        let (mut register, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            register = if register & 1 == 1 { (register >> 1) ^ 0xEDB8_8320 } else { register >> 1 };
+            bit += 1;
+        }
+        steps[byte] = register;
+        byte += 1;
+    }
+    steps
+};
+
 impl Chain {
     /// The chain after `header`.
     #[must_use]
@@ -226,12 +242,18 @@ impl Chain {
         Chain(hasher.finalize())
     }
 
+    /// The same for one byte: two steps by a table cost a tenth of a call for a slice, and each append makes them.
+    fn extend_by_byte(self, byte: u8) -> Chain {
+        let register = !self.0;
+        Chain(!(CRC_STEPS[usize::from(register as u8 ^ byte)] ^ (register >> 8)))
+    }
+
     /// Ends an append: the chain after its checksum entry, and the entry itself: type, chain, lag, end mark; one aligned
     /// 8-byte word.
     #[must_use]
     pub fn seal(self, lag: Lag) -> (Chain, [u8; CHECKSUM_SIZE]) {
         let [e, f] = lag.0.to_le_bytes();
-        let chain = self.extend(&[e, f]);
+        let chain = self.extend_by_byte(e).extend_by_byte(f);
         let [a, b, c, d] = chain.0.to_le_bytes();
         (chain, [TYPE_CHECKSUM, a, b, c, d, e, f, END_MARK])
     }

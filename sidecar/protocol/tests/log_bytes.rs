@@ -256,3 +256,18 @@ fn only_a_closure_that_its_segment_can_hold_fits() {
         assert!(!fits(first, last, end), "{first} to {last} up to byte {end}");
     }
 }
+
+/// The lag goes into the chain byte by byte, and the headers in one piece: it is the same CRC-32.
+#[test]
+fn a_chain_over_lags_is_one_crc() {
+    let mut bytes = Vec::new();
+    let mut chain = Chain::default();
+    for nth in 0..=u8::MAX {
+        let entry = [b'C', 0, 0, 0, 0, nth, !nth, 0xE7];
+        let (_, lag) = Chain::from_entry(&entry).unwrap();
+        chain = chain.extend(b"header").seal(lag).0;
+        bytes.extend_from_slice(b"header");
+        bytes.extend_from_slice(&[nth, !nth]);
+        assert_eq!(chain.0, crc32fast::hash(&bytes));
+    }
+}
