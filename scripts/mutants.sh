@@ -78,7 +78,7 @@ say "shard $shard; survivors must be listed in $LISTED"
 tests=$OUT/tests simulator=$OUT/simulator
 mapfile -t own < <(own_tests)
 mutate "$tests" --shard "$shard" --sharding round-robin "${own[@]}"
-mapfile -t passed < <(sed 's/[][\.|$(){}?+*^]/\\&/g; s/^/--re=^/; s/$/$/' "$tests/mutants.out/missed.txt")
+mapfile -t passed < <(sed "s/[][\\.|\$(){}?+*^]/\\\\&/g; s/^.*\$/--re=^&\$/" "$tests/mutants.out/missed.txt")
 rm -rf "$simulator"
 mkdir -p "$simulator/mutants.out"
 touch "$simulator"/mutants.out/{caught,timeout,missed}.txt
