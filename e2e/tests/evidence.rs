@@ -50,7 +50,7 @@ const SPOILED: [Damage; 3] = [
     ("all of it", |file| fs::remove_file(file).unwrap()),
 ];
 
-/// A1: the last segment of the log is closed, both members stop, and one loses its file.
+/// The last segment of the log is closed, both members stop, and one loses its file.
 fn lose_the_last_segment(fabric: &str, durability: &'static str, ending: Ending, memory_survives: bool) {
     for (what, spoil) in SPOILED {
         let mut story = Story::begin(fabric, 2, durability);
@@ -147,7 +147,7 @@ const TORN: [Damage; 3] = [
     ("all of it", |file| fs::remove_file(file).unwrap()),
 ];
 
-/// A2: power is lost everywhere, and one member's open file is not what it was.
+/// Power is lost everywhere, and one member's open file is not what it was.
 fn a_damaged_open_file_is_missed(fabric: &str) {
     for (what, spoil) in TORN {
         lose_open_files(fabric, &[0], what, spoil);
@@ -193,7 +193,7 @@ fn lose_open_files(fabric: &str, damaged: &[usize], what: &str, spoil: fn(&Path)
     story.has_kept(late, &sound);
 }
 
-/// A3: somebody restores an older config store, after one failover and after two.
+/// Somebody restores an older config store, after one failover and after two.
 fn a_config_store_that_went_back_leads_nowhere(fabric: &str) {
     for failovers in [1, 2] {
         let mut story = Story::begin(fabric, 3, "memory");
@@ -214,7 +214,7 @@ fn a_config_store_that_went_back_leads_nowhere(fabric: &str) {
     }
 }
 
-/// A4: the files of lent buffers are gone, and the table that lists them is not.
+/// The files of lent buffers are gone, and the table that lists them is not.
 fn missing_buffers_are_missed(fabric: &str) {
     lose_buffers(fabric, |pool| {
         let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
@@ -223,7 +223,7 @@ fn missing_buffers_are_missed(fabric: &str) {
     });
 }
 
-/// A4: the files are there, and hold zeros.
+/// The files are there, and hold zeros.
 fn zeroed_buffers_are_missed(fabric: &str) {
     lose_buffers(fabric, |pool| {
         let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
@@ -232,7 +232,7 @@ fn zeroed_buffers_are_missed(fabric: &str) {
     });
 }
 
-/// A4: the files are there, and the table does not say what is in them.
+/// The files are there, and the table does not say what is in them.
 fn zeroed_rows_are_missed(fabric: &str) {
     lose_buffers(fabric, |pool| {
         change(&pool.join("slots.table"), |bytes| bytes[4096..].fill(0)).unwrap();
@@ -252,12 +252,12 @@ fn lose_buffers(fabric: &str, spoil: fn(&Path)) {
     story.has_kept(1, &sound);
 }
 
-/// A5: a newer program has written the files.
+/// A newer program has written the files.
 fn files_of_a_newer_format_are_kept(fabric: &str) {
     misread_files(fabric, |file| change(file, |bytes| bytes[7] += 1).unwrap());
 }
 
-/// A5: the folder is another one's.
+/// The folder is another one's.
 fn files_of_another_log_are_kept(fabric: &str) {
     misread_files(fabric, |file| {
         let mut identity = damage::identity(file).unwrap();
@@ -286,7 +286,7 @@ fn misread_files(fabric: &str, spoil: fn(&Path)) {
     strange.iter().for_each(|bytes| assert!(story.keeps(0, bytes), "a file that was not understood is gone"));
 }
 
-/// A5: every member's promise is an older one, restored from a backup of the disk.
+/// Every member's promise is an older one, restored from a backup of the disk.
 fn older_promises_are_no_promises(fabric: &str) {
     let mut story = Story::begin(fabric, 2, "flushed");
     story.append(500);
