@@ -99,7 +99,7 @@ fn a_damaged_closed_file_is_missed_after_a_clean_stop(fabric: &str) {
     lose_the_last_segment(fabric, "battery", Ending::Clean, false);
 }
 
-/// A1 with one backup: nobody else will ever come, and still nothing is decided without a person.
+/// With one backup: nobody else will ever come, and still nothing is decided without a person.
 fn the_last_copy_is_not_given_up(fabric: &str) {
     let mut story = Story::begin(fabric, 1, "flushed");
     story.append(2000);
