@@ -53,7 +53,7 @@ mutate() {
     mkdir -p "$folder"
     # A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
     rm -rf "$OUT"/build/*/incremental
-    CARGO_TARGET_DIR=$PWD/$OUT/build CARGO_PROFILE_DEV_DEBUG=0 TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
+    CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
         "$TOOLS/bin/cargo-mutants" mutants --package tailwind-protocol --package tailwind-backup \
         --output "$folder" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" --jobs 1 --no-times --colors never "$@" || status=$?
     case $status in
