@@ -327,6 +327,45 @@ async fn dropped_segments_do_not_come_back() {
     assert_eq!(found.copies, []);
 }
 
+/// As /metrics tells it, which looks into the folder now and then.
+async fn until_quarantined(daemon: &Daemon, count: u64) {
+    let what = format!("{count} files in quarantine");
+    until(&what, async || metric(daemon, "tailwind_backup_quarantined") == count).await;
+}
+
+#[tokio::test]
+async fn what_is_in_quarantine_is_counted_as_it_is() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    assert_eq!(metric(&daemon, "tailwind_backup_quarantined"), 0);
+    for segment in [1, 2] {
+        primary.write_closed(segment, segment * 10).await;
+    }
+    let primary = Primary::new(&daemon, FabricKind::Shm, 2);
+    let Inventory { copies, .. } = primary.fence().await;
+    let request = DropRequest { caller: primary.caller(), copies };
+    // Whoever says it twice moves nothing the second time.
+    for _ in 0..2 {
+        let Empty {} = primary.client.call(path::DROP, &request, TIMEOUT).await.unwrap();
+    }
+    until_quarantined(&daemon, 2).await;
+    assert!(metric(&daemon, "tailwind_backup_quarantined_bytes") > 0);
+    let status = get(&daemon, "/status");
+    let (name, _) = quarantined_files(&daemon).remove(0);
+    assert!(status.contains("\"files\": 2") && status.contains(&format!("\"name\": \"{name}\"")), "{status}");
+    for (_, path) in quarantined_files(&daemon) {
+        fs::remove_file(path).unwrap();
+    }
+    until_quarantined(&daemon, 0).await;
+}
+
+fn quarantined_files(daemon: &Daemon) -> Vec<(String, std::path::PathBuf)> {
+    let entries = fs::read_dir(daemon.flush_dir()).unwrap().map(Result::unwrap);
+    let files = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
+    files.filter(|(name, _)| name.starts_with("quarantined-")).collect()
+}
+
 #[tokio::test]
 async fn power_failure_is_a_shutdown() {
     let mut daemon = Daemon::started(&[]);

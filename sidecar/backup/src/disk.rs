@@ -18,12 +18,11 @@ use tailwind_protocol::scan::{self, Scanner};
 use tracing::warn;
 
 use crate::files::{File, Folder};
+use crate::quarantine::QuarantineName;
 
 /// Where the promise is kept.
 pub const PROMISE: &str = "promise";
 
-/// How names of files in quarantine begin.
-pub const QUARANTINE: &str = "quarantined-";
 /// How names of files end that were not understood.
 const ASIDE: &str = "aside";
 
@@ -42,8 +41,6 @@ pub struct Listing {
     pub open: Vec<SegmentIdentity>,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub strange: u64,
-    /// Files in quarantine.
-    pub quarantined: u64,
 }
 
 /// Why a closed segment could not be read.
@@ -86,7 +83,6 @@ impl Disk {
         let owed: BTreeMap<SegmentId, &(SegmentIdentity, Closure)> =
             owed.iter().map(|owed| (owed.0.segment, owed)).collect();
         for text in self.folder.names()? {
-            listing.quarantined += u64::from(text.starts_with(QUARANTINE));
             let Some(name) = FileName::parse(&text) else { continue };
             let path = self.path().join(&text);
             if name.temporary {
@@ -413,9 +409,7 @@ impl fmt::Display for FileName {
 
 /// The name of a segment in quarantine.
 fn quarantined(identity: &SegmentIdentity, sealed: Sealed) -> String {
-    let SegmentIdentity { segment, epoch, generation, .. } = identity;
-    let kind = if sealed == Sealed::Open { "open" } else { "closed" };
-    format!("{QUARANTINE}{:016}.epoch-{epoch}.{:016x}.{kind}", segment.0, generation.0)
+    QuarantineName::new(identity, sealed).to_string()
 }
 
 fn name(segment: SegmentId, sealed: Sealed) -> String {

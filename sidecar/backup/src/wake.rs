@@ -72,8 +72,6 @@ pub struct Woken {
     pub found: Found,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub strange_files: u64,
-    /// Files in quarantine.
-    pub quarantined_files: u64,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
@@ -310,7 +308,7 @@ impl Evidence {
         listing: Listing,
     ) -> Woken {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
-        let Listing { closed: files, strange, quarantined, .. } = listing;
+        let Listing { closed: files, strange, .. } = listing;
         let found = Found {
             promise: standing.promise.clone(),
             rows: slots.here,
@@ -320,17 +318,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken {
-            disk: Arc::new(disk),
-            table,
-            ledger,
-            flushed,
-            promise_file,
-            standing,
-            found,
-            strange_files: strange,
-            quarantined_files: quarantined,
-        }
+        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, standing, found, strange_files: strange }
     }
 }
 
