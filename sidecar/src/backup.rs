@@ -39,6 +39,7 @@ use actor::{Actor, Handle};
 use flusher::FlusherThread;
 use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
+use options::default_flush_dir;
 use quarantine::Quarantine;
 use routes::Desk;
 use scrub::Scrub;
@@ -89,8 +90,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         segment_size,
         kernel: memory::kernel_boot_id()?,
     };
-    let flush_dir =
-        flush_dir.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{}/{}", home.group, home.member)));
+    let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     let folder = OsFolder::open(&flush_dir)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;

@@ -142,7 +142,7 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
 }
 
 /// The bytes of a regular file. Nothing else is opened: whoever opens a FIFO waits for a writer, and a device may do things.
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     check_kind(path.metadata().context("find the file")?.file_type())?;
     // It may be another one by now: looked at again, and never waited for.
     let nonblock = OFlags::NONBLOCK.bits() as i32;
