@@ -81,6 +81,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
     let positions = log.and_then(|log| context.prober.positions(&address_of_primary(log, &app)?));
     let obstacles = context.prober.obstacles(&backups);
     let damaged = context.prober.damaged(&backups);
+    let quarantined = context.prober.quarantined(&backups);
     Ok(Found::Whole(Box::new(Observed {
         now,
         server: context.server,
@@ -94,6 +95,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
         positions,
         obstacles,
         damaged,
+        quarantined,
         group,
     })))
 }

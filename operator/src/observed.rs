@@ -41,6 +41,8 @@ pub struct Observed {
     pub obstacles: BTreeMap<String, String>,
     /// Segments that backups say they should hold and do not, by pod.
     pub damaged: BTreeMap<String, u64>,
+    /// Copies that backups keep in quarantine, by pod; of those that have told, also that there are none.
+    pub quarantined: BTreeMap<String, u64>,
 }
 
 /// What concerns every group.

@@ -1,5 +1,5 @@
-//! Asks pods over plain HTTP how they are: a primary for its positions, a backup for its damage, and for the reason if it is
-//! not ready.
+//! Asks pods over plain HTTP how they are: a primary for its positions, a backup for its damage, for what it keeps in
+//! quarantine, and for the reason if it is not ready.
 //!
 //! Called by [`observe`](crate::observe), which takes what is known by now; the asking goes on beside it, seldom, briefly and
 //! without consequences when it fails. Nothing that matters rests on it.
@@ -24,8 +24,8 @@ use tokio::time::timeout;
 const POSITIONS_AGE: Duration = Duration::from_secs(30);
 /// Reasons are read so often at most.
 const OBSTACLES_AGE: Duration = Duration::from_secs(10);
-/// Damage is read so often at most.
-const DAMAGE_AGE: Duration = Duration::from_secs(30);
+/// Backups' metrics are read so often at most.
+const BACKUPS_AGE: Duration = Duration::from_secs(30);
 /// Nobody is waited for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions under way at a time.
@@ -77,12 +77,19 @@ impl Prober {
 
     /// Segments of which pods say that they should hold them and do not, by pod; of those that say so.
     pub fn damaged(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
-        let told = pods.iter().filter_map(|pod| {
-            let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-            let count = damaged(&self.ask(ip, PORT_BACKUP_PROBES, "/metrics", DAMAGE_AGE)?);
-            (count > 0).then(|| (pod.name_any(), count))
-        });
+        let told = pods.iter().filter_map(|pod| Some((pod.name_any(), damaged(&self.backup_metrics(pod)?))));
+        told.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Copies that pods keep in quarantine, by pod; of those that have told, also that there are none.
+    pub fn quarantined(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
+        let told = pods.iter().filter_map(|pod| Some((pod.name_any(), quarantined(&self.backup_metrics(pod)?)?)));
         told.collect()
+    }
+
+    fn backup_metrics(self: &Arc<Prober>, pod: &Pod) -> Option<String> {
+        let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+        self.ask(ip, PORT_BACKUP_PROBES, "/metrics", BACKUPS_AGE)
     }
 
     fn answers(&self) -> MutexGuard<'_, HashMap<String, Answer>> {
@@ -153,6 +160,10 @@ fn damaged(metrics: &str) -> u64 {
     names.into_iter().filter_map(|name| gauge(metrics, name)).sum()
 }
 
+fn quarantined(metrics: &str) -> Option<u64> {
+    gauge(metrics, "tailwind_backup_quarantined")
+}
+
 /// Reads one gauge of a page of metrics.
 fn gauge(metrics: &str, name: &str) -> Option<u64> {
     let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
@@ -177,6 +188,15 @@ mod tests {
         let page = "tailwind_backup_segments_corrupt{member=\"b\"} 2\ntailwind_backup_segments_damaged{member=\"b\"} 0\n\
                     tailwind_backup_doubtful{member=\"b\"} 1\n";
         assert_eq!((damaged(page), damaged("tailwind_backup_info 1\n")), (3, 0));
+    }
+
+    #[test]
+    fn quarantine_is_read_from_metrics_that_tell_of_it() {
+        let page =
+            "tailwind_backup_quarantined_bytes{member=\"b\"} 4096\ntailwind_backup_quarantined{member=\"b\"} 2\n";
+        assert_eq!(quarantined(page), Some(2));
+        assert_eq!(quarantined("tailwind_backup_quarantined{member=\"b\"} 0\n"), Some(0));
+        assert_eq!(quarantined("tailwind_backup_quarantined_bytes{member=\"b\"} 4096\n"), None);
     }
 
     #[tokio::test]

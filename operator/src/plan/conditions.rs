@@ -17,6 +17,8 @@ use crate::observed::Observed;
 
 /// Whether every backup has a node or can have one.
 pub const PLACEABLE: &str = "Placeable";
+/// Whether no backup keeps a copy for a person to look at.
+pub const QUARANTINE_EMPTY: &str = "QuarantineEmpty";
 /// Whether something is worse than asked for.
 pub const DEGRADED: &str = "Degraded";
 
@@ -27,6 +29,10 @@ pub(super) fn count(n: usize, thing: &str) -> String {
         (_, Some(stem)) => format!("{n} {stem}ies"),
         _ => format!("{n} {thing}s"),
     }
+}
+
+fn count_of(n: u64, thing: &str) -> String {
+    count(usize::try_from(n).unwrap_or(usize::MAX), thing)
 }
 
 struct Answer {
@@ -48,6 +54,7 @@ pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreig
         progressing(view, decision),
         degraded(view, decision, phase, why, foreign),
         failover_safe(view),
+        quarantine_empty(view),
         match spec.fenced {
             true => answer("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
             false => answer("Fenced", false, "NotFenced", "spec.fenced is false"),
@@ -244,6 +251,29 @@ fn failover_safe(view: &View<'_>) -> Answer {
     }
 }
 
+/// Nothing that runs is the worse for what is in quarantine, so the group is not degraded by it.
+fn quarantine_empty(view: &View<'_>) -> Answer {
+    let kept: Vec<String> = view
+        .standings
+        .iter()
+        .filter_map(|standing| Some((standing, quarantined(view, standing)?)))
+        .map(|(standing, copies)| format!("{} keeps {}", standing.name, count_of(copies, "copy")))
+        .collect();
+    match kept.is_empty() {
+        true => answer(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
+        false => answer(
+            QUARANTINE_EMPTY,
+            false,
+            "CopiesKept",
+            format!(
+                "{}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see \
+                 TailwindQuarantine",
+                kept.join(", ")
+            ),
+        ),
+    }
+}
+
 fn placeable(decision: &Decision) -> Answer {
     let free = decision.survey.free.len();
     match decision.unplaced {
@@ -315,10 +345,22 @@ fn has_sidecar(pod: &Pod) -> bool {
 /// What a backup says of its own damage.
 pub fn damage(view: &View<'_>, standing: &Standing) -> Option<String> {
     let damaged = view.observed.damaged.get(&standing.name).filter(|_| standing.is_alive())?;
-    let segments = count(usize::try_from(*damaged).unwrap_or(usize::MAX), "segment");
+    let segments = count_of(*damaged, "segment");
     Some(format!(
         "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
     ))
+}
+
+/// Copies that a backup keeps in quarantine, if any: as it says, or as it said before it fell silent. They outlive its
+/// process.
+pub fn quarantined(view: &View<'_>, standing: &Standing) -> Option<u64> {
+    let name = &standing.name;
+    let told = view.observed.quarantined.get(name).copied();
+    let before = || {
+        let status = view.observed.group.status.as_ref()?;
+        status.backups.iter().find(|backup| backup.name == *name)?.quarantined
+    };
+    told.or_else(before).filter(|copies| *copies > 0)
 }
 
 const UNSCHEDULED: &str = "Unscheduled";

@@ -10,7 +10,7 @@ use kube::runtime::events::EventType;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
 
 use super::backups::Decision;
-use super::conditions::{self, count, damage, trouble};
+use super::conditions::{self, count, damage, quarantined, trouble};
 use super::primary::Primary;
 use super::standing::{Health, Standing};
 use super::{Notice, objects};
@@ -112,6 +112,7 @@ fn backup(view: &View<'_>, decision: &Decision, standing: &Standing) -> BackupSt
         node: standing.node.clone(),
         state,
         message,
+        quarantined: quarantined(view, standing),
     }
 }
 

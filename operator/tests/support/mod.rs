@@ -58,6 +58,8 @@ pub(crate) struct Story {
     obstacles: BTreeMap<String, String>,
     #[serde(default)]
     damaged: BTreeMap<String, u64>,
+    #[serde(default)]
+    quarantined: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -224,6 +226,7 @@ impl Story {
             positions: None,
             obstacles: self.obstacles.iter().map(|(name, text)| (full(name), text.clone())).collect(),
             damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
+            quarantined: self.quarantined.iter().map(|(name, count)| (full(name), *count)).collect(),
             settings,
             group,
         };
