@@ -10,6 +10,7 @@ use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAI
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Decision;
+use super::candidate::{Candidate, candidate};
 use super::primary::{Primary, standbys};
 use super::standing::{Health, Standing, last_words};
 use super::status::View;
@@ -50,7 +51,7 @@ fn answer(kind: &'static str, yes: bool, reason: &'static str, message: impl Int
 pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Vec<Condition> {
     let spec = &view.observed.group.spec;
     let mut answers = vec![
-        ready(phase, why),
+        ready(view, phase, why),
         progressing(view, decision),
         degraded(view, decision, phase, why, foreign),
         failover_safe(view),
@@ -126,7 +127,12 @@ fn before(view: &View<'_>, kind: &'static str) -> Option<Answer> {
     Some(answer(kind, before.status == "True", reason, before.message.clone()))
 }
 
-fn ready(phase: Phase, why: &str) -> Answer {
+fn ready(view: &View<'_>, phase: Phase, why: &str) -> Answer {
+    let waits = matches!(phase, Phase::WaitingForApp | Phase::Unavailable);
+    if let Some(candidate) = candidate(view).filter(|_| waits) {
+        let text = format!("{}. {}", candidate.sentence(), candidate.advice(view));
+        return answer("Ready", false, candidate.reason(), text);
+    }
     let (yes, reason) = match phase {
         Phase::Ready => (true, "AllCopies"),
         Phase::Degraded => (true, "FewerCopies"),
@@ -231,6 +237,12 @@ fn failover_safe(view: &View<'_>) -> Answer {
     }
     if standbys(view.observed, view.primary) == 0 {
         return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
+    }
+    if let Some(Candidate { pod, .. }) = candidate(view) {
+        return no(
+            "PromotionWaits",
+            format!("{pod} waits to become primary, and so would another: see condition Ready"),
+        );
     }
     let damaged = |standing: &&Standing| standing.member && damage(view, standing).is_some();
     if let Some(standing) = view.standings.iter().find(damaged) {
