@@ -7,6 +7,7 @@
 #![allow(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
 
 pub mod names;
+pub mod readiness;
 pub mod spec;
 pub mod status;
 

@@ -18,7 +18,7 @@ pub struct ReplicaGroupStatus {
     /// Why, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_reason: Option<String>,
-    /// Ready, Progressing, Degraded, FailoverSafe, Fenced, Paused, Placeable.
+    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, Fenced, Paused, Placeable, SidecarsCurrent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_owned()]))]
     pub conditions: Vec<Condition>,
@@ -96,6 +96,9 @@ pub struct BackupStatus {
     /// More about that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Copies that it keeps in quarantine until a person releases them; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantined: Option<u64>,
 }
 
 /// What a backup pod does.

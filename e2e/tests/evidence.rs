@@ -114,6 +114,7 @@ fn the_last_copy_is_not_given_up(fabric: &str) {
     let bad = fs::read(lost).unwrap();
     story.start_with(&[0]);
     story.waits_for(&[INCOMPLETE], "the only copy");
+    story.tells_that_it_waits_for("evidence");
     // What a person finds in a backup of the folder heals it.
     story.end_all(Ending::Kill, false);
     fs::write(lost, good).unwrap();
@@ -209,8 +210,10 @@ fn a_config_store_that_went_back_leads_nowhere(fabric: &str) {
         damage::put_back(&config, &older).unwrap();
         story.start_with(&[]);
         story.waits_for(&[OLDER], "the config store");
+        story.tells_that_it_waits_for("newer-config-store");
         damage::put_back(&config, &newer).unwrap();
         story.is_whole();
+        assert!(story.group.status(0)["waiting"].is_null(), "the wait is over");
     }
 }
 

@@ -4,11 +4,14 @@
 //! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
 //! them come from watches; they only tell where the scheduler may find room.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, backup_secret, ca_secret, sidecar_secret};
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, ROLE_PRIMARY, backup_secret, ca_secret, sidecar_secret};
+use tailwind_crds::readiness::Readiness;
 use tailwind_crds::{LogStatus, ReplicaGroup};
 
 use crate::capacity;
@@ -79,8 +82,10 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
 
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let positions = log.and_then(|log| context.prober.positions(&address_of_primary(log, &app)?));
+    let sidecars = sidecars(context, log, &app);
     let obstacles = context.prober.obstacles(&backups);
     let damaged = context.prober.damaged(&backups);
+    let quarantined = context.prober.quarantined(&backups);
     Ok(Found::Whole(Box::new(Observed {
         now,
         server: context.server,
@@ -94,6 +99,8 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
         positions,
         obstacles,
         damaged,
+        quarantined,
+        sidecars,
         group,
     })))
 }
@@ -101,6 +108,17 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
 /// Where the primary's metrics are.
 fn address_of_primary(log: &LogStatus, app: &[Pod]) -> Option<String> {
     app.iter().find(|pod| pod.name_any() == log.primary.name)?.status.as_ref()?.pod_ip.clone()
+}
+
+/// What sidecars say of themselves: the primary's, and all others' as well while that one does not say that it is primary.
+fn sidecars(context: &Context, log: Option<&LogStatus>, app: &[Pod]) -> BTreeMap<String, Readiness> {
+    let is_named = |pod: &&Pod| log.is_some_and(|log| pod.name_any() == log.primary.name);
+    let (named, others): (Vec<&Pod>, Vec<&Pod>) = app.iter().partition(is_named);
+    let mut told = context.prober.sidecars(&named);
+    if !told.values().any(|sidecar| sidecar.role == ROLE_PRIMARY) {
+        told.extend(context.prober.sidecars(&others));
+    }
+    told
 }
 
 /// The kinds that a group owns beside pods and secrets.

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::DynamicObject;
+use tailwind_crds::readiness::Readiness;
 use tailwind_crds::{Positions, ReplicaGroup};
 
 use crate::server_version::ServerVersion;
@@ -41,6 +42,10 @@ pub struct Observed {
     pub obstacles: BTreeMap<String, String>,
     /// Segments that backups say they should hold and do not, by pod.
     pub damaged: BTreeMap<String, u64>,
+    /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
+    pub sidecars: BTreeMap<String, Readiness>,
+    /// Copies that backups keep in quarantine, by pod; of those that have told, also that there are none.
+    pub quarantined: BTreeMap<String, u64>,
 }
 
 /// What concerns every group.

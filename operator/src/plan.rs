@@ -2,9 +2,10 @@
 //!
 //! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`standing`] (what
 //! each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`certificates`], [`switchover`], [`status`] with [`conditions`]. The stories are in `tests/plans`.
+//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories are in `tests/plans`.
 
 pub mod backups;
+pub mod candidate;
 pub mod certificates;
 pub mod conditions;
 pub mod objects;
@@ -35,6 +36,8 @@ use standing::Standing;
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
 /// While something is waited for that no watch tells.
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
+/// While somebody waits to become primary: what is told of that should not outlive it for long.
+const AGAIN_CANDIDATE: SignedDuration = SignedDuration::from_secs(5);
 /// Positions are looked up so often.
 const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 
@@ -182,7 +185,7 @@ impl Plan {
         let status = status::status(view, &decision, switchover.switchover, &foreign);
         let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(observed, standings, &decision), status, notices }
+        Plan { actions, again: again(view, &decision), status, notices }
     }
 }
 
@@ -234,11 +237,18 @@ fn gates(standings: &[Standing]) -> impl Iterator<Item = Action> {
     changed.map(|standing| Action::Gate { pod: standing.name.clone(), caught_up: standing.member })
 }
 
-fn again(observed: &Observed, standings: &[Standing], decision: &Decision) -> SignedDuration {
+fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
+    let status::View { observed, standings, .. } = *view;
     let mut again = AGAIN_MAX;
-    let has_log = observed.group.status.as_ref().is_some_and(|status| status.log.is_some());
+    let has_log = view.log().is_some();
     if has_log {
         again = again.min(AGAIN_POSITIONS);
+    }
+    if !view.primary.is_here() && !observed.app.is_empty() {
+        again = again.min(AGAIN_WAITING);
+    }
+    if candidate::may_be(view) {
+        again = again.min(AGAIN_CANDIDATE);
     }
     let starting =
         standings.iter().any(|standing| standing.is_alive() && !(standing.ready && (standing.member || !has_log)));

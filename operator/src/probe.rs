@@ -1,5 +1,5 @@
-//! Asks pods over plain HTTP how they are: a primary for its positions, a backup for its damage, and for the reason if it is
-//! not ready.
+//! Asks pods over plain HTTP how they are: a primary for its positions, sidecars for what they wait for, a backup for its damage, for what it keeps in
+//! quarantine, and for the reason if it is not ready.
 //!
 //! Called by [`observe`](crate::observe), which takes what is known by now; the asking goes on beside it, seldom, briefly and
 //! without consequences when it fails. Nothing that matters rests on it.
@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::Positions;
 use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
+use tailwind_crds::readiness::Readiness;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -24,8 +25,10 @@ use tokio::time::timeout;
 const POSITIONS_AGE: Duration = Duration::from_secs(30);
 /// Reasons are read so often at most.
 const OBSTACLES_AGE: Duration = Duration::from_secs(10);
-/// Damage is read so often at most.
-const DAMAGE_AGE: Duration = Duration::from_secs(30);
+/// Roles are read so often at most: what is told of a wait should not outlive it for long.
+const ROLES_AGE: Duration = Duration::from_secs(4);
+/// Backups' metrics are read so often at most.
+const BACKUPS_AGE: Duration = Duration::from_secs(30);
 /// Nobody is waited for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions under way at a time.
@@ -36,6 +39,8 @@ const FORGOTTEN: Duration = Duration::from_mins(10);
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// A reason is a sentence.
 const REASON_CHARS_MAX: usize = 300;
+/// What a sidecar waits for names each member, and what is wrong there.
+const WAIT_CHARS_MAX: usize = 1000;
 
 /// What pods have said.
 #[derive(Debug)]
@@ -62,6 +67,16 @@ impl Prober {
         positions(&self.ask(ip, PORT_SIDECAR_PROBES, "/metrics", POSITIONS_AGE)?)
     }
 
+    /// What the sidecars in these pods of the app say of themselves, by pod.
+    pub fn sidecars(self: &Arc<Prober>, pods: &[&Pod]) -> BTreeMap<String, Readiness> {
+        let told = pods.iter().filter_map(|pod| {
+            let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+            let text = self.ask(ip, PORT_SIDECAR_PROBES, "/readyz", ROLES_AGE)?;
+            Some((pod.name_any(), readiness(&text)))
+        });
+        told.collect()
+    }
+
     /// What those of the pods say that run and are not ready, by pod.
     pub fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, String> {
         let unready = pods.iter().filter(|pod| is_running_unready(pod));
@@ -77,12 +92,19 @@ impl Prober {
 
     /// Segments of which pods say that they should hold them and do not, by pod; of those that say so.
     pub fn damaged(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
-        let told = pods.iter().filter_map(|pod| {
-            let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-            let count = damaged(&self.ask(ip, PORT_BACKUP_PROBES, "/metrics", DAMAGE_AGE)?);
-            (count > 0).then(|| (pod.name_any(), count))
-        });
+        let told = pods.iter().filter_map(|pod| Some((pod.name_any(), damaged(&self.backup_metrics(pod)?))));
+        told.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Copies that pods keep in quarantine, by pod; of those that have told, also that there are none.
+    pub fn quarantined(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
+        let told = pods.iter().filter_map(|pod| Some((pod.name_any(), quarantined(&self.backup_metrics(pod)?)?)));
         told.collect()
+    }
+
+    fn backup_metrics(self: &Arc<Prober>, pod: &Pod) -> Option<String> {
+        let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+        self.ask(ip, PORT_BACKUP_PROBES, "/metrics", BACKUPS_AGE)
     }
 
     fn answers(&self) -> MutexGuard<'_, HashMap<String, Answer>> {
@@ -144,13 +166,29 @@ async fn fetch(address: SocketAddr, path: &str) -> Option<String> {
     }
 }
 
+fn readiness(text: &str) -> Readiness {
+    let Ok(mut readiness) = text.parse::<Readiness>();
+    if let Some(waiting) = &mut readiness.waiting {
+        waiting.why = waiting.why.chars().take(WAIT_CHARS_MAX).collect();
+    }
+    readiness
+}
+
+/// Of a primary: one that is recovering the log knows no positions yet, and tells 0.
 fn positions(metrics: &str) -> Option<Positions> {
+    if gauge(metrics, "tailwind_primary")? != 1 {
+        return None;
+    }
     Some(Positions { first: gauge(metrics, "tailwind_first_lsn")?, acked: gauge(metrics, "tailwind_acked_lsn")? })
 }
 
 fn damaged(metrics: &str) -> u64 {
     let names = ["tailwind_backup_segments_corrupt", "tailwind_backup_segments_damaged", "tailwind_backup_doubtful"];
     names.into_iter().filter_map(|name| gauge(metrics, name)).sum()
+}
+
+fn quarantined(metrics: &str) -> Option<u64> {
+    gauge(metrics, "tailwind_backup_quarantined")
 }
 
 /// Reads one gauge of a page of metrics.
@@ -162,14 +200,26 @@ fn gauge(metrics: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use tailwind_crds::readiness::WaitsFor;
+
     use super::*;
 
     #[test]
     fn positions_are_read_from_metrics() {
         let page = "# TYPE tailwind_acked_lsn gauge\ntailwind_acked_lsn_other 7\ntailwind_acked_lsn{group=\"a\"} 42\n\
-                    tailwind_first_lsn 3\n";
+                    tailwind_first_lsn 3\ntailwind_primary{group=\"a\"} 1\n";
         assert_eq!(positions(page), Some(Positions { first: 3, acked: 42 }));
-        assert_eq!(positions("tailwind_acked_lsn 1\n"), None);
+        assert_eq!(positions("tailwind_primary 1\ntailwind_acked_lsn 1\n"), None);
+        assert_eq!(positions(&page.replace("} 1\n", "} 0\n")), None, "it is recovering the log");
+    }
+
+    #[test]
+    fn a_wait_is_read_from_readiness_and_bounded() {
+        let told = readiness(&format!("recovering\nwaits for evidence: {}\n", "b ".repeat(10_000)));
+        let waiting = told.waiting.unwrap();
+        assert_eq!((told.role.as_str(), waiting.what), ("recovering", WaitsFor::Evidence));
+        assert_eq!(waiting.why.len(), WAIT_CHARS_MAX);
+        assert_eq!(readiness("primary\n"), Readiness { role: "primary".to_owned(), waiting: None });
     }
 
     #[test]
@@ -177,6 +227,15 @@ mod tests {
         let page = "tailwind_backup_segments_corrupt{member=\"b\"} 2\ntailwind_backup_segments_damaged{member=\"b\"} 0\n\
                     tailwind_backup_doubtful{member=\"b\"} 1\n";
         assert_eq!((damaged(page), damaged("tailwind_backup_info 1\n")), (3, 0));
+    }
+
+    #[test]
+    fn quarantine_is_read_from_metrics_that_tell_of_it() {
+        let page =
+            "tailwind_backup_quarantined_bytes{member=\"b\"} 4096\ntailwind_backup_quarantined{member=\"b\"} 2\n";
+        assert_eq!(quarantined(page), Some(2));
+        assert_eq!(quarantined("tailwind_backup_quarantined{member=\"b\"} 0\n"), Some(0));
+        assert_eq!(quarantined("tailwind_backup_quarantined_bytes{member=\"b\"} 4096\n"), None);
     }
 
     #[tokio::test]

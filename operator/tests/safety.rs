@@ -122,6 +122,8 @@ impl World {
                 positions: None,
                 obstacles: Default::default(),
                 damaged: Default::default(),
+                sidecars: Default::default(),
+                quarantined: Default::default(),
                 group,
             },
             made: 0,

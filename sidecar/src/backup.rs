@@ -1,7 +1,7 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
-//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `routes` and `status` (what others see). What is decided is decided
+//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and `status` (what others see). What is decided is decided
 //! by [`tailwind_protocol::backup`], carried out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
@@ -9,6 +9,7 @@ mod bandwidth;
 mod flusher;
 mod memory;
 pub mod options;
+mod quarantine;
 mod routes;
 mod scrub;
 mod status;
@@ -38,6 +39,8 @@ use actor::{Actor, Handle};
 use flusher::FlusherThread;
 use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
+use options::default_flush_dir;
+use quarantine::Quarantine;
 use routes::Desk;
 use scrub::Scrub;
 use status::About;
@@ -87,8 +90,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         segment_size,
         kernel: memory::kernel_boot_id()?,
     };
-    let flush_dir =
-        flush_dir.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{}/{}", home.group, home.member)));
+    let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     let folder = OsFolder::open(&flush_dir)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
@@ -107,7 +109,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
     let (boot, strange_files) = (woken.standing.boot, woken.strange_files);
-    let quarantined_files = woken.quarantined_files;
     let (daemon, flusher) = Daemon::new(woken, limits);
     let disk = Arc::clone(daemon.disk());
     let (handle, inbox) = actor::inbox();
@@ -136,7 +137,6 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
         strange_files,
-        quarantined_files,
         obstacle,
     };
     let About { group, member, boot, .. } = &about;
@@ -145,7 +145,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
-    let desk = Desk::new(handle.clone(), disk, pool, about, scrub, heartbeat);
+    let quarantine = Arc::new(Quarantine::new(flush_dir));
+    let desk = Desk::new(handle.clone(), disk, pool, about, scrub, quarantine, heartbeat);
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }

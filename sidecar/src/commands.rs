@@ -8,6 +8,7 @@ pub mod append;
 pub mod ask;
 pub mod doctor;
 pub mod framing;
+pub mod quarantine;
 pub mod read;
 pub mod scan;
 pub mod status;
@@ -40,6 +41,8 @@ pub enum PeopleCommand {
     Doctor(doctor::DoctorOptions),
     /// Tell what files or whole folders of a backup hold, without any process of the group
     Scan(scan::ScanOptions),
+    /// List or release the copies that a backup has set aside because they are no part of the log
+    Quarantine(quarantine::QuarantineOptions),
 }
 
 impl PeopleCommand {
@@ -54,6 +57,7 @@ impl PeopleCommand {
             PeopleCommand::Status(options) => ("status", status::run(options)),
             PeopleCommand::Doctor(options) => ("doctor", doctor::run(options)),
             PeopleCommand::Scan(options) => ("scan", scan::run(options)),
+            PeopleCommand::Quarantine(options) => ("quarantine", quarantine::run(options)),
         };
         match result {
             Ok(()) => ExitCode::SUCCESS,

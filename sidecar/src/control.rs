@@ -2,7 +2,7 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] carries out what the promotion machine says, [`lead`] what the primary machine says, [`member`] speaks to
-//! one backup, [`reader`] serves reads from [`log`]. After any failure it goes back to a named role and takes the
+//! one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes back to a named role and takes the
 //! ordinary way again.
 
 pub mod lead;
@@ -12,6 +12,7 @@ pub mod promote;
 pub mod reader;
 pub mod standby;
 pub mod status;
+pub mod waits;
 pub mod wishes;
 
 use std::net::IpAddr;
@@ -31,6 +32,7 @@ use crate::rpc::BackupClient;
 use crate::store::Store;
 
 use log::LogView;
+use waits::Waits;
 use wishes::Wishes;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
@@ -62,6 +64,8 @@ pub struct Context {
     pub shared: Arc<Shared>,
     /// The log as readers see it.
     pub log: LogView,
+    /// What keeps this sidecar from becoming primary.
+    pub waits: Waits,
 }
 
 impl Context {
@@ -146,7 +150,9 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
             continue;
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
-        match promote::promote(&context).await {
+        let outcome = promote::promote(&context).await;
+        context.waits.over();
+        match outcome {
             promote::Outcome::Won(config, reference) => {
                 let began = Instant::now();
                 let why = lead::lead(&context, config, &reference, &mut to_carry_out).await?;
@@ -172,6 +178,7 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
 async fn stay_fenced(context: &Context) {
     if context.wishes().fenced {
         tracing::warn!(group = %context.group, "fenced: nobody may append until this is taken back");
+        context.waits.over();
         context.path.send(Command::Wait { role: Role::Standby, epoch: 0, primary: String::new() });
         context.wished(|wishes| !wishes.fenced).await;
         tracing::info!(group = %context.group, "no longer fenced");

@@ -179,8 +179,6 @@ pub struct Shared {
     pub clients: AtomicU64,
     /// Frames refused.
     pub refused: AtomicU64,
-    /// 1 while a promotion waits because the config store is older than the log.
-    pub store_is_older: AtomicU64,
     /// Readers that wait for new records, and their wake-up.
     pub tailing: AtomicU64,
     /// Woken once per turn in which records were acknowledged, if anybody waits.

@@ -15,6 +15,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use tailwind_crds::readiness::Readiness;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::control::log::LogView;
+use crate::control::waits::Waits;
 use crate::control::wishes::Wishes;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Entry};
@@ -146,6 +148,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         path: PathHandle::new(commands, waker),
         shared,
         log: LogView::default(),
+        waits: Waits::default(),
         group: group.clone(),
     });
     tracing::info!(%group, sidecar = %name, control = %address, socket = %socket.display(), "sidecar started");
@@ -326,11 +329,12 @@ async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     if context.wishes().fenced {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
-    match status::describe(&context).await {
-        Some(path) if path.role == "primary" || path.role == "standby" => (StatusCode::OK, format!("{}\n", path.role)),
-        Some(path) => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", path.role)),
-        None => (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n".to_owned()),
-    }
+    let Some(path) = status::describe(&context).await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n".to_owned());
+    };
+    let is_ready = path.role == "primary" || path.role == "standby";
+    let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Readiness { role: path.role, waiting: context.waits.told() }.to_string())
 }
 
 async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse {

@@ -159,6 +159,12 @@ impl Story {
         assert!(!leads() && self.group.primary().is_none(), "{what} is lost, and it goes on\n{}", log());
     }
 
+    /// The status says what it waits for, in a word, for those who do not read its log.
+    pub(crate) fn tells_that_it_waits_for(&self, word: &str) {
+        let told = |group: &Group| group.status(0)["waiting"]["for"] == word;
+        self.group.wait(&format!("a status that waits for {word}"), told).unwrap();
+    }
+
     /// Everything that was acknowledged is there.
     pub(crate) fn check(&self) {
         check_whole(&self.group, &self.input, self.end).unwrap();

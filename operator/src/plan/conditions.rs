@@ -10,6 +10,7 @@ use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAI
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Decision;
+use super::candidate::{Candidate, candidate};
 use super::primary::{Primary, standbys};
 use super::standing::{Health, Standing, last_words};
 use super::status::View;
@@ -17,6 +18,8 @@ use crate::observed::Observed;
 
 /// Whether every backup has a node or can have one.
 pub const PLACEABLE: &str = "Placeable";
+/// Whether no backup keeps a copy for a person to look at.
+pub const QUARANTINE_EMPTY: &str = "QuarantineEmpty";
 /// Whether something is worse than asked for.
 pub const DEGRADED: &str = "Degraded";
 
@@ -27,6 +30,10 @@ pub(super) fn count(n: usize, thing: &str) -> String {
         (_, Some(stem)) => format!("{n} {stem}ies"),
         _ => format!("{n} {thing}s"),
     }
+}
+
+fn count_of(n: u64, thing: &str) -> String {
+    count(usize::try_from(n).unwrap_or(usize::MAX), thing)
 }
 
 struct Answer {
@@ -44,10 +51,11 @@ fn answer(kind: &'static str, yes: bool, reason: &'static str, message: impl Int
 pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Vec<Condition> {
     let spec = &view.observed.group.spec;
     let mut answers = vec![
-        ready(phase, why),
+        ready(view, phase, why),
         progressing(view, decision),
         degraded(view, decision, phase, why, foreign),
         failover_safe(view),
+        quarantine_empty(view),
         match spec.fenced {
             true => answer("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
             false => answer("Fenced", false, "NotFenced", "spec.fenced is false"),
@@ -119,7 +127,12 @@ fn before(view: &View<'_>, kind: &'static str) -> Option<Answer> {
     Some(answer(kind, before.status == "True", reason, before.message.clone()))
 }
 
-fn ready(phase: Phase, why: &str) -> Answer {
+fn ready(view: &View<'_>, phase: Phase, why: &str) -> Answer {
+    let waits = matches!(phase, Phase::WaitingForApp | Phase::Unavailable);
+    if let Some(candidate) = candidate(view).filter(|_| waits) {
+        let text = format!("{}. {}", candidate.sentence(), candidate.advice(view));
+        return answer("Ready", false, candidate.reason(), text);
+    }
     let (yes, reason) = match phase {
         Phase::Ready => (true, "AllCopies"),
         Phase::Degraded => (true, "FewerCopies"),
@@ -225,6 +238,12 @@ fn failover_safe(view: &View<'_>) -> Answer {
     if standbys(view.observed, view.primary) == 0 {
         return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
     }
+    if let Some(Candidate { pod, .. }) = candidate(view) {
+        return no(
+            "PromotionWaits",
+            format!("{pod} waits to become primary, and so would another: see condition Ready"),
+        );
+    }
     let damaged = |standing: &&Standing| standing.member && damage(view, standing).is_some();
     if let Some(standing) = view.standings.iter().find(damaged) {
         let text = format!("{} lacks segments that it should hold: it is repaired from the others", standing.name);
@@ -240,6 +259,29 @@ fn failover_safe(view: &View<'_>) -> Answer {
             true,
             "StandbyAndCopies",
             format!("{}, and a standby", count(members, "complete copy")),
+        ),
+    }
+}
+
+/// Nothing that runs is the worse for what is in quarantine, so the group is not degraded by it.
+fn quarantine_empty(view: &View<'_>) -> Answer {
+    let kept: Vec<String> = view
+        .standings
+        .iter()
+        .filter_map(|standing| Some((standing, quarantined(view, standing)?)))
+        .map(|(standing, copies)| format!("{} keeps {}", standing.name, count_of(copies, "copy")))
+        .collect();
+    match kept.is_empty() {
+        true => answer(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
+        false => answer(
+            QUARANTINE_EMPTY,
+            false,
+            "CopiesKept",
+            format!(
+                "{}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see \
+                 TailwindQuarantine",
+                kept.join(", ")
+            ),
         ),
     }
 }
@@ -315,10 +357,22 @@ fn has_sidecar(pod: &Pod) -> bool {
 /// What a backup says of its own damage.
 pub fn damage(view: &View<'_>, standing: &Standing) -> Option<String> {
     let damaged = view.observed.damaged.get(&standing.name).filter(|_| standing.is_alive())?;
-    let segments = count(usize::try_from(*damaged).unwrap_or(usize::MAX), "segment");
+    let segments = count_of(*damaged, "segment");
     Some(format!(
         "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
     ))
+}
+
+/// Copies that a backup keeps in quarantine, if any: as it says, or as it said before it fell silent. They outlive its
+/// process.
+pub fn quarantined(view: &View<'_>, standing: &Standing) -> Option<u64> {
+    let name = &standing.name;
+    let told = view.observed.quarantined.get(name).copied();
+    let before = || {
+        let status = view.observed.group.status.as_ref()?;
+        status.backups.iter().find(|backup| backup.name == *name)?.quarantined
+    };
+    told.or_else(before).filter(|copies| *copies > 0)
 }
 
 const UNSCHEDULED: &str = "Unscheduled";

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use kube::runtime::events::EventType;
+use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
 
 use super::backups::Decision;
-use super::conditions::{self, count, damage, trouble};
+use super::candidate::candidate;
+use super::conditions::{self, count, damage, quarantined, trouble};
 use super::primary::Primary;
 use super::standing::{Health, Standing};
 use super::{Notice, objects};
@@ -112,6 +114,7 @@ fn backup(view: &View<'_>, decision: &Decision, standing: &Standing) -> BackupSt
         node: standing.node.clone(),
         state,
         message,
+        quarantined: quarantined(view, standing),
     }
 }
 
@@ -138,7 +141,11 @@ fn phase(view: &View<'_>) -> (Phase, String) {
     if spec.fenced {
         return (Phase::Fenced, "spec.fenced is true: nobody may append until it is false".to_owned());
     }
+    let candidate = candidate(view);
     let Some(log) = view.log() else {
+        if let Some(candidate) = candidate.filter(|candidate| candidate.waiting.what == WaitsFor::ForgottenLog) {
+            return (Phase::Unavailable, candidate.sentence());
+        }
         let ready = view.standings.iter().filter(|standing| standing.is_alive() && standing.ready).count();
         if ready < wanted {
             return (Phase::Pending, format!("{ready} of {wanted} backups are ready"));
@@ -146,13 +153,17 @@ fn phase(view: &View<'_>) -> (Phase, String) {
         let (label, name) = (tailwind_crds::names::LABEL_GROUP, group.name_any());
         return (
             Phase::WaitingForApp,
-            match view.observed.app.len() {
-                0 => format!("no pod has the label {label}: {name}; give it to the pods of the app"),
-                n => format!("{} of the app there, and none has become primary yet", count(n, "pod")),
+            match (view.observed.app.len(), candidate) {
+                (_, Some(candidate)) => candidate.sentence(),
+                (0, None) => format!("no pod has the label {label}: {name}; give it to the pods of the app"),
+                (n, None) => format!("{} of the app there, and none has become primary yet", count(n, "pod")),
             },
         );
     };
     let holders = view.holders();
+    if let Some(candidate) = candidate {
+        return (Phase::Unavailable, candidate.sentence());
+    }
     if let Primary::Gone(name) = view.primary {
         return (Phase::Unavailable, format!("primary {name} is gone, and no standby has taken over yet"));
     }

@@ -58,6 +58,11 @@ pub(crate) struct Story {
     obstacles: BTreeMap<String, String>,
     #[serde(default)]
     damaged: BTreeMap<String, u64>,
+    #[serde(default)]
+    quarantined: BTreeMap<String, u64>,
+    /// What the sidecars in the app's pods answer at `/readyz`.
+    #[serde(default)]
+    sidecars: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -224,6 +229,8 @@ impl Story {
             positions: None,
             obstacles: self.obstacles.iter().map(|(name, text)| (full(name), text.clone())).collect(),
             damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
+            sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
+            quarantined: self.quarantined.iter().map(|(name, count)| (full(name), *count)).collect(),
             settings,
             group,
         };

@@ -39,8 +39,6 @@ pub struct Tallies {
     pub opens_refused: u64,
     /// Flushes that the disk refused.
     pub flush_failures: u64,
-    /// Segments put into quarantine.
-    pub quarantined: u64,
 }
 
 /// What came of an output.
@@ -184,12 +182,10 @@ impl Daemon {
                 return Ok(Some(Carried::Flush(Job::Delete(segment, log))));
             }
             Output::Quarantine(segment) => {
-                self.tallies.quarantined += 1;
                 let log = self.standing.promise.log.context("quarantine a segment of no log")?;
                 return Ok(Some(Carried::Flush(Job::Quarantine(segment, log))));
             }
             Output::StartQuarantine(slot, identity, closure) => {
-                self.tallies.quarantined += 1;
                 return Ok(Some(Carried::Flush(Job::QuarantineSlot(slot, identity, closure))));
             }
             Output::Owe(_) if planted::has(Bug::LedgerNotWritten) => {}

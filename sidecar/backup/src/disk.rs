@@ -18,12 +18,11 @@ use tailwind_protocol::scan::{self, Scanner};
 use tracing::warn;
 
 use crate::files::{File, Folder};
+use crate::quarantine::QuarantineName;
 
 /// Where the promise is kept.
 pub const PROMISE: &str = "promise";
 
-/// How names of files in quarantine begin.
-pub const QUARANTINE: &str = "quarantined-";
 /// How names of files end that were not understood.
 const ASIDE: &str = "aside";
 
@@ -44,8 +43,6 @@ pub struct Listing {
     pub strange: Vec<Stranger>,
     /// Half-made files that cannot be removed.
     pub left_over: u64,
-    /// Files in quarantine.
-    pub quarantined: u64,
 }
 
 /// A file under a segment's name that is not understood, or belongs to another log. A name stands for a whole file or for none,
@@ -100,7 +97,6 @@ impl Disk {
         let owed: BTreeMap<SegmentId, &(SegmentIdentity, Closure)> =
             owed.iter().map(|owed| (owed.0.segment, owed)).collect();
         for text in self.folder.names()? {
-            listing.quarantined += u64::from(text.starts_with(QUARANTINE));
             let Some(name) = FileName::parse(&text) else { continue };
             if name.temporary {
                 let path = self.path().join(&text);
@@ -434,9 +430,7 @@ impl fmt::Display for FileName {
 
 /// The name of a segment in quarantine.
 fn quarantined(identity: &SegmentIdentity, sealed: Sealed) -> String {
-    let SegmentIdentity { segment, epoch, generation, .. } = identity;
-    let kind = if sealed == Sealed::Open { "open" } else { "closed" };
-    format!("{QUARANTINE}{:016}.epoch-{epoch}.{:016x}.{kind}", segment.0, generation.0)
+    QuarantineName::new(identity, sealed).to_string()
 }
 
 fn name(segment: SegmentId, sealed: Sealed) -> String {

@@ -5,7 +5,7 @@
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
 //! implements), [`mod@wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
 //! [`daemon`] (carries out what the machine decides, one output after the other), [`flusher`] (brings segments to disk, one
-//! job after the other), [`fetch()`] (reads them for others).
+//! job after the other), [`fetch()`] (reads them for others). What goes into quarantine has the names of [`quarantine`].
 //!
 //! A process may die at every call of those traits. Nothing here relies on its own end.
 
@@ -19,6 +19,7 @@ pub mod flusher;
 pub mod ledger;
 pub mod memory;
 pub mod promise;
+pub mod quarantine;
 pub mod table;
 pub mod wake;
 
@@ -31,5 +32,6 @@ pub use flusher::{Flusher, Job};
 pub use ledger::Ledger;
 pub use memory::{Buffers, Lender, Mapped, Memory};
 pub use promise::{PromiseError, PromiseFile, Standing};
+pub use quarantine::{QuarantineFile, QuarantineName};
 pub use table::{Owner, SlotTable, TableError};
 pub use wake::{Home, Woken, wake};

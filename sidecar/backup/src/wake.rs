@@ -74,8 +74,6 @@ pub struct Woken {
     pub strange_files: u64,
     /// Those to be moved aside once the doubts that they raise are remembered.
     pub strangers: Vec<Stranger>,
-    /// Files in quarantine.
-    pub quarantined_files: u64,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
@@ -330,7 +328,7 @@ impl Evidence {
         listing: Listing,
     ) -> Woken {
         let Evidence { ledger, flushed, owed, ends, doubts, strange_files } = self;
-        let Listing { closed: files, strange: strangers, quarantined, .. } = listing;
+        let Listing { closed: files, strange: strangers, .. } = listing;
         let found = Found {
             promise: standing.promise.clone(),
             rows: slots.here,
@@ -340,18 +338,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken {
-            disk: Arc::new(disk),
-            table,
-            ledger,
-            flushed,
-            promise_file,
-            standing,
-            found,
-            strange_files,
-            strangers,
-            quarantined_files: quarantined,
-        }
+        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, standing, found, strange_files, strangers }
     }
 }
 

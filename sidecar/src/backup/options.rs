@@ -90,6 +90,11 @@ pub struct BackupOptions {
     pub heartbeat_interval_ms: u64,
 }
 
+/// The flush folder of a backup that was given none.
+pub fn default_flush_dir(group: &GroupName, name: &MemberId) -> PathBuf {
+    PathBuf::from(format!("/var/lib/tailwind/{group}/{name}"))
+}
+
 /// Fewest buffers: one is filled, one is ready, and one is for images. A backup with two works until it loses its memory: a newcomer
 /// lends both for appends, never gets an image, and is given up again and again.
 const BUFFERS_MIN: u32 = 3;

@@ -30,6 +30,7 @@ use tracing::error;
 
 use super::actor::{Answer, Handle, Report};
 use super::memory::PoolBuffers;
+use super::quarantine::Quarantine;
 use super::scrub::Scrub;
 use super::status::{self, About};
 use crate::rpc::MEMBER_HEADER;
@@ -52,6 +53,7 @@ pub(super) struct Desk {
     pub(super) about: Arc<About>,
     pub(super) heartbeat: Duration,
     pub(super) scrub: Arc<Scrub>,
+    pub(super) quarantine: Arc<Quarantine>,
     fetches: Arc<Semaphore>,
 }
 
@@ -62,10 +64,11 @@ impl Desk {
         pool: Arc<Pool>,
         about: About,
         scrub: Arc<Scrub>,
+        quarantine: Arc<Quarantine>,
         heartbeat: Duration,
     ) -> Desk {
         let fetches = Arc::new(Semaphore::new(FETCHES_MAX));
-        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, fetches }
+        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches }
     }
 }
 
@@ -268,7 +271,10 @@ async fn heartbeats(State(desk): State<Desk>) -> Response {
 
 async fn status(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
-        Ok(Some(report)) => pretty(&status::page(&desk.about, &report, &desk.scrub.so_far())),
+        Ok(Some(report)) => {
+            let quarantine = desk.quarantine.look().await;
+            pretty(&status::page(&desk.about, &report, &desk.scrub.so_far(), quarantine.as_deref()))
+        }
         _ => unwell(),
     }
 }
@@ -276,8 +282,9 @@ async fn status(State(desk): State<Desk>) -> Response {
 async fn metrics(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
         Ok(Some(report)) => {
-            let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-            (content_type, status::metrics(&desk.about, &report, &desk.scrub.so_far())).into_response()
+            let quarantine = desk.quarantine.look().await;
+            let text = status::metrics(&desk.about, &report, &desk.scrub.so_far(), quarantine.as_deref());
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
         }
         _ => unwell(),
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
 use super::actor::Report;
+use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
 
 /// What does not change while the process lives.
@@ -26,8 +27,6 @@ pub(super) struct About {
     pub(super) flush_bytes_per_second: u64,
     /// Files that were moved aside at the start.
     pub(super) strange_files: u64,
-    /// Files in quarantine at the start.
-    pub(super) quarantined_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) obstacle: Option<String>,
@@ -41,15 +40,24 @@ struct Page<'a> {
     #[serde(flatten)]
     report: &'a Report,
     scrub: &'a Scrubbed,
+    /// Absent while the disk does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantine: Option<&'a Quarantined>,
 }
 
 /// The status page.
-pub(super) fn page<'a>(about: &'a About, report: &'a Report, scrub: &'a Scrubbed) -> impl Serialize + use<'a> {
-    Page { role: "backup", about, report, scrub }
+pub(super) fn page<'a>(
+    about: &'a About,
+    report: &'a Report,
+    scrub: &'a Scrubbed,
+    quarantine: Option<&'a Quarantined>,
+) -> impl Serialize + use<'a> {
+    Page { role: "backup", about, report, scrub, quarantine }
 }
 
-/// Metrics in the Prometheus text format, version 0.0.4.
-pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed) -> String {
+/// Metrics in the Prometheus text format, version 0.0.4. What is in quarantine is left out while the disk does not tell: 0
+/// would be another answer.
+pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed, quarantine: Option<&Quarantined>) -> String {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut text = Text { labels: format!("group=\"{group}\",member=\"{member}\""), out: String::new() };
@@ -62,7 +70,10 @@ pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed) -> Strin
     text.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
     text.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
     text.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
-    text.gauge("tailwind_backup_quarantined", "Segments in quarantine.", about.quarantined_files + tallies.quarantined);
+    if let Some(Quarantined { files, bytes, .. }) = quarantine {
+        text.gauge("tailwind_backup_quarantined", "Files in quarantine.", *files);
+        text.gauge("tailwind_backup_quarantined_bytes", "Bytes of the files in quarantine.", *bytes);
+    }
     text.gauge("tailwind_backup_segments_on_disk", "Segments on disk.", counts.on_disk);
     text.gauge("tailwind_backup_strange_files", "Segment files moved aside at the start.", about.strange_files);
     text.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());

@@ -16,7 +16,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
 use rustix::fs::OFlags;
-use tailwind_backup::disk::QUARANTINE;
+use tailwind_backup::quarantine;
 use tailwind_protocol::layout::{Footer, readable_size};
 
 use super::framing::{OutputFraming, RecordWriter};
@@ -127,7 +127,7 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
 fn scan_member(folder: &mut Folder, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_buffer = name.starts_with("slot-") && name.ends_with(".buf");
-    let is_quarantined = name.starts_with(QUARANTINE);
+    let is_quarantined = name.starts_with(quarantine::PREFIX);
     if Named::parse(&name).is_none() && !is_buffer && !is_quarantined {
         let what = if path.is_dir() { "a folder: scan it by itself" } else { "neither a segment file nor a buffer" };
         return folder.add_other(&name, what);
@@ -142,7 +142,7 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
 }
 
 /// The bytes of a regular file. Nothing else is opened: whoever opens a FIFO waits for a writer, and a device may do things.
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     check_kind(path.metadata().context("find the file")?.file_type())?;
     // It may be another one by now: looked at again, and never waited for.
     let nonblock = OFlags::NONBLOCK.bits() as i32;

@@ -51,6 +51,14 @@ struct Report {
     clients: u64,
     /// Appends that wait for their ack, whoever sent them.
     pending: Option<u64>,
+    /// What keeps it from becoming primary.
+    waiting: Option<Waiting>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Waiting {
+    why: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -128,6 +136,9 @@ impl fmt::Display for Report {
             primary if primary == self.sidecar => writeln!(f)?,
             primary => writeln!(f, "; primary is {primary}")?,
         }
+        if let Some(Waiting { why }) = &self.waiting {
+            writeln!(f, "waiting    {why}")?;
+        }
         let (backups, needed) = (self.backups_wanted, self.min_in_sync);
         writeln!(f, "backups    {backups} wanted, {needed} needed to go on; member set version {}", self.version)?;
         writeln!(f, "promise    {} durability over {}", self.durability, self.fabric)?;
@@ -194,6 +205,16 @@ b0        in set       2:8        10.0.0.1:7420
 backup-1  catching up  1:0        10.0.0.2:7420
 ";
         assert_eq!(Report::parse(json).unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn a_candidate_says_what_it_waits_for() {
+        let json = r#"{"group":"db","sidecar":"db-0","role":"recovering","epoch":4,
+            "waiting":{"for":"members","why":"1 of 2 members answer; missing: b1"}}"#;
+        let text = Report::parse(json).unwrap().to_string();
+        let expected = "sidecar    db-0: recovering, epoch 4; who is primary is not known\n\
+                        waiting    1 of 2 members answer; missing: b1\n";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

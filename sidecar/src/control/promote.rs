@@ -3,7 +3,6 @@
 //! Called by [`control::run`](super::run); decides nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
@@ -14,9 +13,9 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::Inventory;
 use tokio::sync::mpsc;
 
-use super::Context;
 use super::log::Sources;
 use super::member::{MemberLink, survey};
+use super::{Context, waits};
 
 /// How often the machine hears of time passing.
 const TICK: Duration = Duration::from_millis(5);
@@ -56,7 +55,6 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
     }
-    context.shared.store_is_older.store(0, Ordering::Relaxed);
     let (answers, mut inputs) = mpsc::unbounded_channel();
     let mut outputs = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
@@ -74,15 +72,20 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),
                 Output::Waiting(why) => {
-                    let is_older = matches!(why, Waiting::StoreIsOlder { .. });
-                    context.shared.store_is_older.store(u64::from(is_older), Ordering::Relaxed);
+                    context.waits.wait(waits::word(&why), why.to_string());
                     let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
                     if fresh {
                         tracing::warn!(group = %context.group, %why, "waiting");
                         said = Some((why, Instant::now()));
                     }
                 }
-                other => carry_out(context, &links, other, answers.clone()),
+                other => {
+                    // Asking again is part of the wait; anything else comes after it.
+                    if !matches!(other, Output::ReadConfig | Output::Survey | Output::Fence(..)) {
+                        context.waits.over();
+                    }
+                    carry_out(context, &links, other, answers.clone());
+                }
             }
         }
         let input = tokio::select! {

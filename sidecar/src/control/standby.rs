@@ -3,8 +3,10 @@
 //! Called by [`control::run`](super::run). A dead process is noticed at once (its connections close), a dead or cut-off
 //! host after the heartbeat silence.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use tailwind_crds::readiness::WaitsFor;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::socket::Role;
 use tokio::task::JoinSet;
@@ -55,7 +57,11 @@ pub async fn wait_for_turn(context: &Context) {
         let client = BackupClient::new(known.primary.control.clone(), &context.access, PeerRole::Sidecar);
         let silence = context.rules.heartbeat_silence;
         config = tokio::select! {
-            changed = context.store.changed(Some(known.stamp())) => Some(changed),
+            changed = context.store.changed(Some(known.stamp())) => {
+                context.waits.over();
+                Some(changed)
+            }
+            never = forget_wait(context, silence * 3) => match never {},
             () = context.wished(|wishes| wishes.fenced || wishes.calls(&context.me.id, known.epoch)) => {
                 if context.wishes().fenced {
                     return;
@@ -85,10 +91,17 @@ pub async fn wait_for_turn(context: &Context) {
                 let now = read(context).await;
                 if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
                     match answer {
-                        Ok(()) if is_well => told = None,
+                        Ok(()) if is_well => {
+                            told = None;
+                            context.waits.over();
+                        }
                         Ok(()) => return,
-                        Err(why) if news => tracing::warn!(group = %context.group, %why, "waiting"),
-                        Err(_) => {}
+                        Err(why) => {
+                            if news {
+                                tracing::warn!(group = %context.group, %why, "waiting");
+                            }
+                            context.waits.wait(WaitsFor::Members, why);
+                        }
                     }
                     tokio::time::sleep(LOOK_AGAIN).await;
                 }
@@ -96,6 +109,13 @@ pub async fn wait_for_turn(context: &Context) {
             }
         };
     }
+}
+
+/// A primary that has been listened to for so long is heard, and nobody waits to take its place.
+async fn forget_wait(context: &Context, patience: Duration) -> Infallible {
+    tokio::time::sleep(patience).await;
+    context.waits.over();
+    std::future::pending().await
 }
 
 /// Whether the primary answers after all. A network that is coming back refuses connections for a moment.

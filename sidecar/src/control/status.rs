@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Serialize;
+use tailwind_crds::readiness::{Waiting, WaitsFor};
 use tokio::sync::oneshot;
 
 use super::Context;
@@ -26,8 +27,18 @@ struct Status<'a> {
     min_in_sync: u8,
     closed_segments: usize,
     memory_bytes: usize,
+    /// What keeps it from becoming primary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<Wait>,
     #[serde(flatten)]
     path: Option<Description>,
+}
+
+#[derive(Serialize)]
+struct Wait {
+    #[serde(rename = "for")]
+    what: &'static str,
+    why: String,
 }
 
 /// Asks the append path; `None` if it hangs.
@@ -51,6 +62,7 @@ pub async fn json(context: &Context) -> String {
         min_in_sync: wishes.min_in_sync,
         closed_segments,
         memory_bytes,
+        waiting: context.waits.told().map(|Waiting { what, why }| Wait { what: what.as_str(), why }),
         path: describe(context).await,
     };
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
@@ -67,6 +79,7 @@ pub async fn metrics(context: &Context) -> String {
         path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.standing == standing).count() as u64)
     };
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
+    let store_is_older = context.waits.told().is_some_and(|waiting| waiting.what == WaitsFor::NewerConfigStore);
     let damaged = path.as_ref().map_or(0, |path| path.members.iter().map(|member| member.damaged as u64).sum());
     let numbers: [(&str, &str, &str, u64); 17] = [
         ("primary", "gauge", "1 when this sidecar is primary.", is("primary")),
@@ -82,7 +95,7 @@ pub async fn metrics(context: &Context) -> String {
         ("acked_lsn", "gauge", "LSN of the last acknowledged record.", count(&shared.acked)),
         ("first_lsn", "gauge", "First record that can be read.", count(&shared.first)),
         ("refused_total", "counter", "Requests and connections refused.", count(&shared.refused)),
-        ("store_is_older", "gauge", "1 while the config store is older than the log.", count(&shared.store_is_older)),
+        ("store_is_older", "gauge", "1 while the config store is older than the log.", store_is_older.into()),
         ("clients", "gauge", "Clients connected.", count(&shared.clients)),
         ("closed_segments", "gauge", "Closed segments of the log.", closed_segments as u64),
         ("memory_bytes", "gauge", "Memory of open segments.", memory_bytes as u64),

@@ -21,6 +21,8 @@ const PROGRAM_BYTES: u64 = 96 << 20;
 /// Beside the buffers the pool has a table of them, and the file that names its owner. One buffer more is added, for the
 /// moment in which one is replaced.
 const POOL_SLACK_BYTES: u64 = 8 << 20;
+/// Where the flush volume is mounted.
+const FLUSH_FOLDER: &str = "/flush";
 /// Between the signal to end and the kill: flushing may take all of holdUpSeconds.
 const GRACE_MORE_SECONDS: u32 = 10;
 /// NFD says so of nodes whose RDMA drivers are loaded. Preferred, never required: with dynamic allocation it is absent.
@@ -156,7 +158,6 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         format!("--segment-size={}", spec.segment_size.bytes()),
         format!("--buffers={}", spec.buffers),
         "--pool=/pool/buffers".to_owned(),
-        "--flush-dir=/flush".to_owned(),
         format!("--hold-up={}", spec.hold_up_seconds),
     ];
     let mut ports = vec![
@@ -189,7 +190,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "name": BACKUP_CONTAINER,
         "image": settings.sidecar_image,
         "args": arguments,
-        "env": container::environment(),
+        "env": environment(),
         // Why it ended is told in its pod, where people and the operator look first.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": ports,
@@ -201,7 +202,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "securityContext": container::security(spec),
         "volumeMounts": [
             {"name": "pool", "mountPath": "/pool"},
-            {"name": "flush", "mountPath": "/flush"},
+            {"name": "flush", "mountPath": FLUSH_FOLDER},
             {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": true},
         ],
     });
@@ -209,6 +210,13 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         container["imagePullPolicy"] = json!(policy);
     }
     container
+}
+
+/// The flush folder is told here and not among the arguments: `tailwind-sidecar quarantine` in this container is told, too.
+fn environment() -> Value {
+    let mut variables = container::environment();
+    push(&mut variables, json!({"name": "TAILWIND_FLUSH_DIR", "value": FLUSH_FOLDER}));
+    variables
 }
 
 /// Resource and medium of huge pages.

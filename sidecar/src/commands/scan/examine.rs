@@ -182,11 +182,13 @@ pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> 
     let Some((identity, first)) = read_header(bytes)? else { return Ok(Content::Unwritten) };
     let footer = bytes.split_last_chunk::<FOOTER_SIZE>().and_then(|(_, footer)| Footer::from_bytes(footer));
     let named = Named::parse(name);
-    let kind = match (named, name.rsplit_once('.'), footer) {
+    // Set aside under a name that was taken, it has a number behind that.
+    let ending = name.rsplit_once('.').and_then(|(_, ending)| ending.split('-').next());
+    let kind = match (named, ending, footer) {
         (Some(named), ..) => named.kind,
-        (None, Some((_, "closed")), _) => Kind::Closed,
-        (None, Some((_, "open")), _) => Kind::Open,
-        (None, Some((_, "buf")), _) => Kind::Buffer,
+        (None, Some("closed"), _) => Kind::Closed,
+        (None, Some("open"), _) => Kind::Open,
+        (None, Some("buf"), _) => Kind::Buffer,
         (None, _, Some(Footer { sealed: Sealed::Closed, .. })) => Kind::Closed,
         (None, _, Some(Footer { sealed: Sealed::Open, .. })) => Kind::Open,
         (None, _, None) => Kind::Buffer,

@@ -257,7 +257,8 @@ fn line(name: &str, state: &str, what: &str) -> String {
     format!("{name:<32} {state:<8} {what}")
 }
 
-fn describe(report: &Report<'_>) -> String {
+/// What a segment's file holds, in one line.
+pub(in crate::commands) fn describe(report: &Report<'_>) -> String {
     let (segment, epoch) = (report.identity.segment, report.identity.epoch);
     let records = match report.count() {
         0 => "no records".to_owned(),
