@@ -7,8 +7,8 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenRequest, Purpose,
-    Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenRequest,
+    Purpose, Refusal, TrimRequest,
 };
 
 use tailwind_protocol::scan::Tail;
@@ -601,4 +601,35 @@ fn under_flushed_a_stop_writes_nothing_behind_a_gap() {
         assert_eq!(last, written, "{durability}: {:?}", desk.out);
         assert!(desk.out.contains(&Output::Finish { complete: false }), "{:?}", desk.out);
     }
+}
+
+/// Its writer has read an older inventory: of that segment something else is here by now.
+#[test]
+fn a_drop_hits_only_the_copy_that_its_caller_saw() {
+    let mut desk = promised();
+    desk.scanned = tail(3);
+    desk.fence(6);
+    let here = desk.backup.inventory().copies;
+    let [seen] = here[..] else { panic!("{here:?}") };
+    let older = SegmentIdentity { epoch: Epoch(4), ..seen.identity };
+    let shorter = Closure { last: Lsn(2), ..seen.closure };
+    for other in [CopyReport { identity: older, ..seen }, CopyReport { closure: shorter, ..seen }] {
+        let drop = Request::Drop(DropRequest { caller: caller(6), copies: vec![other] });
+        assert_eq!(desk.ask(drop), Some(Reply::Done));
+        assert_eq!(desk.backup.inventory().copies, here, "{other:?}");
+    }
+    let drop = Request::Drop(DropRequest { caller: caller(6), copies: here.clone() });
+    assert_eq!(desk.ask(drop), Some(Reply::Done));
+    assert_eq!(desk.backup.inventory().copies, []);
+}
+
+#[test]
+fn a_fence_takes_the_buffers_of_images_back() {
+    let mut desk = promised();
+    let image = open(caller(5), identity(1, 4), Purpose::Install);
+    let Some(Reply::Opened(slot)) = desk.ask(image) else { panic!("{:?}", desk.out) };
+    desk.out.clear();
+    desk.fence(6);
+    assert!(desk.out.contains(&Output::Release(slot)), "{:?}", desk.out);
+    assert_eq!(desk.backup.counts().lent, 0);
 }
