@@ -686,6 +686,20 @@ fn a_lost_member_with_its_memory_ends_the_wait() {
     assert!(desk.over);
 }
 
+/// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
+/// will ask.
+#[test]
+fn a_conflict_that_shows_the_past_is_no_refusal() {
+    for found in [None, Some(config(1)), Some(config(0))] {
+        let mut desk = Desk::start(3, 3);
+        desk.append(72);
+        desk.step(Input::Lost(desk.seats[&member(3).id]));
+        assert!(desk.swap.is_some() && !desk.over);
+        desk.step(Input::Swapped(SwapOutcome::Conflict(found.clone())));
+        assert!(desk.over, "{found:?}");
+    }
+}
+
 /// The same name with other memory.
 fn emptied(number: usize) -> MemberRef {
     MemberRef { boot: BootId(100 + number as u128), ..member(number) }
