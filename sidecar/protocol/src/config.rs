@@ -140,7 +140,7 @@ impl SwapOutcome {
     }
 }
 
-/// What an ack promises; see "Durability modes" in the README.
+/// What an ack promises; see "What an ack promises" in the README.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
