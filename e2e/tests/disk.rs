@@ -13,7 +13,7 @@ use tailwind_e2e::group::{Group, Setup, Who};
 use tailwind_e2e::http;
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::scene::{Scene, is_root};
-use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary};
+use tailwind_e2e::steps::{OUTAGE, append, check_logs, check_whole, primary, wait_for_standby};
 use tailwind_e2e::workload::Numbered;
 
 on_every_fabric!(
@@ -95,6 +95,10 @@ fn a_clean_stop_outlives_all_memory(fabric: &str) {
     let mut end = 0;
     for (signal, count) in [(Signal::TERM, 1000), (Signal::POWER, 1), (Signal::POWER, 700)] {
         end = append(&mut primary(&group).unwrap(), &input, end, count).unwrap();
+        let leads = group.wait_for_primary().unwrap();
+        // One that has only just been started does not listen to signals yet, and dies of them.
+        let standbys: Vec<usize> = (0..group.sidecars()).filter(|index| *index != leads).collect();
+        standbys.iter().for_each(|index| wait_for_standby(&group, *index, leads).unwrap());
         for index in 0..group.sidecars() {
             group.signal(Who::Sidecar(index), Signal::TERM).unwrap();
             assert_eq!(group.wait_for_end(Who::Sidecar(index)).unwrap(), Some(0));

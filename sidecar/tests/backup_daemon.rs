@@ -36,6 +36,8 @@ use tailwind_sidecar::rpc::{BackupClient, CallError};
 use tailwind_sidecar::tls::{Role, Tls};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// It looks into its flush folder every 5 s, and less often where that takes long.
+const LOOKS_AGAIN: Duration = Duration::from_secs(120);
 const LOG: LogId = LogId(0xdb);
 
 /// A primary as far as one backup sees it.
@@ -330,8 +332,11 @@ async fn dropped_segments_do_not_come_back() {
 
 /// As /metrics tells it, which looks into the folder now and then.
 async fn until_quarantined(daemon: &Daemon, count: u64) {
-    let what = format!("{count} files in quarantine");
-    until(&what, async || metric(daemon, "tailwind_backup_quarantined") == count).await;
+    let deadline = Instant::now() + LOOKS_AGAIN;
+    while metric_if_known(daemon, "tailwind_backup_quarantined") != Some(count) {
+        assert!(Instant::now() < deadline, "{count} files in quarantine");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test]
@@ -339,7 +344,7 @@ async fn what_is_in_quarantine_is_counted_listed_and_released() {
     let mut daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
-    assert_eq!(metric(&daemon, "tailwind_backup_quarantined"), 0);
+    until_quarantined(&daemon, 0).await;
     for segment in [1, 2] {
         primary.write_closed(segment, segment * 10).await;
     }
@@ -351,7 +356,7 @@ async fn what_is_in_quarantine_is_counted_listed_and_released() {
         let Empty {} = primary.client.call(path::DROP, &request, TIMEOUT).await.unwrap();
     }
     until_quarantined(&daemon, 2).await;
-    assert!(metric(&daemon, "tailwind_backup_quarantined_bytes") > 0);
+    assert_ne!(metric_if_known(&daemon, "tailwind_backup_quarantined_bytes"), Some(0));
     let status = get(&daemon, "/status");
     assert!(status.contains("\"files\": 2"), "{status}");
 
@@ -549,9 +554,13 @@ fn get(daemon: &Daemon, path: &str) -> String {
 }
 
 fn metric(daemon: &Daemon, name: &str) -> u64 {
+    metric_if_known(daemon, name).expect(name)
+}
+
+fn metric_if_known(daemon: &Daemon, name: &str) -> Option<u64> {
     let page = get(daemon, "/metrics");
-    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).expect(name);
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
+    Some(line.rsplit(' ').next().unwrap().parse().unwrap())
 }
 
 #[tokio::test]

@@ -51,17 +51,18 @@ pub enum Damage {
         /// Where the acknowledged part ends.
         acked: Offset,
     },
-    /// Two members tell what cannot both be: one primary numbers its records in the order of its segments.
+    /// Two members report what cannot both be true: a primary opens each segment once, and numbers its records in the order of
+    /// its segments.
     #[error(
-        "segment {segment} of epoch {epoch} begins with LSN {first}, and some member has that record in an earlier segment of \
-         the same epoch: what the members hold contradicts itself"
+        "segment {segment} of epoch {epoch} begins with LSN {first} at one member, and another has that record in an earlier \
+         segment of the same epoch, or a different first record in this one: what the members hold contradicts itself"
     )]
     Contradiction {
-        /// The later segment.
+        /// The segment, or the later of two.
         segment: SegmentId,
-        /// The epoch of both.
+        /// The epoch that wrote it.
         epoch: Epoch,
-        /// Its first record.
+        /// Its first record, at one of the members.
         first: Lsn,
     },
 }
@@ -225,14 +226,19 @@ fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyRe
     (trimmed, copies)
 }
 
-/// A record that one primary has put into two segments, if what the members tell were true.
+/// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier one,
+/// if every member were right.
 fn contradiction(copies: &Copies<'_>) -> Option<Damage> {
+    // Of each epoch, the last record in the segments before.
     let mut written: BTreeMap<Epoch, Lsn> = BTreeMap::new();
     for copies in copies.values() {
         let begun = || copies.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.end > Offset(0));
         let taken =
             |copy: &&CopyReport| written.get(&copy.identity.epoch).is_some_and(|last| copy.closure.first <= *last);
-        if let Some(CopyReport { identity, closure, .. }) = begun().find(taken) {
+        let mut first: BTreeMap<Epoch, Lsn> = BTreeMap::new();
+        let differs =
+            |copy: &&CopyReport| *first.entry(copy.identity.epoch).or_insert(copy.closure.first) != copy.closure.first;
+        if let Some(CopyReport { identity, closure, .. }) = begun().find(taken).or_else(|| begun().find(differs)) {
             let SegmentIdentity { segment, epoch, .. } = *identity;
             return Some(Damage::Contradiction { segment, epoch, first: closure.first });
         }

@@ -633,3 +633,20 @@ fn a_fence_takes_the_buffers_of_images_back() {
     assert!(desk.out.contains(&Output::Release(slot)), "{:?}", desk.out);
     assert_eq!(desk.backup.counts().lent, 0);
 }
+
+/// A backup that comes back while the primary lives holds the beginning of what the primary is about to write to it again.
+#[test]
+fn a_dropped_copy_of_the_callers_own_epoch_is_not_quarantined() {
+    for (written, kept) in [(5, false), (4, true)] {
+        let promise = Promise { log: Some(LogId(1)), epoch: Epoch(5), ..Promise::default() };
+        let row = SlotRow { identity: identity(1, written), purpose: Purpose::Append, lender: Epoch(5), closed: None };
+        let mut desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
+        desk.step(Input::Scanned(Slot(0), tail(3)));
+        let copies = desk.backup.inventory().copies;
+        assert_eq!(copies.len(), 1);
+        desk.out.clear();
+        assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(5), copies })), Some(Reply::Done));
+        let quarantined = |output: &Output| matches!(output, Output::Quarantine(_) | Output::StartQuarantine(..));
+        assert_eq!(desk.out.iter().any(quarantined), kept, "{:?}", desk.out);
+    }
+}

@@ -254,6 +254,13 @@ fn members_that_contradict_each_other_do_not_cut_the_log() {
     let later = inventory("m2", vec![closed(9, 1, 3)]);
     let contradiction = Damage::Contradiction { segment: SegmentId(9), epoch: LED, first: Lsn(1) };
     assert_eq!(Reference::assemble([&honest, &later]), Err(contradiction));
+    // One primary opens a segment once, with one first record.
+    for generation in [3, 4] {
+        let mut other = CopyReport { state: CopyState::Open, ..closed(3, 32, 32) };
+        other.identity.generation = Generation(generation);
+        let contradiction = Damage::Contradiction { segment: SegmentId(3), epoch: LED, first: Lsn(32) };
+        assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![other])]), Err(contradiction));
+    }
     let trimmed = Inventory { trimmed: Lsn(32), ..inventory("m2", vec![]) };
     let missing = Damage::Missing { segment: SegmentId(3), last: Lsn(31) };
     assert_eq!(Reference::assemble([&honest, &trimmed]), Err(missing));
@@ -378,7 +385,7 @@ fn recruited(reference: &Reference, spare: &Inventory) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 30_000, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_one_member_says_the_log_of_the_other_is_not_cut(lies in liar()) {

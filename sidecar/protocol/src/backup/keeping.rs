@@ -97,7 +97,9 @@ impl Backup {
             request.copies.iter().filter(seen).map(|copy| copy.identity.segment).collect();
         let segments: Vec<SegmentId> = segments.into_iter().rev().collect();
         for copy in self.settle(&segments, out) {
-            let (segment, more) = (copy.identity.segment, copy.holds_more_than(None));
+            let segment = copy.identity.segment;
+            // What the caller has written itself in its epoch it still has: it is about to write it here once more.
+            let more = copy.identity.epoch < request.caller.epoch && copy.holds_more_than(None);
             if copy.slot().is_some() {
                 self.leave(&copy, more, out);
             }
