@@ -209,6 +209,10 @@ fn what_cannot_be_is_refused_with_a_reason() {
         ("segment 1 behind segment 2", of(vec![honest, closed(1, 1, 10)])),
         ("begins with LSN 20", of(vec![honest, closed(3, 20, 30)])),
         ("begins with LSN 20", of(vec![honest, closed(3, 21, 21), closed(4, 20, 30)])),
+        ("begins with LSN 20", {
+            let empty = CopyReport { state: CopyState::Open, closure: Closure::default(), ..closed(3, 1, 1) };
+            of(vec![honest, empty, closed(4, 20, 30)])
+        }),
         ("no log", Inventory { log: None, ..of(vec![]) }),
         ("has promised epoch 5", Inventory { promised: LED, ..of(vec![]) }),
         ("epoch 18446744073709551615", Inventory { promised: Epoch(u64::MAX), ..of(vec![]) }),
@@ -230,6 +234,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
         of(vec![open(CopyState::Open, Closure::default()), closed(3, 21, 30)]),
         of(vec![open(CopyState::Damaged, header_only), closed(3, 11, 30)]),
         with(&|copy| copy.acked = Offset(64 << 10)),
+        Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX); DAMAGE_TOLD_MAX], ..of(vec![]) },
         // Left behind by an epoch whose end was never acknowledged.
         of(vec![CopyReport { identity: identity(2, 4), ..honest }, closed(3, 11, 30)]),
     ] {

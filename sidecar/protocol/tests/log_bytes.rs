@@ -230,6 +230,9 @@ fn sizes_say_what_they_are() {
     for (bytes, good) in [(32 << 10, false), (64 << 10, true), (3 << 20, false), (64 << 20, true), (128 << 20, false)] {
         assert_eq!(SegmentSize::new(bytes).is_ok(), good, "{bytes}");
     }
+    let record_max = |bytes| SegmentSize::new(bytes).map(SegmentSize::record_size_max);
+    assert_eq!([64 << 10, 4 << 20, 64 << 20].map(record_max), [Ok(16 << 10), Ok(1 << 20), Ok(1 << 20)]);
+    assert_eq!(Lsn(3).plus(4), Lsn(7));
     let error = SegmentSize::new(3 << 20).unwrap_err().to_string();
     assert_eq!(error, "segment size 3 MiB: must be a power of two between 64 KiB and 64 MiB");
     assert_eq!(SegmentSize::new(1 << 40).unwrap_err().to_string().split(':').next(), Some("segment size 1024 GiB"));

@@ -116,6 +116,16 @@ fn a_sidecar_that_comes_back_does_not_take_its_old_claim_for_its_new_one() {
 }
 
 #[test]
+fn a_claim_names_its_claimant_and_leaves_the_set_alone() {
+    let known = config(2);
+    let me = PrimaryRef { id: "s9".parse().expect("a name"), control: "h:9".to_owned() };
+    let claimed = known.claimed_by(me.clone(), Claim(77));
+    assert_eq!((claimed.primary, claimed.claim, claimed.epoch), (me, Claim(77), known.epoch.next()));
+    assert_eq!((claimed.version, claimed.earlier.first()), (known.version.next(), Some(&known.claim)));
+    assert_eq!((claimed.log, claimed.members), (known.log, known.members));
+}
+
+#[test]
 fn a_claim_that_got_no_answer_is_still_ones_own() {
     let mut desk = Desk::start(100);
     let swap = desk.read(&config(1));
