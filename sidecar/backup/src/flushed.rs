@@ -1,9 +1,8 @@
 //! How far open segments have been flushed at least: what a file must still hold when the process comes back.
 //!
-//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](mod@crate::wake). But for a segment's first, a flush
-//! is answered before it is noted here: what an open file loses at rest is missed if it was flushed before the last note. It is
-//! noted with it how many entries the [`ledger`](crate::ledger) has had, so that one which has lost its end is missed too. See
-//! "Evidence" in `docs/protocol.md`.
+//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](mod@crate::wake). A flush is noted here before it is
+//! answered, so an open file that loses at rest what anybody was told of is missed. It is noted too how many entries the
+//! [`ledger`](crate::ledger) has had, so that one which has lost its end is missed. See "Evidence" in `docs/protocol.md`.
 //!
 //! # Bytes
 //! Two [blocks](crate::blocks) of magic `TWFLUSHD`, written in turn: the older of them is all that a crash can tear.

@@ -19,9 +19,6 @@ use crate::files::File;
 use crate::flushed::Flushed;
 use crate::memory::Buffers;
 
-/// Flushes of open segments after which it is noted at the latest how far they are: a sync more for so many.
-const UNNOTED_MAX: u32 = 64;
-
 /// Something to do on the disk.
 #[derive(Clone, Debug)]
 pub enum Job {
@@ -49,8 +46,6 @@ pub struct Flusher {
     unwritten: BTreeSet<SegmentId>,
     /// What is remembered of that.
     flushed: Flushed,
-    /// Flushes since it was written.
-    unnoted: u32,
     /// One segment's bytes.
     bytes: Vec<u8>,
     /// The last flush failed: said once, not five times a second.
@@ -68,7 +63,7 @@ impl Flusher {
     /// A flusher with nothing to do.
     pub fn new(disk: Arc<Disk>, flushed: Flushed) -> Flusher {
         let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), Vec::new());
-        Flusher { disk, jobs, files, unwritten: BTreeSet::new(), flushed, unnoted: 0, bytes, failing: false }
+        Flusher { disk, jobs, files, unwritten: BTreeSet::new(), flushed, bytes, failing: false }
     }
 
     /// Queues a job.
@@ -108,9 +103,8 @@ impl Flusher {
         }
     }
 
-    /// Nothing has been to do for a moment, or the process ends: notes how far open segments are flushed.
+    /// Nothing has been to do for a moment, or the process ends: notes what no answer waits for.
     pub fn rest(&mut self) {
-        self.unnoted = 0;
         if let Err(error) = self.flushed.write() {
             warn!(folder = %self.disk.path().display(), %error, "note how far open segments are flushed");
         }
@@ -208,26 +202,25 @@ impl Flusher {
         identity: SegmentIdentity,
     ) -> Vec<Input> {
         let end = group.iter().map(|(_, end)| *end).max().unwrap_or_default();
-        let result = self.grow(buffers, slot, identity, end).map_err(|error| {
+        let result = self.grow(buffers, slot, identity, end).and_then(|end| self.note(&identity, end));
+        let result = result.map_err(|error| {
             self.files.remove(&identity.segment);
+            if !self.flushed.knows(&identity) {
+                // That it is open here all the same tells, should the power go, that nothing is missing.
+                self.flushed.note(&identity, Offset(0));
+            }
             format!("flush segment {} to {}: {error}", identity.segment, self.disk.path().display())
         });
-        let is_first = !self.flushed.knows(&identity);
-        match &result {
-            Ok(_) if self.is_closed(&identity) => {}
-            Ok(end) => {
-                self.flushed.note(&identity, *end);
-                self.unnoted += 1;
-            }
-            // That it is open here all the same tells, should the power go, that nothing is missing.
-            Err(_) if is_first => self.flushed.note(&identity, Offset(0)),
-            Err(_) => {}
-        }
-        // The first at once: from the first answer on, a file that is gone is missed.
-        if self.unnoted >= UNNOTED_MAX || (is_first && result.is_ok()) {
-            self.rest();
-        }
         group.iter().map(|(id, _)| Input::OpenFlushed(*id, result.clone())).collect()
+    }
+
+    /// Notes how far an open segment is flushed, before anybody hears of it: what its file loses from now on is missed.
+    fn note(&mut self, identity: &SegmentIdentity, end: Offset) -> io::Result<Offset> {
+        if !self.is_closed(identity) {
+            self.flushed.note(identity, end);
+            self.flushed.write()?;
+        }
+        Ok(end)
     }
 
     /// Brings an open segment's file up to `end`, as far as whole valid appends go, and returns how far it is on disk.

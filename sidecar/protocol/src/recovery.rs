@@ -255,8 +255,8 @@ fn is_sound(copy: &CopyReport) -> bool {
 }
 
 /// Where the log ends if `segment`, which no copy brings up to `last`, was torn when the primary of `epoch` died: at the
-/// furthest end that a copy of it has, or, where no record of it has landed, with the segment before. `None` if that cannot
-/// be: nobody at hand has it open, or somebody has closed what is there only after all of it was.
+/// furthest end that a copy of it has, or, where no record of it has landed, with the last segment before of which one has.
+/// `None` if that cannot be: nobody at hand has it open, or somebody has closed what is there only after all of it was.
 ///
 /// Nothing acknowledged lies beyond: see "A log torn across segments" in `docs/protocol.md`.
 fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) -> Option<(SegmentId, Lsn)> {
@@ -282,7 +282,9 @@ fn torn_end(copies: &Copies<'_>, epoch: Epoch, segment: SegmentId, last: Lsn) ->
         return Some((before, first.prev()));
     }
     let written = at(before).map(|(_, copy)| copy).filter(|copy| holds_records(copy));
-    written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last)).map(|copy| (before, copy.closure.last))
+    let written = written.max_by_key(|copy| (copy.identity.epoch, copy.closure.last));
+    // Where no record of that one has landed either, it is torn as well.
+    written.map(|copy| (before, copy.closure.last)).or_else(|| torn_end(copies, epoch, before, last))
 }
 
 fn is_open(copy: &CopyReport) -> bool {

@@ -194,6 +194,24 @@ fn a_torn_segment_without_a_record_leaves_the_end_to_the_one_before() {
 }
 
 #[test]
+fn of_several_segments_in_a_row_nothing_has_landed() {
+    let beyond = copy(4, 1, Open, 10, 12);
+    let closed = copy(1, 1, Closed, 1, 5);
+    let m1 = holds("m1", &[closed, blank(2, 1), blank(3, 1), beyond]);
+    assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 5, "m1".to_owned())]);
+    // Of the first of them the header has.
+    let m1 = holds("m1", &[copy(1, 1, Open, 1, 4), empty(2, 1, 6), blank(3, 1), beyond]);
+    assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 4, "m1".to_owned())]);
+    let all = holds("m1", &[blank(1, 1), blank(2, 1), blank(3, 1), beyond]);
+    assert_eq!(assembled(std::slice::from_ref(&all)), []);
+    // One that is not even open was closed here, and is gone.
+    assert_eq!(missing(&[holds("m1", &[closed, blank(3, 1), beyond])]), (3, 9));
+    // Another member has closed what follows, so all of them were whole.
+    let m1 = holds("m1", &[closed, blank(2, 1), blank(3, 1), beyond]);
+    assert_eq!(missing(&[m1, holds("m2", &[closed, copy(4, 1, Closed, 10, 12)])]), (3, 9));
+}
+
+#[test]
 fn what_was_closed_was_acknowledged_and_is_not_cut_off() {
     let torn = copy(2, 1, Open, 6, 7);
     let open = holds("m1", &[copy(1, 1, Closed, 1, 5), torn, copy(3, 1, Open, 10, 12)]);

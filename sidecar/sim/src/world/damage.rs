@@ -78,11 +78,13 @@ impl World {
             let gone = !host.rotten.iter().chain(&host.strange).any(|node| host.files.has(node));
             let says_so =
                 gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
+            // An older promise was of no `flushed`: until it takes part again, what it holds need not be on its disk.
+            let promised = host.files.standing().is_some_and(|own| own.promise.durability == self.plan.durability);
             // Under `flushed` what is not acknowledged yet was on its disk all the same.
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
             let was_on_disk = self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished);
-            if says_so && !was_on_disk && self.checks.owed().all(|record| self.is_here(host, record)) {
+            if says_so && promised && !was_on_disk && self.checks.owed().all(|record| self.is_here(host, record)) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.strange, host.doubtful) = (Vec::new(), Vec::new(), Vec::new(), false);
             }
