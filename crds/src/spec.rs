@@ -150,8 +150,8 @@ pub struct ReplicaGroupSpec {
     #[schemars(length(max = 16))]
     pub primary_ports: Vec<PrimaryPort>,
 
-    /// What deleting the group does. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of the app
-    /// belongs to the group any more.
+    /// What deleting the group does. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of
+    /// the app belongs to the group any more.
     #[serde(default)]
     pub deletion: Deletion,
 
@@ -163,9 +163,9 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub fenced: bool,
 
-    /// A person's word, as LOG/LSN: the log of this id (status.log.id) may end at this record, whatever was acknowledged beyond.
-    /// Needed only where the group waits because its members are damaged, or because status.log was restored from an older
-    /// copy. What is given up goes into quarantine at the backups.
+    /// A person's word, as LOG/LSN: the log of this id (status.log.id) may end at this record, whatever was acknowledged
+    /// beyond. Needed only where the group waits because its members are damaged, or because status.log was restored from
+    /// an older copy. What is given up goes into quarantine at the backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
     pub accept_loss_up_to: Option<String>,

@@ -79,17 +79,6 @@ pub fn change(file: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
     fs::write(file, bytes).with_context(|| format!("write {}", file.display()))
 }
 
-/// True when a backup has noted durably that its open files reach as far as they do.
-pub fn is_noted(folder: &Path) -> bool {
-    let notes = fs::read(folder.join("flushed")).unwrap_or_default();
-    let noted = |file: &PathBuf| {
-        let length = fs::metadata(file).map(|metadata| metadata.len()).unwrap_or_default();
-        let end = format!(",{length}]");
-        notes.windows(end.len()).any(|bytes| bytes == end.as_bytes())
-    };
-    open(folder).is_ok_and(|files| files.iter().all(noted))
-}
-
 /// The contents of the config store.
 pub fn store(config: &Path) -> Result<Files> {
     let (folder, name) = parts(config)?;

@@ -57,8 +57,8 @@ impl Wire {
         self.folder.path().join("share")
     }
 
-    /// Boots machines, all at once, and waits until they take commands. A machine that was killed can be booted again. So is one
-    /// that does not come up: an emulated kernel hangs in its first second once in many boots.
+    /// Boots machines, all at once, and waits until they take commands. A machine that was killed can be booted again. So
+    /// is one that does not come up: an emulated kernel hangs in its first second once in many boots.
     pub fn boot(&mut self, ids: &[usize], hardware: &Hardware) -> Result<Vec<Machine>> {
         let deadline = Instant::now() + BOOT;
         let mut booting = Vec::new();

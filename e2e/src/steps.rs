@@ -12,7 +12,7 @@ use crate::view::PATIENCE;
 use crate::workload::{Input, is_outage};
 
 /// Words of the warnings that processes write when others die, and rightly.
-pub const OUTAGE: [&str; 8] = [
+pub const OUTAGE: [&str; 7] = [
     "primary is gone",
     "no heartbeat",
     "member lost",
@@ -20,7 +20,6 @@ pub const OUTAGE: [&str; 8] = [
     "too few members are left",
     "waiting",
     "stepped down",
-    "no part of the log: in quarantine",
 ];
 
 /// A client of whoever is primary.

@@ -63,8 +63,8 @@ fn a_standbys_host_is_cut_off_and_then_dies() {
     fleet.check_logs(&OUTAGE).unwrap();
 }
 
-/// Kills the host of the primary, machine 1. Another machine takes over, beyond everything that was acknowledged to the app; the
-/// app that appends there.
+/// Kills the host of the primary, machine 1. Another machine takes over, beyond everything that was acknowledged to the
+/// app; the app that appends there.
 fn lose_the_primary(scene: &mut Scene, fleet: &mut Fleet, app: &Appender) -> (usize, Appender) {
     fleet.kill(1).unwrap();
     let acked = app.report().unwrap().acked;

@@ -1,8 +1,9 @@
 //! What is to be done for one group: from an [`Observed`] to a [`Plan`], both values. No clock, no network, no chance.
 //!
-//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`standing`] (what
-//! each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories are in `tests/plans`.
+//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`standing`]
+//! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
+//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories
+//! are in `tests/plans`.
 
 pub mod backups;
 pub mod candidate;

@@ -1,5 +1,5 @@
-//! Asks pods over plain HTTP how they are: a primary for its positions, sidecars for what they wait for, a backup for its damage, for what it keeps in
-//! quarantine, and for the reason if it is not ready.
+//! Asks pods over plain HTTP how they are: a primary for its positions, sidecars for what they wait for, a backup for its
+//! damage, for what it keeps in quarantine, and for the reason if it is not ready.
 //!
 //! Called by [`observe`](crate::observe), which takes what is known by now; the asking goes on beside it, seldom, briefly and
 //! without consequences when it fails. Nothing that matters rests on it.

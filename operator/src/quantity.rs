@@ -1,6 +1,7 @@
 //! Quantities of Kubernetes as numbers: `500m`, `8Gi`, `1e3`. In thousandths, so that CPU shares stay whole.
 //!
-//! Used by [`capacity`](crate::capacity) and placement. <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>
+//! Used by [`capacity`](crate::capacity) and placement.
+//! <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 

@@ -1,8 +1,9 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
-//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and `status` (what others see). What is decided is decided
-//! by [`tailwind_protocol::backup`], carried out by [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
+//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and
+//! `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
+//! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
 mod bandwidth;

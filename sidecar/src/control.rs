@@ -2,8 +2,8 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] carries out what the promotion machine says, [`lead`] what the primary machine says, [`member`] speaks to
-//! one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes back to a named role and takes the
-//! ordinary way again.
+//! one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes
+//! back to a named role and takes the ordinary way again.
 
 pub mod lead;
 pub mod log;

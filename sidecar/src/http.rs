@@ -43,8 +43,8 @@ pub(crate) use token::{NONCE_HEADER, PROOF};
 /// Connections of those who have shown who they are: a few for each sidecar of a group. Each costs two 16 KiB TLS records and
 /// a body of at most [`BODY_SIZE_MAX`]: 192 MiB if all were filled at once by holders of certificates.
 pub const GUESTS_MAX: usize = 192;
-/// Connections of others. Each costs a socket and a handshake's few KiB of memory; with the guests of a control endpoint and the
-/// strangers of the metrics they are 320 sockets, a third of the 1024 files that a process may usually open.
+/// Connections of others. Each costs a socket and a handshake's few KiB of memory; with the guests of a control endpoint
+/// and the strangers of the metrics they are 320 sockets, a third of the 1024 files that a process may usually open.
 pub const STRANGERS_MAX: usize = 64;
 /// Of these from one address.
 const STRANGERS_PER_SOURCE_MAX: usize = STRANGERS_MAX / 2;

@@ -242,7 +242,8 @@ fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket file that nobody listens on is left over from a dead process.
+/// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
+/// file that nobody listens on is left over from a dead process.
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {

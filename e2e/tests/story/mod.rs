@@ -108,12 +108,6 @@ impl Story {
         panic!("no open file of {WORTHWHILE} bytes at {}", folder.display());
     }
 
-    /// Waits until a member knows durably how far its open files reach.
-    pub(crate) fn is_noted(&self, index: usize) {
-        let folder = self.group.flush_folder(index);
-        self.group.wait("notes of what was flushed", |_| damage::is_noted(&folder)).unwrap();
-    }
-
     /// Every process ends; buffers may go with them.
     pub(crate) fn end_all(&mut self, ending: Ending, memory_survives: bool) {
         match ending {

@@ -1,7 +1,7 @@
 //! Every bound of this program, with its arithmetic. What the log itself takes is in the sidecar's welcome.
 //!
-//! Together: [`CLIENTS_MAX`] clients with [`SMALL_COMMAND_SIZE`] and a read's worth each, and [`LARGE_COMMANDS_MAX`] commands of
-//! [`COMMAND_SIZE_MAX`], are 1024 × 80 KiB + 16 × 4 MiB = 144 MiB beside the data.
+//! Together: [`CLIENTS_MAX`] clients with [`SMALL_COMMAND_SIZE`] and a read's worth each, and [`LARGE_COMMANDS_MAX`]
+//! commands of [`COMMAND_SIZE_MAX`], are 1024 × 80 KiB + 16 × 4 MiB = 144 MiB beside the data.
 
 use std::time::Duration;
 

@@ -12,8 +12,8 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTA
 use super::placement::is_being_drained;
 use crate::observed::{NodeFacts, Observed};
 
-/// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is needed,
-/// and waits only as long as a kubelet takes to start.
+/// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is
+/// needed, and waits only as long as a kubelet takes to start.
 const OUTSIDER_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// A member may well work while its kubelet is silent: then the primary still hears it. A spare costs memory, so this waits.
 const MEMBER_PATIENCE: SignedDuration = SignedDuration::from_secs(60);

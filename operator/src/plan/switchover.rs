@@ -31,8 +31,8 @@ pub fn outcome(observed: &Observed) -> Outcome {
     }
 }
 
-/// The kubelet lets the primary's app wait before it starts again, for up to five minutes. Its sidecar is well and stays primary
-/// all that time; another pod's app is ready to go on at once.
+/// The kubelet lets the primary's app wait before it starts again, for up to five minutes. Its sidecar is well and stays
+/// primary all that time; another pod's app is ready to go on at once.
 fn needed(observed: &Observed) -> Option<Outcome> {
     let status = observed.group.status.as_ref()?;
     let log = status.log.as_ref().filter(|_| !observed.group.spec.fenced)?;

@@ -20,7 +20,7 @@ use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan::{self, Tail};
 use tracing::{error, info};
 
-use crate::disk::{Disk, Stranger};
+use crate::disk::Disk;
 use crate::flusher::{Flusher, Job};
 use crate::ledger::Ledger;
 use crate::memory::Lender;
@@ -70,8 +70,6 @@ pub struct Daemon {
     ledger: Ledger,
     promise_file: PromiseFile,
     standing: Standing,
-    /// Files to be moved aside once the doubt that they raise is remembered.
-    strangers: Vec<Stranger>,
     /// What each slot is used for.
     rows: Vec<Option<SlotRow>>,
     /// One segment's bytes, for scans.
@@ -83,7 +81,7 @@ pub struct Daemon {
 impl Daemon {
     /// A backup that has just woken up, and its flusher. The outputs of its start are due.
     pub fn new(woken: Woken, limits: Limits) -> (Daemon, Flusher) {
-        let Woken { disk, table, ledger, flushed, promise_file, standing, found, strangers, .. } = woken;
+        let Woken { disk, table, ledger, flushed, promise_file, standing, found, .. } = woken;
         let (group, member) = (standing.group.clone(), standing.member.clone());
         let (machine, outputs) = Backup::start(group, member, standing.boot, limits, found);
         let flusher = Flusher::new(Arc::clone(&disk), flushed);
@@ -95,7 +93,6 @@ impl Daemon {
             ledger,
             promise_file,
             standing,
-            strangers,
             rows: vec![None; limits.slots as usize],
             bytes: Vec::new(),
             tallies: Tallies::default(),
@@ -191,6 +188,8 @@ impl Daemon {
             Output::Owe(_) if planted::has(Bug::LedgerNotWritten) => {}
             Output::Owe(segments) => {
                 self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+                let segments = segments.iter().map(|(identity, _)| identity.segment).collect();
+                return Ok(Some(Carried::Flush(Job::Owed(segments))));
             }
             Output::Settle(segments) => {
                 self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
@@ -235,8 +234,6 @@ impl Daemon {
         if doubted {
             // What raised the doubt is remembered now.
             self.ledger.mend(self.disk.folder()).context("mend the ledger of what is owed")?;
-            let strangers = std::mem::take(&mut self.strangers);
-            self.disk.move_aside(&strangers).context("move strange files aside")?;
         }
         Ok(())
     }

@@ -39,22 +39,8 @@ pub struct Listing {
     pub closed: Vec<(SegmentIdentity, Closure)>,
     /// Open segments without a closed sibling.
     pub open: Vec<SegmentIdentity>,
-    /// Files that have a segment's name and are damaged, or not of this log.
-    pub strange: Vec<Stranger>,
-    /// Half-made files that cannot be removed.
-    pub left_over: u64,
-}
-
-/// A file under a segment's name that is not understood, or belongs to another log. A name stands for a whole file or for none,
-/// so it is no crash that has left it like this.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stranger {
-    /// Its name.
-    pub name: String,
-    /// The segment of that name.
-    pub segment: SegmentId,
-    /// What is wrong.
-    pub why: String,
+    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
+    pub strange: u64,
 }
 
 /// Why a closed segment could not be read.
@@ -90,7 +76,7 @@ impl Disk {
     }
 
     /// Lists what belongs to the promised log, and tidies what a crash left half made. Of `owed` segments a file whose footer
-    /// has rotted is still known by its bytes. What is strange is for [`Disk::move_aside`].
+    /// has rotted is still known by its bytes. A file that is not understood is moved aside: nothing is ever written over it.
     pub fn list(&self, promise: &Promise, owed: &[(SegmentIdentity, Closure)]) -> io::Result<Listing> {
         let mut listing = Listing::default();
         let mut open = Vec::new();
@@ -98,10 +84,10 @@ impl Disk {
             owed.iter().map(|owed| (owed.0.segment, owed)).collect();
         for text in self.folder.names()? {
             let Some(name) = FileName::parse(&text) else { continue };
+            let path = self.path().join(&text);
             if name.temporary {
-                let path = self.path().join(&text);
                 if let Err(error) = self.folder.remove(&text) {
-                    listing.left_over += 1;
+                    listing.strange += 1;
                     warn!(path = %path.display(), %error, "half-made segment file cannot be removed: left alone");
                 }
                 continue;
@@ -124,7 +110,9 @@ impl Disk {
                 },
                 (Err(why), _) => why,
             };
-            listing.strange.push(Stranger { name: text, segment: name.segment, why });
+            listing.strange += 1;
+            let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
+            warn!(path = %path.display(), why, aside, "strange segment file: moved aside");
         }
         for identity in open {
             let name = name(identity.segment, Sealed::Open);
@@ -141,15 +129,6 @@ impl Disk {
             }
         }
         Ok(listing)
-    }
-
-    /// Moves strange files aside: nothing is ever written over them.
-    pub fn move_aside(&self, strangers: &[Stranger]) -> io::Result<()> {
-        for Stranger { name, why, .. } in strangers {
-            let aside = self.set_aside(name, &format!("{name}.{ASIDE}"))?;
-            warn!(path = %self.path().join(name).display(), why, aside, "strange segment file: moved aside");
-        }
-        Ok(())
     }
 
     /// Writes the file of a closed segment anew, if its bytes are whole.

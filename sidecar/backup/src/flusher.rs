@@ -26,6 +26,8 @@ pub enum Job {
     Closed(Slot, SegmentIdentity, Closure),
     /// Bring an open segment's appends that end at or before an offset to disk.
     Open(RequestId, Slot, SegmentIdentity, Offset),
+    /// The ledger has these segments, so that no open file of theirs is missed any more.
+    Owed(Vec<SegmentId>),
     /// Delete a segment's files.
     Delete(SegmentId, LogId),
     /// Move a segment's files into quarantine.
@@ -86,6 +88,10 @@ impl Flusher {
             Some(Job::Open(id, slot, identity, end)) => {
                 let group = self.take_group(id, identity, end);
                 self.flush_open(buffers, &group, slot, identity)
+            }
+            Some(Job::Owed(segments)) => {
+                segments.into_iter().for_each(|segment| self.flushed.forget(segment));
+                Vec::new()
             }
             Some(Job::Delete(segment, log)) => {
                 self.delete(segment, log);
@@ -163,7 +169,6 @@ impl Flusher {
         let folder = self.disk.path().display();
         match result {
             Ok(()) => {
-                self.flushed.forget(identity.segment);
                 self.unwritten.remove(&identity.segment);
                 if std::mem::take(&mut self.failing) {
                     info!(%folder, "flushes succeed again");

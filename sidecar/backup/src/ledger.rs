@@ -1,7 +1,7 @@
 //! The ledger: which closed segments this backup owes, so that a file that is gone is missed.
 //!
-//! Read at the start by [`wake`](mod@crate::wake), written by the [`daemon`](crate::daemon) before a close is answered and before a
-//! file goes. The high-water mark of what must be here (S12).
+//! Read at the start by [`wake`](mod@crate::wake), written by the [`daemon`](crate::daemon) before a close is answered and
+//! before a file goes. The high-water mark of what must be here (S12).
 //!
 //! # Bytes
 //! A header and then entries, 128 bytes each, four to a sector, so that none is ever torn. All integers are little-endian.
@@ -73,8 +73,7 @@ pub struct Ledger {
     owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
     /// The next entry.
     next: u64,
-    sequence: u64,
-    /// The same, told once it is on disk.
+    /// All that are on disk; also the next one's sequence.
     entries: Entries,
     /// Entries that there is space for.
     room: u64,
@@ -159,16 +158,17 @@ impl Ledger {
         if many || self.damaged || entries.len() > BATCH_MAX {
             return self.rewrite(folder);
         }
+        let mut sequence = self.entries.count();
         for (kind, identity, closure) in entries {
-            let bytes = to_entry(kind, self.sequence, &identity, &closure);
+            let bytes = to_entry(kind, sequence, &identity, &closure);
             self.file.write_all_at(self.next * ENTRY_SIZE as u64, &bytes)?;
-            (self.next, self.sequence) = (self.next + 1, self.sequence + 1);
+            (self.next, sequence) = (self.next + 1, sequence + 1);
             if self.next.is_multiple_of(SECTOR_ENTRIES) {
                 self.file.sync()?;
             }
         }
         self.file.sync()?;
-        self.entries.set(self.sequence);
+        self.entries.set(sequence);
         if self.room < self.next + SPARE && self.file.allocate((self.next + GROWTH) * ENTRY_SIZE as u64).is_ok() {
             self.room = self.next + GROWTH;
         }
@@ -202,9 +202,8 @@ impl Ledger {
         file.sync()?;
         folder.rename(TEMPORARY, LEDGER)?;
         folder.sync()?;
-        let sequence = sequence + owed.len() as u64;
-        entries.set(sequence);
-        Ok(Ledger { file, owed, next, sequence, entries, room, damaged: false })
+        entries.set(sequence + owed.len() as u64);
+        Ok(Ledger { file, owed, next, entries, room, damaged: false })
     }
 
     /// `None`: this is no ledger, or one of a newer version.
@@ -216,10 +215,10 @@ impl Ledger {
             return Ok(None);
         }
         let (noted, owed) = (entries.count(), BTreeMap::new());
-        let mut ledger = Ledger { file, owed, next: 1, sequence: 0, entries, room: 0, damaged: false };
+        let mut ledger = Ledger { file, owed, next: 1, entries, room: 0, damaged: false };
         // An unsound entry counts as rotten once there is another one behind it.
         let (mut rotten, mut unsound) = (0, 0);
-        let mut expected = None;
+        let (mut expected, mut count) = (None, 0);
         for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
             let sequence = match from_entry(entry) {
                 Entry::Unwritten => continue,
@@ -241,23 +240,22 @@ impl Ledger {
             rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
             expected = Some(sequence + 1);
-            (ledger.next, ledger.sequence) = (nth as u64 + 1, sequence + 1);
+            (ledger.next, count) = (nth as u64 + 1, sequence + 1);
         }
         // One write at a time can have failed, and none that was noted.
-        let lost = noted.saturating_sub(ledger.sequence);
+        let lost = noted.saturating_sub(count);
         let bad = rotten as u64 + lost.max(unsound.saturating_sub(1) as u64);
         if bad > 0 {
             ledger.damaged = true;
             told.doubts.push(format!("{bad} entries of the ledger of what is owed are gone or cannot be read"));
         }
-        ledger.sequence += lost;
         // The process before may have died of a sync that failed: then the last sector is here and perhaps not on disk, and no
         // later sync would bring it there (`fsync(2)`).
         let sector = SECTOR_ENTRIES as usize * ENTRY_SIZE;
         let from = (ledger.next - 1) as usize / SECTOR_ENTRIES as usize * sector;
         ledger.file.write_all_at(from as u64, &bytes[from..length.min(from + sector)])?;
         ledger.file.sync()?;
-        ledger.entries.set(ledger.sequence);
+        ledger.entries.set(count + lost);
         ledger.room = (length / ENTRY_SIZE) as u64;
         told.owed = ledger.owed.values().copied().collect();
         Ok(Some(ledger))

@@ -1,7 +1,7 @@
 //! The slot table: what each buffer of the pool is used for, beside the buffers, so that it lives and dies with them.
 //!
-//! Read at the start by [`wake`](mod@crate::wake); rows are rewritten by the [`daemon`](crate::daemon), in space that was allocated
-//! when the table was made. The table's lock keeps a second daemon away from the pool.
+//! Read at the start by [`wake`](mod@crate::wake); rows are rewritten by the [`daemon`](crate::daemon), in space that was
+//! allocated when the table was made. The table's lock keeps a second daemon away from the pool.
 //!
 //! # Bytes
 //! An entry of 4096 bytes for the owner, then one of 2048 bytes for each slot. An entry has two halves, so that a killed process

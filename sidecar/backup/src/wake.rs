@@ -24,7 +24,7 @@ use tailwind_protocol::rpc::Purpose;
 use tailwind_protocol::scan;
 use tracing::{info, warn};
 
-use crate::disk::{Disk, Listing, Stranger};
+use crate::disk::{Disk, Listing};
 use crate::files::Folder;
 use crate::flushed::Flushed;
 use crate::ledger::{Ledger, Told};
@@ -70,10 +70,8 @@ pub struct Woken {
     pub standing: Standing,
     /// What memory and disk hold.
     pub found: Found,
-    /// Files that have a segment's name and are damaged, or not of this log: moved aside, or to be.
+    /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub strange_files: u64,
-    /// Those to be moved aside once the doubts that they raise are remembered.
-    pub strangers: Vec<Stranger>,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
@@ -158,9 +156,7 @@ fn resume(
         );
     }
     table.reserve(owner, home.buffers)?;
-    let (mut evidence, mut listing) = Evidence::gather(&disk, &standing.promise)?;
-    // The table tells what was open, and the ledger what was closed: nothing is known by these files alone.
-    disk.move_aside(&std::mem::take(&mut listing.strange)).context("move strange files aside")?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
     for slot in &damaged {
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
@@ -220,12 +216,9 @@ fn begin(
         }
     };
     memory.open()?;
-    let (mut evidence, mut listing) = Evidence::gather(&disk, &standing.promise)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
     if is_new {
         evidence.forget(&disk)?;
-    }
-    if is_new || !evidence.doubt_strangers(&listing, &standing.promise) {
-        disk.move_aside(&std::mem::take(&mut listing.strange)).context("move strange files aside")?;
     }
     let mut rows = load(home, &disk, memory, &table, &listing.open, &[], |open| {
         let bytes = disk.read_open(open)?;
@@ -262,7 +255,6 @@ struct Evidence {
     owed: Vec<(SegmentIdentity, Closure)>,
     ends: Vec<(SegmentIdentity, Offset)>,
     doubts: Vec<String>,
-    strange_files: u64,
 }
 
 impl Evidence {
@@ -276,8 +268,7 @@ impl Evidence {
         doubts.extend(more);
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
-        let strange_files = listing.strange.len() as u64 + listing.left_over;
-        Ok((Evidence { ledger, flushed, owed, ends, doubts, strange_files }, listing))
+        Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
     }
 
     /// This backup is somebody new, who owes nothing.
@@ -287,17 +278,6 @@ impl Evidence {
         self.flushed.write().context("clear the notes of what was flushed")?;
         (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
         Ok(())
-    }
-
-    /// A strange file whose segment lies behind all that is owed may have been the open one, known by nothing else: a flush is
-    /// answered before it is noted. True if there is one. Only where the memory is new.
-    fn doubt_strangers(&mut self, listing: &Listing, promise: &Promise) -> bool {
-        let closed = self.owed.iter().chain(&listing.closed).map(|(identity, _)| identity.segment).max();
-        let behind = |stranger: &&Stranger| promise.log.is_some() && Some(stranger.segment) > closed;
-        let doubts = listing.strange.iter().filter(behind).map(|Stranger { name, why, .. }| format!("{name}: {why}"));
-        let before = self.doubts.len();
-        self.doubts.extend(doubts);
-        self.doubts.len() > before
     }
 
     /// Takes down how far the file of an open segment is sound: it need not have been noted when the last process ended. Only
@@ -327,8 +307,8 @@ impl Evidence {
         slots: Slots,
         listing: Listing,
     ) -> Woken {
-        let Evidence { ledger, flushed, owed, ends, doubts, strange_files } = self;
-        let Listing { closed: files, strange: strangers, .. } = listing;
+        let Evidence { ledger, flushed, owed, ends, doubts } = self;
+        let Listing { closed: files, strange: strange_files, .. } = listing;
         let found = Found {
             promise: standing.promise.clone(),
             rows: slots.here,
@@ -338,7 +318,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, standing, found, strange_files, strangers }
+        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, standing, found, strange_files }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The one place that moves bytes to remote memory.
 //!
-//! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The backup daemon calls the receiving half
-//! ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This crate knows nothing of logs: a writer
-//! is a number, a slot is a piece of memory, a write is a range of bytes.
+//! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The
+//! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This
+//! crate knows nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes.
 
 pub mod buffer;
 pub mod contract;

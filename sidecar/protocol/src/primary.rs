@@ -5,7 +5,8 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted). See "The primary" in `docs/protocol.md`.
+//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted). See "The primary" in
+//! `docs/protocol.md`.
 
 mod membership;
 mod mending;
@@ -129,8 +130,8 @@ impl std::fmt::Display for StepDown {
 }
 
 /// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] and
-/// [`Output::Mend`] run beside; and an [`Output::Open`] that is told to come again later lets the others overtake it, because the close behind
-/// it may be what frees the buffer it waits for.
+/// [`Output::Mend`] run beside; and an [`Output::Open`] that is told to come again later lets the others overtake it,
+/// because the close behind it may be what frees the buffer it waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Open data channels to this backup and make it known to the path under this seat.

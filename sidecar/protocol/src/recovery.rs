@@ -226,8 +226,8 @@ fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyRe
     (trimmed, copies)
 }
 
-/// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier one,
-/// if every member were right.
+/// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier
+/// one, if every member were right.
 fn contradiction(copies: &Copies<'_>) -> Option<Damage> {
     // Of each epoch, the last record in the segments before.
     let mut written: BTreeMap<Epoch, Lsn> = BTreeMap::new();

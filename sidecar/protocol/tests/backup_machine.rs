@@ -546,8 +546,8 @@ fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
     assert_eq!((desk.backup.counts().corrupt, desk.backup.damage().len()), (0, 0));
 }
 
-/// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of itself,
-/// even one from before there was any log.
+/// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of
+/// itself, even one from before there was any log.
 #[test]
 fn a_promise_older_than_what_is_owed_is_doubted() {
     let row = SlotRow { identity: identity(2, 4), purpose: Purpose::Append, lender: Epoch(4), closed: None };
@@ -565,8 +565,8 @@ fn a_promise_older_than_what_is_owed_is_doubted() {
     }
 }
 
-/// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a loss
-/// of power leaves an open segment with every record, not a closed one that has lost its end.
+/// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a
+/// loss of power leaves an open segment with every record, not a closed one that has lost its end.
 #[test]
 fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
     let mut desk = Desk::fresh();

@@ -140,7 +140,7 @@ fn two_pages() -> (Inventory, Inventory) {
 }
 
 #[test]
-fn a_member_that_changes_between_pages_is_read_again_a_few_times() {
+fn what_changes_between_pages_is_read_again_a_few_times() {
     let (first, second) = two_pages();
     let changed = [
         Inventory { boot: BootId(2), ..second.clone() },

@@ -95,8 +95,8 @@ pub fn default_flush_dir(group: &GroupName, name: &MemberId) -> PathBuf {
     PathBuf::from(format!("/var/lib/tailwind/{group}/{name}"))
 }
 
-/// Fewest buffers: one is filled, one is ready, and one is for images. A backup with two works until it loses its memory: a newcomer
-/// lends both for appends, never gets an image, and is given up again and again.
+/// Fewest buffers: one is filled, one is ready, and one is for images. A backup with two works until it loses its memory: a
+/// newcomer lends both for appends, never gets an image, and is given up again and again.
 const BUFFERS_MIN: u32 = 3;
 /// Most buffers: 4096 of 64 MiB are 256 GiB, more than one backup's flush can answer for.
 const BUFFERS_MAX: u32 = 4096;

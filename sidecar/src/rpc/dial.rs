@@ -26,13 +26,14 @@ use crate::access::{Access, Token};
 use crate::http::{self, NONCE_HEADER, PROOF};
 use crate::tls::{self, Guard, Role};
 
-/// How long an address has before the next one is tried beside it: many times what a connection in one data center takes. A dead
-/// host's address says nothing at all, and a sidecar's patience with a silent member is as short as 300 ms.
+/// How long an address has before the next one is tried beside it: many times what a connection in one data center takes. A
+/// dead host's address says nothing at all, and a sidecar's patience with a silent member is as short as 300 ms.
 const HEAD_START: Duration = Duration::from_millis(50);
 /// A proof is 64 digits.
 const PROOF_SIZE_MAX: usize = 256;
-/// How often an address is dialled again that hangs up before anything was asked. An endpoint that is full sends away who has been
-/// silent for longest, which may be a caller whose host is busy; a process that is dead refuses connections instead.
+/// How often an address is dialled again that hangs up before anything was asked. An endpoint that is full sends away who
+/// has been silent for longest, which may be a caller whose host is busy; a process that is dead refuses connections
+/// instead.
 const HANG_UPS_MAX: u32 = 4;
 /// Pause before that.
 const AGAIN: Duration = Duration::from_millis(5);

@@ -4,8 +4,8 @@
 //! before one of these changes a key that has not been written yet, the old entry is put aside. So no moment stands still for
 //! longer than a piece takes, and memory holds at most one more copy of what changes meanwhile.
 //!
-//! Its bytes are a run of entries, cut anywhere into chunks: `u32` length of the key, `u32` length of the value, `u64` deadline or
-//! 0, key, value.
+//! Its bytes are a run of entries, cut anywhere into chunks: `u32` length of the key, `u32` length of the value, `u64`
+//! deadline or 0, key, value.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,7 +1,7 @@
 //! A small file beside the slots that is written through its mapping: hugetlbfs, where a pool may be, takes no `write(2)`.
 //!
-//! The backup daemon keeps its table of slots in one. Bytes are read by `pread(2)`, as everywhere in a pool, so that no reference
-//! to mapped bytes is ever made.
+//! The backup daemon keeps its table of slots in one. Bytes are read by `pread(2)`, as everywhere in a pool, so that no
+//! reference to mapped bytes is ever made.
 #![allow(unsafe_code, reason = "the file may be mapped by others too: reached by raw pointers only")]
 
 use std::fmt;
@@ -21,8 +21,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps `file`, which is made longer where it is shorter than `length`; new bytes are zero. Its memory is allocated, so that no
-    /// write can find the file system full.
+    /// Maps `file`, which is made longer where it is shorter than `length`; new bytes are zero. Its memory is allocated, so
+    /// that no write can find the file system full.
     pub fn map(file: File, length: u64) -> io::Result<MappedFile> {
         // Whole blocks, which are huge pages on hugetlbfs: it maps and unmaps nothing less.
         let block = (fstatfs(&file)?.f_bsize as u64).max(1);
@@ -52,8 +52,8 @@ impl MappedFile {
         assert!(end.is_some_and(|end| end <= self.len()), "a write lies within its file");
         // SAFETY: offset ≤ the mapping's length, by the assertion.
         let target = unsafe { self.memory.as_mut_ptr().add(offset as usize) };
-        // SAFETY: source and target are valid for the whole length and do not overlap: no slice into the mapping is ever made. Its
-        // pages exist, because the file was allocated in full and nobody cuts it.
+        // SAFETY: source and target are valid for the whole length and do not overlap: no slice into the mapping is ever
+        // made. Its pages exist, because the file was allocated in full and nobody cuts it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 

@@ -119,8 +119,8 @@ impl VerbsChannel {
         requests[last].send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         *count = 0;
         // SAFETY: the chain was made just now, of requests that `stage` filled in, with one piece each. A piece lies within
-        // published bytes of a registered buffer (asserted in `post`), which never change again, and of which `in_flight` holds a
-        // clone until the write has completed; it goes after the queue pair.
+        // published bytes of a registered buffer (asserted in `post`), which never change again, and of which `in_flight`
+        // holds a clone until the write has completed; it goes after the queue pair.
         unsafe { self.pair.post(requests.as_mut_ptr()) }.map_err(|_| ChannelError::Disconnected)
     }
 

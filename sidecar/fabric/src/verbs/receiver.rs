@@ -19,8 +19,8 @@ use crate::pool::{Claim, Pool};
 use crate::secret;
 
 /// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
-/// and this side, which only receives, is not told that the old one is dead: the newest sixteen have both living ones in them, and
-/// whatever a writer does, its queue pairs are no more.
+/// and this side, which only receives, is not told that the old one is dead: the newest sixteen have both living ones in
+/// them, and whatever a writer does, its queue pairs are no more.
 const CHANNELS_MAX: usize = 16;
 /// Room for completions. There are none: nothing is ever posted here.
 const COMPLETIONS: u32 = 1;
@@ -32,7 +32,8 @@ const DEPTH: u32 = 1;
 pub struct VerbsReceiver {
     writers: BTreeMap<Writer, WriterRights>,
     revoked_below: Writer,
-    /// A registration that could not be ended: everything asked from then on fails, so that the daemon ends and the kernel does it.
+    /// A registration that could not be ended: everything asked from then on fails, so that the daemon ends and the kernel
+    /// does it.
     stuck: Option<String>,
     completions: Arc<CompletionQueue>,
     port: OpenPort,
@@ -118,8 +119,8 @@ impl VerbsReceiver {
         }
     }
 
-    /// Destroys the oldest queue pair of a writer that has as many as are kept. The writer has given it up long ago; if it has not, a
-    /// write fails and it makes a new one. Nothing is ever acknowledged for that reason.
+    /// Destroys the oldest queue pair of a writer that has as many as are kept. The writer has given it up long ago; if it
+    /// has not, a write fails and it makes a new one. Nothing is ever acknowledged for that reason.
     fn make_room(&mut self, writer: Writer) -> io::Result<()> {
         let Some(oldest) = self.writers.get_mut(&writer).and_then(|rights| rights.pairs.make_room()) else {
             return Ok(());

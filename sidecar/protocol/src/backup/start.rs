@@ -198,7 +198,8 @@ impl Backup {
         out: &mut Vec<Output>,
     ) {
         for (identity, end) in flushed {
-            // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled since.
+            // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled
+            // since.
             let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
             if later.filter(|copy| copy.owed).any(|copy| copy.identity.epoch >= identity.epoch) {
                 continue;
@@ -211,8 +212,8 @@ impl Backup {
                     doubts.push(format!(
                         "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
                     ));
-                    // Once the doubt is remembered, the file is not missed any more. A promise of no log is an older copy: whose
-                    // file that would be is not known, and it stays missed.
+                    // Once the doubt is remembered, the file is not missed any more. A promise of no log is an older copy:
+                    // whose file that would be is not known, and it stays missed.
                     if self.promise.log.is_some() {
                         out.push(Output::DeleteFile(segment));
                     }

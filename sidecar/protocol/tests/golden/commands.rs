@@ -235,7 +235,8 @@ fn store(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     Ok(())
 }
 
-/// `crash s1 m2 … [after=3]`: processes die, and what a sidecar had posted with it; a backup perhaps only after so many more of its outputs.
+/// `crash s1 m2 … [after=3]`: processes die, and what a sidecar had posted with it; a backup perhaps only after so many
+/// more of its outputs.
 fn crash(world: &mut World, args: &mut ArgumentConsumer<'_>) -> Told {
     let after: Option<u32> = number(args, "after")?;
     while let Some(name) = args.next_pos() {

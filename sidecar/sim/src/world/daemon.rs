@@ -133,7 +133,7 @@ impl World {
         let takes = match job {
             Job::Closed(..) => self.random.within(500, 8 * MS),
             Job::Open(..) => self.random.within(200, 3 * MS),
-            Job::Delete(..) | Job::Quarantine(..) => self.random.within(20, 200),
+            Job::Owed(_) | Job::Delete(..) | Job::Quarantine(..) => self.random.within(20, 200),
             Job::QuarantineSlot(..) => self.random.within(500, 8 * MS),
         };
         host.flushing = true;

@@ -72,10 +72,10 @@ impl World {
     pub(super) fn see_who_is_whole(&mut self) {
         for no in (0..self.hosts.len()).map(HostNo) {
             let host = &self.hosts[no.0];
-            if !host.is_damaged() {
+            if host.lost.is_empty() && !host.doubtful {
                 continue;
             }
-            let gone = !host.rotten.iter().chain(&host.strange).any(|node| host.files.has(node));
+            let gone = !host.rotten.iter().any(|node| host.files.has(node));
             let says_so =
                 gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
             // An older promise was of no `flushed`: until it takes part again, what it holds need not be on its disk.
@@ -86,7 +86,7 @@ impl World {
             let was_on_disk = self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished);
             if says_so && promised && !was_on_disk && self.checks.owed().all(|record| self.is_here(host, record)) {
                 let host = &mut self.hosts[no.0];
-                (host.lost, host.rotten, host.strange, host.doubtful) = (Vec::new(), Vec::new(), Vec::new(), false);
+                (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }
         }
     }
@@ -177,7 +177,6 @@ impl World {
                     _ => Inode::of(b"somebody's notes".to_vec()),
                 };
                 host.files.put(&name, stranger);
-                host.strange.extend(host.files.segment(segment, sealed).filter(|_| !temporary));
                 Some(name)
             }
             Fault::SlotLost => {

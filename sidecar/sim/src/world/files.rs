@@ -189,9 +189,7 @@ impl Files {
 
     /// True while this file has a segment's name.
     pub(crate) fn has(&self, node: &Node) -> bool {
-        let state = self.state();
-        let mut segments = state.names.iter().filter(|(name, _)| FileName::parse(name).is_some());
-        segments.any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
+        self.segments().iter().any(|(_, own)| Arc::ptr_eq(&own.0, &node.0))
     }
 
     /// The bytes under a name.

@@ -2,8 +2,9 @@
 //!
 //! Its process takes one request at a time and carries the machine's outputs out one after the other. Persisting, revoking
 //! and scanning take time; the process can be killed between any two outputs and at any call to its disk or its table, and
-//! the host can lose power at any moment. What comes of a start is for [`wake`](fn@tailwind_backup::wake) to find out; see [`memory`](super::memory)
-//! for the buffers, [`files`](super::files) for the volume, [`daemon`](super::daemon) for the outputs.
+//! the host can lose power at any moment. What comes of a start is for [`wake`](fn@tailwind_backup::wake) to find out; see
+//! [`memory`](super::memory) for the buffers, [`files`](super::files) for the volume, [`daemon`](super::daemon) for the
+//! outputs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -111,8 +112,6 @@ pub(crate) struct Host {
     pub(crate) lost: Vec<SegmentIdentity>,
     /// Files that have rotted, wherever they are moved.
     pub(super) rotten: Vec<Node>,
-    /// Files that somebody has put under segments' names. A start that has the disk alone cannot tell what they were.
-    pub(super) strange: Vec<Node>,
     /// What was damaged tells of no segment: the promise, the ledger, the notes.
     pub(crate) doubtful: bool,
     /// Closed files that were lost since it has last told what it holds, and their last records.
@@ -158,7 +157,6 @@ impl Host {
             flips: Vec::new(),
             lost: Vec::new(),
             rotten: Vec::new(),
-            strange: Vec::new(),
             doubtful: false,
             missed: Vec::new(),
             stale_promise: None,
@@ -186,7 +184,7 @@ impl Host {
 
     /// True while a fault excuses that it does not hold all that it should.
     pub(crate) fn is_damaged(&self) -> bool {
-        !self.flips.is_empty() || !self.lost.is_empty() || !self.strange.is_empty() || self.doubtful
+        !self.flips.is_empty() || !self.lost.is_empty() || self.doubtful
     }
 
     pub(crate) fn is_dark(&self) -> bool {

@@ -1,14 +1,11 @@
 use std::path::Path;
 
-use tailwind_backup::{Daemon, Home, OsFolder, SlotTable, Standing, Woken, wake};
-use tailwind_protocol::backup::Limits;
+use tailwind_backup::{Home, OsFolder, SlotTable, Standing, Woken, wake};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
 
 use super::*;
-
-const LIMITS: Limits = Limits { slots: 2, slot_size: 64 * 1024, unflushed_bytes_max: u64::MAX };
 
 /// A backup's two folders.
 struct Folders {
@@ -152,36 +149,6 @@ fn an_older_ledger_is_a_doubt() {
     fs::write(&ledger, older).unwrap();
     let doubts = folders.wake().unwrap().found.doubts;
     assert!(matches!(&doubts[..], [doubt] if doubt.contains("entries of the ledger")), "{doubts:?}");
-}
-
-/// What had been flushed of it need not have been noted yet.
-#[test]
-fn a_strange_file_that_may_be_the_open_segment_is_a_doubt() {
-    let name = "segment-0000000000000005.open";
-    for (durability, log, memory_survives, doubted) in [
-        (Durability::Flushed, Some(LogId(7)), false, true),
-        (Durability::Flushed, Some(LogId(7)), true, false),
-        (Durability::Flushed, None, false, false),
-        (Durability::Memory, Some(LogId(7)), false, false),
-    ] {
-        let folders = folders();
-        folders.live(|Standing { promise, .. }| (promise.log, promise.durability) = (log, durability));
-        fs::write(folders.path("flush").join(name), "rotten").unwrap();
-        if !memory_survives {
-            fs::remove_dir_all(folders.path("pool")).unwrap();
-        }
-        let woken = folders.wake().unwrap();
-        let doubts = &woken.found.doubts;
-        assert_eq!(doubts.iter().filter(|doubt| doubt.starts_with(name)).count(), usize::from(doubted), "{doubts:?}");
-        let is_there = folders.path("flush").join(name).exists();
-        assert_eq!(is_there, doubted, "it is moved aside once the doubt is remembered");
-        let pool = Pool::open(&folders.home.pool, 2, SegmentSize::MIN.bytes()).unwrap();
-        let mut lent = Lent::new(Box::new(ShmReceiver::new(Arc::clone(&pool)).unwrap()), pool);
-        let (mut daemon, _) = Daemon::new(woken, LIMITS);
-        while daemon.carry_out(&mut lent).unwrap().is_some() {}
-        assert!(!folders.path("flush").join(name).exists());
-        assert_eq!(daemon.machine().is_witness(), !doubted);
-    }
 }
 
 /// It used to wait for somebody to write to the FIFO.
