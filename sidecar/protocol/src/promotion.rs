@@ -124,7 +124,8 @@ impl Task {
 pub enum Output {
     /// Read the config store.
     ReadConfig,
-    /// Ask all known backups what they hold, without changing anything: there is no configuration yet.
+    /// Ask all known backups what they hold, without changing anything: there is no configuration yet, or no member has a
+    /// segment sound any more.
     Survey,
     /// Compare-and-swap. On [`SwapOutcome::Unknown`] the very same swap comes again.
     Swap(Swap),
@@ -242,6 +243,10 @@ struct Fencing {
     answers: BTreeMap<MemberId, Result<Inventory, Absence>>,
     /// The log could not be put together from these answers.
     damage: Option<Damage>,
+    /// All backups were asked because of that, and have not answered yet.
+    surveying: bool,
+    /// What they hold: where no member has a segment sound any more, others may.
+    others: Vec<Inventory>,
 }
 
 /// Why a member does not take part.
@@ -375,7 +380,7 @@ impl Promotion {
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Read(result) => self.on_read(now, result, out),
-            Input::Surveyed(found) => self.on_surveyed(now, &found, out),
+            Input::Surveyed(found) => self.on_surveyed(now, found, out),
             Input::Swapped(outcome) => self.on_swapped(now, outcome, out),
             Input::Fenced(epoch, member, result) => self.on_fenced(now, epoch, member, result, out),
             Input::Repaired(epoch, task, result) => self.on_repaired(now, epoch, &task, result, out),
@@ -443,9 +448,23 @@ impl Promotion {
         out.push(Output::ReadConfig);
     }
 
+    fn on_surveyed(&mut self, now: Time, found: Vec<(MemberRef, Inventory)>, out: &mut Vec<Output>) {
+        match &mut self.state {
+            State::Surveying(Survey { since, .. }) => {
+                let since = *since;
+                self.found(now, since, &found, out);
+            }
+            State::Fencing(fencing) if fencing.surveying => {
+                fencing.surveying = false;
+                fencing.others = found.into_iter().map(|(_, inventory)| inventory).collect();
+                self.choose(now, out);
+            }
+            _ => {}
+        }
+    }
+
     // A new group: its first members are backups that have never belonged to a log.
-    fn on_surveyed(&mut self, now: Time, found: &[(MemberRef, Inventory)], out: &mut Vec<Output>) {
-        let State::Surveying(Survey { since, .. }) = self.state else { return };
+    fn found(&mut self, now: Time, since: Time, found: &[(MemberRef, Inventory)], out: &mut Vec<Output>) {
         if let Some((member, log)) = found.iter().find_map(|(member, i)| Some((member, i.log?))) {
             return self.wait(now, Waiting::StoreForgot { member: member.id.clone(), log }, out);
         }
@@ -503,7 +522,15 @@ impl Promotion {
         self.claimed = Some((config.epoch, config.claim));
         out.extend(config.members.iter().map(|member| Output::Fence(config.clone(), member.clone())));
         let retry_at = now.plus(self.rules.retry_ms);
-        self.state = State::Fencing(Fencing { config, since: now, retry_at, answers: BTreeMap::new(), damage: None });
+        self.state = State::Fencing(Fencing {
+            config,
+            since: now,
+            retry_at,
+            answers: BTreeMap::new(),
+            damage: None,
+            surveying: false,
+            others: Vec::new(),
+        });
     }
 
     fn on_fenced(
@@ -591,8 +618,8 @@ impl Promotion {
         }
         let fenced = fencing.fenced_without(&self.unfit);
         let assembled = match accepted {
-            Some(accepted) => Reference::assemble_at_least(fenced.iter().copied(), accepted.last),
-            None => Reference::assemble(fenced.iter().copied()),
+            Some(accepted) => Reference::assemble_at_least(fenced.iter().copied(), &fencing.others, accepted.last),
+            None => Reference::assemble(fenced.iter().copied(), &fencing.others),
         };
         let reference = match assembled {
             Ok(reference) => reference,
@@ -684,6 +711,9 @@ impl Promotion {
                 fencing.retry_at = now.plus(self.rules.retry_ms);
                 if let Some(damage) = &fencing.damage {
                     out.push(Output::Waiting(Waiting::Damage(damage.clone())));
+                    if matches!(damage, Damage::Missing { .. }) && !std::mem::replace(&mut fencing.surveying, true) {
+                        out.push(Output::Survey);
+                    }
                 }
                 let damaged = fencing.damage.is_some();
                 let failed = |member: &&MemberRef| match fencing.answers.get(&member.id) {

@@ -16,7 +16,8 @@ pub struct ClosedSegment {
     pub identity: SegmentIdentity,
     /// Where it ends.
     pub closure: Closure,
-    /// Members whose copy is this very segment, up to this very end. Never empty.
+    /// Backups whose copy is this very segment, up to this very end: fenced members, or others where none of them has it
+    /// sound any more. Never empty.
     pub holders: Vec<MemberId>,
 }
 
@@ -67,19 +68,41 @@ pub enum Damage {
     },
 }
 
+impl ClosedSegment {
+    /// The segment of this copy, and those of `copies` that are the same.
+    fn new<'a>(of: &CopyReport, copies: impl Iterator<Item = (&'a MemberId, &'a CopyReport)>) -> ClosedSegment {
+        let same = |copy: &CopyReport| {
+            copy.identity == of.identity && copy.closure == of.closure && copy.state != CopyState::Corrupt
+        };
+        let holders = copies.filter(|(_, copy)| same(copy)).map(|(member, _)| member.clone()).collect();
+        ClosedSegment { identity: of.identity, closure: of.closure, holders }
+    }
+
+    /// The same where the copy is corrupt, if any of `others` has closed the segment there too.
+    fn elsewhere(corrupt: &CopyReport, others: &[Inventory]) -> Option<ClosedSegment> {
+        let copies = others.iter().flat_map(|other| other.copies.iter().map(move |copy| (&other.member, copy)));
+        let closed = copies.filter(|(_, copy)| copy.state == CopyState::Closed);
+        Some(ClosedSegment::new(corrupt, closed)).filter(|segment| !segment.holders.is_empty())
+    }
+}
+
 impl Reference {
     /// Puts the log together: the furthest valid end among the fenced members, then backwards, for each segment a
     /// valid copy that ends where the next one begins.
     ///
-    /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end. Records that were trimmed
-    /// are not looked for. Where no copy reaches the next segment, the log may end there: see [`torn_end`].
+    /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end, and its closure vouches for
+    /// every byte that `others` give, who decide nothing. Records that were trimmed are not looked for. Where no copy
+    /// reaches the next segment, the log may end there: see [`torn_end`].
     ///
     /// Where the log ends only witnesses tell: of members that cannot, nothing but closed copies counts. And no log is
     /// accepted that is shorter than what any member knows to have been acknowledged (S12).
     ///
     /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
     /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
-    pub fn assemble<'a>(inventories: impl IntoIterator<Item = &'a Inventory>) -> Result<Reference, Damage> {
+    pub fn assemble<'a>(
+        inventories: impl IntoIterator<Item = &'a Inventory>,
+        others: &[Inventory],
+    ) -> Result<Reference, Damage> {
         let inventories: Vec<&Inventory> = inventories.into_iter().collect();
         let counts = |inventory: &Inventory, copy: &CopyReport| match copy.state {
             CopyState::Closed | CopyState::Corrupt => true,
@@ -91,7 +114,7 @@ impl Reference {
         if let Some(damage) = contradiction(&copies) {
             return Err(damage);
         }
-        let reference = Reference::from_copies(trimmed, &copies, None)?;
+        let reference = Reference::from_copies(trimmed, &copies, others, None)?;
         // What is trimmed was acknowledged, so it was part of the log.
         if trimmed > reference.last().next() {
             return Err(Damage::Missing { segment: reference.last_segment(), last: trimmed.prev() });
@@ -107,13 +130,14 @@ impl Reference {
     /// from there on up to which anything whole can be put together, whoever tells of it.
     pub fn assemble_at_least<'a>(
         inventories: impl IntoIterator<Item = &'a Inventory>,
+        others: &[Inventory],
         least: Lsn,
     ) -> Result<Reference, Damage> {
         let inventories: Vec<&Inventory> = inventories.into_iter().collect();
         let (trimmed, copies) = gather(&inventories, |_, _| true);
         let mut limit = None;
         loop {
-            let found = Reference::from_copies(trimmed, &copies, limit);
+            let found = Reference::from_copies(trimmed, &copies, others, limit);
             if let Ok(reference) = &found
                 && reference.last() >= least
             {
@@ -155,7 +179,12 @@ impl Reference {
     }
 
     /// The furthest end, or the one at `limit`, and back from there.
-    fn from_copies(trimmed: Lsn, copies: &Copies<'_>, limit: Option<Lsn>) -> Result<Reference, Damage> {
+    fn from_copies(
+        trimmed: Lsn,
+        copies: &Copies<'_>,
+        others: &[Inventory],
+        limit: Option<Lsn>,
+    ) -> Result<Reference, Damage> {
         let furthest = |copy: &&CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
         let sound = |copy: &CopyReport| copy.state != CopyState::Corrupt;
         let written = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| holds_records(copy));
@@ -169,27 +198,27 @@ impl Reference {
         let (mut segment, mut last) = (tail.identity.segment, tail.closure.last);
         while last > Lsn(0) {
             let candidates = copies.get(&segment).map(Vec::as_slice).unwrap_or_default();
-            let best = candidates
-                .iter()
-                .map(|(_, copy)| *copy)
-                .filter(|copy| holds_records(copy) && sound(copy) && copy.closure.last == last)
+            let reaching = || candidates.iter().map(|(_, copy)| *copy).filter(|copy| copy.closure.last == last);
+            let found = reaching()
+                .filter(|copy| holds_records(copy) && sound(copy))
                 // Of the last segment some copies may have marks behind the same last record.
-                .max_by_key(|copy| (copy.identity.epoch, copy.state == CopyState::Closed, copy.closure.end));
-            let Some(best) = best else {
+                .max_by_key(|copy| (copy.identity.epoch, copy.state == CopyState::Closed, copy.closure.end))
+                .map(|best| ClosedSegment::new(best, candidates.iter().copied()));
+            let corrupt = || reaching().filter(|copy| !sound(copy));
+            let found = found.or_else(|| corrupt().find_map(|copy| ClosedSegment::elsewhere(copy, others)));
+            let Some(found) = found else {
                 let end = torn_end(copies, tail.identity.epoch, segment, last);
                 let end = end.filter(|(_, last)| trimmed <= Lsn(1) || *last >= trimmed);
                 (segment, last) = end.ok_or(Damage::Missing { segment, last })?;
                 segments.clear();
                 continue;
             };
-            let same =
-                |copy: &CopyReport| copy.identity == best.identity && copy.closure == best.closure && sound(copy);
-            let holders = candidates.iter().filter(|(_, c)| same(c)).map(|(member, _)| (*member).clone()).collect();
-            segments.push(ClosedSegment { identity: best.identity, closure: best.closure, holders });
-            if best.closure.first <= trimmed.max(Lsn(1)) {
+            let first = found.closure.first;
+            segments.push(found);
+            if first <= trimmed.max(Lsn(1)) {
                 break;
             }
-            (segment, last) = (SegmentId(segment.0 - 1), best.closure.first.prev());
+            (segment, last) = (SegmentId(segment.0 - 1), first.prev());
         }
         segments.reverse();
         Ok(Reference { segments, trimmed })

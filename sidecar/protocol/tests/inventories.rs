@@ -100,7 +100,7 @@ fn pages_of_300_000_copies_make_up_the_inventory() {
     assert!(!whole.more && whole.copies.windows(2).all(|two| two[0].identity.segment < two[1].identity.segment));
 
     let started = Instant::now();
-    let reference = Reference::assemble([&whole]).expect("a whole log");
+    let reference = Reference::assemble([&whole], &[]).expect("a whole log");
     let assembled = started.elapsed();
     assert_eq!(reference.last(), Lsn(COPIES));
     assert_eq!(reference.plan_for(&whole), RepairPlan::default());
@@ -258,19 +258,19 @@ fn members_that_contradict_each_other_do_not_cut_the_log() {
     let honest = inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]);
     let later = inventory("m2", vec![closed(9, 1, 3)]);
     let contradiction = Damage::Contradiction { segment: SegmentId(9), epoch: LED, first: Lsn(1) };
-    assert_eq!(Reference::assemble([&honest, &later]), Err(contradiction));
+    assert_eq!(Reference::assemble([&honest, &later], &[]), Err(contradiction));
     // One primary opens a segment once, with one first record.
     for generation in [3, 4] {
         let mut other = CopyReport { state: CopyState::Open, ..closed(3, 32, 32) };
         other.identity.generation = Generation(generation);
         let contradiction = Damage::Contradiction { segment: SegmentId(3), epoch: LED, first: Lsn(32) };
-        assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![other])]), Err(contradiction));
+        assert_eq!(Reference::assemble([&honest, &inventory("m2", vec![other])], &[]), Err(contradiction));
     }
     let trimmed = Inventory { trimmed: Lsn(32), ..inventory("m2", vec![]) };
     let missing = Damage::Missing { segment: SegmentId(3), last: Lsn(31) };
-    assert_eq!(Reference::assemble([&honest, &trimmed]), Err(missing));
+    assert_eq!(Reference::assemble([&honest, &trimmed], &[]), Err(missing));
     let trimmed = Inventory { trimmed: Lsn(31), ..inventory("m2", vec![]) };
-    assert_eq!(Reference::assemble([&honest, &trimmed]).map(|reference| reference.last()), Ok(Lsn(30)));
+    assert_eq!(Reference::assemble([&honest, &trimmed], &[]).map(|reference| reference.last()), Ok(Lsn(30)));
 }
 
 /// Numbers that break things, and those around the honest ones.
@@ -398,17 +398,17 @@ proptest! {
         // Read under the epoch by which it was fenced, and as a spare of that epoch's primary.
         for newest in [LED, FENCED] {
             let Ok(Some(believed)) = Reading::new(LOG, FENCED, newest).take(lies.clone()) else { continue };
-            let alone = Reference::assemble([&honest]).expect("a whole log");
+            let alone = Reference::assemble([&honest], &[]).expect("a whole log");
             recruited(&alone, &believed);
             if newest == FENCED {
                 continue;
             }
-            if let Ok(reference) = Reference::assemble([&honest, &believed]) {
+            if let Ok(reference) = Reference::assemble([&honest, &believed], &[]) {
                 prop_assert!(reference.last() >= Lsn(30), "{reference:?}");
                 recruited(&reference, &believed);
             }
             for least in [0, 20, u64::MAX] {
-                drop(Reference::assemble_at_least([&honest, &believed], Lsn(least)));
+                drop(Reference::assemble_at_least([&honest, &believed], &[], Lsn(least)));
             }
             prop_assert!(promoted(&honest, &believed).is_none_or(|last| last >= Lsn(30)));
         }

@@ -62,17 +62,18 @@ fn segments(reference: &Reference) -> Vec<(u64, u64, u64, u64, String)> {
 }
 
 fn assembled(inventories: &[Inventory]) -> Vec<(u64, u64, u64, u64, String)> {
-    segments(&Reference::assemble(inventories).expect("a whole log"))
+    segments(&Reference::assemble(inventories, &[]).expect("a whole log"))
 }
 
 fn missing(inventories: &[Inventory]) -> (u64, u64) {
-    let Err(Damage::Missing { segment, last }) = Reference::assemble(inventories) else { panic!("a whole log") };
+    let Err(Damage::Missing { segment, last }) = Reference::assemble(inventories, &[]) else { panic!("a whole log") };
     (segment.0, last.0)
 }
 
 #[test]
 fn a_new_log_is_empty() {
-    let reference = Reference::assemble(&[holds("m1", &[]), holds("m2", &[empty(1, 1, 1)])]).expect("an empty log");
+    let reference =
+        Reference::assemble(&[holds("m1", &[]), holds("m2", &[empty(1, 1, 1)])], &[]).expect("an empty log");
     assert_eq!((reference.last(), reference.last_segment()), (Lsn(0), SegmentId(0)));
 }
 
@@ -143,6 +144,31 @@ fn a_corrupt_last_segment_is_not_cut_off() {
     assert_eq!(missing(&[corrupt.clone(), behind]), (2, 9));
     let sound = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 9)]);
     assert_eq!(assembled(&[corrupt, sound])[1], (2, 1, 6, 9, "m2".to_owned()));
+}
+
+#[test]
+fn what_no_member_has_sound_any_more_others_may_give() {
+    let members = [
+        holds("m1", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 9)]),
+        holds("m2", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 7)]),
+    ];
+    assert_eq!(missing(&members), (1, 5));
+    let others = [
+        holds("m3", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 99)]),
+        holds("m4", &[copy(1, 1, Corrupt, 1, 5)]),
+        holds("m5", &[copy(1, 1, Closed, 1, 5)]),
+    ];
+    let reference = Reference::assemble(&members, &others).expect("a whole log");
+    assert_eq!(segments(&reference), [(1, 1, 1, 5, "m3 m5".to_owned()), (2, 1, 6, 9, "m1".to_owned())]);
+    assert_eq!(plan(&reference, &members[1]), (vec![], vec![1, 2], vec![]));
+    // Another opening, another end, or not closed: nothing vouches for those bytes.
+    for other in [copy(1, 2, Closed, 1, 5), copy(1, 1, Closed, 1, 6), copy(1, 1, Open, 1, 5)] {
+        let other = [holds("m3", &[other])];
+        assert!(matches!(Reference::assemble(&members, &other), Err(Damage::Missing { .. })));
+    }
+    // They say nothing of what no member has ever closed.
+    let gap = holds("m1", &[copy(2, 1, Open, 6, 9)]);
+    assert!(matches!(Reference::assemble([&gap], &others), Err(Damage::Missing { .. })));
 }
 
 /// A buffer of which not even the segment header has landed.
@@ -242,14 +268,14 @@ fn a_promotion_that_broke_off_may_have_closed_what_lies_beyond() {
     // Someone else had segment 2 whole and is gone; at m1 segment 3 was closed before the image of segment 2 came.
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Closed, 10, 12)]);
     assert_eq!(assembled(std::slice::from_ref(&m1))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
-    let reference = Reference::assemble([&m1]).expect("a whole log");
+    let reference = Reference::assemble([&m1], &[]).expect("a whole log");
     assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3]));
 }
 
 #[test]
 fn what_lies_beyond_a_torn_end_is_dropped() {
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12), blank(4, 1)]);
-    let reference = Reference::assemble([&m1]).expect("a whole log");
+    let reference = Reference::assemble([&m1], &[]).expect("a whole log");
     assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3, 4]));
     // The one that was not asked has it whole, and may have closed it.
     for state in [Open, Closed, Corrupt] {
@@ -293,7 +319,7 @@ fn plan(reference: &Reference, inventory: &Inventory) -> Plan {
 #[test]
 fn plans_close_what_reaches_the_end_and_copy_the_rest() {
     let whole = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 9), empty(3, 2, 10)]);
-    let reference = Reference::assemble([&whole]).expect("a whole log");
+    let reference = Reference::assemble([&whole], &[]).expect("a whole log");
     let table: [(&str, Inventory, Plan); 8] = [
         ("itself", whole.clone(), (vec![2], vec![], vec![3])),
         ("nothing", holds("m", &[]), (vec![], vec![1, 2], vec![])),
@@ -320,7 +346,7 @@ fn plans_close_what_reaches_the_end_and_copy_the_rest() {
 #[test]
 fn older_closed_segments_are_left_to_the_trim() {
     let trimmed = Inventory { trimmed: Lsn(6), ..holds("m1", &[copy(2, 1, Closed, 6, 9)]) };
-    let reference = Reference::assemble([&trimmed]).expect("a whole log");
+    let reference = Reference::assemble([&trimmed], &[]).expect("a whole log");
     let deaf = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 9)]);
     assert_eq!(plan(&reference, &deaf), (vec![], vec![], vec![]));
     // But not if it reaches into what is still needed: then it is of another life of the log.
