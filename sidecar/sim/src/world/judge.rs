@@ -122,8 +122,10 @@ impl World {
             copies.filter(|copy| copy.state == CopyState::Corrupt && copy.closure.last > Lsn(0))
         };
         self.present(config).all(|(_, host)| {
-            let holds =
-                |copy: CopyReport| self.holds_bytes(host, self.checks.truth(copy.identity.epoch, copy.closure.last));
+            let holds = |CopyReport { identity, closure, .. }: CopyReport| {
+                let mut records = (closure.first.0..=closure.last.0).map(Lsn);
+                records.all(|lsn| self.holds_bytes(host, self.checks.truth(identity.epoch, lsn)))
+            };
             host.is_damaged() || !lost_copies().all(holds)
         })
     }
