@@ -170,6 +170,7 @@ fn resume(
     for slot in damaged.iter().filter(|slot| slot.0 < home.buffers) {
         table.save(*slot, None)?;
     }
+    evidence.forget_dropped(rows.iter().chain(&missing).map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (standing.boot, standing.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
     Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing }, listing))
@@ -288,6 +289,14 @@ impl Evidence {
         if !noted && end > Offset(0) {
             self.flushed.note(identity, end);
         }
+    }
+
+    /// What was open here and empty has a row, or was dropped: then its note has outlived it, and would bring it back.
+    fn forget_dropped(&mut self, rows: impl Iterator<Item = SegmentId>) -> anyhow::Result<()> {
+        let here: BTreeSet<SegmentId> = rows.collect();
+        let empty = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| identity.segment);
+        empty.filter(|segment| !here.contains(segment)).for_each(|segment| self.flushed.forget(segment));
+        self.flushed.write().context("forget what was dropped")
     }
 
     /// Segments that were open here, and of which nothing had arrived.

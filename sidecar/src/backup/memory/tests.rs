@@ -151,6 +151,34 @@ fn an_older_ledger_is_a_doubt() {
     assert!(matches!(&doubts[..], [doubt] if doubt.contains("entries of the ledger")), "{doubts:?}");
 }
 
+/// Its note may have outlived it, if the disk refused to write the notes when it was dropped.
+#[test]
+fn what_was_open_and_empty_and_dropped_does_not_return() {
+    let identity = SegmentIdentity {
+        log: LogId(7),
+        segment: SegmentId(3),
+        epoch: Epoch(2),
+        generation: Generation(1),
+        size: SegmentSize::MIN,
+    };
+    let folders = folders();
+    folders.live(|Standing { promise, .. }| {
+        (promise.log, promise.epoch, promise.durability) = (Some(LogId(7)), Epoch(2), Durability::Flushed);
+    });
+    let mut flushed = folders.wake().unwrap().flushed;
+    flushed.note(&identity, Offset(0));
+    flushed.write().unwrap();
+    let lose_memory = || fs::remove_dir_all(folders.path("pool")).unwrap();
+    lose_memory();
+    let woken = folders.wake().unwrap();
+    assert_eq!(woken.found.rows.iter().map(|(_, row)| row.identity).collect::<Vec<_>>(), [identity], "open and empty");
+    woken.table.save(woken.found.rows[0].0, None).unwrap();
+    drop(woken);
+    assert_eq!(folders.wake().unwrap().found.rows, [], "dropped");
+    lose_memory();
+    assert_eq!(folders.wake().unwrap().found.rows, [], "it is back");
+}
+
 /// It used to wait for somebody to write to the FIFO.
 #[test]
 fn a_fifo_named_as_a_segment_does_not_hold_up_the_start() {
