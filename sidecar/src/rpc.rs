@@ -90,13 +90,23 @@ struct Idle {
     since: Instant,
 }
 
-/// How heartbeats have ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Silence {
-    /// The reason, for people.
-    pub why: String,
-    /// Whether there was any before.
-    pub heard: bool,
+/// Heartbeats, on a connection of their own.
+pub struct Heartbeats {
+    _link: Link,
+    response: Response<Incoming>,
+    whom: String,
+}
+
+impl Heartbeats {
+    /// Returns when there is another, or an error for people when there is none any more. Loses nothing if it is not waited
+    /// for to the end.
+    pub async fn next(&mut self) -> Result<(), String> {
+        match self.response.body_mut().frame().await {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(format!("{}: connection lost: {}", self.whom, causes(&error))),
+            None => Err(format!("{}: connection closed", self.whom)),
+        }
+    }
 }
 
 impl BackupClient {
@@ -174,25 +184,18 @@ impl BackupClient {
         Ok(bytes)
     }
 
-    /// Listens to heartbeats on a connection of its own. Returns when they end.
-    pub async fn watch_heartbeats(&self, silence_max: Duration) -> Silence {
-        let mut heard = false;
-        let why = self.listen(silence_max, &mut heard).await;
-        Silence { why, heard }
-    }
-
-    async fn listen(&self, silence_max: Duration, heard: &mut bool) -> String {
+    /// Listens to heartbeats. Returns when they end, or nothing is heard for so long, with the reason.
+    pub async fn watch_heartbeats(&self, silence_max: Duration) -> String {
         let silent = || format!("{}: silent for {silence_max:?}", self.whom());
-        let Ok(opened) = timeout(silence_max, self.open_heartbeats()).await else { return silent() };
-        let (_link, mut response) = match opened {
-            Ok(opened) => opened,
+        let Ok(opened) = timeout(silence_max, self.heartbeats()).await else { return silent() };
+        let mut heartbeats = match opened {
+            Ok(heartbeats) => heartbeats,
             Err(error) => return error.to_string(),
         };
         loop {
-            match timeout(silence_max, response.body_mut().frame()).await {
-                Ok(Some(Ok(_))) => *heard = true,
-                Ok(Some(Err(error))) => return format!("{}: connection lost: {}", self.whom(), causes(&error)),
-                Ok(None) => return format!("{}: connection closed", self.whom()),
+            match timeout(silence_max, heartbeats.next()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => return why,
                 Err(_) => return silent(),
             }
         }
@@ -201,12 +204,14 @@ impl BackupClient {
     /// Returns once the other side has answered at all.
     pub async fn answers(&self, patience: Duration) -> Result<(), CallError> {
         let silent = |_| self.unreachable(path::HEARTBEATS, &format!("silent for {patience:?}"));
-        timeout(patience, self.open_heartbeats()).await.map_err(silent)?.map(|_| ())
+        timeout(patience, self.heartbeats()).await.map_err(silent)?.map(|_| ())
     }
 
-    async fn open_heartbeats(&self) -> Result<(Link, Response<Incoming>), CallError> {
+    /// Asks for heartbeats.
+    pub async fn heartbeats(&self) -> Result<Heartbeats, CallError> {
         let request = || (Method::GET, Bytes::new());
-        self.ask(path::HEARTBEATS, request, false, REPLY_SIZE_MAX).await
+        let (link, response) = self.ask(path::HEARTBEATS, request, false, REPLY_SIZE_MAX).await?;
+        Ok(Heartbeats { _link: link, response, whom: self.whom() })
     }
 
     async fn post<Req>(&self, path: &str, request: &Req, limit: usize, time: Duration) -> Result<Bytes, CallError>

@@ -617,7 +617,7 @@ async fn probes_metrics_and_heartbeats() {
 
     let watching = tokio::spawn({
         let client = primary.client.clone();
-        async move { client.watch_heartbeats(Duration::from_secs(5)).await.why }
+        async move { client.watch_heartbeats(Duration::from_secs(5)).await }
     });
     let beaten = tokio::time::timeout(Duration::from_millis(100), async {
         while !watching.is_finished() {
@@ -636,7 +636,7 @@ async fn a_hanging_process_falls_silent() {
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
     daemon.signal(Signal::STOP);
-    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await.why;
+    let why = primary.client.watch_heartbeats(Duration::from_millis(100)).await;
     assert!(why.contains("silent"), "{why}");
     daemon.signal(Signal::CONT);
     primary.inventory().await;

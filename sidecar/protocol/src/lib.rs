@@ -16,3 +16,4 @@ pub mod rpc;
 pub mod scan;
 pub mod segment;
 pub mod socket;
+pub mod standby;

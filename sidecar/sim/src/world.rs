@@ -22,6 +22,7 @@ mod queue;
 mod scrub;
 mod seats;
 mod sidecar;
+mod standby;
 mod store;
 mod wishes;
 

@@ -157,7 +157,7 @@ impl MemberLink {
 
     /// Returns when the backup is gone, with the reason.
     pub async fn watch(&self, silence_max: Duration) -> String {
-        self.client.watch_heartbeats(silence_max).await.why
+        self.client.watch_heartbeats(silence_max).await
     }
 
     /// Copies a closed image into a buffer of the backup, with large one-sided writes, and closes it there.

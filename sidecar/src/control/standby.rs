@@ -1,176 +1,190 @@
-//! A standby: listens to the primary's heartbeats and returns when it is time to become a candidate.
+//! Carries out what the judgement of a [`Standby`] asks for: every output becomes a call, every answer an input.
 //!
-//! Called by [`control::run`](super::run). A dead process is noticed at once (its connections close), a dead or cut-off
-//! host after the heartbeat silence.
+//! Called by [`control::run`](super::run); decides nothing.
 
-use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use tailwind_crds::readiness::WaitsFor;
-use tailwind_protocol::config::Configuration;
+use tailwind_protocol::config::{Configuration, Time};
 use tailwind_protocol::socket::Role;
+use tailwind_protocol::standby::{Desired, Input, Output, Reason, Report, Round, Rules, Standby};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::wishes::Wishes;
 use super::{Context, random_below};
 use crate::logging::Repeats;
 use crate::path::Command;
-use crate::rpc::{BackupClient, Silence};
+use crate::rpc::BackupClient;
 use crate::tls::Role as PeerRole;
 
-/// Standbys that notice at the same moment spread over this time, so that one of them usually wins at once.
+/// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 8;
-/// Pause of a standby that finds its primary gone and too few members to take over with.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Pause of a standby that was asked to take over and finds too few members.
-const SWITCHOVER_AGAIN: Duration = Duration::from_secs(1);
-/// Pause before the config store is asked again after it failed.
-const STORE_RETRY: Duration = Duration::from_millis(200);
-/// The same trouble with the config store is logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
+/// News of whom it follows that wait to be judged: the next is not taken before there is room.
+const NEWS_MAX: usize = 4;
 
-/// Returns when this sidecar should try to become primary.
+/// Returns when this sidecar should try to become primary, or when nobody shall.
 pub async fn wait_for_turn(context: &Context) {
-    let mut config = read(context).await;
-    // What has been told once, of this configuration.
-    let mut told = None;
-    // A sidecar that restarted at another address finds its former self as primary, at each look.
-    let mut same_name = Repeats::default();
-    // Too few members answered the last time.
-    let mut alone = false;
+    let started = Instant::now();
+    let now = || Time(started.elapsed().as_millis() as u64);
+    let rules = Rules {
+        heartbeat_silence_ms: context.rules.heartbeat_silence.as_millis() as u64,
+        spread_ms: random_below(SPREAD_MS),
+    };
+    let mut desired = desired(context, &context.wishes());
+    let mut outputs = Vec::new();
+    let mut machine = Standby::start(context.me.clone(), rules, desired, &mut outputs);
+    let mut shell = Shell::new(context);
     loop {
-        let Some(known) = config else { return };
-        let mine = known.primary == context.me;
-        if mine {
-            return;
+        for output in outputs.drain(..) {
+            if let Output::Claim(reason) = output {
+                if reason == Reason::Switchover {
+                    tracing::info!(group = %context.group, "taking over, as asked");
+                }
+                return;
+            }
+            shell.carry_out(output);
         }
-        if known.primary.id == context.me.id && same_name.is_due(known.stamp(), Instant::now()) {
-            tracing::warn!(
-                name = %known.primary.id, control = %known.primary.control,
-                "the primary has this sidecar's name: if it is another sidecar, give each a name of its own"
-            );
+        // A heartbeat that has come while this process was stopped counts before the time that has passed.
+        let input = tokio::select! {
+            biased;
+            () = context.wished(|wishes| wishes.fenced) => return,
+            input = shell.next() => input,
+            () = context.wished(|wishes| self::desired(context, wishes) != desired) => {
+                desired = self::desired(context, &context.wishes());
+                Input::Desired(desired)
+            }
+            () = sleep_until(started, machine.wake_at()) => Input::Tick,
+        };
+        machine.step(now(), input, &mut outputs);
+    }
+}
+
+fn desired(context: &Context, wishes: &Wishes) -> Desired {
+    let switchover = wishes.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
+    Desired { min_in_sync: wishes.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
+}
+
+async fn sleep_until(started: Instant, at: Option<Time>) {
+    match at {
+        Some(Time(ms)) => tokio::time::sleep_until((started + Duration::from_millis(ms)).into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The calls that are under way; they end with it.
+struct Shell<'a> {
+    context: &'a Context,
+    /// Questions: one for each member, or one.
+    asked: JoinSet<Input>,
+    /// Whom it follows.
+    following: JoinSet<()>,
+    news: mpsc::Receiver<Input>,
+    /// What has been logged.
+    said: Said,
+}
+
+#[derive(Default)]
+struct Said {
+    config_store: Repeats<String>,
+    same_name: Repeats<String>,
+    waiting: Repeats<String>,
+}
+
+impl Shell<'_> {
+    fn new(context: &Context) -> Shell<'_> {
+        let (asked, following, news) = (JoinSet::new(), JoinSet::new(), mpsc::channel(NEWS_MAX).1);
+        Shell { context, asked, following, news, said: Said::default() }
+    }
+
+    /// What happens next. Nothing is lost when it is not waited for to the end.
+    async fn next(&mut self) -> Input {
+        tokio::select! {
+            biased;
+            Some(input) = self.news.recv() => input,
+            Some(answer) = self.asked.join_next() => {
+                answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+            }
+            else => std::future::pending().await,
         }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        let context = self.context;
+        let silence = context.rules.heartbeat_silence;
+        match output {
+            Output::ReadConfig => {
+                let store = context.store.clone();
+                self.asked.spawn(async move { Input::Read(store.read().await) });
+            }
+            Output::Follow(round, config) => self.follow(round, &config),
+            Output::AskMembers(round, config) => {
+                for member in config.members {
+                    let client = context.backup(&member.id, Some(&member.control));
+                    self.asked.spawn(async move {
+                        let answer = client.answers(silence).await.map_err(|error| error.to_string());
+                        Input::MemberAnswered(round, member.id, answer)
+                    });
+                }
+            }
+            Output::AskPrimary(round, primary) => {
+                let client = BackupClient::new(primary.control, &context.access, PeerRole::Sidecar);
+                self.asked.spawn(async move {
+                    Input::PrimaryAnswered(round, client.answers(silence).await.map_err(|error| error.to_string()))
+                });
+            }
+            Output::Waiting(why) => {
+                if self.said.waiting.is_due(why.clone(), Instant::now()) {
+                    tracing::warn!(group = %context.group, %why, "waiting");
+                }
+                context.waits.wait(WaitsFor::Members, why);
+            }
+            Output::WaitOver => context.waits.over(),
+            Output::Report(report) => self.report(&report),
+            Output::Claim(_) => unreachable!("handled by the caller"),
+        }
+    }
+
+    fn follow(&mut self, round: Round, config: &Configuration) {
+        let context = self.context;
         context.path.send(Command::Wait {
             role: Role::Standby,
-            epoch: known.epoch.0,
-            primary: known.primary.id.to_string(),
+            epoch: config.epoch.0,
+            primary: config.primary.id.to_string(),
         });
-        let client = BackupClient::new(known.primary.control.clone(), &context.access, PeerRole::Sidecar);
-        let silence = context.rules.heartbeat_silence;
-        config = tokio::select! {
-            changed = context.store.changed(Some(known.stamp())) => {
-                context.waits.over();
-                Some(changed)
-            }
-            never = forget_wait(context, silence * 3) => match never {},
-            () = context.wished(|wishes| wishes.fenced || wishes.calls(&context.me.id, known.epoch)) => {
-                if context.wishes().fenced {
-                    return;
-                }
-                match enough_answer(context, &known).await {
-                    Ok(()) => {
-                        tracing::info!(group = %context.group, primary = %known.primary.id, epoch = %known.epoch, "taking over, as asked");
+        let (news, receiver) = mpsc::channel(NEWS_MAX);
+        (self.news, self.following) = (receiver, JoinSet::new());
+        let (store, stamp, changes) = (context.store.clone(), config.stamp(), news.clone());
+        self.following.spawn(async move {
+            // Whoever does not listen any more follows somebody else.
+            drop(changes.send(Input::Changed(store.changed(Some(stamp)).await)).await);
+        });
+        let client = BackupClient::new(config.primary.control.clone(), &context.access, PeerRole::Sidecar);
+        self.following.spawn(async move {
+            let why = match client.heartbeats().await {
+                Ok(mut heartbeats) => loop {
+                    if let Err(why) = heartbeats.next().await {
+                        break why;
+                    }
+                    if news.send(Input::Heartbeat(round)).await.is_err() {
                         return;
                     }
-                    Err(why) => tracing::warn!(group = %context.group, %why, "asked to take over, and cannot"),
-                }
-                tokio::time::sleep(SWITCHOVER_AGAIN).await;
-                read(context).await
-            }
-            Silence { why, heard } = client.watch_heartbeats(silence) => {
-                let news = told.replace(known.stamp()) != Some(known.stamp());
-                if news {
-                    tracing::warn!(primary = %known.primary.id, epoch = %known.epoch, %why, "primary is gone");
-                }
-                tokio::time::sleep(Duration::from_millis(random_below(SPREAD_MS))).await;
-                // It may be this side that is, or has just been, cut off. Then it would depose a primary that is well.
-                let asked = Instant::now();
-                let answer = enough_answer(context, &known).await;
-                let in_doubt = alone || !heard || asked.elapsed() > silence / 2;
-                alone = answer.is_err();
-                let is_well = answer.is_ok() && in_doubt && answers_in_time(&client, silence).await;
-                let now = read(context).await;
-                if now.as_ref().map(Configuration::stamp) == Some(known.stamp()) {
-                    match answer {
-                        Ok(()) if is_well => {
-                            told = None;
-                            context.waits.over();
-                        }
-                        Ok(()) => return,
-                        Err(why) => {
-                            if news {
-                                tracing::warn!(group = %context.group, %why, "waiting");
-                            }
-                            context.waits.wait(WaitsFor::Members, why);
-                        }
-                    }
-                    tokio::time::sleep(LOOK_AGAIN).await;
-                }
-                now
-            }
+                },
+                Err(error) => error.to_string(),
+            };
+            drop(news.send(Input::Disconnected(round, why)).await);
+        });
+    }
+
+    fn report(&mut self, report: &Report) {
+        let (said, now) = (report.to_string(), Instant::now());
+        let is_due = match report {
+            Report::PrimaryGone(_) | Report::CannotTakeOver(_) => true,
+            Report::ConfigStore(_) => self.said.config_store.is_due(said.clone(), now),
+            Report::SameName(_) => self.said.same_name.is_due(said.clone(), now),
         };
-    }
-}
-
-/// A primary that has been listened to for so long is heard, and nobody waits to take its place.
-async fn forget_wait(context: &Context, patience: Duration) -> Infallible {
-    tokio::time::sleep(patience).await;
-    context.waits.over();
-    std::future::pending().await
-}
-
-/// Whether the primary answers after all. A network that is coming back refuses connections for a moment.
-async fn answers_in_time(client: &BackupClient, silence: Duration) -> bool {
-    let deadline = Instant::now() + silence;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
+        if is_due {
+            tracing::warn!(group = %self.context.group, "{said}");
         }
-        if client.answers(left).await.is_ok() {
-            return true;
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-}
-
-/// Whether as many members can be reached as a promotion needs; otherwise says why not. A sidecar that reaches the config
-/// store but not the backups must not claim an epoch: it would depose one primary after the other and win nothing.
-async fn enough_answer(context: &Context, config: &Configuration) -> Result<(), String> {
-    let needed = usize::from(context.wishes().min_in_sync).min(config.members.len());
-    let mut asked = JoinSet::new();
-    for member in &config.members {
-        let client = context.backup(&member.id, Some(&member.control));
-        let patience = context.rules.heartbeat_silence;
-        asked.spawn(async move { client.answers(patience).await });
-    }
-    let (mut answered, mut missing) = (0, Vec::new());
-    while answered < needed {
-        match asked.join_next().await {
-            Some(Ok(Ok(()))) => answered += 1,
-            Some(Ok(Err(error))) => missing.push(error.to_string()),
-            Some(Err(error)) => missing.push(error.to_string()),
-            None => {
-                let missing = missing.join(", ");
-                return Err(format!(
-                    "{answered} of the last set's members answer, {needed} needed; missing: {missing}"
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
-async fn read(context: &Context) -> Option<Configuration> {
-    let mut said: Option<Instant> = None;
-    loop {
-        match context.store.read().await {
-            Ok(config) => return config,
-            Err(error) if said.is_none_or(|at| at.elapsed() > SAY_AGAIN) => {
-                tracing::warn!(%error, "read the configuration");
-                said = Some(Instant::now());
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(STORE_RETRY).await;
     }
 }

@@ -29,11 +29,6 @@ impl Wishes {
         let of = |wishes: &Wishes| (wishes.members, wishes.min_in_sync, wishes.fenced, wishes.accept_loss);
         of(self) == of(other)
     }
-
-    /// Whether this sidecar shall take over from the primary of this epoch.
-    pub fn calls(&self, me: &SidecarId, epoch: Epoch) -> bool {
-        self.switchover.as_ref().is_some_and(|switchover| switchover.to == *me && switchover.from == epoch)
-    }
 }
 
 /// Who shall take over from which epoch's primary. Once the epoch has passed it means nothing any more.

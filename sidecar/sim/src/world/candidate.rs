@@ -124,8 +124,7 @@ impl World {
                 }
                 Output::Lost(epoch) => {
                     tell!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
-                    self.change_role(of, Role::Standby(0));
-                    return self.wait_a_little(of, 40);
+                    return self.rest(of, 40);
                 }
             }
         }

@@ -103,8 +103,7 @@ impl World {
         let over = lead.machine.is_over();
         self.sidecars[of.0].role = Role::Primary(lead);
         if over {
-            self.change_role(of, Role::Standby(0));
-            self.wait_a_little(of, 10);
+            self.rest(of, 10);
         }
     }
 

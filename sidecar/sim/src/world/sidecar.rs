@@ -1,6 +1,6 @@
 //! One sidecar pod: its process, its role, its view of the config store, and what it waits for.
 //!
-//! Moves between standby, [`candidate`](super::candidate) and [`primary`](super::lead) as the production sidecar's control
+//! Moves between [`standby`](super::standby), [`candidate`](super::candidate) and [`primary`](super::lead) as the production sidecar's control
 //! does. What reaches a frozen process waits in its inbox.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,6 +12,7 @@ use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::Seat;
 use tailwind_protocol::promotion::{Failure, Task};
 use tailwind_protocol::rpc::{Inventory, Refusal};
+use tailwind_protocol::standby::{Input, Round};
 
 use super::app::App;
 use super::candidate::Candidacy;
@@ -20,23 +21,22 @@ use super::image::{Image, ImageId};
 use super::lead::Lead;
 use super::network::{Answer, CallId, Silence};
 use super::queue::{MS, Micros};
+use super::standby::Following;
 use super::store::StoreReply;
 use super::{Event, HostNo, SidecarNo, World};
-use crate::tally::Fault;
 use crate::trace::tell;
 
 /// How often a sidecar hears of time passing.
 pub(crate) const TICK: Micros = 10 * MS;
 /// A peer silent for so long is dead.
 pub(crate) const HEARTBEAT_SILENCE: Micros = 300 * MS;
-/// Candidates that lost a race, and standbys that notice at the same moment, spread over this time.
-const SPREAD: u64 = 40;
 
 /// What a sidecar is now.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// Not before this moment a candidate.
-    Standby(Micros),
+    /// Not before this moment a standby.
+    Resting(Micros),
+    Standby(Box<Following>),
     Candidate(Box<Candidacy>),
     Primary(Box<Lead>),
     /// Its lead is in somebody's hands at this moment.
@@ -73,6 +73,10 @@ pub(crate) enum Again {
     /// So many writes were left at the last look.
     ImageIdle(ImageId, usize),
     Survey,
+    /// The next heartbeat of the primary that a standby follows.
+    Listen(Round),
+    /// The answer of that primary.
+    AskPrimary(Round),
 }
 
 /// What an answer is for.
@@ -89,6 +93,8 @@ pub(crate) enum Purpose {
     Flush(Seat, SegmentId),
     Image(ImageId),
     Read,
+    /// A standby asks whether enough members answer.
+    Judge(Round, MemberId),
 }
 
 /// Asking every backup what it holds.
@@ -117,11 +123,9 @@ pub(crate) struct Sidecar {
     pub(crate) images: BTreeMap<ImageId, Image>,
     pub(crate) survey: Option<Survey>,
     /// What the watch has shown last.
-    view: Option<Configuration>,
+    pub(crate) view: Option<Configuration>,
     /// How far the watch lags behind.
     pub(crate) watch_lag: Micros,
-    /// When the primary was heard last.
-    heard: Micros,
     /// Its clock: an offset in milliseconds, and how many of its milliseconds pass in a thousand.
     pub(crate) clock: (u64, u64),
     pub(crate) app: App,
@@ -135,7 +139,7 @@ impl Sidecar {
             process: Process::Up,
             life: 0,
             term: 0,
-            role: Role::Standby(0),
+            role: Role::Resting(0),
             inbox: VecDeque::new(),
             calls: BTreeMap::new(),
             store_calls: Vec::new(),
@@ -143,7 +147,6 @@ impl Sidecar {
             survey: None,
             view: None,
             watch_lag: 0,
-            heard: 0,
             clock,
             app: App::default(),
         }
@@ -234,11 +237,13 @@ impl World {
             Purpose::Flush(seat, segment) => self.on_flush_answer(to, seat, segment, answer),
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
+            Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
         }
     }
 
     fn on_store_reply(&mut self, to: SidecarNo, reply: StoreReply) {
         match (&self.sidecars[to.0].role, reply) {
+            (Role::Standby(_), StoreReply::Read(result)) => self.standby_input(to, Input::Read(result)),
             (Role::Candidate(_), reply) => self.on_candidate_store_reply(to, reply),
             (Role::Primary(_), StoreReply::Swapped(outcome)) => self.on_primary_swapped(to, outcome),
             _ => {}
@@ -252,6 +257,8 @@ impl World {
             Again::Image(image) => self.move_image(to, image),
             Again::ImageIdle(image, writes) => self.give_up_idle_image(to, image, writes),
             Again::Survey => self.survey(to),
+            Again::Listen(round) => self.listen(to, round),
+            Again::AskPrimary(round) => self.ask_primary(to, round),
         }
     }
 
@@ -263,7 +270,9 @@ impl World {
     fn on_tick(&mut self, of: SidecarNo) {
         self.watch(of);
         match self.sidecars[of.0].role {
-            Role::Standby(not_before) => self.consider_claiming(of, not_before),
+            Role::Resting(until) if self.queue.now() >= until => self.stand_by(of),
+            Role::Resting(_) => {}
+            Role::Standby(_) => self.on_standby_tick(of),
             Role::Candidate(_) => self.on_candidate_tick(of),
             Role::Primary(_) => self.on_primary_tick(of),
             Role::Busy => {}
@@ -284,62 +293,19 @@ impl World {
         }
         let seen = seen.clone();
         *view = Some(seen.clone());
-        self.sidecars[of.0].heard = self.queue.now();
         self.on_primary_news(of, &seen);
-    }
-
-    /// A standby claims the epoch when the primary is gone, or is itself, or when there is none yet.
-    fn consider_claiming(&mut self, of: SidecarNo, not_before: Micros) {
-        let now = self.queue.now();
-        if now < not_before {
-            return;
-        }
-        let sidecar = &self.sidecars[of.0];
-        let primary = sidecar.view.as_ref().map(|view| view.primary.id.clone());
-        let known = self.sidecars.iter().find(|other| Some(&other.name) == primary.as_ref());
-        if let Some(primary) = known.filter(|primary| primary.no != of) {
-            let apart = self.cuts.are_peers_apart(of, primary.no);
-            match primary.process {
-                Process::Up if !apart => self.sidecars[of.0].heard = now,
-                // Its connection ends at once.
-                Process::Down if !apart => return self.claim_soon(of),
-                _ if now > sidecar.heard + HEARTBEAT_SILENCE => return self.claim_soon(of),
-                _ => {}
-            }
-            if self.strikes(Fault::FalseAlarm, 1) {
-                return self.claim(of);
-            }
-            return;
-        }
-        self.claim_soon(of);
-    }
-
-    /// Standbys that notice at the same moment spread a little, so that one of them usually wins at once.
-    fn claim_soon(&mut self, of: SidecarNo) {
-        if self.random.one_in(3) { self.claim(of) } else { self.wait_a_little(of, SPREAD) }
-    }
-
-    pub(crate) fn wait_a_little(&mut self, of: SidecarNo, ms_max: u64) {
-        let until = self.queue.now() + self.random.below(ms_max + 1) * MS;
-        self.sidecars[of.0].role = Role::Standby(until);
-    }
-
-    fn claim(&mut self, of: SidecarNo) {
-        tell!(self, "{} is a candidate", self.sidecars[of.0].name);
-        self.become_candidate(of);
     }
 
     /// Another role, with the queue pairs of the old one closed.
     pub(crate) fn change_role(&mut self, of: SidecarNo, role: Role) {
         self.close_all_senders(of);
         self.sidecars[of.0].become_role(role);
-        self.sidecars[of.0].heard = self.queue.now();
         self.sidecars[of.0].app.lost_role();
     }
 
     pub(crate) fn kill_sidecar(&mut self, of: SidecarNo) {
         tell!(self, "{} dies", self.sidecars[of.0].name);
-        self.change_role(of, Role::Standby(0));
+        self.change_role(of, Role::Resting(0));
         let sidecar = &mut self.sidecars[of.0];
         sidecar.process = Process::Down;
         sidecar.inbox.clear();
@@ -351,7 +317,6 @@ impl World {
         if self.sidecars[of.0].process == Process::Down {
             tell!(self, "{} starts", self.sidecars[of.0].name);
             self.sidecars[of.0].process = Process::Up;
-            self.sidecars[of.0].heard = self.queue.now();
         }
     }
 

@@ -69,10 +69,8 @@ impl World {
             let candidate_heeds = !self.storm || self.wishes.random.one_in(2);
             match &self.sidecars[no.0].role {
                 Role::Primary(_) => self.primary_input(no, Input::Wanted { backups, min_in_sync }),
-                Role::Candidate(_) if candidate_heeds => {
-                    self.change_role(no, Role::Standby(0));
-                    self.wait_a_little(no, 10);
-                }
+                Role::Candidate(_) if candidate_heeds => self.rest(no, 10),
+                Role::Standby(_) => self.tell_standby(no),
                 _ => {}
             }
         }

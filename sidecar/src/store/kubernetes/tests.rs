@@ -6,6 +6,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 
 use super::*;
+use crate::control::wishes::Switchover;
 
 fn config(epoch: u64, version: u64) -> Configuration {
     Configuration {
@@ -108,8 +109,7 @@ fn wishes_come_from_spec_and_status() {
     let wishes = convert::wishes(&group(&object(json!({ "backups": 3, "fenced": true }), Some(status))));
     assert_eq!((wishes.members, wishes.min_in_sync, wishes.fenced), (4, 2, true));
     assert_eq!(wishes.backups, [("orders-backup-x1".parse().unwrap(), "10.0.0.2:7420".to_owned())]);
-    assert!(wishes.calls(&"app-1".parse().unwrap(), Epoch(3)));
-    assert!(!wishes.calls(&"app-0".parse().unwrap(), Epoch(3)) && !wishes.calls(&"app-1".parse().unwrap(), Epoch(4)));
+    assert_eq!(wishes.switchover, Some(Switchover { to: "app-1".parse().unwrap(), from: Epoch(3) }));
 
     let alone = convert::wishes(&group(&object(json!({ "backups": 5 }), None)));
     assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));

@@ -1,0 +1,441 @@
+//! The judgement of a standby: is the primary gone, and may this sidecar claim the next epoch?
+//!
+//! Driven by the sidecar (and by the simulator). Whoever claims an epoch deposes a primary, so a standby claims only when
+//! the primary is silent, enough members answer to win, and its own network is not what failed. Nothing else rests on
+//! this judgement: a false one costs a failover and no record. See "Promotion" in `docs/protocol.md`.
+
+use crate::config::{Configuration, PrimaryRef, Stamp, Time};
+use crate::ids::{Epoch, MemberId};
+
+/// Pause before a silent primary is judged again.
+const LOOK_AGAIN_MS: u64 = 50;
+/// Pause after a switchover that found too few members.
+const SWITCHOVER_AGAIN_MS: u64 = 1000;
+/// Pause before the config store is read again after it failed.
+const STORE_AGAIN_MS: u64 = 200;
+/// A primary that has been listened to for so many silence periods is heard: nobody waits to take its place.
+const SETTLED_PERIODS: u64 = 3;
+
+/// How patient to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rules {
+    /// A primary that is silent for so long counts as gone.
+    pub heartbeat_silence_ms: u64,
+    /// Standbys that notice at the same moment spread over a few milliseconds, so that one of them usually wins at once:
+    /// the part of this one, drawn at random.
+    pub spread_ms: u64,
+}
+
+/// What the group wants of its standbys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Desired {
+    /// Members that must answer before this sidecar claims an epoch: as many as a promotion needs.
+    pub min_in_sync: u8,
+    /// This sidecar shall take over from the primary of this epoch, even if that one is well.
+    pub takes_over_from: Option<Epoch>,
+}
+
+/// Numbers what a standby asks, so that a late answer is told from the one that is awaited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Round(pub u64);
+
+/// What happens to a standby. Errors are for people.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Answer to [`Output::ReadConfig`].
+    Read(Result<Option<Configuration>, String>),
+    /// The config store's watch shows this.
+    Changed(Configuration),
+    /// A heartbeat of the primary, on the connection that [`Output::Follow`] opened.
+    Heartbeat(Round),
+    /// That connection has ended, or could not be opened.
+    Disconnected(Round, String),
+    /// Answer to [`Output::AskMembers`], once for each member: it answers at all, or not within a silence period.
+    MemberAnswered(Round, MemberId, Result<(), String>),
+    /// Answer to [`Output::AskPrimary`]: the same for the primary.
+    PrimaryAnswered(Round, Result<(), String>),
+    /// The group wants something else.
+    Desired(Desired),
+    /// Time passes. Expected at [`Standby::wake_at`]; more often does no harm.
+    Tick,
+}
+
+/// What a standby wants done. Answers may come in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Read the config store.
+    ReadConfig,
+    /// This sidecar stands by for this configuration's primary: listen to that one's heartbeats, and to nobody else's.
+    Follow(Round, Configuration),
+    /// Ask each member of this configuration for any answer.
+    AskMembers(Round, Configuration),
+    /// Ask the primary for any answer.
+    AskPrimary(Round, PrimaryRef),
+    /// Something worth a line in the log.
+    Report(Report),
+    /// The primary is gone, and too few members answer to take its place; why, for people.
+    Waiting(String),
+    /// Nobody need take the primary's place any more.
+    WaitOver,
+    /// This sidecar shall try to become primary. The last output.
+    Claim(Reason),
+}
+
+/// Why a sidecar becomes a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// There is no group yet.
+    NoConfiguration,
+    /// The config store names this very sidecar: the process before was primary.
+    AlreadyNamed,
+    /// The primary does not answer.
+    PrimaryGone,
+    /// It was asked to take over.
+    Switchover,
+}
+
+/// What a standby notices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Report {
+    /// The config store cannot be read.
+    #[error("read the configuration: {0}")]
+    ConfigStore(String),
+    /// The config store names a primary of this sidecar's name, at another address.
+    #[error(
+        "the primary at {} has this sidecar's name, {}: if it is another sidecar, give each a name of its own", .0.control, .0.id
+    )]
+    SameName(PrimaryRef),
+    /// The primary does not answer. Reported once for each configuration.
+    #[error("primary is gone: {0}")]
+    PrimaryGone(String),
+    /// Too few members answer for a switchover.
+    #[error("asked to take over, and cannot: {0}")]
+    CannotTakeOver(String),
+}
+
+/// What made a standby ask the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cause {
+    /// The primary is silent. `heard`: it was heard before, on that connection.
+    Silence { heard: bool },
+    /// A switchover.
+    Switchover,
+}
+
+/// What is left to compare with the config store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Verdict {
+    /// The primary is gone, and enough members answer.
+    Gone,
+    /// The primary answers after all.
+    Well,
+    /// Too few members answer; why, for people.
+    Alone(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum State {
+    /// The config store is asked; again at that moment, if it has failed.
+    Reading {
+        verdict: Option<(Configuration, Verdict)>,
+        again_at: Option<Time>,
+    },
+    Listening(Listening),
+    /// The primary is silent: this standby's part of the spread.
+    Spreading {
+        known: Configuration,
+        heard: bool,
+        until: Time,
+    },
+    AskingMembers(Asking),
+    /// Is it well after all? It is asked again at `again_at`, and taken for gone at `until`.
+    AskingPrimary {
+        known: Configuration,
+        again_at: Option<Time>,
+        until: Time,
+    },
+    /// On with that configuration then, or else with what the config store says.
+    Pausing {
+        known: Option<Configuration>,
+        until: Time,
+    },
+    Over,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Listening {
+    known: Configuration,
+    since: Time,
+    heard_at: Option<Time>,
+    /// It has been heard for long enough.
+    settled: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Asking {
+    known: Configuration,
+    cause: Cause,
+    since: Time,
+    waiting: Vec<MemberId>,
+    answered: usize,
+    missing: Vec<String>,
+}
+
+/// The state of a standby.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Standby {
+    me: PrimaryRef,
+    rules: Rules,
+    desired: Desired,
+    round: Round,
+    /// Too few members answered the last time: this side may have been cut off, and the primary is well.
+    alone: bool,
+    /// The configuration whose primary has been reported gone.
+    reported: Option<Stamp>,
+    state: State,
+}
+
+impl Standby {
+    /// A sidecar begins to stand by.
+    pub fn start(me: PrimaryRef, rules: Rules, desired: Desired, out: &mut Vec<Output>) -> Standby {
+        out.push(Output::ReadConfig);
+        let state = State::Reading { verdict: None, again_at: None };
+        Standby { me, rules, desired, round: Round(0), alone: false, reported: None, state }
+    }
+
+    /// Takes one input; appends to `out` what to do. Late answers are ignored.
+    pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Read(result) => self.on_read(now, result, out),
+            Input::Changed(found) => self.on_changed(now, found, out),
+            Input::Heartbeat(round) if round == self.round => {
+                if let State::Listening(listening) = &mut self.state {
+                    listening.heard_at = Some(now);
+                }
+            }
+            Input::Disconnected(round, why) if round == self.round => self.on_silence(now, why, out),
+            Input::MemberAnswered(round, member, result) if round == self.round => {
+                self.on_member(now, &member, result, out);
+            }
+            Input::PrimaryAnswered(round, result) if round == self.round => self.on_primary(now, result.is_ok(), out),
+            Input::Heartbeat(_) | Input::Disconnected(..) | Input::MemberAnswered(..) | Input::PrimaryAnswered(..) => {}
+            Input::Desired(desired) => {
+                self.desired = desired;
+                self.take_over_if_asked(now, out);
+            }
+            Input::Tick => self.on_tick(now, out),
+        }
+    }
+
+    /// When it wants to hear of time passing.
+    pub fn wake_at(&self) -> Option<Time> {
+        match &self.state {
+            State::Reading { again_at, .. } => *again_at,
+            State::Listening(listening) => {
+                let settles = (!listening.settled).then(|| self.settles_at(listening));
+                settles.into_iter().chain([self.silent_at(listening)]).min()
+            }
+            State::Spreading { until, .. } | State::Pausing { until, .. } => Some(*until),
+            State::AskingPrimary { again_at, until, .. } => {
+                Some(again_at.map_or(*until, |again_at| again_at.min(*until)))
+            }
+            State::AskingMembers(_) | State::Over => None,
+        }
+    }
+
+    fn silent_at(&self, listening: &Listening) -> Time {
+        listening.heard_at.unwrap_or(listening.since).plus(self.rules.heartbeat_silence_ms)
+    }
+
+    fn settles_at(&self, listening: &Listening) -> Time {
+        listening.since.plus(self.rules.heartbeat_silence_ms * SETTLED_PERIODS)
+    }
+
+    fn on_read(&mut self, now: Time, result: Result<Option<Configuration>, String>, out: &mut Vec<Output>) {
+        let State::Reading { verdict, again_at: again_at @ None } = &mut self.state else { return };
+        let found = match result {
+            Ok(found) => found,
+            Err(why) => {
+                *again_at = Some(now.plus(STORE_AGAIN_MS));
+                return out.push(Output::Report(Report::ConfigStore(why)));
+            }
+        };
+        let stamp = found.as_ref().map(Configuration::stamp);
+        match verdict.take().filter(|(known, _)| Some(known.stamp()) == stamp) {
+            None => return self.follow(now, found, out),
+            Some((_, Verdict::Gone)) => return self.claim(Reason::PrimaryGone, out),
+            Some((_, Verdict::Well)) => {
+                self.reported = None;
+                out.push(Output::WaitOver);
+            }
+            Some((_, Verdict::Alone(why))) => out.push(Output::Waiting(why)),
+        }
+        self.state = State::Pausing { known: found, until: now.plus(LOOK_AGAIN_MS) };
+    }
+
+    fn on_changed(&mut self, now: Time, found: Configuration, out: &mut Vec<Output>) {
+        if let State::Listening(Listening { known, .. }) = &self.state
+            && known.stamp() != found.stamp()
+        {
+            out.push(Output::WaitOver);
+            self.follow(now, Some(found), out);
+        }
+    }
+
+    fn follow(&mut self, now: Time, found: Option<Configuration>, out: &mut Vec<Output>) {
+        let Some(known) = found else { return self.claim(Reason::NoConfiguration, out) };
+        if known.primary == self.me {
+            return self.claim(Reason::AlreadyNamed, out);
+        }
+        if known.primary.id == self.me.id {
+            out.push(Output::Report(Report::SameName(known.primary.clone())));
+        }
+        out.push(Output::Follow(self.next_round(), known.clone()));
+        self.state = State::Listening(Listening { known, since: now, heard_at: None, settled: false });
+        self.take_over_if_asked(now, out);
+    }
+
+    fn take_over_if_asked(&mut self, now: Time, out: &mut Vec<Output>) {
+        if let State::Listening(Listening { known, .. }) = &self.state
+            && self.desired.takes_over_from == Some(known.epoch)
+        {
+            let known = known.clone();
+            self.ask_members(now, known, Cause::Switchover, out);
+        }
+    }
+
+    fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        match &mut self.state {
+            State::Reading { again_at, .. } if again_at.is_some_and(|again_at| now >= again_at) => {
+                *again_at = None;
+                out.push(Output::ReadConfig);
+            }
+            State::Listening(_) => self.on_time_listening(now, out),
+            State::Spreading { known, heard, until } if now >= *until => {
+                let (known, cause) = (known.clone(), Cause::Silence { heard: *heard });
+                self.ask_members(now, known, cause, out);
+            }
+            State::AskingPrimary { known, until, .. } if now >= *until => {
+                let known = known.clone();
+                self.compare(known, Verdict::Gone, out);
+            }
+            State::AskingPrimary { known, again_at, .. } if again_at.is_some_and(|again_at| now >= again_at) => {
+                *again_at = None;
+                let primary = known.primary.clone();
+                out.push(Output::AskPrimary(self.next_round(), primary));
+            }
+            State::Pausing { known, until } if now >= *until => match known.take() {
+                Some(known) => self.follow(now, Some(known), out),
+                None => self.read(out),
+            },
+            _ => {}
+        }
+    }
+
+    fn on_time_listening(&mut self, now: Time, out: &mut Vec<Output>) {
+        let State::Listening(listening) = &self.state else { return };
+        let silence = self.rules.heartbeat_silence_ms;
+        if now >= self.silent_at(listening) {
+            let why = format!("{}: silent for {silence} ms", listening.known.primary.control);
+            return self.on_silence(now, why, out);
+        }
+        if !listening.settled && now >= self.settles_at(listening) {
+            out.push(Output::WaitOver);
+            if let State::Listening(listening) = &mut self.state {
+                listening.settled = true;
+            }
+        }
+    }
+
+    fn on_silence(&mut self, now: Time, why: String, out: &mut Vec<Output>) {
+        let State::Listening(Listening { known, heard_at, .. }) = &self.state else { return };
+        let (known, heard) = (known.clone(), heard_at.is_some());
+        if self.reported.replace(known.stamp()) != Some(known.stamp()) {
+            out.push(Output::Report(Report::PrimaryGone(why)));
+        }
+        self.state = State::Spreading { known, heard, until: now.plus(self.rules.spread_ms) };
+    }
+
+    /// A sidecar that reaches the config store but not the backups must not claim an epoch: it would depose one primary
+    /// after the other and win nothing.
+    fn ask_members(&mut self, now: Time, known: Configuration, cause: Cause, out: &mut Vec<Output>) {
+        out.push(Output::AskMembers(self.next_round(), known.clone()));
+        let waiting = known.members.iter().map(|member| member.id.clone()).collect();
+        let asking = Asking { known, cause, since: now, waiting, answered: 0, missing: Vec::new() };
+        self.state = State::AskingMembers(asking);
+    }
+
+    fn on_member(&mut self, now: Time, member: &MemberId, result: Result<(), String>, out: &mut Vec<Output>) {
+        let State::AskingMembers(asking) = &mut self.state else { return };
+        let Some(at) = asking.waiting.iter().position(|waiting| waiting == member) else { return };
+        asking.waiting.swap_remove(at);
+        match result {
+            Ok(()) => asking.answered += 1,
+            Err(why) => asking.missing.push(why),
+        }
+        let needed = usize::from(self.desired.min_in_sync.max(1)).min(asking.known.members.len());
+        let enough = asking.answered >= needed;
+        if !enough && !asking.waiting.is_empty() {
+            return;
+        }
+        let (known, cause, since) = (asking.known.clone(), asking.cause, asking.since);
+        let missing = format!(
+            "{} of the last set's members answer, {needed} needed; missing: {}",
+            asking.answered,
+            asking.missing.join(", ")
+        );
+        match (cause, enough) {
+            (Cause::Switchover, true) => self.claim(Reason::Switchover, out),
+            (Cause::Switchover, false) => {
+                out.push(Output::Report(Report::CannotTakeOver(missing)));
+                self.state = State::Pausing { known: None, until: now.plus(SWITCHOVER_AGAIN_MS) };
+            }
+            (Cause::Silence { heard }, true) => {
+                // It may be this side that is, or has just been, cut off. Then it would depose a primary that is well.
+                let silence = self.rules.heartbeat_silence_ms;
+                let in_doubt = self.alone || !heard || now > since.plus(silence / 2);
+                self.alone = false;
+                if !in_doubt {
+                    return self.compare(known, Verdict::Gone, out);
+                }
+                out.push(Output::AskPrimary(self.next_round(), known.primary.clone()));
+                self.state = State::AskingPrimary { known, again_at: None, until: now.plus(silence) };
+            }
+            (Cause::Silence { .. }, false) => {
+                self.alone = true;
+                self.compare(known, Verdict::Alone(missing), out);
+            }
+        }
+    }
+
+    /// A network that is coming back refuses connections for a moment: it is asked until a silence period has passed.
+    fn on_primary(&mut self, now: Time, answers: bool, out: &mut Vec<Output>) {
+        let State::AskingPrimary { known, again_at, .. } = &mut self.state else { return };
+        if !answers {
+            return *again_at = Some(now.plus(LOOK_AGAIN_MS));
+        }
+        let known = known.clone();
+        self.compare(known, Verdict::Well, out);
+    }
+
+    /// The verdict holds only if the config store still names that primary.
+    fn compare(&mut self, known: Configuration, verdict: Verdict, out: &mut Vec<Output>) {
+        self.read(out);
+        self.state = State::Reading { verdict: Some((known, verdict)), again_at: None };
+    }
+
+    fn read(&mut self, out: &mut Vec<Output>) {
+        self.state = State::Reading { verdict: None, again_at: None };
+        out.push(Output::ReadConfig);
+    }
+
+    fn claim(&mut self, reason: Reason, out: &mut Vec<Output>) {
+        self.state = State::Over;
+        out.push(Output::Claim(reason));
+    }
+
+    fn next_round(&mut self) -> Round {
+        self.round.0 += 1;
+        self.round
+    }
+}
