@@ -102,7 +102,7 @@ pub enum Report {
     ConfigStore(String),
     /// The config store names a primary of this sidecar's name, at another address.
     #[error(
-        "the primary at {} has this sidecar's name, {}: if it is another sidecar, give each a name of its own", .0.control, .0.id
+        "the primary has this sidecar's name, {}, at {}: if it is another sidecar, give each a name of its own", .0.id, .0.control
     )]
     SameName(PrimaryRef),
     /// The primary does not answer. Reported once for each configuration.
@@ -379,6 +379,8 @@ impl Standby {
             return;
         }
         let (known, cause, since) = (asking.known.clone(), asking.cause, asking.since);
+        // In an order that is the same each time: what is known already is not logged again.
+        asking.missing.sort_unstable();
         let missing = format!(
             "{} of the last set's members answer, {needed} needed; missing: {}",
             asking.answered,

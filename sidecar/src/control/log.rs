@@ -4,7 +4,7 @@
 //! everything before is fetched when it is wanted: from members, or from whoever else still has it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -13,29 +13,27 @@ use tailwind_protocol::ids::{Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tailwind_protocol::scan::verify;
 
-use super::Context;
 use super::member::{MemberLink, fetch_elsewhere};
+use super::{Context, random_below};
 use crate::rpc::CallError;
 
-/// Who is asked first for closed segments.
+/// Who is asked first for closed segments: members that should have them.
 pub struct Sources {
-    /// Members that should have them.
     links: Vec<Arc<MemberLink>>,
-    /// Spreads fetches over the members.
-    turn: AtomicUsize,
 }
 
 impl Sources {
     /// These members.
     pub fn new(links: Vec<Arc<MemberLink>>) -> Sources {
-        Sources { links, turn: AtomicUsize::new(0) }
+        Sources { links }
     }
 
-    /// A closed segment's bytes from the first member whose copy is sound, beginning with another one each time, or else
+    /// A closed segment's bytes from the first member whose copy is sound, beginning with any of them at random, or else
     /// from any other backup: a closure that is known vouches for every byte, whoever brings them. The error says what
     /// each of them answered.
     pub async fn fetch(&self, context: &Context, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
-        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        // Not in turn: a log of as many segments as there are members would be read from the same copies every time.
+        let first = random_below(self.links.len().max(1) as u64) as usize;
         let mut answers = Vec::new();
         for nth in 0..self.links.len() {
             let link = &self.links[(first + nth) % self.links.len()];
