@@ -170,7 +170,7 @@ fn resume(
     for slot in damaged.iter().filter(|slot| slot.0 < home.buffers) {
         table.save(*slot, None)?;
     }
-    evidence.forget_dropped(rows.iter().chain(&missing).map(|(_, row)| row.identity.segment))?;
+    evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (standing.boot, standing.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
     Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing }, listing))
@@ -291,7 +291,8 @@ impl Evidence {
         }
     }
 
-    /// What was open here and empty has a row, or was dropped: then its note has outlived it, and would bring it back.
+    /// What was open here and empty has a buffer, or was dropped, or has lost its buffer, which is a doubt: then its note has
+    /// outlived it, and would bring it back.
     fn forget_dropped(&mut self, rows: impl Iterator<Item = SegmentId>) -> anyhow::Result<()> {
         let here: BTreeSet<SegmentId> = rows.collect();
         let empty = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| identity.segment);

@@ -70,7 +70,7 @@ hunts! {
     table_zero_is_free TableZeroIsFree within 3000;
     lost_buffer_is_free LostBufferIsFree within 3000;
     marks_ignored MarksIgnored within 3000;
-    stale_promise_believed StalePromiseBelieved within 3000;
+    stale_promise_believed StalePromiseBelieved within 3000 under Flushed;
     rot_is_left RotIsLeft within 3000;
     completion_before_placement CompletionBeforePlacement within 3000;
 }

@@ -88,6 +88,9 @@ impl Checks {
             self.receivers.closed.get(&host.no).is_some_and(|closed| closed.contains(identity))
         };
         let shown = |segment| inventory.copies.iter().any(|copy| copy.identity.segment == segment);
+        if let Some(open) = host.missed_open.iter().find(|open| !shown(open.segment)) {
+            broken("S12", format!("{name} has lost the buffer of segment {}, and does not say so", open.segment));
+        }
         let hidden = |(identity, last): &&(SegmentIdentity, Lsn)| {
             *last >= inventory.trimmed && closed(identity) && !shown(identity.segment)
         };

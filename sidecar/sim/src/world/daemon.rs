@@ -207,7 +207,7 @@ impl World {
         self.checks.replies(&self.hosts[no.0], id, &reply);
         if matches!(reply, Reply::Inventory(_)) {
             let host = &mut self.hosts[no.0];
-            (host.missed, host.stale_promise) = (Vec::new(), None);
+            (host.missed, host.missed_open, host.stale_promise) = (Vec::new(), Vec::new(), None);
         }
         let answer = match reply {
             Reply::Inventory(inventory) => Answer::Inventory(inventory),

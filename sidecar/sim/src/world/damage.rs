@@ -9,6 +9,7 @@ use tailwind_protocol::backup::Slot;
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{LogId, SegmentId};
 use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_HEADER_SIZE, Sealed, SegmentIdentity};
+use tailwind_protocol::rpc::Purpose;
 
 use super::files::{Inode, Kind};
 use super::{HostNo, World};
@@ -182,7 +183,12 @@ impl World {
             Fault::SlotLost => {
                 let slots: Vec<Slot> = host.rows.keys().copied().collect();
                 let slot = *random.pick_one(&slots)?;
-                host.lost.extend(host.rows.get(&slot).map(|row| row.identity));
+                let row = host.rows.get(&slot);
+                host.lost.extend(row.map(|row| row.identity));
+                if !matches!(self.plan.durability, Durability::Flushed) {
+                    let open = row.filter(|row| row.purpose == Purpose::Append && row.closed.is_none());
+                    host.missed_open.extend(open.map(|row| row.identity));
+                }
                 host.pool.forget(slot);
                 Some(format!("buffer {}", slot.0))
             }

@@ -116,6 +116,8 @@ pub(crate) struct Host {
     pub(crate) doubtful: bool,
     /// Closed files that were lost since it has last told what it holds, and their last records.
     pub(crate) missed: Vec<(SegmentIdentity, Lsn)>,
+    /// Segments that were open in buffers which were lost since then.
+    pub(crate) missed_open: Vec<SegmentIdentity>,
     /// Its promise was put back from an older copy since, and this is the epoch of its newest segment.
     pub(crate) stale_promise: Option<Epoch>,
     /// Copies that somebody has made of segments' files and of the promise.
@@ -159,6 +161,7 @@ impl Host {
             rotten: Vec::new(),
             doubtful: false,
             missed: Vec::new(),
+            missed_open: Vec::new(),
             stale_promise: None,
             kept: BTreeMap::new(),
             kept_promise: None,
@@ -171,7 +174,7 @@ impl Host {
     fn take_boot(&mut self) {
         self.boots += 1;
         (self.lost, self.rotten, self.doubtful) = (Vec::new(), Vec::new(), false);
-        (self.missed, self.stale_promise) = (Vec::new(), None);
+        (self.missed, self.missed_open, self.stale_promise) = (Vec::new(), Vec::new(), None);
         // A promise of another life beside a pool of this one starts nothing.
         self.kept_promise = None;
         self.boot = self.fresh;
@@ -227,10 +230,15 @@ impl Host {
         let standing = self.files.standing();
         let clean_end = standing.is_some_and(|own| own.complete && own.promise.durability != Durability::Flushed);
         let files = &self.files;
-        self.flips.retain(|(identity, _)| {
+        let (flips, gone): (Vec<_>, Vec<_>) = self.flips.drain(..).partition(|(identity, _)| {
             let open = files.segment(identity.segment, Sealed::Open).and_then(|node| node.inode().identity());
             files.segment(identity.segment, Sealed::Closed).is_some() || clean_end && open == Some(*identity)
         });
+        self.flips = flips;
+        if clean_end {
+            // What was corrupt in memory is not on disk, and owed all the same.
+            self.lost.extend(gone.iter().map(|(identity, _)| *identity));
+        }
     }
 
     /// An empty machine under the same name.
