@@ -78,11 +78,10 @@ impl ClosedSegment {
         ClosedSegment { identity: of.identity, closure: of.closure, holders }
     }
 
-    /// The same where the copy is corrupt, if any of `others` has closed the segment there too.
-    fn elsewhere(corrupt: &CopyReport, others: &[Inventory]) -> Option<ClosedSegment> {
-        let copies = others.iter().flat_map(|other| other.copies.iter().map(move |copy| (&other.member, copy)));
-        let closed = copies.filter(|(_, copy)| copy.state == CopyState::Closed);
-        Some(ClosedSegment::new(corrupt, closed)).filter(|segment| !segment.holders.is_empty())
+    /// The same where the copy is corrupt, if any of `others` has the segment.
+    fn elsewhere(corrupt: &CopyReport, others: &Copies<'_>) -> Option<ClosedSegment> {
+        let copies = others.get(&corrupt.identity.segment)?.iter().copied();
+        Some(ClosedSegment::new(corrupt, copies)).filter(|segment| !segment.holders.is_empty())
     }
 }
 
@@ -114,7 +113,7 @@ impl Reference {
         if let Some(damage) = contradiction(&copies) {
             return Err(damage);
         }
-        let reference = Reference::from_copies(trimmed, &copies, others, None)?;
+        let reference = Reference::from_copies(trimmed, &copies, &closed_copies(others), None)?;
         // What is trimmed was acknowledged, so it was part of the log.
         if trimmed > reference.last().next() {
             return Err(Damage::Missing { segment: reference.last_segment(), last: trimmed.prev() });
@@ -135,9 +134,10 @@ impl Reference {
     ) -> Result<Reference, Damage> {
         let inventories: Vec<&Inventory> = inventories.into_iter().collect();
         let (trimmed, copies) = gather(&inventories, |_, _| true);
+        let others = closed_copies(others);
         let mut limit = None;
         loop {
-            let found = Reference::from_copies(trimmed, &copies, others, limit);
+            let found = Reference::from_copies(trimmed, &copies, &others, limit);
             if let Ok(reference) = &found
                 && reference.last() >= least
             {
@@ -182,7 +182,7 @@ impl Reference {
     fn from_copies(
         trimmed: Lsn,
         copies: &Copies<'_>,
-        others: &[Inventory],
+        others: &Copies<'_>,
         limit: Option<Lsn>,
     ) -> Result<Reference, Damage> {
         let furthest = |copy: &&CopyReport| (copy.identity.epoch, copy.identity.segment, copy.closure.last);
@@ -253,6 +253,12 @@ fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyRe
         }
     }
     (trimmed, copies)
+}
+
+/// What others than the fenced members can give.
+fn closed_copies(others: &[Inventory]) -> Copies<'_> {
+    let others: Vec<&Inventory> = others.iter().collect();
+    gather(&others, |_, copy| copy.state == CopyState::Closed).1
 }
 
 /// A segment that one primary would have begun with two different records, or with a record that it had put into an earlier
