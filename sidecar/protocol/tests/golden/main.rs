@@ -1,34 +1,16 @@
 //! The protocol's rules as golden scripts: each file in `scripts/` tells one story, played by the production machines in
 //! a small world, and the output is what happened. `UPDATE_GOLDENFILES=1` writes it anew; read it before you keep it.
 
+#[macro_use]
+#[path = "../support/scripts.rs"]
+mod support;
 mod chaos;
 mod commands;
 mod world;
 
 use commands::Stage;
 
-/// One test for each script, and a test that none was forgotten.
-macro_rules! scripts {
-    ($($name:ident),* $(,)?) => {
-        $(
-            #[test]
-            fn $name() -> std::io::Result<()> {
-                goldenscript::run(&mut Stage::default(), concat!("tests/golden/scripts/", stringify!($name), ".txt"))
-            }
-        )*
-
-        #[test]
-        fn every_script_is_played() {
-            let played = [$(concat!(stringify!($name), ".txt")),*];
-            for entry in std::fs::read_dir("tests/golden/scripts").expect("the folder is there") {
-                let name = entry.expect("a file").file_name();
-                assert!(played.contains(&name.to_str().expect("UTF-8")), "{name:?} is not in the list");
-            }
-        }
-    };
-}
-
-scripts! {
+scripts! { Stage, "tests/golden/scripts":
     append,
     backup_dies,
     backup_returns,

@@ -1,6 +1,10 @@
 //! The judgement of a standby as golden scripts: each file in `scripts/` tells one story of sidecar `s1`, and the output is
 //! what it asked for, and when. `UPDATE_GOLDENFILES=1` writes it anew; read it before you keep it.
 
+#[macro_use]
+#[path = "../support/scripts.rs"]
+mod support;
+
 use std::error::Error;
 
 use goldenscript::ArgumentConsumer;
@@ -8,28 +12,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, MemberId, Version};
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Round, Rules, Standby};
 
-/// One test for each script, and a test that none was forgotten.
-macro_rules! scripts {
-    ($($name:ident),* $(,)?) => {
-        $(
-            #[test]
-            fn $name() -> std::io::Result<()> {
-                goldenscript::run(&mut Desk::default(), concat!("tests/standby/scripts/", stringify!($name), ".txt"))
-            }
-        )*
-
-        #[test]
-        fn every_script_is_played() {
-            let played = [$(concat!(stringify!($name), ".txt")),*];
-            for entry in std::fs::read_dir("tests/standby/scripts").expect("the folder is there") {
-                let name = entry.expect("a file").file_name();
-                assert!(played.contains(&name.to_str().expect("UTF-8")), "{name:?} is not in the list");
-            }
-        }
-    };
-}
-
-scripts! {
+scripts! { Desk, "tests/standby/scripts":
     config_store,
     in_doubt,
     primary_gone,

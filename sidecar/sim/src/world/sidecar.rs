@@ -1,7 +1,7 @@
 //! One sidecar pod: its process, its role, its view of the config store, and what it waits for.
 //!
-//! Moves between [`standby`](super::standby), [`candidate`](super::candidate) and [`primary`](super::lead) as the production sidecar's control
-//! does. What reaches a frozen process waits in its inbox.
+//! Moves between [`standby`](super::standby), [`candidate`](super::candidate) and [`primary`](super::lead) as the
+//! production sidecar's control does. What reaches a frozen process waits in its inbox.
 
 use std::collections::{BTreeMap, VecDeque};
 
