@@ -2,7 +2,7 @@
 //! gives nothing up that may be the last copy.
 
 use tailwind_protocol::backup::{
-    Backup, EPOCH_JUMP_MAX, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, SlotRow,
+    Backup, EPOCH_JUMP_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
@@ -354,6 +354,21 @@ fn what_is_dropped_and_held_records_goes_into_quarantine() {
     assert!(desk.out.contains(&Output::Release(Slot(1))));
 }
 
+/// Its bytes were acknowledged here: with one bit wrong they may still be the last.
+#[test]
+fn a_corrupt_copy_goes_into_quarantine_whoever_drops_it() {
+    for caller_epoch in [3, 4] {
+        let mut desk = Desk::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
+        desk.fence(caller_epoch);
+        desk.step(Input::FoundCorrupt(identity(1), Place::Disk));
+        let copies = desk.backup.inventory().copies;
+        assert_eq!(copies[0].state, CopyState::Corrupt);
+        assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(caller_epoch), copies })), Reply::Done);
+        assert!(desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
+        assert!(!desk.out.iter().any(|out| matches!(out, Output::DeleteFile(_))), "{:?}", desk.out);
+    }
+}
+
 /// A promotion that broke off may have closed it too early, or a later one may have; or its writer lies.
 #[test]
 fn a_whole_copy_outlives_an_image_of_another_end() {
@@ -384,4 +399,18 @@ fn an_image_puts_what_it_does_not_hold_into_quarantine() {
     let quarantined = desk.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
     let flushed = desk.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
     assert!(quarantined.is_some() && quarantined < flushed, "{:?}", desk.out);
+}
+
+/// The process died between taking the image in and bringing the file to safety.
+#[test]
+fn a_restart_quarantines_the_file_that_an_image_does_not_hold() {
+    for durability in [Durability::Memory, Durability::Flushed] {
+        let image = Closure { first: Lsn(1), last: Lsn(0), ..closure(1) };
+        let row = SlotRow { closed: Some(image), ..lent(1) };
+        let promise = Promise { durability, ..promise() };
+        let desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], files: owed(&[1]), ..Found::default() });
+        let quarantined = desk.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
+        let flushed = desk.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
+        assert!(quarantined.is_some() && quarantined < flushed, "{:?}", desk.out);
+    }
 }

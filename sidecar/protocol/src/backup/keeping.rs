@@ -98,8 +98,10 @@ impl Backup {
         let segments: Vec<SegmentId> = segments.into_iter().rev().collect();
         for copy in self.settle(&segments, out) {
             let segment = copy.identity.segment;
-            // What the caller has written itself in its epoch it still has: it is about to write it here once more.
-            let more = copy.identity.epoch < request.caller.epoch && copy.holds_more_than(None);
+            // What the caller is writing in its epoch it still has, and is about to write here once more. Bytes that were
+            // closed here it may have given up by now: with one bit wrong they may be the last.
+            let its_own = copy.identity.epoch >= request.caller.epoch && copy.stage != Stage::Corrupt;
+            let more = !its_own && copy.holds_more_than(None);
             if copy.slot().is_some() {
                 self.leave(&copy, more, out);
             }

@@ -155,7 +155,11 @@ impl Backup {
                 let recorded = same.is_some_and(|copy| copy.owed && copy.closure == closure);
                 let owed = recorded || self.promise.durability != Durability::Flushed;
                 let copy = Copy { owed, ..Copy::closed_in(slot, &row, closure) };
-                self.copies.insert(row.identity.segment, copy);
+                let old = self.copies.insert(row.identity.segment, copy);
+                // The process died after it had taken an image in and before the file was brought to safety.
+                if let Some(old) = old {
+                    self.leave(&old, old.holds_more_than(Some((&row.identity, &closure))), out);
+                }
                 out.push(Output::SaveSlot(slot, Some(row)));
                 if owed && !recorded {
                     out.push(Output::Owe(vec![(row.identity, closure)]));
