@@ -37,6 +37,10 @@ impl Program {
         Program { package: "tailwind-example-kv", name, variable, options: &[], built: OnceLock::new() }
     }
 
+    const fn tally(name: &'static str, variable: &'static str) -> Program {
+        Program { package: "tailwind-example-tally", name, variable, options: &[], built: OnceLock::new() }
+    }
+
     /// Finds the program that belongs to this build, building it if need be.
     fn find(&self) -> Result<PathBuf> {
         let Program { package, name, variable, options, built } = self;
@@ -79,6 +83,13 @@ pub fn verbs_program() -> Result<PathBuf> {
 pub fn kv_program() -> Result<PathBuf> {
     static KV: Program = Program::kv();
     KV.find()
+}
+
+/// The tally of the examples, with the blocking client and with the asynchronous one.
+pub fn tally_programs() -> Result<[PathBuf; 2]> {
+    static BLOCKING: Program = Program::tally("tally", "TAILWIND_TALLY_PROGRAM");
+    static ASYNCHRONOUS: Program = Program::tally("tally-async", "TAILWIND_TALLY_ASYNC_PROGRAM");
+    Ok([BLOCKING.find()?, ASYNCHRONOUS.find()?])
 }
 
 /// The same command with more options, or with other values of those it has.
