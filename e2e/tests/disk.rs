@@ -177,7 +177,7 @@ fn a_full_disk_stops_one_backup_and_not_the_group(fabric: &str) {
     group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();
     let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
     check_whole(&group, &input, end).unwrap();
-    check_logs(&group, &[&OUTAGE[..], &["flush failed: trying again until it succeeds"]].concat()).unwrap();
+    check_logs(&group, &[&OUTAGE[..], &["flush failed: will retry"]].concat()).unwrap();
 }
 
 /// Waits until so many closed segments are on every member's disk; the file of the first one at each.
@@ -267,7 +267,7 @@ fn a_flipped_bit_on_disk_is_never_read(fabric: &str) {
     assert_eq!(members.len(), 3);
     append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
     group.wait("the damage to be told", |group| damaged(group) == 3).unwrap();
-    let unmended = "closed copy cannot be mended";
+    let unmended = "failed to repair a closed copy";
     group
         .wait("it to be said that nobody can mend it", |group| group.logs(9999).matches(unmended).count() == 3)
         .unwrap();
@@ -276,7 +276,7 @@ fn a_flipped_bit_on_disk_is_never_read(fabric: &str) {
 
 /// Rot is an error where it is found, and a warning at the primary.
 fn check_rotten_logs(group: &Group, expected: &[&str]) {
-    let unexpected = group.unexpected(&[expected, &["closed copies have rotted at a member"]].concat());
+    let unexpected = group.unexpected(&[expected, &["a member has corrupt closed copies"]].concat());
     let unexpected: Vec<_> = unexpected.iter().filter(|line| !line.contains("closed segment is corrupt")).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
 }

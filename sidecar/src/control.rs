@@ -164,7 +164,7 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
                 };
                 tokio::time::sleep(pause).await;
             }
-            promote::Outcome::Disturbed => tracing::info!(group = %context.group, "the group wants something else now"),
+            promote::Outcome::Disturbed => tracing::info!(group = %context.group, "the group's desired state has changed"),
             promote::Outcome::Lost(epoch) => {
                 tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");
                 // Candidates that race back off at random.
@@ -177,7 +177,7 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
 /// Returns at once, unless the group is to have no primary.
 async fn stay_fenced(context: &Context) {
     if context.wishes().fenced {
-        tracing::warn!(group = %context.group, "fenced: nobody may append until this is taken back");
+        tracing::warn!(group = %context.group, "fenced: no appends until spec.fenced is cleared");
         context.waits.over();
         context.path.send(Command::Wait { role: Role::Standby, epoch: 0, primary: String::new() });
         context.wished(|wishes| !wishes.fenced).await;

@@ -185,7 +185,7 @@ async fn attend(stream: Arc<TcpStream>, place: Arc<Place>, router: Router, entry
     tokio::select! {
         // A byte that is there: to be called readable, a stream need not have any.
         spoken = timeout(patience, stream.peek(&mut byte)) => if !matches!(spoken, Ok(Ok(1..))) {
-            debug!("refused a connection: it says nothing");
+            debug!("closed a connection: no request arrived in time");
             return;
         },
         _ = stop_early.changed() => return,
@@ -200,7 +200,7 @@ async fn attend(stream: Arc<TcpStream>, place: Arc<Place>, router: Router, entry
             talk(stream, place, router, stopped).await;
         }
         Ok(Err(error)) => debug!(error = tls::readable(&error), "refused a connection"),
-        Err(_) => debug!("refused a connection: no handshake in time"),
+        Err(_) => debug!("closed a connection: the handshake timed out"),
     }
 }
 

@@ -256,7 +256,7 @@ impl Daemon {
         self.table.save(slot, row.as_ref())?;
         match &row {
             Some(SlotRow { identity, purpose: Purpose::Install, closed: Some(_), .. }) => {
-                info!(segment = %identity.segment, epoch = %identity.epoch, slot = slot.0, "leaving for quarantine");
+                info!(segment = %identity.segment, epoch = %identity.epoch, slot = slot.0, "moving to quarantine");
             }
             Some(SlotRow { identity, closed: Some(closure), .. }) => {
                 info!(segment = %identity.segment, epoch = %identity.epoch, last = %closure.last, "closed");

@@ -112,7 +112,7 @@ impl Flusher {
     /// Nothing has been to do for a moment, or the process ends: notes what no answer waits for.
     pub fn rest(&mut self) {
         if let Err(error) = self.flushed.write() {
-            warn!(folder = %self.disk.path().display(), %error, "note how far open segments are flushed");
+            warn!(folder = %self.disk.path().display(), %error, "failed to record how far open segments are flushed");
         }
     }
 
@@ -179,7 +179,7 @@ impl Flusher {
             Err(error) => {
                 self.unwritten.insert(identity.segment);
                 if !std::mem::replace(&mut self.failing, true) {
-                    warn!(%folder, %error, segment = %identity.segment, "flush failed: trying again until it succeeds");
+                    warn!(%folder, %error, segment = %identity.segment, "flush failed: will retry");
                 }
                 FlushResult::Failed
             }
@@ -310,7 +310,7 @@ impl Flusher {
                 Ok(())
             }
             Err(error) => {
-                warn!(segment = %identity.segment, %error, "write segment into quarantine: trying again until it succeeds");
+                warn!(segment = %identity.segment, %error, "failed to move a segment to quarantine: will retry");
                 Err(error.to_string())
             }
         }

@@ -226,7 +226,7 @@ fn begin(
         evidence.note_open(open, &bytes);
         Ok(bytes)
     })?;
-    evidence.flushed.write().context("note how far open segments are flushed")?;
+    evidence.flushed.write().context("failed to record how far open segments are flushed")?;
     // What was open and empty has no file.
     let used: Vec<Slot> = rows.iter().map(|(slot, _)| *slot).collect();
     let room = (home.buffers as usize).saturating_sub(rows.len());

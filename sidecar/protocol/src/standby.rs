@@ -109,7 +109,7 @@ pub enum Report {
     #[error("primary is gone: {0}")]
     PrimaryGone(String),
     /// Too few members answer for a switchover.
-    #[error("asked to take over, and cannot: {0}")]
+    #[error("cannot take over as requested: {0}")]
     CannotTakeOver(String),
 }
 

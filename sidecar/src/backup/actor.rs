@@ -143,7 +143,7 @@ pub(super) fn start(actor: Actor, inbox: Inbox) -> anyhow::Result<oneshot::Recei
     let work = move || {
         let running = Running { actor, requests: HashMap::new(), next: 0, finished: None };
         if let Err(error) = running.work(&inbox) {
-            error!(error = format!("{error:#}"), "cannot go on: ending at once, so that nothing false is said");
+            error!(error = format!("{error:#}"), "fatal error: exiting before anything incorrect is sent");
             std::process::abort();
         }
     };

@@ -88,7 +88,7 @@ impl Quarantine {
         let began = Instant::now();
         let found = list(&self.folder, NAMED_MAX).map_err(|error| {
             if turn.said.is_due(error.to_string(), began) {
-                warn!(folder = %self.folder.display(), %error, "cannot tell what is in quarantine");
+                warn!(folder = %self.folder.display(), %error, "failed to list the quarantine");
             }
         });
         *self.found() = found.ok().map(Arc::new);

@@ -155,7 +155,7 @@ async fn look(actor: &Handle, disk: &Arc<Disk>, pool: &Arc<Pool>, before: Segmen
             }
             Err(why) if is_rot(&why) => failed_at = Some(place),
             Err(why) => {
-                warn!(%segment, %epoch, ?place, ?why, "cannot scrub a closed segment now");
+                warn!(%segment, %epoch, ?place, ?why, "failed to scrub a closed segment");
                 return Found::Unread;
             }
         }

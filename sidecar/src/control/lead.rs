@@ -196,7 +196,7 @@ impl Term {
         if (1..needed).contains(&left) {
             tracing::warn!(
                 group = %self.context.group, left, needed,
-                "too few members are left: nothing is acknowledged until lost ones return or others are filled from what is left"
+                "too few members are left: appends wait until members return or are replaced"
             );
         }
     }
@@ -236,7 +236,7 @@ impl Term {
 
     fn wish(&self, wishes: &Wishes) {
         let Wishes { members, min_in_sync, fenced, .. } = *wishes;
-        tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group wants something else now");
+        tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group's desired state has changed");
         let input = if fenced { Input::Retire } else { Input::Wanted { backups: members, min_in_sync } };
         self.context.path.send(Command::Input(self.config.epoch, input));
     }
@@ -285,13 +285,13 @@ impl Worker {
             let corrupt = match self.link.damage().await {
                 Ok(corrupt) => corrupt,
                 Err(why) => {
-                    tracing::debug!(%member, %why, "what is corrupt there is not known");
+                    tracing::debug!(%member, %why, "failed to ask a member for its corrupt copies");
                     continue;
                 }
             };
             if let Some(first) = corrupt.first().filter(|_| corrupt.len() > known) {
                 let segment = first.identity.segment;
-                tracing::warn!(%member, corrupt = corrupt.len(), first = %segment, "closed copies have rotted at a member");
+                tracing::warn!(%member, corrupt = corrupt.len(), first = %segment, "a member has corrupt closed copies");
             }
             if known > 0 || !corrupt.is_empty() {
                 known = corrupt.len();
@@ -373,13 +373,13 @@ impl Worker {
         match result.unwrap_or_else(late) {
             Ok(()) => {
                 unmended.remove(&segment);
-                tracing::info!(%member, %segment, "closed copy installed anew");
+                tracing::info!(%member, %segment, "closed copy reinstalled");
                 self.tell(Input::Mended(self.seat, segment));
             }
             Err(Failure::Superseded(epoch)) => self.tell(Input::Superseded(epoch)),
             Err(why @ (Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
                 if unmended.insert(segment) {
-                    tracing::warn!(%member, %segment, %why, "closed copy cannot be mended: tried again now and then");
+                    tracing::warn!(%member, %segment, %why, "failed to repair a closed copy: will retry");
                 }
                 self.tell(Input::Unmended(self.seat, segment));
             }

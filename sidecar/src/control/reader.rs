@@ -395,7 +395,7 @@ impl Reader<'_> {
             let peer = getsockopt(&self.stream.as_fd(), PeerCredentials);
             let (uid, pid) = peer.map_or((None, None), |peer| (Some(peer.uid()), Some(peer.pid())));
             let (group, next) = (&self.context.group, self.next);
-            tracing::warn!(%group, uid, pid, %next, ?patience, "a reader took nothing for too long: disconnected");
+            tracing::warn!(%group, uid, pid, %next, ?patience, "disconnected a reader that read nothing for too long");
         }
         sent.is_ok()
     }

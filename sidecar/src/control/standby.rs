@@ -39,7 +39,7 @@ pub async fn wait_for_turn(context: &Context) {
         for output in outputs.drain(..) {
             if let Output::Claim(reason) = output {
                 if reason == Reason::Switchover {
-                    tracing::info!(group = %context.group, "taking over, as asked");
+                    tracing::info!(group = %context.group, "taking over as requested");
                 }
                 return;
             }

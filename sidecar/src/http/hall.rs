@@ -123,7 +123,7 @@ impl State {
         let of_crowd = self.visits.iter_mut().filter(|(_, visit)| visit.is_guest == guests && visit.source == crowded);
         let first = of_crowd.min_by_key(|(_, visit)| (visit.doing_by_now(), visit.quiet_since)).map(|(id, _)| *id);
         if let Some(visit) = first.and_then(|id| self.visits.remove(&id)) {
-            tracing::debug!(source = %crowded, guests, doing = ?visit.doing, "endpoint is full: sent one away");
+            tracing::debug!(source = %crowded, guests, doing = ?visit.doing, "endpoint is full: closed a pending connection");
         }
     }
 }
