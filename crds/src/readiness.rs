@@ -1,15 +1,18 @@
-//! What a sidecar answers at `/readyz`, apart from the code: its role, and what it waits for if it should be primary and
-//! cannot be.
+//! What sidecars and backups answer at `/readyz`, apart from the code. A sidecar: its role, and what it waits for if it
+//! should be primary and cannot be. A backup: `ok`, or why it is not ready.
 //!
-//! Written by sidecars, read by the operator, which has no certificate of the group and so cannot ask for `/status`.
+//! Written by sidecars and backups, read by the operator, which has no certificate of the group and so cannot ask for
+//! `/status`.
 
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Serialize;
+
 /// Begins the line that tells what a sidecar waits for.
 const WAITS_FOR: &str = "waits for ";
 
-/// The answer: a line for the role, and one for what it waits for, if anything.
+/// A sidecar's answer: a line for the role, and one for what it waits for, if anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {
     /// `primary`, `standby` or `recovering`; from other versions anything else.
@@ -100,9 +103,87 @@ impl FromStr for Readiness {
     }
 }
 
+/// Why a backup is not ready: `REASON: text`, on one line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unready {
+    /// In one word.
+    pub reason: UnreadyReason,
+    /// In the backup's own words.
+    pub why: String,
+}
+
+/// What keeps a backup from lending memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnreadyReason {
+    /// Its container has no RDMA device that it may open.
+    DeviceMissing,
+    /// It may pin less memory than one buffer has (`RLIMIT_MEMLOCK`).
+    MemlockTooLow,
+    /// Its fabric has failed: the device or its port.
+    FabricFailed,
+    /// Its own threads do not answer.
+    Unresponsive,
+    /// Another version's word.
+    Other,
+}
+
+impl UnreadyReason {
+    /// All that are written.
+    pub const ALL: [UnreadyReason; 4] = [
+        UnreadyReason::DeviceMissing,
+        UnreadyReason::MemlockTooLow,
+        UnreadyReason::FabricFailed,
+        UnreadyReason::Unresponsive,
+    ];
+
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UnreadyReason::DeviceMissing => "device-missing",
+            UnreadyReason::MemlockTooLow => "memlock-too-low",
+            UnreadyReason::FabricFailed => "fabric-failed",
+            UnreadyReason::Unresponsive => "unresponsive",
+            UnreadyReason::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for Unready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.reason.as_str(), self.why.replace(['\n', '\r'], " "))
+    }
+}
+
+impl FromStr for Unready {
+    type Err = std::convert::Infallible;
+
+    /// Takes anything: without a word that is known, all of it is the text.
+    fn from_str(text: &str) -> Result<Unready, Self::Err> {
+        let text = text.trim();
+        let known = text.split_once(": ").and_then(|(word, why)| {
+            let reason = UnreadyReason::ALL.into_iter().find(|reason| reason.as_str() == word)?;
+            Some(Unready { reason, why: why.to_owned() })
+        });
+        Ok(known.unwrap_or_else(|| Unready { reason: UnreadyReason::Other, why: text.to_owned() }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reasons_that_are_written_are_read() {
+        for reason in UnreadyReason::ALL {
+            let unready = Unready { reason, why: "at most 64 KiB: raise it".to_owned() };
+            assert_eq!(unready.to_string().parse(), Ok(unready));
+        }
+        for text in ["no space left", "rain: it is wet", ""] {
+            let other = Unready { reason: UnreadyReason::Other, why: text.to_owned() };
+            assert_eq!(format!("{text}\n").parse(), Ok(other));
+        }
+    }
 
     #[test]
     fn what_is_written_is_read() {

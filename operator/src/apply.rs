@@ -17,9 +17,10 @@ use tracing::info;
 
 use crate::authority;
 use crate::context::Context;
-use crate::error::{Doing, Error};
+use crate::error::{Cause, Doing, Error};
 use crate::observed::Observed;
 use crate::plan::certificates::{Role, Step};
+use crate::plan::objects::{Kind, Owned};
 use crate::plan::{Action, Plan, status};
 use crate::secrets::{self, Keeper};
 
@@ -115,10 +116,11 @@ impl<'a> Desk<'a> {
                 self.groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
             }
             Action::Certificates(step) => self.certificates(*step).await?,
-            Action::Apply(object) => self.put(object).await?,
-            Action::Remove(object) => {
-                gone(self.api_of(object).delete(&object.name_any(), &of_uid(object.uid())).await.map(drop))
-                    .doing(doing)?;
+            Action::Apply(owned) => self.put(owned).await?,
+            Action::Remove(owned) => {
+                let Owned { kind, object } = &**owned;
+                let deleted = self.api_of(*kind).delete(&object.name_any(), &of_uid(object.uid())).await;
+                gone(deleted.map(drop)).doing(doing)?;
             }
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
@@ -148,17 +150,12 @@ impl<'a> Desk<'a> {
         Ok(())
     }
 
-    fn api_of(&self, object: &DynamicObject) -> Api<DynamicObject> {
-        let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
-        let kinds = crate::observe::owned_kinds(self.context.server);
-        let resource = kinds.into_iter().find(|resource| resource.kind == kind);
-        // Plans know no other kinds.
-        let resource = resource.unwrap_or_else(|| ApiResource::erase::<Secret>(&()));
-        Api::namespaced_with(self.context.client.clone(), &self.namespace, &resource)
+    fn api_of(&self, kind: Kind) -> Api<DynamicObject> {
+        Api::namespaced_with(self.context.client.clone(), &self.namespace, &kind.resource(self.context.server))
     }
 
-    async fn put(&self, object: &DynamicObject) -> Result<(), Error> {
-        let (api, name) = (self.api_of(object), object.name_any());
+    async fn put(&self, Owned { kind, object }: &Owned) -> Result<(), Error> {
+        let (api, name) = (self.api_of(*kind), object.name_any());
         let doing = || format!("apply {name}");
         let params = PatchParams::apply(MANAGER).force();
         match api.patch(&name, &params, &Patch::Apply(object)).await {
@@ -205,15 +202,15 @@ impl<'a> Desk<'a> {
     }
 
     fn new_authority(&self, now: Timestamp) -> Result<authority::Pair, Error> {
-        authority::authority(&authority::name(&self.namespace, &self.name), now).map_err(|error| self.no_key(&error))
+        authority::authority(&authority::name(&self.namespace, &self.name), now).map_err(|error| self.no_certificate(error))
     }
 
     async fn issue(&self, secrets: &Api<Secret>, role: Role, keeper: &Keeper, now: Timestamp) -> Result<(), Error> {
         let uri = authority::identity(&self.name, secrets::role_name(role));
-        let uri = uri.as_str().try_into().map_err(|error| self.no_key(&error))?;
+        let uri = uri.as_str().try_into().map_err(|error| self.no_certificate(error))?;
         let authority_name = authority::name(&self.namespace, &self.name);
         let pair = authority::leaf(&authority_name, &keeper.current.key, vec![SanType::URI(uri)], now)
-            .map_err(|error| self.no_key(&error))?;
+            .map_err(|error| self.no_certificate(error))?;
         let name = secrets::secret_name(&self.name, role);
         let secret = secrets::leaf(self.group, role, &pair, &keeper.bundle(), now);
         let params = PatchParams::apply(MANAGER).force();
@@ -236,9 +233,8 @@ impl<'a> Desk<'a> {
         Ok(())
     }
 
-    fn no_key(&self, error: &rcgen::Error) -> Error {
-        let source = kube::Error::Service(format!("{error}").into());
-        Error { doing: format!("make a certificate for {}", self.key), source }
+    fn no_certificate(&self, error: rcgen::Error) -> Error {
+        Error { doing: format!("make a certificate for {}", self.key), source: Cause::Certificate(error) }
     }
 
     /// Writes the status unless it is so already.

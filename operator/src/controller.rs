@@ -29,7 +29,8 @@ use tracing::{error, info, warn};
 use crate::apply;
 use crate::context::Context;
 use crate::error::{Class, Error};
-use crate::observe::{Found, observe, owned_kinds};
+use crate::observe::{Found, observe};
+use crate::plan::objects::Kind;
 use crate::observed::NodeFacts;
 use crate::plan::plan;
 
@@ -83,13 +84,13 @@ pub async fn run(
         .trigger_backoff(Evenly)
         .graceful_shutdown_on(stop)
         .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
-    for kind in owned_kinds(context.server) {
+    for resource in Kind::ALL.map(|kind| kind.resource(context.server)) {
         let api: Api<DynamicObject> = match &namespace {
-            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind),
-            None => Api::all_with(client.clone(), &kind),
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
         };
         let ours = any().labels("app.kubernetes.io/managed-by=tailwind-operator");
-        controller = controller.owns_with(api, kind, ours);
+        controller = controller.owns_with(api, resource, ours);
     }
     let changed = Arc::new(Notify::new());
     let wake = futures_util::stream::unfold(Arc::clone(&changed), |changed| async {

@@ -4,15 +4,26 @@
 
 use std::time::Duration;
 
-/// A call to the API server that failed.
+/// What failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing}: {}", said(source))]
+#[error("{doing}: {source}")]
 pub struct Error {
     /// What was being done.
     pub doing: String,
-    /// The answer.
+    /// Why it failed.
     #[source]
-    pub source: kube::Error,
+    pub source: Cause,
+}
+
+/// Why something failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// What the API server has answered.
+    #[error("{}", said(.0))]
+    Api(#[from] kube::Error),
+    /// No certificate could be made.
+    #[error(transparent)]
+    Certificate(rcgen::Error),
 }
 
 /// What is done next.
@@ -29,6 +40,8 @@ pub enum Class {
     Invalid,
     /// The API server cannot be reached, or cannot answer now.
     Unavailable,
+    /// The operator itself cannot do it: a bug.
+    Internal,
 }
 
 impl Class {
@@ -40,6 +53,7 @@ impl Class {
             Class::Refused => "refused",
             Class::Invalid => "invalid",
             Class::Unavailable => "unavailable",
+            Class::Internal => "internal",
         }
     }
 
@@ -49,7 +63,7 @@ impl Class {
             Class::Conflict => (1, 15),
             Class::Unavailable => (1, 60),
             Class::Refused => (5, 60),
-            Class::Ending | Class::Invalid => (5, 300),
+            Class::Ending | Class::Invalid | Class::Internal => (5, 300),
         };
         let doubled: u64 = first << failures.saturating_sub(1).min(10);
         Duration::from_secs(doubled.min(most))
@@ -59,8 +73,12 @@ impl Class {
 impl Error {
     /// What is done next.
     pub fn class(&self) -> Class {
-        let kube::Error::Api(status) = &self.source else { return Class::Unavailable };
-        if is_ending(&self.source) {
+        let source = match &self.source {
+            Cause::Api(source) => source,
+            Cause::Certificate(_) => return Class::Internal,
+        };
+        let kube::Error::Api(status) = source else { return Class::Unavailable };
+        if is_ending(source) {
             return Class::Ending;
         }
         match status.code {
@@ -95,7 +113,7 @@ pub trait Doing<T> {
 
 impl<T> Doing<T> for Result<T, kube::Error> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
-        self.map_err(|source| Error { doing: what(), source })
+        self.map_err(|source| Error { doing: what(), source: Cause::Api(source) })
     }
 }
 
@@ -107,7 +125,7 @@ mod tests {
 
     fn answered(code: u16) -> Error {
         let status = Status::failure("no", "Reason").with_code(code);
-        Error { doing: "create pod a".to_owned(), source: kube::Error::Api(Box::new(status)) }
+        Error { doing: "create pod a".to_owned(), source: Cause::Api(kube::Error::Api(Box::new(status))) }
     }
 
     #[test]
@@ -122,6 +140,8 @@ mod tests {
             assert_eq!(answered(code).class(), class, "{code}");
         }
         assert_eq!(answered(403).to_string(), "create pod a: no");
+        let no_key = Error { doing: "make a certificate for a".to_owned(), source: Cause::Certificate(rcgen::Error::RingUnspecified) };
+        assert_eq!(no_key.class(), Class::Internal);
     }
 
     #[test]
@@ -129,7 +149,7 @@ mod tests {
         let cause = json!({"reason": "NamespaceTerminating", "message": "namespace shop is being terminated"});
         let status = json!({"status": "Failure", "reason": "Forbidden", "code": 403, "details": {"causes": [cause]}});
         let status: Status = serde_json::from_value(status).unwrap();
-        let error = Error { doing: "create pod a".to_owned(), source: kube::Error::Api(Box::new(status)) };
+        let error = Error { doing: "create pod a".to_owned(), source: Cause::Api(kube::Error::Api(Box::new(status))) };
         assert_eq!(error.class(), Class::Ending);
     }
 

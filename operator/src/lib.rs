@@ -10,6 +10,7 @@ pub mod capacity;
 pub mod commands;
 pub mod context;
 pub mod controller;
+pub mod digest;
 pub mod error;
 pub mod events;
 pub mod health;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, ROLE_PRIMARY, backup_secret, ca_secret, sidecar_secret};
 use tailwind_crds::readiness::Readiness;
 use tailwind_crds::{LogStatus, ReplicaGroup};
@@ -18,9 +18,8 @@ use crate::capacity;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::observed::Observed;
-use crate::plan::status::object_names;
+use crate::plan::objects::{Kind, Owned};
 use crate::secrets;
-use crate::server_version::ServerVersion;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
 const NAMES: usize = 16;
@@ -121,31 +120,15 @@ fn sidecars(context: &Context, log: Option<&LogStatus>, app: &[Pod]) -> BTreeMap
     told
 }
 
-/// The kinds that a group owns beside pods and secrets.
-pub fn owned_kinds(server: ServerVersion) -> [ApiResource; 4] {
-    let rbac = |kind: &str| ApiResource::from_gvk(&GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", kind));
-    let policy = if server.has_policy_v1() { "v1" } else { "v1beta1" };
-    [
-        rbac("Role"),
-        rbac("RoleBinding"),
-        ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Service")),
-        ApiResource::from_gvk(&GroupVersionKind::gvk("policy", policy, "PodDisruptionBudget")),
-    ]
-}
-
-async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<DynamicObject>, Error> {
+async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<Owned>, Error> {
     let mut objects = Vec::new();
-    let lookups = object_names(group).into_iter().zip(owned_kinds(context.server)).map(|((kind, name), resource)| {
+    let lookups = Kind::ALL.into_iter().map(|kind| {
+        let resource = kind.resource(context.server);
         let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+        let name = kind.name(group);
         async move {
-            let found = api.get_opt(&name).await.doing(|| format!("read {kind} {name}"))?;
-            Ok::<_, Error>(found.map(|mut object| {
-                object.types.get_or_insert_with(|| kube::core::TypeMeta {
-                    api_version: resource.api_version.clone(),
-                    kind: kind.to_owned(),
-                });
-                object
-            }))
+            let found = api.get_opt(&name).await.doing(|| format!("read {} {name}", kind.as_str()))?;
+            Ok::<_, Error>(found.map(|object| Owned { kind, object }))
         }
     });
     for found in futures_util::future::join_all(lookups).await {

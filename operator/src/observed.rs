@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::DynamicObject;
-use tailwind_crds::readiness::Readiness;
+use tailwind_crds::readiness::{Readiness, Unready};
 use tailwind_crds::{Positions, ReplicaGroup};
 
+use crate::plan::objects::Owned;
 use crate::server_version::ServerVersion;
 
 /// One group and what surrounds it.
@@ -33,13 +33,13 @@ pub struct Observed {
     /// Its certificates.
     pub certificates: Certificates,
     /// Objects of the names that the group's own have: services, roles and the like.
-    pub objects: Vec<DynamicObject>,
+    pub objects: Vec<Owned>,
     /// Names for pods to make: the random part.
     pub names: Vec<String>,
     /// How far the log was, if somebody has looked lately.
     pub positions: Option<Positions>,
     /// What backups that are not ready say about it, by pod.
-    pub obstacles: BTreeMap<String, String>,
+    pub obstacles: BTreeMap<String, Unready>,
     /// Segments that backups say they should hold and do not, by pod.
     pub damaged: BTreeMap<String, u64>,
     /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.

@@ -30,7 +30,7 @@ use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::observed::Observed;
 use backups::{Death, Decision, Exit};
-use objects::{disruption, is_owned, pod, roles, service};
+use objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
 use standing::Standing;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
@@ -65,9 +65,9 @@ pub enum Action {
     /// About certificates.
     Certificates(certificates::Step),
     /// An object of the group is made, or made to be as it should.
-    Apply(Box<DynamicObject>),
+    Apply(Box<Owned>),
     /// An object of the group is no longer wanted.
-    Remove(Box<DynamicObject>),
+    Remove(Box<Owned>),
     /// A backup pod is made.
     Create(Box<Pod>),
     /// A backup pod is removed.
@@ -142,7 +142,7 @@ impl Plan {
     fn paused(view: &status::View<'_>) -> Plan {
         let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
         let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
-        if view.observed.objects.iter().any(is_budget) {
+        if view.observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
             plan.actions
                 .extend(budget(view.observed, decision.exit).and_then(|budget| keep(view.observed, budget).ok()?));
             plan.actions.extend(needless_budget(view.observed, decision.exit));
@@ -195,25 +195,24 @@ fn has_finalizer(observed: &Observed) -> bool {
 }
 
 /// What belongs to every group, beside pods and secrets.
-fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<DynamicObject> {
-    let group = &observed.group;
-    let mut objects = vec![roles::role(group), roles::binding(group, &observed.app), service::primary(group)];
+fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
+    let Observed { group, server, app, .. } = observed;
+    let mut objects =
+        vec![roles::role(group, *server), roles::binding(group, *server, app), service::primary(group, *server)];
     objects.extend(budget(observed, exit));
     objects
 }
 
-fn budget(observed: &Observed, exit: Exit) -> Option<DynamicObject> {
+fn budget(observed: &Observed, exit: Exit) -> Option<Owned> {
     let group = &observed.group;
     disruption::stay(group, exit).map(|stay| disruption::budget(group, observed.server, stay))
 }
 
-fn is_budget(object: &DynamicObject) -> bool {
-    object.types.as_ref().is_some_and(|types| types.kind == "PodDisruptionBudget")
-}
-
 /// The group's budget, where there shall be none.
 fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
-    let own = |object: &&DynamicObject| is_budget(object) && is_owned(&observed.group, &object.metadata);
+    let own = |owned: &&Owned| {
+        owned.kind == Kind::DisruptionBudget && is_owned(&observed.group, &owned.object.metadata)
+    };
     let is_needless = disruption::stay(&observed.group, exit).is_none();
     let needless = observed.objects.iter().find(own).filter(|_| is_needless);
     needless.map(|object| Action::Remove(Box::new(object.clone())))
@@ -223,11 +222,14 @@ fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
 struct Foreign(String);
 
 /// What makes an object as it should be; nothing if it is.
-fn keep(observed: &Observed, object: DynamicObject) -> Result<Option<Action>, Foreign> {
-    match observed.objects.iter().find(|existing| is_same(existing, &object)) {
-        Some(existing) if !is_owned(&observed.group, &existing.metadata) => Err(Foreign(describe(existing))),
-        Some(existing) if contains(existing, &object) => Ok(None),
-        _ => Ok(Some(Action::Apply(Box::new(object)))),
+fn keep(observed: &Observed, wanted: Owned) -> Result<Option<Action>, Foreign> {
+    let is_same = |existing: &&Owned| {
+        existing.kind == wanted.kind && existing.object.metadata.name == wanted.object.metadata.name
+    };
+    match observed.objects.iter().find(is_same) {
+        Some(existing) if !is_owned(&observed.group, &existing.object.metadata) => Err(Foreign(existing.to_string())),
+        Some(existing) if contains(&existing.object, &wanted.object) => Ok(None),
+        _ => Ok(Some(Action::Apply(Box::new(wanted)))),
     }
 }
 
@@ -260,16 +262,6 @@ fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
         again = again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1));
     }
     again
-}
-
-fn is_same(a: &DynamicObject, b: &DynamicObject) -> bool {
-    let kind = |object: &DynamicObject| object.types.as_ref().map(|types| types.kind.clone());
-    a.metadata.name == b.metadata.name && kind(a) == kind(b)
-}
-
-fn describe(object: &DynamicObject) -> String {
-    let kind = object.types.as_ref().map_or("object", |types| types.kind.as_str());
-    format!("{kind} {}", object.name_any())
 }
 
 /// Whether everything that is wanted is so: then nothing is written.
@@ -329,8 +321,8 @@ impl fmt::Display for Action {
                 certificates::Step::Issue(role) => write!(f, "issue the {role} certificate, with the bundle of CAs"),
                 certificates::Step::Bundle(role) => write!(f, "write the bundle of CAs for the {role} certificate"),
             },
-            Action::Apply(object) => write!(f, "apply {}", describe(object)),
-            Action::Remove(object) => write!(f, "remove {}", describe(object)),
+            Action::Apply(object) => write!(f, "apply {object}"),
+            Action::Remove(object) => write!(f, "remove {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
             Action::Delete(death) => write!(f, "delete pod {}", death.name),
             Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),

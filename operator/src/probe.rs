@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::Positions;
 use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
-use tailwind_crds::readiness::Readiness;
+use tailwind_crds::readiness::{Readiness, Unready};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -78,14 +78,15 @@ impl Prober {
     }
 
     /// What those of the pods say that run and are not ready, by pod.
-    pub fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, String> {
+    pub fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, Unready> {
         let unready = pods.iter().filter(|pod| is_running_unready(pod));
         unready
             .filter_map(|pod| {
                 let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
                 let text = self.ask(ip, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE)?;
                 let text: String = text.trim().chars().take(REASON_CHARS_MAX).collect();
-                (!text.is_empty() && text != "ok").then(|| (pod.name_any(), text))
+                let Ok(unready) = text.parse();
+                (!text.is_empty() && text != "ok").then(|| (pod.name_any(), unready))
             })
             .collect()
     }

@@ -92,7 +92,7 @@ fn tell(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
         for action in &plan.actions {
             let object = match action {
                 Action::Create(pod) => serde_json::to_value(pod).unwrap(),
-                Action::Apply(object) => serde_json::to_value(object).unwrap(),
+                Action::Apply(owned) => serde_json::to_value(&owned.object).unwrap(),
                 _ => continue,
             };
             // As they are written to the API server, in an order that does not depend on features of crates.
@@ -110,8 +110,8 @@ fn tell_action(action: &Action) -> String {
             nodes => format!("{action}, not on {}", nodes.join(" or ")),
         },
         Action::Delete(death) => format!("{action}, because {}", death.why),
-        Action::Apply(object) if object.name_any().ends_with("-backup") => {
-            format!("{action}: {}", serde_json::to_string(&object.data["spec"]).unwrap())
+        Action::Apply(owned) if owned.object.name_any().ends_with("-backup") => {
+            format!("{action}: {}", serde_json::to_string(&owned.object.data["spec"]).unwrap())
         }
         _ => action.to_string(),
     }

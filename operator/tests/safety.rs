@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::DynamicObject;
 use proptest::prelude::*;
 use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed, Settings};
 use tailwind_operator::plan::objects::pod::{Birth, backup};
+use tailwind_operator::plan::objects::{Kind, Owned};
 use tailwind_operator::plan::{Action, Plan, plan};
 
 const NOW: &str = "2026-06-01T12:00:00Z";
@@ -165,20 +165,20 @@ impl World {
         log.is_some_and(|log| log.members.iter().any(|member| member.name == name))
     }
 
-    fn forget(&mut self, object: &DynamicObject) {
-        self.observed.objects.retain(|other| other.name_any() != object.name_any() || other.types != object.types);
+    fn forget(&mut self, owned: &Owned) {
+        self.observed.objects.retain(|other| other.kind != owned.kind);
     }
 
     /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.
     fn evict(&mut self) {
         let budget = |world: &World| {
-            let of_kind = |object: &&DynamicObject| object.types.as_ref().unwrap().kind == "PodDisruptionBudget";
+            let of_kind = |owned: &&Owned| owned.kind == Kind::DisruptionBudget;
             world
                 .observed
                 .objects
                 .iter()
                 .find(of_kind)
-                .map(|budget| budget.data["spec"]["minAvailable"].as_u64().unwrap())
+                .map(|budget| budget.object.data["spec"]["minAvailable"].as_u64().unwrap())
         };
         for index in 0..self.observed.backups.len() {
             let pod = &self.observed.backups[index];

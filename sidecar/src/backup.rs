@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use tailwind_backup::{Daemon, Home, OsFolder, wake};
+use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
 use tailwind_protocol::layout::readable_size;
@@ -122,7 +123,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
-    if let Some(why) = &obstacle {
+    if let Some(Unready { why, .. }) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
     let Home { group, member, .. } = home;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_fabric::verbs::Wishes;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 
@@ -90,9 +91,13 @@ pub fn examine(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize) -> Ve
 }
 
 /// What keeps a backup that has found its device from lending, as far as can be told without lending.
-pub fn obstacle(segment_size: SegmentSize) -> Option<String> {
-    let findings = [nodes(Path::new(NODES)), memory_lock(segment_size)];
-    findings.into_iter().find(|finding| finding.verdict == Verdict::Bad).map(|finding| finding.text)
+pub fn obstacle(segment_size: SegmentSize) -> Option<Unready> {
+    let findings = [
+        (UnreadyReason::DeviceMissing, nodes(Path::new(NODES))),
+        (UnreadyReason::MemlockTooLow, memory_lock(segment_size)),
+    ];
+    let bad = findings.into_iter().find(|(_, finding)| finding.verdict == Verdict::Bad);
+    bad.map(|(reason, finding)| Unready { reason, why: finding.text })
 }
 
 /// Device files: a container that has none sees devices in sysfs and cannot open them.

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAINER};
+use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Decision;
@@ -379,8 +380,8 @@ const UNSCHEDULED: &str = "Unscheduled";
 
 /// What keeps a pod from working, in its kubelet's, the scheduler's or its own words.
 pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, String)> {
-    if let Some(text) = view.observed.obstacles.get(&standing.name).filter(|_| !standing.ready) {
-        return Some((obstacle_reason(text), text.clone()));
+    if let Some(Unready { reason, why }) = view.observed.obstacles.get(&standing.name).filter(|_| !standing.ready) {
+        return Some((unready_reason(*reason), why.clone()));
     }
     let pod = view.observed.backups.iter().find(|pod| pod.name_any() == standing.name)?;
     let status = pod.status.as_ref()?;
@@ -405,15 +406,12 @@ pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, St
     unscheduled.map(|condition| (UNSCHEDULED, condition.message.clone().unwrap_or_default()))
 }
 
-/// A word for what a backup's preflight has found.
-fn obstacle_reason(text: &str) -> &'static str {
-    if text.contains("may be pinned") {
-        "MemlockTooLow"
-    } else if text.contains("uverbs") {
-        "DeviceMissing"
-    } else if text.contains("device") || text.contains("port") {
-        "DeviceFailed"
-    } else {
-        "BackupNotReady"
+/// The reason of a condition for what a backup says.
+fn unready_reason(reason: UnreadyReason) -> &'static str {
+    match reason {
+        UnreadyReason::DeviceMissing => "DeviceMissing",
+        UnreadyReason::MemlockTooLow => "MemlockTooLow",
+        UnreadyReason::FabricFailed => "DeviceFailed",
+        UnreadyReason::Unresponsive | UnreadyReason::Other => "BackupNotReady",
     }
 }

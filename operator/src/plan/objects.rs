@@ -8,10 +8,15 @@ pub mod pod;
 pub mod roles;
 pub mod service;
 
-use kube::api::DynamicObject;
+use std::fmt;
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{primary_service, sidecar_secret};
+
+use crate::server_version::ServerVersion;
 
 /// What every object of a group says: its owner. With it Kubernetes deletes the object after the group.
 pub fn owner(group: &ReplicaGroup) -> Value {
@@ -45,10 +50,85 @@ pub fn is_owned(group: &ReplicaGroup, object: &kube::core::ObjectMeta) -> bool {
     owners.into_iter().any(|owner| Some(&owner.uid) == group.metadata.uid.as_ref())
 }
 
-/// A value made here as an object.
-///
-/// # Panics
-/// If the value has no kind or name: the golden tests render every one.
-pub fn object(value: Value) -> DynamicObject {
-    serde_json::from_value(value).unwrap_or_else(|error| panic!("an object made here is none: {error}"))
+/// The kinds of object that a group owns beside its pods and secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// What sidecars may read and write: see [`roles`].
+    Role,
+    /// Its binding to the app's service accounts.
+    RoleBinding,
+    /// The [`service`] that follows the primary.
+    Service,
+    /// See [`disruption`].
+    DisruptionBudget,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Role, Kind::RoleBinding, Kind::Service, Kind::DisruptionBudget];
+
+    /// Kubernetes' name of the kind.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Role => "Role",
+            Kind::RoleBinding => "RoleBinding",
+            Kind::Service => "Service",
+            Kind::DisruptionBudget => "PodDisruptionBudget",
+        }
+    }
+
+    /// Group and version of its API at this server.
+    fn api(self, server: ServerVersion) -> (&'static str, &'static str) {
+        match self {
+            Kind::Role | Kind::RoleBinding => ("rbac.authorization.k8s.io", "v1"),
+            Kind::Service => ("", "v1"),
+            Kind::DisruptionBudget if server.has_policy_v1() => ("policy", "v1"),
+            Kind::DisruptionBudget => ("policy", "v1beta1"),
+        }
+    }
+
+    /// How it is asked for at this server.
+    pub fn resource(self, server: ServerVersion) -> ApiResource {
+        let (group, version) = self.api(server);
+        ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, self.as_str()))
+    }
+
+    /// The name that a group's object of this kind has.
+    pub fn name(self, group: &str) -> String {
+        match self {
+            Kind::Role | Kind::RoleBinding => sidecar_secret(group),
+            Kind::Service => primary_service(group),
+            Kind::DisruptionBudget => format!("{group}-tailwind-backup"),
+        }
+    }
+}
+
+/// An object that a group owns, or that has the name of one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Owned {
+    /// What it is.
+    pub kind: Kind,
+    /// The object.
+    pub object: DynamicObject,
+}
+
+impl Owned {
+    /// One with this content, as it is written to this server.
+    ///
+    /// # Panics
+    /// If the content is no object: the golden tests render every one.
+    fn new(kind: Kind, group: &ReplicaGroup, server: ServerVersion, mut content: Value) -> Owned {
+        let resource = kind.resource(server);
+        content["apiVersion"] = json!(resource.api_version);
+        content["kind"] = json!(resource.kind);
+        content["metadata"] = metadata(group, &kind.name(&group.name_any()));
+        let object = serde_json::from_value(content);
+        Owned { kind, object: object.unwrap_or_else(|error| panic!("an object made here is none: {error}")) }
+    }
+}
+
+impl fmt::Display for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.object.name_any())
+    }
 }

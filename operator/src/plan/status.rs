@@ -15,7 +15,7 @@ use super::candidate::candidate;
 use super::conditions::{self, count, damage, quarantined, trouble};
 use super::primary::Primary;
 use super::standing::{Health, Standing};
-use super::{Notice, objects};
+use super::Notice;
 use crate::observed::Observed;
 
 /// What status is made from.
@@ -220,14 +220,4 @@ pub fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed, failu
         let text = failures.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         conditions::replace(status, observed, conditions::DEGRADED, "True", "ApiRefused", &text);
     }
-}
-
-/// The names that a group gives to objects beside its pods, with their kinds.
-pub fn object_names(group: &str) -> [(&'static str, String); 4] {
-    [
-        ("Role", tailwind_crds::names::sidecar_secret(group)),
-        ("RoleBinding", tailwind_crds::names::sidecar_secret(group)),
-        ("Service", tailwind_crds::names::primary_service(group)),
-        ("PodDisruptionBudget", objects::disruption::name(group)),
-    ]
 }

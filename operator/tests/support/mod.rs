@@ -13,6 +13,7 @@ use tailwind_crds::names::{
 };
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed, Settings};
 use tailwind_operator::plan::objects::pod::{Birth, backup};
+use tailwind_operator::plan::objects::{Kind, Owned};
 use tailwind_operator::plan::{Action, plan};
 use tailwind_operator::quantity::milli;
 use tailwind_operator::server_version::ServerVersion;
@@ -227,7 +228,7 @@ impl Story {
             objects: Vec::new(),
             names: (1..10).map(|n| format!("new0{n}")).collect(),
             positions: None,
-            obstacles: self.obstacles.iter().map(|(name, text)| (full(name), text.clone())).collect(),
+            obstacles: self.obstacles.iter().filter_map(|(name, text)| Some((full(name), text.parse().ok()?))).collect(),
             damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
             sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
             quarantined: self.quarantined.iter().map(|(name, count)| (full(name), *count)).collect(),
@@ -235,7 +236,7 @@ impl Story {
             group,
         };
         for object in &self.objects {
-            observed.objects.push(serde_json::from_value(object.clone()).unwrap());
+            observed.objects.push(owned(object));
         }
         let before = plan(&observed);
         if self.settled {
@@ -431,4 +432,10 @@ fn certificates(are: &CertificatesAre) -> Certificates {
             }
         }
     }
+}
+
+/// An object of one of the kinds that a group owns.
+fn owned(object: &Value) -> Owned {
+    let kind = Kind::ALL.into_iter().find(|kind| object["kind"] == kind.as_str()).expect("a kind that a group owns");
+    Owned { kind, object: serde_json::from_value(object.clone()).unwrap() }
 }

@@ -5,7 +5,6 @@
 //! the port of a backup that is down would be told it. See decision 0022.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::hint::black_box;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -13,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use ring::digest::{SHA256, digest};
+use ring::hmac;
 use rustix::fs::OFlags;
-use rustls::SupportedCipherSuite;
-use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
-use rustls::crypto::tls13::OkmBlock;
+use subtle::ConstantTimeEq;
 use tailwind_protocol::ids::GroupName;
 
 /// Random bytes of a token; the file holds two hexadecimal digits for each.
@@ -137,7 +136,7 @@ impl Token {
     /// Whether the value of a header shows it. Takes as long for any wrong token of the right length.
     pub fn admits(&self, authorization: &str) -> bool {
         let shown = authorization.strip_prefix("Bearer ").unwrap_or_default();
-        is_same(self.digits().as_bytes(), shown.trim().as_bytes())
+        self.digits().as_bytes().ct_eq(shown.trim().as_bytes()).into()
     }
 
     /// What a server answers that knows it, for a nonce that the caller has drawn. It is of the address that the caller has
@@ -146,16 +145,15 @@ impl Token {
         if nonce.is_empty() || nonce.len() > NONCE_LENGTH_MAX {
             return None;
         }
-        let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else { unreachable!("it is one of TLS 1.3") };
-        let key = suite.common.hash_provider.hash(self.digits().as_bytes());
+        let key = digest(&SHA256, self.digits().as_bytes());
+        let key = hmac::Key::new(hmac::HMAC_SHA256, key.as_ref());
         let message = format!("tailwind control proof\n{server}\n{nonce}");
-        let tag = suite.hkdf_provider.hmac_sign(&OkmBlock::new(key.as_ref()), message.as_bytes());
-        Some(hexadecimal(tag.as_ref()))
+        Some(hexadecimal(hmac::sign(&key, message.as_bytes()).as_ref()))
     }
 
     /// Whether a server that answers so knows the token.
     pub fn is_proof(&self, answer: &[u8], nonce: &str, server: SocketAddr) -> bool {
-        self.proof(nonce, server).is_some_and(|proof| is_same(proof.as_bytes(), answer))
+        self.proof(nonce, server).is_some_and(|proof| bool::from(proof.as_bytes().ct_eq(answer)))
     }
 
     /// Looks at the file for ever: a new content is used from then on, and a file that somebody has removed is put back, so
@@ -294,12 +292,6 @@ fn random() -> io::Result<String> {
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Looks at every byte, wherever the first difference is.
-fn is_same(ours: &[u8], shown: &[u8]) -> bool {
-    let differences = ours.iter().zip(shown).fold(0, |seen, (ours, shown)| black_box(seen | (ours ^ shown)));
-    ours.len() == shown.len() && differences == 0
 }
 
 #[cfg(test)]

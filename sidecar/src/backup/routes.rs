@@ -17,6 +17,7 @@ use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
+use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
@@ -301,10 +302,13 @@ async fn healthz(State(desk): State<Desk>) -> Response {
 /// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
 async fn readyz(State(desk): State<Desk>) -> Response {
     match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
-        Ok(Some(Report { problem, .. })) => match problem.as_ref().or(desk.about.obstacle.as_ref()) {
-            None => "ok\n".into_response(),
-            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
-        },
+        Ok(Some(Report { problem, .. })) => {
+            let failed = problem.map(|why| Unready { reason: UnreadyReason::FabricFailed, why });
+            match failed.as_ref().or(desk.about.obstacle.as_ref()) {
+                None => "ok\n".into_response(),
+                Some(unready) => unavailable(unready),
+            }
+        }
         _ => unwell(),
     }
 }
@@ -315,7 +319,12 @@ async fn nothing_here() -> Response {
 }
 
 fn unwell() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the backup thread does not answer\n").into_response()
+    let why = "the backup thread does not answer".to_owned();
+    unavailable(&Unready { reason: UnreadyReason::Unresponsive, why })
+}
+
+fn unavailable(unready: &Unready) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, unready.to_string()).into_response()
 }
 
 fn pretty(value: &impl Serialize) -> Response {
@@ -325,6 +334,6 @@ fn pretty(value: &impl Serialize) -> Response {
 
 /// The machine answered something that does not fit the question: a bug, told instead of hidden.
 fn confused(answer: &Answer) -> Refused {
-    error!(?answer, "answer does not fit the question");
+    error!(?answer, "internal error: unexpected kind of answer");
     Refused(Refusal::Failed { why: "internal error: wrong kind of answer".to_owned() })
 }

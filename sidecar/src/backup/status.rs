@@ -5,6 +5,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use tailwind_crds::readiness::Unready;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 
 use super::actor::Report;
@@ -29,7 +30,7 @@ pub(super) struct About {
     pub(super) strange_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) obstacle: Option<String>,
+    pub(super) obstacle: Option<Unready>,
 }
 
 #[derive(Serialize)]

@@ -5,18 +5,13 @@
 //! the operator itself moves the backups of a node that is drained.
 
 use kube::ResourceExt;
-use kube::api::DynamicObject;
 use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
 
+use super::{Kind, Owned};
 use crate::plan::backups::Exit;
 use crate::server_version::ServerVersion;
-
-/// Name of a group's budget.
-pub fn name(group: &str) -> String {
-    format!("{group}-tailwind-backup")
-}
 
 /// How many backups have to stay, if there is to be a budget: none before there is a log.
 ///
@@ -39,20 +34,14 @@ pub fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
 }
 
 /// The budget.
-pub fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> DynamicObject {
-    let name_of_group = group.name_any();
+pub fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
     let mut spec = json!({
         "minAvailable": stay,
-        "selector": {"matchLabels": {LABEL_BACKUP_OF: name_of_group}},
+        "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},
     });
     if server.has_unhealthy_eviction() {
         // One that is not caught up protects nothing.
         spec["unhealthyPodEvictionPolicy"] = json!("AlwaysAllow");
     }
-    super::object(json!({
-        "apiVersion": if server.has_policy_v1() { "policy/v1" } else { "policy/v1beta1" },
-        "kind": "PodDisruptionBudget",
-        "metadata": super::metadata(group, &name(&name_of_group)),
-        "spec": spec,
-    }))
+    Owned::new(Kind::DisruptionBudget, group, server, json!({"spec": spec}))
 }

@@ -13,6 +13,7 @@ use tailwind_crds::names::{
 use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
 
 use super::container;
+use crate::digest::sha256;
 use crate::observed::Settings;
 use crate::quantity;
 
@@ -45,7 +46,7 @@ pub struct Birth {
 /// If the template is no pod; the golden tests render it in all its forms.
 pub fn backup(group: &ReplicaGroup, settings: &Settings, birth: &Birth) -> Pod {
     let mut pod = template(group, settings);
-    let hash = hash(&pod);
+    let hash = sha256(pod.to_string().as_bytes());
     pod["metadata"]["name"] = json!(birth.name);
     let annotations = &mut pod["metadata"]["annotations"];
     annotations[ANNOTATION_TEMPLATE] = json!(hash);
@@ -59,21 +60,12 @@ pub fn backup(group: &ReplicaGroup, settings: &Settings, birth: &Birth) -> Pod {
 
 /// Names what pods are made from: another hash, and they are out of date.
 pub fn template_hash(group: &ReplicaGroup, settings: &Settings) -> String {
-    hash(&template(group, settings))
+    sha256(template(group, settings).to_string().as_bytes())
 }
 
 /// What of a spec can never change while a log lives in the pods.
 pub fn shape(spec: &ReplicaGroupSpec) -> String {
     format!("{:?} {:?} {}", spec.durability, spec.transport(), spec.segment_size.bytes())
-}
-
-/// FNV-1a: the same in every version of this program.
-fn hash(template: &Value) -> String {
-    let bytes = template.to_string().into_bytes();
-    let hash = bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    format!("{hash:016x}")
 }
 
 fn template(group: &ReplicaGroup, settings: &Settings) -> Value {

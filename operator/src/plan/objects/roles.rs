@@ -6,37 +6,35 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{API_GROUP, sidecar_secret};
+use tailwind_crds::names::API_GROUP;
+
+use super::{Kind, Owned};
+use crate::server_version::ServerVersion;
 
 /// The role.
-pub fn role(group: &ReplicaGroup) -> DynamicObject {
+pub fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
-    super::object(json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": super::metadata(group, &sidecar_secret(&name)),
-        "rules": [
-            {
-                "apiGroups": [API_GROUP],
-                "resources": ["replicagroups"],
-                "resourceNames": [name],
-                "verbs": ["get", "list", "watch"],
-            },
-            {
-                "apiGroups": [API_GROUP],
-                "resources": ["replicagroups/status"],
-                "resourceNames": [name],
-                "verbs": ["patch"],
-            },
-        ],
-    }))
+    let rules = json!([
+        {
+            "apiGroups": [API_GROUP],
+            "resources": ["replicagroups"],
+            "resourceNames": [name],
+            "verbs": ["get", "list", "watch"],
+        },
+        {
+            "apiGroups": [API_GROUP],
+            "resources": ["replicagroups/status"],
+            "resourceNames": [name],
+            "verbs": ["patch"],
+        },
+    ]);
+    Owned::new(Kind::Role, group, server, json!({"rules": rules}))
 }
 
 /// Its binding to the service accounts that the app's pods run as.
-pub fn binding(group: &ReplicaGroup, app: &[Pod]) -> DynamicObject {
+pub fn binding(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]) -> Owned {
     let namespace = group.namespace().unwrap_or_default();
     let accounts: BTreeSet<&str> = app
         .iter()
@@ -49,12 +47,7 @@ pub fn binding(group: &ReplicaGroup, app: &[Pod]) -> DynamicObject {
         .into_iter()
         .map(|account| json!({"kind": "ServiceAccount", "name": account, "namespace": namespace}))
         .collect();
-    let role = sidecar_secret(&group.name_any());
-    super::object(json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": super::metadata(group, &role),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
-        "subjects": subjects,
-    }))
+    let role = Kind::Role.name(&group.name_any());
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role});
+    Owned::new(Kind::RoleBinding, group, server, json!({"roleRef": role, "subjects": subjects}))
 }

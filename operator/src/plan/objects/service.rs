@@ -3,13 +3,15 @@
 //! Called by [`plan`](crate::plan).
 
 use kube::ResourceExt;
-use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{LABEL_GROUP, LABEL_ROLE, ROLE_PRIMARY, primary_service};
+use tailwind_crds::names::{LABEL_GROUP, LABEL_ROLE, ROLE_PRIMARY};
+
+use super::{Kind, Owned};
+use crate::server_version::ServerVersion;
 
 /// The service. Without ports it has no address of its own, and its name resolves to the pod's.
-pub fn primary(group: &ReplicaGroup) -> DynamicObject {
+pub fn primary(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
     let mut spec = json!({"selector": {LABEL_GROUP: name, LABEL_ROLE: ROLE_PRIMARY}});
     if group.spec.primary_ports.is_empty() {
@@ -25,10 +27,5 @@ pub fn primary(group: &ReplicaGroup) -> DynamicObject {
         });
         spec["ports"] = ports.collect::<Value>();
     }
-    super::object(json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": super::metadata(group, &primary_service(&name)),
-        "spec": spec,
-    }))
+    Owned::new(Kind::Service, group, server, json!({"spec": spec}))
 }
