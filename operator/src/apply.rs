@@ -29,14 +29,14 @@ pub const MANAGER: &str = "tailwind-operator";
 
 /// Carries out a plan. The first error comes back, when all else is done.
 pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
-    let desk = Desk::new(context, observed);
+    let executor = Executor::new(context, observed);
     let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
     for action in &plan.actions {
-        match desk.act(action).await {
+        match executor.act(action).await {
             Ok(()) => {
                 context.metrics.acted(action);
-                info!(group = desk.key, %action, "done");
+                info!(group = executor.key, %action, "done");
                 notices.extend(action.notice());
             }
             Err(error) => {
@@ -46,7 +46,7 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
         }
     }
     status::with_failures(&mut done, observed, &texts);
-    let written = desk.write_status(&done).await;
+    let written = executor.write_status(&done).await;
     if written.is_ok() {
         notices.extend(plan.notices.iter().cloned());
     }
@@ -68,7 +68,7 @@ fn told(action: &Action, error: &Error) -> String {
     }
 }
 
-struct Desk<'a> {
+struct Executor<'a> {
     context: &'a Context,
     observed: &'a Observed,
     group: &'a ReplicaGroup,
@@ -80,11 +80,11 @@ struct Desk<'a> {
     groups: Api<ReplicaGroup>,
 }
 
-impl<'a> Desk<'a> {
-    fn new(context: &'a Context, observed: &'a Observed) -> Desk<'a> {
+impl<'a> Executor<'a> {
+    fn new(context: &'a Context, observed: &'a Observed) -> Executor<'a> {
         let group = &observed.group;
         let (name, namespace) = (group.name_any(), group.namespace().unwrap_or_default());
-        Desk {
+        Executor {
             key: format!("{namespace}/{name}"),
             pods: Api::namespaced(context.client.clone(), &namespace),
             groups: Api::namespaced(context.client.clone(), &namespace),
@@ -126,8 +126,8 @@ impl<'a> Desk<'a> {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
                 self.pods.create(&params, pod).await.doing(doing)?;
             }
-            Action::Delete(death) => {
-                let deleted = self.pods.delete(&death.name, &of_uid(Some(death.uid.clone()))).await;
+            Action::Delete(removal) => {
+                let deleted = self.pods.delete(&removal.name, &of_uid(Some(removal.uid.clone()))).await;
                 gone(deleted.map(drop)).doing(doing)?;
             }
             Action::Gate { pod, caught_up } => {
@@ -202,7 +202,8 @@ impl<'a> Desk<'a> {
     }
 
     fn new_authority(&self, now: Timestamp) -> Result<authority::Pair, Error> {
-        authority::authority(&authority::name(&self.namespace, &self.name), now).map_err(|error| self.no_certificate(error))
+        authority::authority(&authority::name(&self.namespace, &self.name), now)
+            .map_err(|error| self.no_certificate(error))
     }
 
     async fn issue(&self, secrets: &Api<Secret>, role: Role, keeper: &Keeper, now: Timestamp) -> Result<(), Error> {

@@ -30,8 +30,8 @@ use crate::apply;
 use crate::context::Context;
 use crate::error::{Class, Error};
 use crate::observe::{Found, observe};
-use crate::plan::objects::Kind;
 use crate::observed::NodeFacts;
+use crate::plan::objects::Kind;
 use crate::plan::plan;
 
 /// Nodes change in bursts, and every group looks at them.

@@ -140,7 +140,10 @@ mod tests {
             assert_eq!(answered(code).class(), class, "{code}");
         }
         assert_eq!(answered(403).to_string(), "create pod a: no");
-        let no_key = Error { doing: "make a certificate for a".to_owned(), source: Cause::Certificate(rcgen::Error::RingUnspecified) };
+        let no_key = Error {
+            doing: "make a certificate for a".to_owned(),
+            source: Cause::Certificate(rcgen::Error::RingUnspecified),
+        };
         assert_eq!(no_key.class(), Class::Internal);
     }
 

@@ -38,7 +38,7 @@ impl Readiness {
 }
 
 #[derive(Clone)]
-struct Desk {
+struct Endpoints {
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
 }
@@ -50,17 +50,17 @@ pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, readiness: Arc<Re
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
-        .with_state(Desk { metrics, readiness });
+        .with_state(Endpoints { metrics, readiness });
     axum::serve(listener, router).await.context("serve metrics and probes")
 }
 
-async fn readyz(State(desk): State<Desk>) -> impl IntoResponse {
-    match desk.readiness.obstacles().as_slice() {
+async fn readyz(State(endpoints): State<Endpoints>) -> impl IntoResponse {
+    match endpoints.readiness.obstacles().as_slice() {
         [] => (StatusCode::OK, "ok\n".to_owned()),
         obstacles => (StatusCode::SERVICE_UNAVAILABLE, obstacles.join("\n") + "\n"),
     }
 }
 
-async fn metrics_page(State(desk): State<Desk>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], desk.metrics.text())
+async fn metrics_page(State(endpoints): State<Endpoints>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], endpoints.metrics.text())
 }

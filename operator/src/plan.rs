@@ -1,10 +1,11 @@
 //! What is to be done for one group: from an [`Observed`] to a [`Plan`], both values. No clock, no network, no chance.
 //!
-//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`standing`]
+//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_state`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
 //! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories
 //! are in `tests/plans`.
 
+pub mod backup_state;
 pub mod backups;
 pub mod candidate;
 pub mod certificates;
@@ -12,7 +13,6 @@ pub mod conditions;
 pub mod objects;
 pub mod placement;
 pub mod primary;
-pub mod standing;
 pub mod status;
 pub mod switchover;
 pub mod validity;
@@ -29,9 +29,9 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, FINALIZER};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::observed::Observed;
-use backups::{Death, Decision, Exit};
+use backup_state::BackupState;
+use backups::{Decision, Exit, Removal};
 use objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
-use standing::Standing;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
@@ -71,7 +71,7 @@ pub enum Action {
     /// A backup pod is made.
     Create(Box<Pod>),
     /// A backup pod is removed.
-    Delete(Death),
+    Delete(Removal),
     /// A backup pod's readiness gate is set.
     Gate {
         /// The pod.
@@ -103,9 +103,9 @@ pub struct Notice {
 pub fn plan(observed: &Observed) -> Plan {
     let group = &observed.group;
     let hash = pod::template_hash(group, &observed.settings);
-    let standings = standing::standings(observed, &hash);
+    let backup_states = backup_state::backup_states(observed, &hash);
     let primary = primary::primary(observed);
-    let view = status::View { observed, standings: &standings, primary: &primary };
+    let view = status::View { observed, backup_states: &backup_states, primary: &primary };
 
     let problems = validity::problems(observed);
     if !problems.is_empty() {
@@ -151,9 +151,9 @@ impl Plan {
     }
 
     fn whole(view: &status::View<'_>, deleting: bool) -> Plan {
-        let status::View { observed, standings, primary } = *view;
+        let status::View { observed, backup_states, primary } = *view;
         let group = &observed.group;
-        let decision = backups::decide(observed, standings, primary.is_here());
+        let decision = backups::decide(observed, backup_states, primary.is_here());
         let switchover = switchover::outcome(observed);
         let mut foreign: BTreeSet<String> = observed.certificates.foreign.iter().cloned().collect();
 
@@ -173,10 +173,12 @@ impl Plan {
             }
         }
         actions.extend(needless_budget(observed, decision.exit));
-        let births = decision.births.iter();
-        actions.extend(births.map(|birth| Action::Create(Box::new(pod::backup(group, &observed.settings, birth)))));
-        actions.extend(decision.deaths.iter().cloned().map(Action::Delete));
-        actions.extend(gates(standings));
+        let creations = decision.creations.iter();
+        actions.extend(
+            creations.map(|creation| Action::Create(Box::new(pod::backup(group, &observed.settings, creation)))),
+        );
+        actions.extend(decision.removals.iter().cloned().map(Action::Delete));
+        actions.extend(gates(backup_states));
         actions.extend(primary.labels(observed));
         if switchover.is_over {
             actions.push(Action::ForgetSwitchover);
@@ -210,9 +212,8 @@ fn budget(observed: &Observed, exit: Exit) -> Option<Owned> {
 
 /// The group's budget, where there shall be none.
 fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
-    let own = |owned: &&Owned| {
-        owned.kind == Kind::DisruptionBudget && is_owned(&observed.group, &owned.object.metadata)
-    };
+    let own =
+        |owned: &&Owned| owned.kind == Kind::DisruptionBudget && is_owned(&observed.group, &owned.object.metadata);
     let is_needless = disruption::stay(&observed.group, exit).is_none();
     let needless = observed.objects.iter().find(own).filter(|_| is_needless);
     needless.map(|object| Action::Remove(Box::new(object.clone())))
@@ -233,15 +234,15 @@ fn keep(observed: &Observed, wanted: Owned) -> Result<Option<Action>, Foreign> {
     }
 }
 
-fn gates(standings: &[Standing]) -> impl Iterator<Item = Action> {
-    let changed = standings
-        .iter()
-        .filter(|standing| standing.is_alive() && standing.node.is_some() && standing.gate != Some(standing.member));
-    changed.map(|standing| Action::Gate { pod: standing.name.clone(), caught_up: standing.member })
+fn gates(backup_states: &[BackupState]) -> impl Iterator<Item = Action> {
+    let changed = backup_states.iter().filter(|backup_state| {
+        backup_state.is_alive() && backup_state.node.is_some() && backup_state.gate != Some(backup_state.member)
+    });
+    changed.map(|backup_state| Action::Gate { pod: backup_state.name.clone(), caught_up: backup_state.member })
 }
 
 fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
-    let status::View { observed, standings, .. } = *view;
+    let status::View { observed, backup_states, .. } = *view;
     let mut again = AGAIN_MAX;
     let has_log = view.log().is_some();
     if has_log {
@@ -253,8 +254,9 @@ fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
     if candidate::may_be(view) {
         again = again.min(AGAIN_CANDIDATE);
     }
-    let starting =
-        standings.iter().any(|standing| standing.is_alive() && !(standing.ready && (standing.member || !has_log)));
+    let starting = backup_states
+        .iter()
+        .any(|backup_state| backup_state.is_alive() && !(backup_state.ready && (backup_state.member || !has_log)));
     if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 || starting {
         again = again.min(AGAIN_WAITING);
     }
@@ -297,7 +299,9 @@ impl Action {
                 };
                 ("BackupCreated", note)
             }
-            Action::Delete(death) => ("BackupRemoved", format!("removed backup pod {}: {}", death.name, death.why)),
+            Action::Delete(removal) => {
+                ("BackupRemoved", format!("removed backup pod {}: {}", removal.name, removal.why))
+            }
             Action::Certificates(certificates::Step::RenewAuthority) => {
                 ("AuthorityRenewed", "made a new CA; certificates are issued by it when every pod trusts it".to_owned())
             }
@@ -324,7 +328,7 @@ impl fmt::Display for Action {
             Action::Apply(object) => write!(f, "apply {object}"),
             Action::Remove(object) => write!(f, "remove {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
-            Action::Delete(death) => write!(f, "delete pod {}", death.name),
+            Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
             Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),
             Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
             Action::Role { pod, primary: false } => write!(f, "take the primary label off pod {pod}"),

@@ -45,19 +45,19 @@ const WAIT_CHARS_MAX: usize = 1000;
 /// What pods have said.
 #[derive(Debug)]
 pub struct Prober {
-    answers: Mutex<HashMap<String, Answer>>,
+    responses: Mutex<HashMap<String, CachedResponse>>,
     questions: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct CachedResponse {
     asked: Instant,
     text: Option<String>,
 }
 
 impl Default for Prober {
     fn default() -> Prober {
-        Prober { answers: Mutex::default(), questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
+        Prober { responses: Mutex::default(), questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
     }
 }
 
@@ -108,29 +108,29 @@ impl Prober {
         self.ask(ip, PORT_BACKUP_PROBES, "/metrics", BACKUPS_AGE)
     }
 
-    fn answers(&self) -> MutexGuard<'_, HashMap<String, Answer>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn responses(&self) -> MutexGuard<'_, HashMap<String, CachedResponse>> {
+        self.responses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The last answer; asks anew if it is old.
     fn ask(self: &Arc<Prober>, ip: &str, port: u16, path: &'static str, age_max: Duration) -> Option<String> {
         let address = SocketAddr::new(ip.parse::<IpAddr>().ok()?, port);
         let key = format!("{address}{path}");
-        let mut answers = self.answers();
-        let known = answers.get(&key);
+        let mut responses = self.responses();
+        let known = responses.get(&key);
         let text = known.and_then(|answer| answer.text.clone());
         if known.is_some_and(|answer| answer.asked.elapsed() < age_max) {
             return text;
         }
         // With all places taken it is asked another time.
         let Ok(permit) = Arc::clone(&self.questions).try_acquire_owned() else { return text };
-        answers.retain(|_, answer| answer.asked.elapsed() < FORGOTTEN);
-        answers.insert(key.clone(), Answer { asked: Instant::now(), text: text.clone() });
-        drop(answers);
+        responses.retain(|_, answer| answer.asked.elapsed() < FORGOTTEN);
+        responses.insert(key.clone(), CachedResponse { asked: Instant::now(), text: text.clone() });
+        drop(responses);
         let prober = Arc::clone(self);
         tokio::spawn(async move {
             let answer = timeout(PATIENCE, fetch(address, path)).await.ok().flatten();
-            if let Some(known) = prober.answers().get_mut(&key) {
+            if let Some(known) = prober.responses().get_mut(&key) {
                 known.text = answer;
             }
             drop(permit);

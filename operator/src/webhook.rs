@@ -37,9 +37,9 @@ pub async fn run(
         Arc::clone(&shown),
         readiness,
     );
-    let desk = server::Desk { client, settings: options.settings(), version, metrics };
+    let webhook = server::Webhook { client, settings: options.settings(), version, metrics };
     tokio::select! {
         never = keeper.keep() => match never {},
-        result = server::serve(options.webhook_listen, desk, shown) => result,
+        result = server::serve(options.webhook_listen, webhook, shown) => result,
     }
 }

@@ -109,7 +109,7 @@ fn tell_action(action: &Action) -> String {
             nodes if nodes.is_empty() => action.to_string(),
             nodes => format!("{action}, not on {}", nodes.join(" or ")),
         },
-        Action::Delete(death) => format!("{action}, because {}", death.why),
+        Action::Delete(removal) => format!("{action}, because {}", removal.why),
         Action::Apply(owned) if owned.object.name_any().ends_with("-backup") => {
             format!("{action}: {}", serde_json::to_string(&owned.object.data["spec"]).unwrap())
         }

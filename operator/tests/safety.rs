@@ -12,7 +12,7 @@ use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
 use tailwind_operator::observed::{Certificates, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Birth, backup};
+use tailwind_operator::plan::objects::pod::{Creation, backup};
 use tailwind_operator::plan::objects::{Kind, Owned};
 use tailwind_operator::plan::{Action, Plan, plan};
 
@@ -136,8 +136,8 @@ impl World {
 
     fn place(&mut self, index: usize, start: Start, nodes: usize) {
         let name = format!("orders-backup-p{index}");
-        let birth = Birth { name: name.clone(), avoid: vec![], attempt: 0 };
-        let mut pod = serde_json::to_value(backup(&self.observed.group, &self.observed.settings, &birth)).unwrap();
+        let creation = Creation { name: name.clone(), avoid: vec![], attempt: 0 };
+        let mut pod = serde_json::to_value(backup(&self.observed.group, &self.observed.settings, &creation)).unwrap();
         pod["metadata"]["uid"] = json!(name);
         pod["metadata"]["creationTimestamp"] = json!("2026-06-01T10:00:00Z");
         if start.old {
@@ -227,7 +227,7 @@ impl World {
             .actions
             .iter()
             .filter_map(|action| match action {
-                Action::Delete(death) => Some(death.name.as_str()),
+                Action::Delete(removal) => Some(removal.name.as_str()),
                 _ => None,
             })
             .collect();
@@ -260,8 +260,8 @@ impl World {
                     pod["metadata"]["creationTimestamp"] = json!(self.observed.now.to_string());
                     self.observed.backups.push(serde_json::from_value(pod).unwrap());
                 }
-                Action::Delete(death) => {
-                    let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == death.name).unwrap();
+                Action::Delete(removal) => {
+                    let pod = self.observed.backups.iter_mut().find(|pod| pod.name_any() == removal.name).unwrap();
                     pod.metadata.deletion_timestamp =
                         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.observed.now));
                 }

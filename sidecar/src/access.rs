@@ -8,7 +8,7 @@ pub mod token;
 use tailwind_protocol::ids::GroupName;
 
 use crate::http::Entry;
-use crate::tls::{Role, Tls, TlsOptions};
+use crate::tls::{PeerRole, Tls, TlsOptions};
 
 pub use token::{Token, TokenOptions};
 
@@ -24,7 +24,7 @@ pub enum Access {
 impl Access {
     /// Loads the TLS material if any is named, and else the token, which is made if it is not there. Keeps up with changes of
     /// the files from then on; called within the runtime.
-    pub fn load(tls: TlsOptions, token: &TokenOptions, group: &GroupName, role: Role) -> anyhow::Result<Access> {
+    pub fn load(tls: TlsOptions, token: &TokenOptions, group: &GroupName, role: PeerRole) -> anyhow::Result<Access> {
         if let Some(loaded) = tls.load(group, role)? {
             tokio::spawn(loaded.clone().keep_fresh(tls, group.clone(), role));
             return Ok(Access::Tls(loaded));
@@ -43,7 +43,7 @@ impl Access {
     }
 
     /// What an endpoint asks of whoever comes: to be a `peer` of this group.
-    pub fn entry(&self, peer: Role) -> Entry {
+    pub fn entry(&self, peer: PeerRole) -> Entry {
         match self {
             Access::Tls(tls) => Entry::Tls(tls.guard(peer)),
             Access::Token(token) => Entry::Token(token.clone()),

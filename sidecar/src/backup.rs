@@ -35,7 +35,7 @@ use crate::access::Access;
 use crate::http::{self, Entry};
 use crate::options::write_port_file;
 use crate::preflight::obstacle;
-use crate::tls::Role;
+use crate::tls::PeerRole;
 
 use actor::{Actor, Handle};
 use flusher::FlusherThread;
@@ -43,7 +43,7 @@ use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
 use options::default_flush_dir;
 use quarantine::Quarantine;
-use routes::Desk;
+use routes::Service;
 use scrub::Scrub;
 use status::About;
 
@@ -76,7 +76,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
     let mut signals = Signals::new()?;
-    let access = Access::load(tls, &token, &group, Role::Backup)?;
+    let access = Access::load(tls, &token, &group, PeerRole::Backup)?;
     let listener = http::listen(listen, &access).await?;
     let address = listener.local_addr().context("read the control address")?;
     let metrics_listener = match metrics_listen {
@@ -110,7 +110,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     );
 
     let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
-    let (boot, strange_files) = (woken.standing.boot, woken.strange_files);
+    let (boot, strange_files) = (woken.member_state.boot, woken.strange_files);
     let (daemon, flusher) = Daemon::new(woken, limits);
     let disk = Arc::clone(daemon.disk());
     let (handle, inbox) = actor::inbox();
@@ -148,13 +148,13 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
     let quarantine = Arc::new(Quarantine::new(flush_dir));
-    let desk = Desk::new(handle.clone(), disk, pool, about, scrub, quarantine, heartbeat);
+    let service = Service::new(handle.clone(), disk, pool, about, scrub, quarantine, heartbeat);
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
     tokio::select! {
-        result = serve_until(ended, listener, metrics_listener, desk, access.entry(Role::Sidecar)) => result,
+        result = serve_until(ended, listener, metrics_listener, service, access.entry(PeerRole::Sidecar)) => result,
         never = scrubbing => match never {},
     }
 }
@@ -164,7 +164,7 @@ async fn serve_until(
     ended: impl Future<Output = anyhow::Result<()>>,
     listener: TcpListener,
     metrics_listener: Option<TcpListener>,
-    desk: Desk,
+    service: Service,
     entry: Entry,
 ) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(());
@@ -173,9 +173,9 @@ async fn serve_until(
         let _ = stopped.changed().await;
     };
     let mut servers = tokio::task::JoinSet::new();
-    servers.spawn(http::serve(listener, routes::control(desk.clone()), entry, until_stopped(stopped.clone())));
+    servers.spawn(http::serve(listener, routes::control(service.clone()), entry, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
-        servers.spawn(http::serve(listener, routes::probes(desk), Entry::Open, until_stopped(stopped)));
+        servers.spawn(http::serve(listener, routes::probes(service), Entry::Open, until_stopped(stopped)));
     }
     let result = tokio::select! {
         result = ended => result,

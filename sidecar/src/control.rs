@@ -5,6 +5,7 @@
 //! one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes
 //! back to a named role and takes the ordinary way again.
 
+pub mod desired;
 pub mod lead;
 pub mod log;
 pub mod member;
@@ -13,7 +14,6 @@ pub mod reader;
 pub mod standby;
 pub mod status;
 pub mod waits;
-pub mod wishes;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use crate::path::{Command, Event, Shared, Waker};
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
+use desired::DesiredState;
 use log::LogView;
 use waits::Waits;
-use wishes::Wishes;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
 const TERM_SHORT: Duration = Duration::from_secs(1);
@@ -55,7 +55,7 @@ pub struct Context {
     /// Guards the control RPC.
     pub access: Access,
     /// What the group wants now.
-    pub wishes: watch::Receiver<Wishes>,
+    pub desired: watch::Receiver<DesiredState>,
     /// What the group has been made with, and how patient to be.
     pub rules: Rules,
     /// The append path.
@@ -70,17 +70,17 @@ pub struct Context {
 
 impl Context {
     /// What the group wants now.
-    pub fn wishes(&self) -> Wishes {
-        self.wishes.borrow().clone()
+    pub fn desired(&self) -> DesiredState {
+        self.desired.borrow().clone()
     }
 
-    /// A client of a backup, wherever it is when it is asked: at the address that the group's wishes give it, which is news of
+    /// A client of a backup, wherever it is when it is asked: at the address that the group's desired give it, which is news of
     /// today, or else at the one in the configuration, where it was when it joined the set.
     pub fn backup(&self, id: &MemberId, stored: Option<&str>) -> BackupClient {
-        let (wishes, name, stored) = (self.wishes.clone(), id.clone(), stored.map(str::to_owned));
+        let (desired, name, stored) = (self.desired.clone(), id.clone(), stored.map(str::to_owned));
         let addresses = move || {
-            let wishes = wishes.borrow();
-            let told = wishes.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
+            let desired = desired.borrow();
+            let told = desired.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
             let mut addresses: Vec<String> = told.chain(stored.clone()).collect();
             // Two at most, so that equal ones are neighbours.
             addresses.dedup();
@@ -89,10 +89,10 @@ impl Context {
         BackupClient::of_member(id.clone(), &self.access, addresses)
     }
 
-    /// Returns once the wishes are such.
-    pub async fn wished(&self, such: impl FnMut(&Wishes) -> bool) {
-        if self.wishes.clone().wait_for(such).await.is_err() {
-            // Wishes that never change, or a process that ends.
+    /// Returns once the desired are such.
+    pub async fn desires(&self, such: impl FnMut(&DesiredState) -> bool) {
+        if self.desired.clone().wait_for(such).await.is_err() {
+            // DesiredState that never change, or a process that ends.
             std::future::pending::<()>().await;
         }
     }
@@ -146,7 +146,7 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
     loop {
         stay_fenced(&context).await;
         standby::wait_for_turn(&context).await;
-        if context.wishes().fenced {
+        if context.desired().fenced {
             continue;
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
@@ -164,7 +164,9 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
                 };
                 tokio::time::sleep(pause).await;
             }
-            promote::Outcome::Disturbed => tracing::info!(group = %context.group, "the group's desired state has changed"),
+            promote::Outcome::Disturbed => {
+                tracing::info!(group = %context.group, "the group's desired state has changed")
+            }
             promote::Outcome::Lost(epoch) => {
                 tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");
                 // Candidates that race back off at random.
@@ -176,11 +178,11 @@ pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) 
 
 /// Returns at once, unless the group is to have no primary.
 async fn stay_fenced(context: &Context) {
-    if context.wishes().fenced {
+    if context.desired().fenced {
         tracing::warn!(group = %context.group, "fenced: no appends until spec.fenced is cleared");
         context.waits.over();
         context.path.send(Command::Wait { role: Role::Standby, epoch: 0, primary: String::new() });
-        context.wished(|wishes| !wishes.fenced).await;
+        context.desires(|desired| !desired.fenced).await;
         tracing::info!(group = %context.group, "no longer fenced");
     }
 }
@@ -194,9 +196,9 @@ async fn sort_events(
     while let Some(event) = events.recv().await {
         match event {
             Event::Output(output) => drop(outputs.send(output)),
-            Event::Read { parcel, request, from, limit, tail } => {
+            Event::Read { detached, request, from, limit, tail } => {
                 let wanted = reader::Wanted { request, from, limit, tail };
-                tokio::spawn(reader::serve(Arc::clone(&context), parcel, wanted));
+                tokio::spawn(reader::serve(Arc::clone(&context), detached, wanted));
             }
             Event::Status(client, request) => {
                 let context = Arc::clone(&context);

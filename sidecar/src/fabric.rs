@@ -11,7 +11,7 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, ValueEnum};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::verbs::{Choice, Patience, Tuning, Wishes};
+use tailwind_fabric::verbs::{Choice, DeviceSelector, Patience, Tuning};
 use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
 
 use crate::http;
@@ -93,13 +93,13 @@ impl RdmaOptions {
     }
 
     /// What narrows the choice of a device down; `address` is this host's in the group's network, if it says any.
-    pub fn wishes(&self, address: Option<IpAddr>) -> Wishes {
-        Wishes {
+    pub fn selector(&self, address: Option<IpAddr>) -> DeviceSelector {
+        DeviceSelector {
             device: self.rdma_device.as_ref().map(|device| device.name.clone()),
             port: self.rdma_device.as_ref().and_then(|device| device.port),
             gid_index: self.rdma_gid_index,
             // A variable that is not text cannot be a list of PCI addresses.
-            pci: Wishes::pci_from(
+            pci: DeviceSelector::pci_from(
                 std::env::vars_os()
                     .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
             ),
@@ -120,12 +120,12 @@ fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
         FabricOption::Shm => Ok(Decision::Shm),
         FabricOption::Tcp => Ok(Decision::Tcp),
         FabricOption::Verbs => {
-            let choice = find_device(&rdma.wishes(Some(address))).map_err(|why| {
+            let choice = find_device(&rdma.selector(Some(address))).map_err(|why| {
                 anyhow!("{why}; `tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA")
             })?;
             Ok(Decision::Verbs(choice))
         }
-        FabricOption::Auto => match find_device(&rdma.wishes(Some(address))) {
+        FabricOption::Auto => match find_device(&rdma.selector(Some(address))) {
             Ok(choice) => Ok(Decision::Verbs(choice)),
             Err(why) => {
                 tracing::warn!(%why, "no RDMA: records travel by tcp, which costs backups CPU time");
@@ -177,15 +177,15 @@ pub fn receiver(
 
 /// The device to use; the error says why there is none and what to do.
 #[cfg(feature = "verbs")]
-pub fn find_device(wishes: &Wishes) -> Result<Choice, String> {
+pub fn find_device(selector: &DeviceSelector) -> Result<Choice, String> {
     let devices =
         tailwind_fabric::verbs::survey().map_err(|error| format!("RDMA devices cannot be listed: {error}"))?;
-    tailwind_fabric::verbs::choose(&devices, wishes).map_err(|error| error.to_string())
+    tailwind_fabric::verbs::choose(&devices, selector).map_err(|error| error.to_string())
 }
 
 /// There is none.
 #[cfg(not(feature = "verbs"))]
-pub fn find_device(_wishes: &Wishes) -> Result<Choice, String> {
+pub fn find_device(_wishes: &DeviceSelector) -> Result<Choice, String> {
     Err("this program was built without RDMA (cargo feature `verbs`)".to_owned())
 }
 

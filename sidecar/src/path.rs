@@ -34,7 +34,7 @@ use tailwind_protocol::socket::{ErrorCode, FRAME_HEADER_SIZE, Response, Role};
 use tokio::sync::{mpsc, oneshot};
 
 use batch_memory::BatchMemory;
-use connection::{Broken, Connection, Parcel, Received};
+use connection::{Broken, Connection, DetachedConnection, Received};
 pub use description::{Description, Ladder, MemberDescription};
 pub use places::CONNECTIONS_MAX;
 use places::PLACES;
@@ -123,7 +123,7 @@ pub enum Command {
     /// A member's buffer for a segment, in the term of this epoch.
     Opened(Epoch, Seat, SegmentId, RemoteBuffer),
     /// A connection comes back from the reader.
-    Adopt(Parcel),
+    Adopt(DetachedConnection),
     /// A connection that the reader had has ended.
     Left,
     /// Queue these bytes for a client that asked for the status.
@@ -142,7 +142,7 @@ pub enum Event {
     /// A client wants to read: the connection is the reader's now.
     Read {
         /// The connection.
-        parcel: Parcel,
+        detached: DetachedConnection,
         /// The request's number.
         request: u64,
         /// First record wanted.
@@ -326,7 +326,7 @@ impl Path {
     /// Looks at everything once. Returns true if there was anything to do.
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
-        let mut progress = self.obey(now);
+        let mut progress = self.process_commands(now);
         for place in 0..self.clients.len() {
             progress |= self.serve(place);
         }
@@ -352,7 +352,7 @@ impl Path {
     }
 
     /// Carries out what control says.
-    fn obey(&mut self, now: Time) -> bool {
+    fn process_commands(&mut self, now: Time) -> bool {
         let mut progress = false;
         loop {
             match self.commands.try_recv() {
@@ -371,7 +371,7 @@ impl Path {
         match command {
             Command::Wait { role, epoch, primary } => self.wait(role, epoch, primary),
             Command::Lead(primary, last) => self.lead(*primary, last),
-            Command::Adopt(parcel) => self.take_back(parcel),
+            Command::Adopt(detached) => self.take_back(detached),
             Command::Left => self.on_left(),
             Command::Answer(id, request, json) => self.on_answer(id, request, &json),
             // The receiver may have given up waiting.
@@ -418,7 +418,7 @@ impl Path {
         }
         self.epoch = epoch;
         self.primary_name = primary;
-        self.disown(LOST_ROLE);
+        self.fail_pending(LOST_ROLE);
         if news {
             self.tell_role();
         }
@@ -435,7 +435,7 @@ impl Path {
     }
 
     /// Tells every client whose appends or barriers wait that nobody will answer them.
-    fn disown(&mut self, why: &str) {
+    fn fail_pending(&mut self, why: &str) {
         while let Some(pending) = self.pending.pop_front() {
             if let Some(client) = self.client(pending.place as usize, pending.client) {
                 client.connection.outbox.inflight -= 1;
@@ -466,7 +466,7 @@ impl Path {
     }
 
     fn end(&mut self) {
-        self.disown("this sidecar is ending: the append may or may not be in the log");
+        self.fail_pending("this sidecar is ending: the append may or may not be in the log");
         for client in self.clients.iter_mut().flatten() {
             client.connection.outbox.refuse(0, ErrorCode::ShuttingDown, true, 0, "this sidecar is ending");
         }
@@ -585,7 +585,7 @@ impl Path {
             Ok(Received::Closed) | Err(_) => true,
         };
         let before = client.connection.inbox.pending().len();
-        self.understand(place);
+        self.decode_frames(place);
         let after = self.clients[place].as_ref().map_or(0, |client| client.connection.inbox.pending().len());
         if closed {
             // What it sent before it went has been taken as far as there was room; nobody waits for the rest.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tailwind_crds::readiness::{Unready, UnreadyReason};
-use tailwind_fabric::verbs::Wishes;
+use tailwind_fabric::verbs::DeviceSelector;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
 
 use crate::fabric::RdmaOptions;
@@ -80,13 +80,13 @@ impl Finding {
 /// Everything that matters, from the hardware up. What depends on something that is missing is left out.
 pub fn examine(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let wishes = rdma.wishes(None);
-    findings.extend(devices(&wishes));
+    let selector = rdma.selector(None);
+    findings.extend(devices(&selector));
     findings.push(nodes(Path::new(NODES)));
     findings.push(memory_lock(segment_size));
     findings.push(huge_pages(pool));
     findings.extend(ordering());
-    findings.extend(trial(rdma, pool, segment_size, &wishes));
+    findings.extend(trial(rdma, pool, segment_size, &selector));
     findings
 }
 
@@ -193,7 +193,7 @@ fn ordering() -> Option<Finding> {
 }
 
 #[cfg(feature = "verbs")]
-fn devices(wishes: &Wishes) -> Vec<Finding> {
+fn devices(selector: &DeviceSelector) -> Vec<Finding> {
     use tailwind_fabric::verbs::{LinkLayer, choose, survey};
     let devices = match survey() {
         Ok(devices) => devices,
@@ -228,7 +228,7 @@ fn devices(wishes: &Wishes) -> Vec<Finding> {
             });
         }
     }
-    findings.push(match choose(&devices, wishes) {
+    findings.push(match choose(&devices, selector) {
         Ok(choice) => {
             let port = devices.iter().find(|device| device.name == choice.device);
             let port = port.and_then(|device| device.ports.iter().find(|port| port.number == choice.port));
@@ -244,16 +244,16 @@ fn devices(wishes: &Wishes) -> Vec<Finding> {
 }
 
 #[cfg(not(feature = "verbs"))]
-fn devices(wishes: &Wishes) -> Vec<Finding> {
-    crate::fabric::find_device(wishes).err().map(|why| Finding::bad("choice", why)).into_iter().collect()
+fn devices(selector: &DeviceSelector) -> Vec<Finding> {
+    crate::fabric::find_device(selector).err().map(|why| Finding::bad("choice", why)).into_iter().collect()
 }
 
 /// Does what a group does, small: lends a buffer, writes to it through the device, and writes into nothing.
 #[cfg(feature = "verbs")]
-fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, wishes: &Wishes) -> Vec<Finding> {
+fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &DeviceSelector) -> Vec<Finding> {
     use tailwind_fabric::Pool;
     use tailwind_fabric::verbs::{Trial, trial};
-    let Ok(choice) = crate::fabric::find_device(wishes) else { return Vec::new() };
+    let Ok(choice) = crate::fabric::find_device(selector) else { return Vec::new() };
     let folder = pool.join(format!("tailwind-doctor-{}", std::process::id()));
     let tuning = rdma.tuning();
     let result = Pool::open(&folder, 1, segment_size.bytes())
@@ -300,7 +300,7 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, wishes: &Wi
 }
 
 #[cfg(not(feature = "verbs"))]
-fn trial(_rdma: &RdmaOptions, _pool: &Path, _segment_size: SegmentSize, _wishes: &Wishes) -> Vec<Finding> {
+fn trial(_rdma: &RdmaOptions, _pool: &Path, _segment_size: SegmentSize, _wishes: &DeviceSelector) -> Vec<Finding> {
     Vec::new()
 }
 

@@ -30,7 +30,7 @@ use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::http::HEAD_TIMEOUT;
-use crate::tls::{self, Role};
+use crate::tls::{self, PeerRole};
 use dial::{Dialer, Link};
 
 /// Largest reply but for segments: twice a page of an inventory.
@@ -111,7 +111,7 @@ impl Heartbeats {
 
 impl BackupClient {
     /// A client of the endpoint at `control` (`host:port`), which must be of the role `expected`. Connects when first asked.
-    pub fn new(control: impl Into<String>, access: &Access, expected: Role) -> BackupClient {
+    pub fn new(control: impl Into<String>, access: &Access, expected: PeerRole) -> BackupClient {
         let control = control.into();
         BackupClient::with(access, expected, None, Box::new(move || vec![control.clone()]))
     }
@@ -123,10 +123,10 @@ impl BackupClient {
         access: &Access,
         addresses: impl Fn() -> Vec<String> + Send + Sync + 'static,
     ) -> BackupClient {
-        BackupClient::with(access, Role::Backup, Some(member), Box::new(addresses))
+        BackupClient::with(access, PeerRole::Backup, Some(member), Box::new(addresses))
     }
 
-    fn with(access: &Access, expected: Role, member: Option<MemberId>, addresses: Addresses) -> BackupClient {
+    fn with(access: &Access, expected: PeerRole, member: Option<MemberId>, addresses: Addresses) -> BackupClient {
         let dialer = Dialer::new(access, expected);
         BackupClient(Arc::new(Client { dialer, member, addresses, idle: Mutex::default(), peer: Mutex::default() }))
     }

@@ -24,9 +24,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::access::Access;
+use crate::control::desired::DesiredState;
 use crate::control::log::LogView;
 use crate::control::waits::Waits;
-use crate::control::wishes::Wishes;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Entry};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
@@ -34,7 +34,7 @@ use crate::path::{Allowed, Command, Options as PathOptions, Path, Shared, Waker}
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
-use crate::tls::Role as PeerRole;
+use crate::tls::PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
 const SOCKET_PATH_MAX: usize = 107;
@@ -83,7 +83,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let told_to_end = told_to_end()?;
     let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
     let access = Access::load(tls, &token, &group, PeerRole::Sidecar)?;
-    let Membership { store, shape, wishes, keeper } = match &replica_group {
+    let Membership { store, shape, desired, keeper } = match &replica_group {
         Some(path) => join(path).await?,
         None => {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
@@ -92,7 +92,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             Membership::fixed(
                 Store::File(FileStore::new(&config)?),
                 Shape { durability, segment_size, fabric },
-                Wishes {
+                DesiredState {
                     members: backups,
                     min_in_sync,
                     backups: backups_known,
@@ -135,7 +135,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         store,
         sender,
         access: access.clone(),
-        wishes,
+        desired,
         rules: Rules {
             durability,
             segment_size,
@@ -189,26 +189,26 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 struct Membership {
     store: Store,
     shape: Shape,
-    wishes: watch::Receiver<Wishes>,
+    desired: watch::Receiver<DesiredState>,
     /// Never ends while the process is well.
     keeper: JoinHandle<()>,
 }
 
 impl Membership {
-    fn fixed(store: Store, shape: Shape, wishes: Wishes) -> Membership {
-        let (told, wishes) = watch::channel(wishes);
+    fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Membership {
+        let (told, desired) = watch::channel(desired);
         let keeper = tokio::spawn(async move {
             // Nobody tells anything new.
             std::future::pending::<()>().await;
             drop(told);
         });
-        Membership { store, shape, wishes, keeper }
+        Membership { store, shape, desired, keeper }
     }
 }
 
 async fn join(path: &GroupPath) -> anyhow::Result<Membership> {
-    let Joined { store, shape, wishes, keeper } = kubernetes::join(path).await?;
-    Ok(Membership { store: Store::Kubernetes(Box::new(store)), shape, wishes, keeper })
+    let Joined { store, shape, desired, keeper } = kubernetes::join(path).await?;
+    Ok(Membership { store: Store::Kubernetes(Box::new(store)), shape, desired, keeper })
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {
@@ -327,7 +327,7 @@ async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 
 /// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary.
 async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    if context.wishes().fenced {
+    if context.desired().fenced {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
     let Some(path) = status::describe(&context).await else {

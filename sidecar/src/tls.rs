@@ -17,7 +17,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tailwind_protocol::ids::GroupName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-pub use identity::{Identity, IdentityError, Role};
+pub use identity::{Identity, IdentityError, PeerRole};
 use verifier::Verifier;
 
 /// How often files are looked at: kubelets renew what they mount within about a minute, and certificates are renewed weeks
@@ -76,7 +76,7 @@ pub struct Tls {
 #[derive(Clone, Debug)]
 pub struct Guard {
     tls: Tls,
-    peer: Role,
+    peer: PeerRole,
 }
 
 impl Guard {
@@ -101,7 +101,7 @@ struct Material {
 
 impl TlsOptions {
     /// Loads the files, if any are named.
-    pub fn load(&self, group: &GroupName, role: Role) -> Result<Option<Tls>, TlsError> {
+    pub fn load(&self, group: &GroupName, role: PeerRole) -> Result<Option<Tls>, TlsError> {
         let TlsOptions { tls_ca, tls_cert, tls_key } = self;
         match (tls_ca, tls_cert, tls_key) {
             (None, None, None) => Ok(None),
@@ -114,7 +114,7 @@ impl TlsOptions {
 impl Tls {
     /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
     /// this group and role. Finding that out now is better than at the first failover.
-    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: Role) -> Result<Tls, TlsError> {
+    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Tls, TlsError> {
         let material = Material::load(ca, cert, key, group, role)?;
         Ok(Tls { material: Arc::new(RwLock::new(Arc::new(material))) })
     }
@@ -125,13 +125,13 @@ impl Tls {
     }
 
     /// For connections with peers of this group that have the role `peer`.
-    pub fn guard(&self, peer: Role) -> Guard {
+    pub fn guard(&self, peer: PeerRole) -> Guard {
         Guard { tls: self.clone(), peer }
     }
 
     /// Reads the files again for ever, so that certificates may be renewed under a running process. Connections that are
     /// there stay; the next ones use what is new. Files that cannot be used change nothing and are told of once.
-    pub async fn keep_fresh(self, options: TlsOptions, group: GroupName, role: Role) {
+    pub async fn keep_fresh(self, options: TlsOptions, group: GroupName, role: PeerRole) {
         let TlsOptions { tls_ca: Some(ca), tls_cert: Some(cert), tls_key: Some(key) } = options else { return };
         let read = || [&ca, &cert, &key].map(|path| std::fs::read(path).ok());
         let mut known = read();
@@ -158,7 +158,7 @@ impl Tls {
 }
 
 impl Material {
-    fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: Role) -> Result<Material, TlsError> {
+    fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Material, TlsError> {
         let roots = Arc::new(read_roots(ca)?);
         let chain = read_certificates("--tls-cert", cert)?;
         let key_file = key;
@@ -172,7 +172,7 @@ impl Material {
 
         let provider = verifier::provider();
         let versions = [&rustls::version::TLS13];
-        let server = |peer: Role| {
+        let server = |peer: PeerRole| {
             let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
             let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
             let builder = builder.with_client_cert_verifier(Arc::new(verifier(peer)?));
@@ -184,7 +184,7 @@ impl Material {
             config.send_tls13_tickets = 0;
             Ok::<_, TlsError>(Arc::new(config))
         };
-        let client = |peer: Role| {
+        let client = |peer: PeerRole| {
             let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
             let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
             let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier(peer)?));
@@ -195,8 +195,8 @@ impl Material {
             config.enable_sni = false;
             Ok::<_, TlsError>(Arc::new(config))
         };
-        let servers = [server(Role::Sidecar)?, server(Role::Backup)?];
-        let clients = [client(Role::Sidecar)?, client(Role::Backup)?];
+        let servers = [server(PeerRole::Sidecar)?, server(PeerRole::Backup)?];
+        let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?];
         Ok(Material { identity, servers, clients })
     }
 }

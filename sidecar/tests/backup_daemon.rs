@@ -33,7 +33,7 @@ use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
 use tailwind_sidecar::access::{Access, TokenOptions};
 use tailwind_sidecar::rpc::{BackupClient, CallError};
-use tailwind_sidecar::tls::{Role, Tls};
+use tailwind_sidecar::tls::{PeerRole, Tls};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// It looks into its flush folder every 5 s, and less often where that takes long.
@@ -70,7 +70,7 @@ fn token(daemon: &Daemon) -> Access {
 
 impl Primary {
     fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
-        let client = BackupClient::new(daemon.control(), &token(daemon), Role::Backup);
+        let client = BackupClient::new(daemon.control(), &token(daemon), PeerRole::Backup);
         let sender: Box<dyn Sender> = match fabric {
             FabricKind::Shm => Box::new(ShmSender),
             FabricKind::Tcp => Box::new(TcpSender),
@@ -574,27 +574,27 @@ async fn only_certificates_of_the_group_get_in() {
         let Files { ca, cert, key } = authority.issue(uri);
         Tls::load(&ca, &cert, &key, &group.parse().unwrap(), role).unwrap()
     };
-    let ours = load(&authority, "tailwind://db/sidecar/app-0", "db", Role::Sidecar);
+    let ours = load(&authority, "tailwind://db/sidecar/app-0", "db", PeerRole::Sidecar);
     let mut primary = Primary::new(&daemon, FabricKind::Shm, 1);
-    primary.client = BackupClient::new(daemon.control(), &Access::Tls(ours), Role::Backup);
+    primary.client = BackupClient::new(daemon.control(), &Access::Tls(ours), PeerRole::Backup);
     primary.fence().await;
     primary.write_closed(1, 1).await;
     let before = primary.inventory().await;
 
     let other = Authority::new();
     let strangers = [
-        ("another group", load(&authority, "tailwind://evil/sidecar/app-0", "evil", Role::Sidecar)),
-        ("another role", load(&authority, "tailwind://db/backup/b1", "db", Role::Backup)),
-        ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", Role::Sidecar)),
+        ("another group", load(&authority, "tailwind://evil/sidecar/app-0", "evil", PeerRole::Sidecar)),
+        ("another role", load(&authority, "tailwind://db/backup/b1", "db", PeerRole::Backup)),
+        ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", PeerRole::Sidecar)),
     ];
     let fence = fence(Caller { epoch: Epoch(9), ..primary.caller() });
     for (name, tls) in strangers {
-        let stranger = BackupClient::new(daemon.control(), &Access::Tls(tls), Role::Backup);
+        let stranger = BackupClient::new(daemon.control(), &Access::Tls(tls), PeerRole::Backup);
         let result: Result<Inventory, _> = stranger.call(path::FENCE, &fence, TIMEOUT).await;
         assert!(matches!(result, Err(CallError::Unreachable(_))), "{name}: {result:?}");
     }
     let plain: Result<Inventory, _> =
-        BackupClient::new(daemon.control(), &token(&daemon), Role::Backup).call(path::FENCE, &fence, TIMEOUT).await;
+        BackupClient::new(daemon.control(), &token(&daemon), PeerRole::Backup).call(path::FENCE, &fence, TIMEOUT).await;
     assert!(matches!(plain, Err(CallError::Unreachable(_))), "{plain:?}");
     let answer = talk(daemon.control().parse().unwrap(), b"GET /status HTTP/1.1\r\n\r\n");
     assert!(!answer.windows(4).any(|bytes| bytes == b"HTTP"), "{answer:?}");

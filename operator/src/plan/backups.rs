@@ -1,6 +1,6 @@
 //! Which backup pods to make and which to remove. The heart of the operator, and the part that could lose a log.
 //!
-//! Called by [`plan`](super) with what [`standing`](super::standing) has read.
+//! Called by [`plan`](super) with what [`backup_state`](super::backup_state) has read.
 //!
 //! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
 //! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
@@ -13,9 +13,9 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-use super::objects::pod::{Birth, backup};
+use super::backup_state::{BackupState, Health, Leave};
+use super::objects::pod::{Creation, backup};
 use super::placement::{Survey, survey};
-use super::standing::{Health, Leave, Standing};
 use crate::observed::Observed;
 
 /// Most members that a log has: seven, and one more while a backup moves.
@@ -29,9 +29,9 @@ const BACKOFF_MAX: SignedDuration = SignedDuration::from_mins(5);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Pods to make.
-    pub births: Vec<Birth>,
+    pub creations: Vec<Creation>,
     /// Pods to remove.
-    pub deaths: Vec<Death>,
+    pub removals: Vec<Removal>,
     /// Copies that the primary shall recruit up to.
     pub members_wanted: u8,
     /// What is under way, if something is.
@@ -62,7 +62,7 @@ pub enum Exit {
 
 /// A pod to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Death {
+pub struct Removal {
     /// Its name.
     pub name: String,
     /// Which of that name.
@@ -72,20 +72,20 @@ pub struct Death {
 }
 
 /// Decides.
-pub fn decide(observed: &Observed, standings: &[Standing], has_primary: bool) -> Decision {
-    let mut desk = Desk::new(observed, standings, has_primary);
-    desk.bury();
-    desk.part();
-    desk.raise();
-    desk.decision.exit = desk.exit();
-    desk.decision
+pub fn decide(observed: &Observed, backup_states: &[BackupState], has_primary: bool) -> Decision {
+    let mut planner = Planner::new(observed, backup_states, has_primary);
+    planner.remove_failed();
+    planner.remove_one();
+    planner.create_missing();
+    planner.decision.exit = planner.exit();
+    planner.decision
 }
 
-struct Desk<'a> {
+struct Planner<'a> {
     observed: &'a Observed,
-    standings: &'a [Standing],
+    backup_states: &'a [BackupState],
     /// Those that work and are not told to leave in this round.
-    alive: Vec<&'a Standing>,
+    alive: Vec<&'a BackupState>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
     has_log: bool,
@@ -100,22 +100,22 @@ struct Desk<'a> {
     decision: Decision,
 }
 
-impl<'a> Desk<'a> {
-    fn new(observed: &'a Observed, standings: &'a [Standing], has_primary: bool) -> Desk<'a> {
+impl<'a> Planner<'a> {
+    fn new(observed: &'a Observed, backup_states: &'a [BackupState], has_primary: bool) -> Planner<'a> {
         let spec = &observed.group.spec;
-        let occupied: BTreeSet<&str> = standings
+        let occupied: BTreeSet<&str> = backup_states
             .iter()
-            .filter(|standing| standing.is_alive() || standing.health == Health::Ending)
-            .filter_map(|standing| standing.node.as_deref())
+            .filter(|backup_state| backup_state.is_alive() || backup_state.health == Health::Ending)
+            .filter_map(|backup_state| backup_state.node.as_deref())
             .collect();
         let sample =
-            backup(&observed.group, &observed.settings, &Birth { name: String::new(), avoid: vec![], attempt: 0 });
+            backup(&observed.group, &observed.settings, &Creation { name: String::new(), avoid: vec![], attempt: 0 });
         let survey = survey(&sample, &observed.nodes, &occupied);
         let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
-        Desk {
+        Planner {
             observed,
-            standings,
-            alive: standings.iter().filter(|standing| standing.is_alive()).collect(),
+            backup_states,
+            alive: backup_states.iter().filter(|backup_state| backup_state.is_alive()).collect(),
             held: 0,
             has_log: log.is_some(),
             has_primary,
@@ -130,89 +130,94 @@ impl<'a> Desk<'a> {
 
     /// Members whose pods work: copies that are sure to be there.
     fn holders(&self) -> usize {
-        self.alive.iter().filter(|standing| standing.member).count()
+        self.alive.iter().filter(|backup_state| backup_state.member).count()
     }
 
     /// A member that is on its way out, by itself or told to.
-    fn has_parting_member(&self) -> bool {
-        self.standings.iter().any(|standing| standing.member && !standing.is_alive())
+    fn has_leaving_member(&self) -> bool {
+        self.backup_states.iter().any(|backup_state| backup_state.member && !backup_state.is_alive())
     }
 
     /// A pod that will leave room before long, since its kubelet can be reached.
-    fn ends_soon(&self, standing: &Standing) -> bool {
-        let is_told = self.decision.deaths.iter().any(|death| death.name == standing.name);
+    fn ends_soon(&self, backup_state: &BackupState) -> bool {
+        let is_told = self.decision.removals.iter().any(|removal| removal.name == backup_state.name);
         let nodes = &self.observed.nodes;
         let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        (standing.health == Health::Ending || is_told) && standing.node.as_deref().is_some_and(is_ready)
+        (backup_state.health == Health::Ending || is_told) && backup_state.node.as_deref().is_some_and(is_ready)
     }
 
-    fn remove(&mut self, standing: &Standing, why: String) {
-        self.alive.retain(|other| other.name != standing.name);
-        self.decision.deaths.push(Death { name: standing.name.clone(), uid: standing.uid.clone(), why });
+    fn remove(&mut self, backup_state: &BackupState, why: String) {
+        self.alive.retain(|other| other.name != backup_state.name);
+        self.decision.removals.push(Removal { name: backup_state.name.clone(), uid: backup_state.uid.clone(), why });
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
     /// decides about that, and the pod tells people why.
-    fn bury(&mut self) {
-        for standing in self.standings {
-            let Health::Failed { why, since, refused } = &standing.health else { continue };
-            if standing.member {
+    fn remove_failed(&mut self) {
+        for backup_state in self.backup_states {
+            let Health::Failed { why, since, refused } = &backup_state.health else { continue };
+            if backup_state.member {
                 continue;
             }
-            let turn = *since + backoff(standing.attempt);
+            let turn = *since + backoff(backup_state.attempt);
             if turn > self.observed.now {
                 self.held += 1;
                 let earliest = self.decision.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
                 self.decision.retry_at = Some(earliest);
                 continue;
             }
-            self.attempts.push(standing.attempt + 1);
-            if *refused || standing.attempt > 0 {
-                self.avoid.extend(standing.node.clone());
+            self.attempts.push(backup_state.attempt + 1);
+            if *refused || backup_state.attempt > 0 {
+                self.avoid.extend(backup_state.node.clone());
             }
-            self.remove(standing, format!("it has failed: {why}"));
+            self.remove(backup_state, format!("it has failed: {why}"));
         }
     }
 
     /// Lets one leave that works.
-    fn part(&mut self) {
-        self.part_outsiders();
-        let leaving = self.alive.iter().filter(|standing| standing.member && standing.leave.is_some());
-        match leaving.min_by_key(|standing| (standing.leave, standing.name.clone())).copied() {
-            Some(standing) => self.move_member(standing),
+    fn remove_one(&mut self) {
+        self.remove_outsiders();
+        let leaving = self.alive.iter().filter(|backup_state| backup_state.member && backup_state.leave.is_some());
+        match leaving.min_by_key(|backup_state| (backup_state.leave, backup_state.name.clone())).copied() {
+            Some(backup_state) => self.move_member(backup_state),
             None => self.shrink(),
         }
     }
 
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
     /// that an app that starts now finds backups.
-    fn part_outsiders(&mut self) {
-        let leaving: Vec<&Standing> =
-            self.alive.iter().copied().filter(|standing| !standing.member && standing.leave.is_some()).collect();
-        for standing in leaving {
-            let others_ready = self.alive.iter().all(|other| other.ready || other.name == standing.name);
-            let gently = !self.has_log && standing.ready && standing.leave == Some(Leave::Outdated);
-            if gently && !(others_ready && self.decision.deaths.is_empty() && self.alive.len() >= self.wanted) {
+    fn remove_outsiders(&mut self) {
+        let leaving: Vec<&BackupState> = self
+            .alive
+            .iter()
+            .copied()
+            .filter(|backup_state| !backup_state.member && backup_state.leave.is_some())
+            .collect();
+        for backup_state in leaving {
+            let others_ready = self.alive.iter().all(|other| other.ready || other.name == backup_state.name);
+            let gently = !self.has_log && backup_state.ready && backup_state.leave == Some(Leave::Outdated);
+            if gently && !(others_ready && self.decision.removals.is_empty() && self.alive.len() >= self.wanted) {
                 continue;
             }
-            self.remove(standing, reason_to_leave(standing));
-            self.decision.moving = Some(format!("replacing {}, because {}", standing.name, reason_to_leave(standing)));
+            self.remove(backup_state, reason_to_leave(backup_state));
+            self.decision.moving =
+                Some(format!("replacing {}, because {}", backup_state.name, reason_to_leave(backup_state)));
         }
     }
 
     /// A member that shall leave: another one first, where there is a node for it.
-    fn move_member(&mut self, standing: &'a Standing) {
-        let why = reason_to_leave(standing);
-        let name = &standing.name;
-        let node = standing.node.as_deref().unwrap_or("its node");
+    fn move_member(&mut self, backup_state: &'a BackupState) {
+        let why = reason_to_leave(backup_state);
+        let name = &backup_state.name;
+        let node = backup_state.node.as_deref().unwrap_or("its node");
         let holders = self.holders();
-        if self.has_parting_member() {
+        if self.has_leaving_member() {
             self.surge = self.alive.len() > self.wanted;
             self.decision.moving = Some(format!("{name} leaves next ({why}), when the set has let go the one before"));
             return;
         }
         if holders > self.wanted {
-            self.remove(standing, why.clone());
+            self.remove(backup_state, why.clone());
             self.decision.moving = Some(format!("{name} leaves, because {why}; its successor is in the set"));
             return;
         }
@@ -223,7 +228,7 @@ impl<'a> Desk<'a> {
             ));
             return;
         }
-        let spares: Vec<&&Standing> = self.alive.iter().filter(|other| !other.member).collect();
+        let spares: Vec<&&BackupState> = self.alive.iter().filter(|other| !other.member).collect();
         if spares.iter().any(|spare| spare.health != Health::Unplaced) {
             self.surge = self.alive.len() > self.wanted;
             self.decision.moving = Some(match self.surge {
@@ -232,7 +237,7 @@ impl<'a> Desk<'a> {
             });
             return;
         }
-        if let Some(ending) = self.standings.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
+        if let Some(ending) = self.backup_states.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
             self.decision.moving =
                 Some(format!("{name} leaves next ({why}), when {ending} has ended and its node is free"));
             return;
@@ -244,7 +249,7 @@ impl<'a> Desk<'a> {
         }
         let others_in = holders >= self.wanted && spares.iter().all(|spare| spare.health == Health::Unplaced);
         if holders > self.floor && others_in {
-            self.remove(standing, format!("{why}, and no other node can take a backup before it has gone"));
+            self.remove(backup_state, format!("{why}, and no other node can take a backup before it has gone"));
             self.decision.moving = Some(format!("{name} leaves first, because {why} and no other node is free"));
             return;
         }
@@ -262,20 +267,26 @@ impl<'a> Desk<'a> {
 
     /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
     fn shrink(&mut self) {
-        let outsiders = |standing: &&&Standing| !standing.member;
+        let outsiders = |backup_state: &&&BackupState| !backup_state.member;
         while self.alive.len() > self.wanted {
             // Of those that hold nothing the one that is least far; it is the youngest that is.
-            let outsider = self.alive.iter().filter(outsiders).max_by_key(|standing| {
-                (standing.health == Health::Unplaced, !standing.ready, standing.created, standing.name.clone())
+            let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup_state| {
+                (
+                    backup_state.health == Health::Unplaced,
+                    !backup_state.ready,
+                    backup_state.created,
+                    backup_state.name.clone(),
+                )
             });
             let Some(outsider) = outsider.copied() else { break };
             self.remove(outsider, "there are more backups than spec.backups".to_owned());
         }
         let holders = self.holders();
-        if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_parting_member() {
+        if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_leaving_member() {
             return;
         }
-        let Some(victim) = self.alive.iter().max_by_key(|standing| (self.crowd(standing), standing.created)).copied()
+        let Some(victim) =
+            self.alive.iter().max_by_key(|backup_state| (self.crowd(backup_state), backup_state.created)).copied()
         else {
             return;
         };
@@ -284,44 +295,46 @@ impl<'a> Desk<'a> {
     }
 
     /// How many share a zone with it: the rest shall be spread well.
-    fn crowd(&self, standing: &Standing) -> usize {
-        let zone = |standing: &Standing| {
-            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == standing.node.as_ref())?;
+    fn crowd(&self, backup_state: &BackupState) -> usize {
+        let zone = |backup_state: &BackupState| {
+            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == backup_state.node.as_ref())?;
             node.labels.get("topology.kubernetes.io/zone")
         };
-        let own = zone(standing);
+        let own = zone(backup_state);
         self.alive.iter().filter(|other| own.is_some() && zone(other) == own).count()
     }
 
     /// Makes what is missing.
-    fn raise(&mut self) {
+    fn create_missing(&mut self) {
         let target = self.wanted + usize::from(self.surge);
         let missing = target.saturating_sub(self.alive.len() + self.held);
         let free = &self.decision.survey.free;
         let elsewhere = free.iter().any(|node| !self.avoid.contains(node));
         let avoid: Vec<String> = if elsewhere { self.avoid.iter().cloned().collect() } else { Vec::new() };
         let group = self.observed.group.name_any();
-        let taken: BTreeSet<&str> = self.standings.iter().map(|standing| standing.name.as_str()).collect();
+        let taken: BTreeSet<&str> = self.backup_states.iter().map(|backup_state| backup_state.name.as_str()).collect();
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
         let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
-        let births = names.zip(attempts).take(missing);
-        self.decision.births = births.map(|(name, attempt)| Birth { name, avoid: avoid.clone(), attempt }).collect();
+        let creations = names.zip(attempts).take(missing);
+        self.decision.creations =
+            creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
 
-        self.decision.unplaced =
-            self.decision.births.len() + self.alive.iter().filter(|standing| standing.node.is_none()).count();
+        self.decision.unplaced = self.decision.creations.len()
+            + self.alive.iter().filter(|backup_state| backup_state.node.is_none()).count();
         // Whoever takes the place of a member on its way out is recruited beside it.
-        if self.surge || self.has_parting_member() {
+        if self.surge || self.has_leaving_member() {
             self.decision.members_wanted = (self.decision.members_wanted + 1).min(MEMBERS_MAX);
         }
     }
 
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
-        let leaves_room = |standing: &&Standing| self.ends_soon(standing) && standing.leave != Some(Leave::Drained);
-        let free = self.decision.survey.free.len() + self.standings.iter().filter(leaves_room).count();
+        let leaves_room =
+            |backup_state: &&BackupState| self.ends_soon(backup_state) && backup_state.leave != Some(Leave::Drained);
+        let free = self.decision.survey.free.len() + self.backup_states.iter().filter(leaves_room).count();
         let unplaced = self.decision.unplaced;
-        let has_successor = self.alive.len() + self.decision.births.len() > self.wanted;
+        let has_successor = self.alive.len() + self.decision.creations.len() > self.wanted;
         if unplaced > free || self.held > 0 {
             Exit::Alone
         } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
@@ -332,9 +345,9 @@ impl<'a> Desk<'a> {
     }
 }
 
-fn reason_to_leave(standing: &Standing) -> String {
-    let node = standing.node.as_deref().unwrap_or("none");
-    match standing.leave {
+fn reason_to_leave(backup_state: &BackupState) -> String {
+    let node = backup_state.node.as_deref().unwrap_or("none");
+    match backup_state.leave {
         Some(Leave::Drained) => format!("node {node} is being drained"),
         Some(Leave::Outdated) => "it was made from an older spec or image".to_owned(),
         None => "it is not needed".to_owned(),

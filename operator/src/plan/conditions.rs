@@ -10,10 +10,10 @@ use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAI
 use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
+use super::backup_state::{BackupState, Health, last_words};
 use super::backups::Decision;
 use super::candidate::{Candidate, candidate};
 use super::primary::{Primary, standbys};
-use super::standing::{Health, Standing, last_words};
 use super::status::View;
 use crate::observed::Observed;
 
@@ -37,48 +37,48 @@ fn count_of(n: u64, thing: &str) -> String {
     count(usize::try_from(n).unwrap_or(usize::MAX), thing)
 }
 
-struct Answer {
+struct Verdict {
     kind: &'static str,
     status: &'static str,
     reason: &'static str,
     message: String,
 }
 
-fn answer(kind: &'static str, yes: bool, reason: &'static str, message: impl Into<String>) -> Answer {
-    Answer { kind, status: if yes { "True" } else { "False" }, reason, message: message.into() }
+fn verdict(kind: &'static str, yes: bool, reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict { kind, status: if yes { "True" } else { "False" }, reason, message: message.into() }
 }
 
 /// All of them.
 pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Vec<Condition> {
     let spec = &view.observed.group.spec;
-    let mut answers = vec![
+    let mut verdicts = vec![
         ready(view, phase, why),
         progressing(view, decision),
         degraded(view, decision, phase, why, foreign),
         failover_safe(view),
         quarantine_empty(view),
         match spec.fenced {
-            true => answer("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
-            false => answer("Fenced", false, "NotFenced", "spec.fenced is false"),
+            true => verdict("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
+            false => verdict("Fenced", false, "NotFenced", "spec.fenced is false"),
         },
         match spec.paused {
-            true => answer(
+            true => verdict(
                 "Paused",
                 true,
                 "PausedBySpec",
                 "the operator changes nothing; set spec.paused to false to go on",
             ),
-            false => answer("Paused", false, "NotPaused", "spec.paused is false"),
+            false => verdict("Paused", false, "NotPaused", "spec.paused is false"),
         },
     ];
     // A look that decides nothing has surveyed nothing.
     if spec.paused || view.observed.group.metadata.deletion_timestamp.is_some() {
-        answers.extend(before(view, PLACEABLE));
+        verdicts.extend(before(view, PLACEABLE));
     } else {
-        answers.push(placeable(decision));
+        verdicts.push(placeable(decision));
     }
-    answers.extend(sidecars_current(view));
-    answers.into_iter().map(|answer| stamp(view.observed, answer)).collect()
+    verdicts.extend(sidecars_current(view));
+    verdicts.into_iter().map(|answer| stamp(view.observed, answer)).collect()
 }
 
 /// Those of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
@@ -98,15 +98,15 @@ pub fn replace(
     reason: &'static str,
     message: &str,
 ) {
-    let condition = stamp(observed, Answer { kind, status: yes, reason, message: message.to_owned() });
+    let condition = stamp(observed, Verdict { kind, status: yes, reason, message: message.to_owned() });
     match status.conditions.iter_mut().find(|condition| condition.type_ == kind) {
         Some(place) => *place = condition,
         None => status.conditions.push(condition),
     }
 }
 
-fn stamp(observed: &Observed, answer: Answer) -> Condition {
-    let Answer { kind, status, reason, message } = answer;
+fn stamp(observed: &Observed, answer: Verdict) -> Condition {
+    let Verdict { kind, status, reason, message } = answer;
     let conditions = observed.group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let same = conditions.iter().find(|condition| condition.type_ == kind && condition.status == status);
     // Kubernetes keeps seconds.
@@ -121,18 +121,18 @@ fn stamp(observed: &Observed, answer: Answer) -> Condition {
     }
 }
 
-fn before(view: &View<'_>, kind: &'static str) -> Option<Answer> {
+fn before(view: &View<'_>, kind: &'static str) -> Option<Verdict> {
     let conditions = view.observed.group.status.as_ref().map(|status| status.conditions.as_slice())?;
     let before = conditions.iter().find(|condition| condition.type_ == kind)?;
     let reason = if before.status == "True" { "Placed" } else { "NoNodeFits" };
-    Some(answer(kind, before.status == "True", reason, before.message.clone()))
+    Some(verdict(kind, before.status == "True", reason, before.message.clone()))
 }
 
-fn ready(view: &View<'_>, phase: Phase, why: &str) -> Answer {
+fn ready(view: &View<'_>, phase: Phase, why: &str) -> Verdict {
     let waits = matches!(phase, Phase::WaitingForApp | Phase::Unavailable);
     if let Some(candidate) = candidate(view).filter(|_| waits) {
         let text = format!("{}. {}", candidate.sentence(), candidate.advice(view));
-        return answer("Ready", false, candidate.reason(), text);
+        return verdict("Ready", false, candidate.reason(), text);
     }
     let (yes, reason) = match phase {
         Phase::Ready => (true, "AllCopies"),
@@ -145,54 +145,55 @@ fn ready(view: &View<'_>, phase: Phase, why: &str) -> Answer {
         Phase::Paused => (false, "Paused"),
         Phase::Deleting => (false, "Deleting"),
     };
-    answer("Ready", yes, reason, why)
+    verdict("Ready", yes, reason, why)
 }
 
-fn progressing(view: &View<'_>, decision: &Decision) -> Answer {
-    let settled = |message: &str| answer("Progressing", false, "Settled", message);
+fn progressing(view: &View<'_>, decision: &Decision) -> Verdict {
+    let settled = |message: &str| verdict("Progressing", false, "Settled", message);
     if view.observed.group.spec.paused {
         return settled("paused");
     }
     if let Some(waiting) = &decision.waiting {
-        return answer("Progressing", false, "Waiting", waiting);
+        return verdict("Progressing", false, "Waiting", waiting);
     }
     if let Some(moving) = &decision.moving {
-        return answer("Progressing", true, "Moving", moving);
+        return verdict("Progressing", true, "Moving", moving);
     }
-    if !decision.births.is_empty() {
-        return answer(
+    if !decision.creations.is_empty() {
+        return verdict(
             "Progressing",
             true,
             "Creating",
-            format!("making {}", count(decision.births.len(), "backup pod")),
+            format!("making {}", count(decision.creations.len(), "backup pod")),
         );
     }
     if decision.retry_at.is_some() {
-        return answer(
+        return verdict(
             "Progressing",
             true,
             "BackingOff",
             "a backup that failed several times is replaced after a wait",
         );
     }
-    let starting = view.standings.iter().filter(|standing| standing.is_alive() && !standing.ready).count();
+    let starting =
+        view.backup_states.iter().filter(|backup_state| backup_state.is_alive() && !backup_state.ready).count();
     if starting > 0 {
-        return answer("Progressing", true, "Starting", format!("{} not ready yet", count(starting, "backup")));
+        return verdict("Progressing", true, "Starting", format!("{} not ready yet", count(starting, "backup")));
     }
     let spares: Vec<&str> = view
-        .standings
+        .backup_states
         .iter()
-        .filter(|standing| standing.is_alive() && !standing.member)
-        .map(|standing| standing.name.as_str())
+        .filter(|backup_state| backup_state.is_alive() && !backup_state.member)
+        .map(|backup_state| backup_state.name.as_str())
         .collect();
     match (view.log(), spares.is_empty()) {
-        (Some(_), false) => answer("Progressing", true, "CatchingUp", format!("{} is catching up", spares.join(", "))),
+        (Some(_), false) => verdict("Progressing", true, "CatchingUp", format!("{} is catching up", spares.join(", "))),
         _ => settled("nothing is under way"),
     }
 }
 
-fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Answer {
-    let yes = |reason, message: String| answer(DEGRADED, true, reason, message);
+fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Verdict {
+    let yes = |reason, message: String| verdict(DEGRADED, true, reason, message);
     if !foreign.is_empty() {
         let names = foreign.join(", ");
         return yes(
@@ -202,32 +203,33 @@ fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, forei
             ),
         );
     }
-    for standing in view.standings.iter().filter(|standing| standing.is_alive()) {
-        if let Some((reason, text)) = trouble(view, standing).filter(|(reason, _)| *reason != UNSCHEDULED) {
-            return yes(reason, format!("{}: {text}", standing.name));
+    for backup_state in view.backup_states.iter().filter(|backup_state| backup_state.is_alive()) {
+        if let Some((reason, text)) = trouble(view, backup_state).filter(|(reason, _)| *reason != UNSCHEDULED) {
+            return yes(reason, format!("{}: {text}", backup_state.name));
         }
     }
-    if let Some((standing, why)) = view.standings.iter().find_map(|standing| match &standing.health {
-        Health::Failed { why, .. } => Some((standing, why)),
+    if let Some((backup_state, why)) = view.backup_states.iter().find_map(|backup_state| match &backup_state.health {
+        Health::Failed { why, .. } => Some((backup_state, why)),
         _ => None,
     }) {
-        return yes("BackupFailed", format!("{}: {why}", standing.name));
+        return yes("BackupFailed", format!("{}: {why}", backup_state.name));
     }
-    if let Some((standing, text)) = view.standings.iter().find_map(|standing| Some((standing, damage(view, standing)?)))
+    if let Some((backup_state, text)) =
+        view.backup_states.iter().find_map(|backup_state| Some((backup_state, damage(view, backup_state)?)))
     {
-        return yes("MemberDamaged", format!("{}: {text}", standing.name));
+        return yes("MemberDamaged", format!("{}: {text}", backup_state.name));
     }
     match phase {
         Phase::Degraded => yes("FewerCopies", why.to_owned()),
         Phase::Unavailable => yes("Unavailable", why.to_owned()),
         _ if decision.waiting.is_some() => yes("MoveWaits", decision.waiting.clone().unwrap_or_default()),
-        _ => answer(DEGRADED, false, "AsWanted", "nothing is worse than asked for"),
+        _ => verdict(DEGRADED, false, "AsWanted", "nothing is worse than asked for"),
     }
 }
 
 /// Whether a failover now would find everything that was acknowledged, and somebody to take over. No unless shown.
-fn failover_safe(view: &View<'_>) -> Answer {
-    let no = |reason, message: String| answer("FailoverSafe", false, reason, message);
+fn failover_safe(view: &View<'_>) -> Verdict {
+    let no = |reason, message: String| verdict("FailoverSafe", false, reason, message);
     let Some(log) = view.log() else { return no("NoLog", "there is no log yet".to_owned()) };
     if view.observed.group.spec.fenced {
         return no("Fenced", "nobody takes over while the group is fenced".to_owned());
@@ -245,17 +247,17 @@ fn failover_safe(view: &View<'_>) -> Answer {
             format!("{pod} waits to become primary, and so would another: see condition Ready"),
         );
     }
-    let damaged = |standing: &&Standing| standing.member && damage(view, standing).is_some();
-    if let Some(standing) = view.standings.iter().find(damaged) {
-        let text = format!("{} lacks segments that it should hold: it is repaired from the others", standing.name);
+    let damaged = |backup_state: &&BackupState| backup_state.member && damage(view, backup_state).is_some();
+    if let Some(backup_state) = view.backup_states.iter().find(damaged) {
+        let text = format!("{} lacks segments that it should hold: it is repaired from the others", backup_state.name);
         return no("MemberDamaged", text);
     }
     match log.members.len() {
         members if holders < members => no(
             "MemberMissing",
-            format!("the pods of {holders} of {members} members work: one more death may be one too many"),
+            format!("the pods of {holders} of {members} members work: one more removal may be one too many"),
         ),
-        members => answer(
+        members => verdict(
             "FailoverSafe",
             true,
             "StandbyAndCopies",
@@ -265,16 +267,16 @@ fn failover_safe(view: &View<'_>) -> Answer {
 }
 
 /// Nothing that runs is the worse for what is in quarantine, so the group is not degraded by it.
-fn quarantine_empty(view: &View<'_>) -> Answer {
+fn quarantine_empty(view: &View<'_>) -> Verdict {
     let kept: Vec<String> = view
-        .standings
+        .backup_states
         .iter()
-        .filter_map(|standing| Some((standing, quarantined(view, standing)?)))
-        .map(|(standing, copies)| format!("{} keeps {}", standing.name, count_of(copies, "copy")))
+        .filter_map(|backup_state| Some((backup_state, quarantined(view, backup_state)?)))
+        .map(|(backup_state, copies)| format!("{} keeps {}", backup_state.name, count_of(copies, "copy")))
         .collect();
     match kept.is_empty() {
-        true => answer(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
-        false => answer(
+        true => verdict(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
+        false => verdict(
             QUARANTINE_EMPTY,
             false,
             "CopiesKept",
@@ -287,11 +289,11 @@ fn quarantine_empty(view: &View<'_>) -> Answer {
     }
 }
 
-fn placeable(decision: &Decision) -> Answer {
+fn placeable(decision: &Decision) -> Verdict {
     let free = decision.survey.free.len();
     match decision.unplaced {
-        0 => answer(PLACEABLE, true, "Placed", "every backup has a node"),
-        n if n <= free => answer(
+        0 => verdict(PLACEABLE, true, "Placed", "every backup has a node"),
+        n if n <= free => verdict(
             PLACEABLE,
             true,
             "NodesFree",
@@ -300,7 +302,7 @@ fn placeable(decision: &Decision) -> Answer {
         n => {
             let device = decision.survey.refused.iter().any(|refusal| refusal.lacks_device);
             let reason = if device { "NoFreeDevice" } else { "NoNodeFits" };
-            answer(
+            verdict(
                 PLACEABLE,
                 false,
                 reason,
@@ -311,7 +313,7 @@ fn placeable(decision: &Decision) -> Answer {
 }
 
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
-fn sidecars_current(view: &View<'_>) -> Option<Answer> {
+fn sidecars_current(view: &View<'_>) -> Option<Verdict> {
     let without: Vec<String> =
         view.observed.app.iter().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
@@ -319,7 +321,7 @@ fn sidecars_current(view: &View<'_>) -> Option<Answer> {
             "these pods of the app have no sidecar, perhaps because they were made while no operator ran: make them anew: {}",
             without.join(", ")
         );
-        return Some(answer("SidecarsCurrent", false, "Missing", text));
+        return Some(verdict("SidecarsCurrent", false, "Missing", text));
     }
     let injected =
         view.observed.app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
@@ -335,9 +337,9 @@ fn sidecars_current(view: &View<'_>) -> Option<Answer> {
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
         (_, true) => {
-            Some(answer("SidecarsCurrent", true, "Current", "every injected sidecar has the image that is wanted"))
+            Some(verdict("SidecarsCurrent", true, "Current", "every injected sidecar has the image that is wanted"))
         }
-        _ => Some(answer(
+        _ => Some(verdict(
             "SidecarsCurrent",
             false,
             "Outdated",
@@ -356,8 +358,8 @@ fn has_sidecar(pod: &Pod) -> bool {
 }
 
 /// What a backup says of its own damage.
-pub fn damage(view: &View<'_>, standing: &Standing) -> Option<String> {
-    let damaged = view.observed.damaged.get(&standing.name).filter(|_| standing.is_alive())?;
+pub fn damage(view: &View<'_>, backup_state: &BackupState) -> Option<String> {
+    let damaged = view.observed.damaged.get(&backup_state.name).filter(|_| backup_state.is_alive())?;
     let segments = count_of(*damaged, "segment");
     Some(format!(
         "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
@@ -366,8 +368,8 @@ pub fn damage(view: &View<'_>, standing: &Standing) -> Option<String> {
 
 /// Copies that a backup keeps in quarantine, if any: as it says, or as it said before it fell silent. They outlive its
 /// process.
-pub fn quarantined(view: &View<'_>, standing: &Standing) -> Option<u64> {
-    let name = &standing.name;
+pub fn quarantined(view: &View<'_>, backup_state: &BackupState) -> Option<u64> {
+    let name = &backup_state.name;
     let told = view.observed.quarantined.get(name).copied();
     let before = || {
         let status = view.observed.group.status.as_ref()?;
@@ -379,11 +381,13 @@ pub fn quarantined(view: &View<'_>, standing: &Standing) -> Option<u64> {
 const UNSCHEDULED: &str = "Unscheduled";
 
 /// What keeps a pod from working, in its kubelet's, the scheduler's or its own words.
-pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, String)> {
-    if let Some(Unready { reason, why }) = view.observed.obstacles.get(&standing.name).filter(|_| !standing.ready) {
+pub fn trouble(view: &View<'_>, backup_state: &BackupState) -> Option<(&'static str, String)> {
+    if let Some(Unready { reason, why }) =
+        view.observed.obstacles.get(&backup_state.name).filter(|_| !backup_state.ready)
+    {
         return Some((unready_reason(*reason), why.clone()));
     }
-    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == standing.name)?;
+    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == backup_state.name)?;
     let status = pod.status.as_ref()?;
     let container = status.container_statuses.iter().flatten().find(|container| container.name == BACKUP_CONTAINER);
     let waiting = container.and_then(|container| container.state.as_ref()?.waiting.as_ref());
@@ -399,10 +403,9 @@ pub fn trouble(view: &View<'_>, standing: &Standing) -> Option<(&'static str, St
             _ => return Some(("ContainerFailed", text)),
         }
     }
-    let unscheduled =
-        status.conditions.iter().flatten().find(|condition| {
-            condition.type_ == "PodScheduled" && condition.status == "False" && standing.node.is_none()
-        });
+    let unscheduled = status.conditions.iter().flatten().find(|condition| {
+        condition.type_ == "PodScheduled" && condition.status == "False" && backup_state.node.is_none()
+    });
     unscheduled.map(|condition| (UNSCHEDULED, condition.message.clone().unwrap_or_default()))
 }
 

@@ -44,7 +44,7 @@ const LOOKUP: Duration = Duration::from_secs(5);
 
 /// What answers are made from.
 #[derive(Clone)]
-pub struct Desk {
+pub struct Webhook {
     /// To read groups.
     pub client: Client,
     /// The sidecar's image.
@@ -56,7 +56,7 @@ pub struct Desk {
 }
 
 /// Serves for ever.
-pub async fn serve(address: SocketAddr, desk: Desk, shown: Arc<Shown>) -> anyhow::Result<()> {
+pub async fn serve(address: SocketAddr, webhook: Webhook, shown: Arc<Shown>) -> anyhow::Result<()> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -64,7 +64,8 @@ pub async fn serve(address: SocketAddr, desk: Desk, shown: Arc<Shown>) -> anyhow
         .with_no_client_auth()
         .with_cert_resolver(shown);
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let router = Router::new().route(PATH, post(answer)).layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(desk);
+    let router =
+        Router::new().route(PATH, post(answer)).layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(webhook);
     let listener =
         TcpListener::bind(address).await.with_context(|| format!("listen on {address} (--webhook-listen)"))?;
     info!(%address, "webhook listens");
@@ -100,10 +101,10 @@ async fn attend(stream: TcpStream, acceptor: TlsAcceptor, router: Router) -> any
         .context("serve")
 }
 
-async fn answer(State(desk): State<Desk>, Json(review): Json<Value>) -> Json<Value> {
+async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Json<Value> {
     let request = &review["request"];
     let mut response = json!({"uid": request["uid"], "allowed": true});
-    let result = match desk.decide(request).await {
+    let result = match webhook.decide(request).await {
         Ok(Decision::Leave) => "left_alone",
         Ok(Decision::Patch { patch, warnings }) => {
             let bytes = k8s_openapi::ByteString(patch.to_string().into_bytes());
@@ -120,7 +121,7 @@ async fn answer(State(desk): State<Desk>, Json(review): Json<Value>) -> Json<Val
             "refused"
         }
     };
-    desk.metrics.injected(result);
+    webhook.metrics.injected(result);
     Json(json!({"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": response}))
 }
 
@@ -131,7 +132,7 @@ enum Decision {
     Patch { patch: Value, warnings: Vec<String> },
 }
 
-impl Desk {
+impl Webhook {
     /// The error is for the person who makes the pod: without its sidecar it would start and never work.
     async fn decide(&self, request: &Value) -> Result<Decision, String> {
         let pod = &request["object"];

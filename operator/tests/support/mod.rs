@@ -12,7 +12,7 @@ use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
 };
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Birth, backup};
+use tailwind_operator::plan::objects::pod::{Creation, backup};
 use tailwind_operator::plan::objects::{Kind, Owned};
 use tailwind_operator::plan::{Action, plan};
 use tailwind_operator::quantity::milli;
@@ -228,7 +228,11 @@ impl Story {
             objects: Vec::new(),
             names: (1..10).map(|n| format!("new0{n}")).collect(),
             positions: None,
-            obstacles: self.obstacles.iter().filter_map(|(name, text)| Some((full(name), text.parse().ok()?))).collect(),
+            obstacles: self
+                .obstacles
+                .iter()
+                .filter_map(|(name, text)| Some((full(name), text.parse().ok()?)))
+                .collect(),
             damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
             sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
             quarantined: self.quarantined.iter().map(|(name, count)| (full(name), *count)).collect(),
@@ -284,7 +288,7 @@ impl Story {
 
     fn backup(&self, wish: &Backup, group: &ReplicaGroup, settings: &Settings) -> Pod {
         let name = full(&wish.name);
-        let pod = backup(group, settings, &Birth { name: name.clone(), avoid: vec![], attempt: 0 });
+        let pod = backup(group, settings, &Creation { name: name.clone(), avoid: vec![], attempt: 0 });
         let mut pod = serde_json::to_value(pod).unwrap();
         let ago = |seconds: i64| (now() - SignedDuration::from_secs(seconds)).to_string();
         let metadata = &mut pod["metadata"];

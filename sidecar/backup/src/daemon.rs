@@ -24,7 +24,7 @@ use crate::disk::Disk;
 use crate::flusher::{Flusher, Job};
 use crate::ledger::Ledger;
 use crate::memory::Lender;
-use crate::promise::{PromiseFile, Standing};
+use crate::promise::{MemberState, PromiseFile};
 use crate::table::SlotTable;
 use crate::wake::Woken;
 
@@ -69,7 +69,7 @@ pub struct Daemon {
     table: SlotTable,
     ledger: Ledger,
     promise_file: PromiseFile,
-    standing: Standing,
+    member_state: MemberState,
     /// What each slot is used for.
     rows: Vec<Option<SlotRow>>,
     /// One segment's bytes, for scans.
@@ -81,9 +81,9 @@ pub struct Daemon {
 impl Daemon {
     /// A backup that has just woken up, and its flusher. The outputs of its start are due.
     pub fn new(woken: Woken, limits: Limits) -> (Daemon, Flusher) {
-        let Woken { disk, table, ledger, flushed, promise_file, standing, found, .. } = woken;
-        let (group, member) = (standing.group.clone(), standing.member.clone());
-        let (machine, outputs) = Backup::start(group, member, standing.boot, limits, found);
+        let Woken { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
+        let (group, member) = (member_state.group.clone(), member_state.member.clone());
+        let (machine, outputs) = Backup::start(group, member, member_state.boot, limits, found);
         let flusher = Flusher::new(Arc::clone(&disk), flushed);
         let daemon = Daemon {
             machine,
@@ -92,7 +92,7 @@ impl Daemon {
             table,
             ledger,
             promise_file,
-            standing,
+            member_state,
             rows: vec![None; limits.slots as usize],
             bytes: Vec::new(),
             tallies: Tallies::default(),
@@ -106,8 +106,8 @@ impl Daemon {
     }
 
     /// Who it is and what it has promised, as on disk.
-    pub fn standing(&self) -> &Standing {
-        &self.standing
+    pub fn member_state(&self) -> &MemberState {
+        &self.member_state
     }
 
     /// The flush folder.
@@ -175,11 +175,11 @@ impl Daemon {
             }
             Output::Release(slot) => lender.release(slot)?,
             Output::DeleteFile(segment) => {
-                let log = self.standing.promise.log.context("delete a segment of no log")?;
+                let log = self.member_state.promise.log.context("delete a segment of no log")?;
                 return Ok(Some(Carried::Flush(Job::Delete(segment, log))));
             }
             Output::Quarantine(segment) => {
-                let log = self.standing.promise.log.context("quarantine a segment of no log")?;
+                let log = self.member_state.promise.log.context("quarantine a segment of no log")?;
                 return Ok(Some(Carried::Flush(Job::Quarantine(segment, log))));
             }
             Output::StartQuarantine(slot, identity, closure) => {
@@ -205,11 +205,11 @@ impl Daemon {
     /// The end: everything that was queued at the flusher is done.
     pub fn finish(mut self, complete: bool) -> anyhow::Result<()> {
         if complete {
-            self.standing.complete = true;
-            self.write_standing()?;
+            self.member_state.complete = true;
+            self.write_member_state()?;
         }
         let counts: Counts = self.machine.counts();
-        let epoch = self.standing.promise.epoch;
+        let epoch = self.member_state.promise.epoch;
         info!(%epoch, complete, on_disk = counts.on_disk, open = counts.recovered, "finished");
         Ok(())
     }
@@ -217,20 +217,20 @@ impl Daemon {
     fn persist(&mut self, promise: Promise) -> anyhow::Result<()> {
         let Promise { log, epoch, trimmed, durability, doubt, .. } = &promise;
         let doubted = doubt.is_some();
-        match (doubt, &self.standing.promise.doubt) {
+        match (doubt, &self.member_state.promise.doubt) {
             (Some(doubt), None) => {
                 error!(epoch = %doubt.epoch, why = %doubt.why, "damaged: cannot tell where the log ends")
             }
             (None, Some(_)) => info!("holds the log again: no longer damaged"),
             _ => {}
         }
-        let raised = *epoch > self.standing.promise.epoch;
+        let raised = *epoch > self.member_state.promise.epoch;
         if raised {
             let log = log.map(tracing::field::display);
             info!(log, %epoch, %trimmed, %durability, "promised");
         }
-        self.standing.promise = promise;
-        self.write_standing()?;
+        self.member_state.promise = promise;
+        self.write_member_state()?;
         if doubted {
             // What raised the doubt is remembered now.
             self.ledger.mend(self.disk.folder()).context("mend the ledger of what is owed")?;
@@ -238,8 +238,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn write_standing(&mut self) -> anyhow::Result<()> {
-        Ok(self.promise_file.write(&self.standing)?)
+    fn write_member_state(&mut self) -> anyhow::Result<()> {
+        Ok(self.promise_file.write(&self.member_state)?)
     }
 
     fn revoke_below(&mut self, lender: &mut dyn Lender, epoch: Epoch) -> anyhow::Result<()> {
@@ -250,8 +250,8 @@ impl Daemon {
 
     fn save_slot(&mut self, slot: Slot, row: Option<SlotRow>) -> anyhow::Result<()> {
         // From here on the memory holds what the disk does not: the mark of the last shutdown is no longer true.
-        if row.is_some() && std::mem::take(&mut self.standing.complete) {
-            self.write_standing()?;
+        if row.is_some() && std::mem::take(&mut self.member_state.complete) {
+            self.write_member_state()?;
         }
         self.table.save(slot, row.as_ref())?;
         match &row {

@@ -31,7 +31,7 @@ pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};
 pub use ledger::Ledger;
 pub use memory::{Buffers, Lender, Mapped, Memory};
-pub use promise::{PromiseError, PromiseFile, Standing};
+pub use promise::{MemberState, PromiseError, PromiseFile};
 pub use quarantine::{QuarantineFile, QuarantineName};
 pub use table::{Owner, SlotTable, TableError};
 pub use wake::{Home, Woken, wake};

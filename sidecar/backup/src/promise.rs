@@ -28,7 +28,7 @@ const TEMPORARY: &str = "promise.tmp";
 
 /// What a backup is and has promised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct MemberState {
     /// The group that the folder belongs to.
     pub group: GroupName,
     /// The backup that the folder belongs to.
@@ -91,7 +91,7 @@ pub struct PromiseFile {
 
 impl PromiseFile {
     /// Opens the file, if there is one. Both blocks are brought to disk, whatever they were.
-    pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
+    pub fn open(folder: &dyn Folder) -> Result<Option<(PromiseFile, MemberState)>, PromiseError> {
         let path = folder.path().join(PROMISE);
         let io_error = |action| io_error(action, &path);
         let file = match folder.open(PROMISE) {
@@ -99,17 +99,17 @@ impl PromiseFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(io_error("open")(error)),
         };
-        let blocks = [KIND.read::<Standing>(&*file, 0), KIND.read(&*file, 1)];
+        let blocks = [KIND.read::<MemberState>(&*file, 0), KIND.read(&*file, 1)];
         let [first, second] = blocks.map(|block| block.map_err(io_error("read")));
-        let (sequence, standing, good) = match (first?, second?) {
+        let (sequence, member_state, good) = match (first?, second?) {
             (Block::Newer(found), _) | (_, Block::Newer(found)) => {
                 return Err(PromiseError::Newer { path, found });
             }
             (Block::Damaged(first), Block::Damaged(second)) => {
                 return Err(PromiseError::Damaged { path, first, second });
             }
-            (Block::Sound(sequence, standing), Block::Damaged(_)) => (sequence, standing, 0),
-            (Block::Damaged(_), Block::Sound(sequence, standing)) => (sequence, standing, 1),
+            (Block::Sound(sequence, member_state), Block::Damaged(_)) => (sequence, member_state, 0),
+            (Block::Damaged(_), Block::Sound(sequence, member_state)) => (sequence, member_state, 1),
             (Block::Sound(a, first), Block::Sound(b, _)) if a >= b => (a, first, 0),
             (Block::Sound(..), Block::Sound(b, second)) => (b, second, 1),
         };
@@ -118,37 +118,37 @@ impl PromiseFile {
         KIND.write_again(&*file, good).map_err(io_error("write"))?;
         let mut promise = PromiseFile { file, path, sequence };
         // Now the other one before the good one changes: a crash in the middle must leave one of them.
-        promise.write_block(1 - good, sequence, &standing)?;
-        promise.write(&standing)?;
-        Ok(Some((promise, standing)))
+        promise.write_block(1 - good, sequence, &member_state)?;
+        promise.write(&member_state)?;
+        Ok(Some((promise, member_state)))
     }
 
     /// Makes the file: whole or not at all.
-    pub fn create(folder: &dyn Folder, standing: &Standing) -> Result<PromiseFile, PromiseError> {
+    pub fn create(folder: &dyn Folder, member_state: &MemberState) -> Result<PromiseFile, PromiseError> {
         let path = folder.path().join(PROMISE);
         let io_error = |action| io_error(action, &path);
         let file = folder.create(TEMPORARY).map_err(io_error("create"))?;
         file.allocate(2 * BLOCK_SIZE as u64).map_err(io_error("allocate"))?;
         let mut promise = PromiseFile { file, path: path.clone(), sequence: 0 };
-        promise.write(standing)?;
+        promise.write(member_state)?;
         folder.rename(TEMPORARY, PROMISE).map_err(io_error("rename"))?;
         folder.sync().map_err(io_error("write the folder of"))?;
         Ok(promise)
     }
 
-    /// Brings `standing` to disk, twice. When it returns, no single fault can lose it.
-    pub fn write(&mut self, standing: &Standing) -> Result<(), PromiseError> {
+    /// Brings `member_state` to disk, twice. When it returns, no single fault can lose it.
+    pub fn write(&mut self, member_state: &MemberState) -> Result<(), PromiseError> {
         let sequence = self.sequence + 1;
         // The block that holds the older content goes first: until the new one is whole, the newest stays readable.
         for index in [sequence % 2, (sequence + 1) % 2] {
-            self.write_block(index, sequence, standing)?;
+            self.write_block(index, sequence, member_state)?;
         }
         self.sequence = sequence;
         Ok(())
     }
 
-    fn write_block(&self, index: u64, sequence: u64, standing: &Standing) -> Result<(), PromiseError> {
-        KIND.write(&*self.file, index, sequence, standing).map_err(io_error("write", &self.path))
+    fn write_block(&self, index: u64, sequence: u64, member_state: &MemberState) -> Result<(), PromiseError> {
+        KIND.write(&*self.file, index, sequence, member_state).map_err(io_error("write", &self.path))
     }
 }
 
@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::files::OsFolder;
 
-    fn standing(epoch: u64) -> Standing {
-        Standing {
+    fn member_state(epoch: u64) -> MemberState {
+        MemberState {
             group: "db".parse().unwrap(),
             member: "b0".parse().unwrap(),
             boot: BootId(7),
@@ -178,18 +178,18 @@ mod tests {
     fn promised() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let folder = OsFolder::open(dir.path()).unwrap();
-        let mut file = PromiseFile::create(&folder, &standing(1)).unwrap();
-        file.write(&standing(2)).unwrap();
-        file.write(&standing(3)).unwrap();
+        let mut file = PromiseFile::create(&folder, &member_state(1)).unwrap();
+        file.write(&member_state(2)).unwrap();
+        file.write(&member_state(3)).unwrap();
         let path = dir.path().join(PROMISE);
         (dir, path)
     }
 
-    fn open(path: &Path) -> Result<Option<(PromiseFile, Standing)>, PromiseError> {
+    fn open(path: &Path) -> Result<Option<(PromiseFile, MemberState)>, PromiseError> {
         PromiseFile::open(&OsFolder::open(path.parent().unwrap()).unwrap())
     }
 
-    fn read(path: &Path) -> Result<Standing, PromiseError> {
+    fn read(path: &Path) -> Result<MemberState, PromiseError> {
         open(path).map(|found| found.expect("the file is there").1)
     }
 
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_newest_promise_is_read_back() {
         let (_dir, path) = promised();
-        assert_eq!(read(&path).unwrap(), standing(3));
+        assert_eq!(read(&path).unwrap(), member_state(3));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 * BLOCK_SIZE as u64);
     }
 
@@ -217,19 +217,19 @@ mod tests {
         let (_dir, path) = promised();
         let before = std::fs::read(&path).unwrap();
         let (mut file, _) = open(&path).unwrap().unwrap();
-        file.write(&standing(4)).unwrap();
+        file.write(&member_state(4)).unwrap();
         let after = std::fs::read(&path).unwrap();
-        let new = KIND.to_block(5, &standing(4));
+        let new = KIND.to_block(5, &member_state(4));
         assert_eq!(after, [new, new].concat(), "both blocks are equal at rest");
         for cut in (0..BLOCK_SIZE).step_by(97) {
             // The first block to be written is torn: only what was reported may be read.
             std::fs::write(&path, [&after[..cut], &before[cut..]].concat()).unwrap();
             let found = read(&path).unwrap();
-            assert!(found == standing(3) || (cut > 24 && found == standing(4)), "cut at {cut}: {found:?}");
+            assert!(found == member_state(3) || (cut > 24 && found == member_state(4)), "cut at {cut}: {found:?}");
             // The first is whole, the second torn.
             let torn = [&after[..BLOCK_SIZE], &after[BLOCK_SIZE..][..cut], &before[BLOCK_SIZE..][cut..]].concat();
             std::fs::write(&path, torn).unwrap();
-            assert_eq!(read(&path).unwrap(), standing(4), "cut at {cut}");
+            assert_eq!(read(&path).unwrap(), member_state(4), "cut at {cut}");
         }
     }
 
@@ -238,9 +238,9 @@ mod tests {
         for block in 0..2 {
             let (_dir, path) = promised();
             change(&path, |bytes| bytes[block * BLOCK_SIZE + 100] ^= 1);
-            assert_eq!(read(&path).unwrap(), standing(3));
+            assert_eq!(read(&path).unwrap(), member_state(3));
             change(&path, |bytes| bytes[(1 - block) * BLOCK_SIZE + 100] ^= 1);
-            assert_eq!(read(&path).unwrap(), standing(3), "the first start has mended it");
+            assert_eq!(read(&path).unwrap(), member_state(3), "the first start has mended it");
         }
     }
 

@@ -29,7 +29,7 @@ use crate::files::Folder;
 use crate::flushed::Flushed;
 use crate::ledger::{Ledger, Told};
 use crate::memory::Memory;
-use crate::promise::{PromiseFile, Standing};
+use crate::promise::{MemberState, PromiseFile};
 use crate::table::{Owner, Rows, SlotTable};
 
 /// What people may do whose folders cannot be put together again. Who empties every member's folders removes the log.
@@ -67,7 +67,7 @@ pub struct Woken {
     /// The promise file.
     pub promise_file: PromiseFile,
     /// Who this is and what it has promised, as on disk.
-    pub standing: Standing,
+    pub member_state: MemberState,
     /// What memory and disk hold.
     pub found: Found,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
@@ -82,8 +82,8 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
     // promise that is there now must be there after a loss of power too.
     disk.folder().sync().with_context(|| format!("write flush folder {}", disk.path().display()))?;
     let promised = PromiseFile::open(disk.folder())?;
-    if let Some((_, standing)) = &promised {
-        home.check_owner("flush folder", disk.path(), &standing.group, &standing.member)?;
+    if let Some((_, member_state)) = &promised {
+        home.check_owner("flush folder", disk.path(), &member_state.group, &member_state.member)?;
     }
     let table = SlotTable::open(memory.table()?, &home.pool)?;
     let owner = table.owner()?.filter(|owner| owner.kernel == home.kernel);
@@ -91,17 +91,17 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
         home.check_owner("pool", &home.pool, &owner.group, &owner.member)?;
     }
     match (promised, owner) {
-        (Some((promise_file, standing)), Some(owner)) => {
+        (Some((promise_file, member_state)), Some(owner)) => {
             ensure!(
-                owner.boot == standing.boot,
+                owner.boot == member_state.boot,
                 "pool {} and flush folder {} are of different lives of this backup ({} and {}): give the folders that belong \
                  together. {ONE_BACKUP_ONLY}",
                 home.pool.display(),
                 disk.path().display(),
                 owner.boot,
-                standing.boot
+                member_state.boot
             );
-            resume(home, disk, memory, table, &owner, promise_file, standing)
+            resume(home, disk, memory, table, &owner, promise_file, member_state)
         }
         (None, Some(_)) => bail!(
             "pool {} holds buffers of this backup, but flush folder {} holds no promise: without it nobody knows which epoch \
@@ -140,7 +140,7 @@ fn resume(
     mut table: SlotTable,
     owner: &Owner,
     promise_file: PromiseFile,
-    standing: Standing,
+    member_state: MemberState,
 ) -> anyhow::Result<Woken> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
@@ -156,7 +156,7 @@ fn resume(
         );
     }
     table.reserve(owner, home.buffers)?;
-    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &member_state.promise)?;
     for slot in &damaged {
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
@@ -171,9 +171,9 @@ fn resume(
         table.save(*slot, None)?;
     }
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
-    let (boot, epoch) = (standing.boot, standing.promise.epoch);
+    let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing }, listing))
+    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing }, listing))
 }
 
 /// The memory is new.
@@ -182,42 +182,44 @@ fn begin(
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
-    promised: Option<(PromiseFile, Standing)>,
+    promised: Option<(PromiseFile, MemberState)>,
     fresh: BootId,
 ) -> anyhow::Result<Woken> {
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
     let mut is_new = true;
-    let (promise_file, standing) = match promised {
-        Some((mut file, standing)) => {
-            let keep = keeps_identity(&standing);
+    let (promise_file, member_state) = match promised {
+        Some((mut file, member_state)) => {
+            let keep = keeps_identity(&member_state);
             is_new = !keep;
-            let boot = if keep { standing.boot } else { fresh };
-            let mut standing = Standing { boot, complete: keep && standing.complete, ..standing };
+            let boot = if keep { member_state.boot } else { fresh };
+            let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
                 // Whatever was in doubt is lost: nobody asks this backup for it any more.
-                standing.promise.doubt = None;
+                member_state.promise.doubt = None;
             }
-            file.write(&standing)?;
+            file.write(&member_state)?;
             match keep {
                 true => {
-                    info!(%boot, epoch = %standing.promise.epoch, "memory is new: what the disk holds is compared with what it owes")
+                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: what the disk holds is compared with what it owes")
                 }
-                false => warn!(%boot, epoch = %standing.promise.epoch, "memory is lost: starting with a new identity"),
+                false => {
+                    warn!(%boot, epoch = %member_state.promise.epoch, "memory is lost: starting with a new identity")
+                }
             }
-            (file, standing)
+            (file, member_state)
         }
         None => {
             let (group, member) = (home.group.clone(), home.member.clone());
             let boot = fresh;
-            let standing = Standing { group, member, boot, promise: Promise::default(), complete: false };
+            let member_state = MemberState { group, member, boot, promise: Promise::default(), complete: false };
             info!(%boot, "new backup");
-            (PromiseFile::create(disk.folder(), &standing)?, standing)
+            (PromiseFile::create(disk.folder(), &member_state)?, member_state)
         }
     };
     memory.open()?;
-    let (mut evidence, listing) = Evidence::gather(&disk, &standing.promise)?;
+    let (mut evidence, listing) = Evidence::gather(&disk, &member_state.promise)?;
     if is_new {
         evidence.forget(&disk)?;
     }
@@ -235,11 +237,11 @@ fn begin(
     table.claim(&Owner {
         group: home.group.clone(),
         member: home.member.clone(),
-        boot: standing.boot,
+        boot: member_state.boot,
         kernel: home.kernel.clone(),
         slots: home.buffers,
     })?;
-    Ok(evidence.woken(disk, table, promise_file, standing, Slots { here: rows, missing: Vec::new() }, listing))
+    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing: Vec::new() }, listing))
 }
 
 /// Slots in use.
@@ -313,14 +315,14 @@ impl Evidence {
         disk: Disk,
         table: SlotTable,
         promise_file: PromiseFile,
-        standing: Standing,
+        member_state: MemberState,
         slots: Slots,
         listing: Listing,
     ) -> Woken {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
         let Listing { closed: files, strange: strange_files, .. } = listing;
         let found = Found {
-            promise: standing.promise.clone(),
+            promise: member_state.promise.clone(),
             rows: slots.here,
             missing: slots.missing,
             files,
@@ -328,13 +330,13 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, standing, found, strange_files }
+        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
     }
 }
 
 /// True when the disk alone holds whatever this backup has acknowledged.
-fn keeps_identity(standing: &Standing) -> bool {
-    standing.complete || standing.promise.durability == Durability::Flushed || planted::has(Bug::IdentityKept)
+fn keeps_identity(member_state: &MemberState) -> bool {
+    member_state.complete || member_state.promise.durability == Durability::Flushed || planted::has(Bug::IdentityKept)
 }
 
 /// Puts open segments from disk back into buffers, where they are scanned like buffers that survived.

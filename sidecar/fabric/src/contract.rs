@@ -26,7 +26,7 @@
 //!
 //! # How a channel is opened
 //!
-//! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`] → its [`Answer`] travels back →
+//! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`] → its [`ChannelAnswer`] travels back →
 //! [`Opening::connect`]. Offers, answers and grants travel inside the control RPC and nowhere else.
 
 use std::fmt;
@@ -109,7 +109,7 @@ pub enum Offer {
 /// What a receiver answers to an [`Offer`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
-pub enum Answer {
+pub enum ChannelAnswer {
     /// The receiver's end of the connection, ready for writes.
     Verbs {
         /// Where writes go.
@@ -194,13 +194,13 @@ impl Offer {
     }
 }
 
-impl Answer {
+impl ChannelAnswer {
     /// The fabric that it is for.
     pub fn kind(&self) -> FabricKind {
         match self {
-            Answer::Verbs { .. } => FabricKind::Verbs,
-            Answer::Shm => FabricKind::Shm,
-            Answer::Tcp { .. } => FabricKind::Tcp,
+            ChannelAnswer::Verbs { .. } => FabricKind::Verbs,
+            ChannelAnswer::Shm => FabricKind::Shm,
+            ChannelAnswer::Tcp { .. } => FabricKind::Tcp,
         }
     }
 }
@@ -273,7 +273,7 @@ pub trait Receiver: Send {
     /// Which fabric this is.
     fn kind(&self) -> FabricKind;
     /// Prepares for one channel of `writer`. Refused when a revocation covers it.
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError>;
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
     /// Zeroes the slot (promise 5) and lets `writer` write it. An earlier lending of the slot is over.
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError>;
     /// Ends one lending whose writer has said that it is finished with it: no further write to it completes, all its
@@ -304,7 +304,7 @@ pub trait Opening: Send {
     /// What to send to the receiver.
     fn offer(&self) -> Offer;
     /// Opens the channel that the receiver has accepted. `peer` is the receiver's host as the control RPC reached it.
-    fn connect(self: Box<Self>, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError>;
+    fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError>;
 }
 
 /// One ordered stream of writes to one receiver. On the append path: no call allocates, blocks or logs.

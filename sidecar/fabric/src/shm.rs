@@ -39,8 +39,8 @@ use rustix::fs::OFlags;
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::contract::{
-    Answer, Channel, ChannelError, FabricError, FabricKind, Grant, Offer, Opening, Receiver, RemoteBuffer, Sender,
-    SlotId, Writer,
+    Channel, ChannelAnswer, ChannelError, FabricError, FabricKind, Grant, Offer, Opening, Receiver, RemoteBuffer,
+    Sender, SlotId, Writer,
 };
 use crate::mapping::{Flag, Mapping};
 use crate::pool::{Claim, Pool};
@@ -92,10 +92,10 @@ impl Receiver for ShmReceiver {
         FabricKind::Shm
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
         match offer {
-            Offer::Shm => Ok(Answer::Shm),
+            Offer::Shm => Ok(ChannelAnswer::Shm),
             other => Err(mismatch(other.kind())),
         }
     }
@@ -164,9 +164,9 @@ impl Opening for ShmSender {
         Offer::Shm
     }
 
-    fn connect(self: Box<Self>, answer: &Answer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+    fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
         match answer {
-            Answer::Shm => Ok(Box::<ShmChannel>::default()),
+            ChannelAnswer::Shm => Ok(Box::<ShmChannel>::default()),
             other => Err(mismatch(other.kind())),
         }
     }

@@ -58,7 +58,7 @@ use ibverbs_sys as ffi;
 
 #[cfg(feature = "verbs")]
 pub use channel::VerbsChannel;
-pub use choice::{Choice, NoChoice, Wishes, choose};
+pub use choice::{Choice, DeviceSelector, NoChoice, choose};
 #[cfg(feature = "verbs")]
 pub use device::survey;
 #[cfg(feature = "verbs")]

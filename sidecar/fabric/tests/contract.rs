@@ -38,14 +38,14 @@ impl Harness for Tcp {
 /// Needs an RDMA device: `./check` runs these tests in a virtual machine that has one.
 #[cfg(feature = "verbs")]
 mod rdma {
-    use tailwind_fabric::verbs::{Choice, Tuning, VerbsReceiver, VerbsSender, Wishes, choose, survey};
+    use tailwind_fabric::verbs::{Choice, DeviceSelector, Tuning, VerbsReceiver, VerbsSender, choose, survey};
 
     use super::*;
 
     pub(super) struct Verbs;
 
     fn choice() -> Choice {
-        choose(&survey().unwrap(), &Wishes::default()).unwrap()
+        choose(&survey().unwrap(), &DeviceSelector::default()).unwrap()
     }
 
     impl Harness for Verbs {

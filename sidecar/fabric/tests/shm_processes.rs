@@ -32,7 +32,7 @@ fn sender_process() {
     let Ok(grant) = env::var(GRANT) else { return };
     let grant: Grant = serde_json::from_str(&grant).unwrap();
     let remote = ShmSender.attach(&grant).unwrap();
-    let mut channel = Box::new(ShmSender).connect(&tailwind_fabric::Answer::Shm, [127, 0, 0, 1].into()).unwrap();
+    let mut channel = Box::new(ShmSender).connect(&tailwind_fabric::ChannelAnswer::Shm, [127, 0, 0, 1].into()).unwrap();
     let mut out = std::io::stdout().lock();
     for lap in (1..0x80).cycle() {
         let (mut writer, local) = ShmSender.allocate(SLOT_SIZE).unwrap();

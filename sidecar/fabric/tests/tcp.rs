@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
 use tailwind_fabric::{
-    Answer, ChannelError, Grant, Offer, Opening, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer,
+    ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer,
 };
 use tempfile::TempDir;
 
@@ -33,7 +33,7 @@ impl Backup {
         Backup { _dir: dir, pool, receiver }
     }
 
-    fn answer(&mut self, writer: u64) -> Answer {
+    fn answer(&mut self, writer: u64) -> ChannelAnswer {
         self.receiver.accept(Writer(writer), &Offer::Tcp).unwrap()
     }
 

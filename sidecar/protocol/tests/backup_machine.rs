@@ -16,7 +16,7 @@ use tailwind_protocol::scan::Tail;
 const SLOT_SIZE: u32 = 64 << 10;
 
 /// A backup whose scans, verifications and lendings are answered at once.
-struct Desk {
+struct Fixture {
     backup: Backup,
     requests: u64,
     scanned: Tail,
@@ -24,18 +24,18 @@ struct Desk {
     out: Vec<Output>,
 }
 
-impl Desk {
-    fn start(found: Found, slots: u32) -> Desk {
+impl Fixture {
+    fn start(found: Found, slots: u32) -> Fixture {
         let unflushed_bytes_max = u64::from(slots) * u64::from(SLOT_SIZE);
         let limits = Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max };
         let (backup, out) = Backup::start(group("g"), "m1".parse().expect("a name"), BootId(1), limits, found);
-        let mut desk = Desk { backup, requests: 0, scanned: Tail::default(), sound: true, out: Vec::new() };
-        desk.carry(out);
-        desk
+        let mut fixture = Fixture { backup, requests: 0, scanned: Tail::default(), sound: true, out: Vec::new() };
+        fixture.carry(out);
+        fixture
     }
 
-    fn fresh() -> Desk {
-        Desk::start(Found::default(), 4)
+    fn fresh() -> Fixture {
+        Fixture::start(Found::default(), 4)
     }
 
     fn step(&mut self, input: Input) {
@@ -136,11 +136,11 @@ fn requests(caller: &Caller) -> Vec<Request> {
 }
 
 /// A backup that has promised epoch 5 and lent segment 1 to it.
-fn promised() -> Desk {
-    let mut desk = Desk::fresh();
-    desk.fence(5);
-    assert!(matches!(desk.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
-    desk
+fn promised() -> Fixture {
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
+    assert!(matches!(fixture.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    fixture
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn only_the_promised_epoch_of_the_right_log_is_admitted() {
     let other_group = Caller { group: group("h"), ..caller(5) };
     for (who, caller) in [("older", older), ("newer", newer), ("log", other_log), ("group", other_group)] {
         for request in requests(&caller) {
-            let mut desk = promised();
-            let before = desk.backup.counts();
-            let reply = desk.ask(request.clone());
+            let mut fixture = promised();
+            let before = fixture.backup.counts();
+            let reply = fixture.ask(request.clone());
             let right = match (who, &reply) {
                 ("older", Some(Reply::Refused(Refusal::Fenced { promised }))) => *promised == Epoch(5),
                 ("newer", Some(Reply::Refused(Refusal::NotFenced { promised }))) => *promised == Epoch(5),
@@ -160,8 +160,8 @@ fn only_the_promised_epoch_of_the_right_log_is_admitted() {
                 _ => false,
             };
             assert!(right, "{who}: {request:?} got {reply:?}");
-            assert_eq!(desk.out.len(), 1, "{who}: {request:?} did {:?}", desk.out);
-            assert_eq!(desk.backup.counts(), before);
+            assert_eq!(fixture.out.len(), 1, "{who}: {request:?} did {:?}", fixture.out);
+            assert_eq!(fixture.backup.counts(), before);
         }
     }
     for request in requests(&equal) {
@@ -172,25 +172,25 @@ fn only_the_promised_epoch_of_the_right_log_is_admitted() {
 
 #[test]
 fn a_fence_raises_the_promise_and_never_lowers_it() {
-    let mut desk = promised();
-    let older = desk.ask(Request::Fence(fence(caller(4))));
+    let mut fixture = promised();
+    let older = fixture.ask(Request::Fence(fence(caller(4))));
     assert_eq!(older, Some(Reply::Refused(Refusal::Fenced { promised: Epoch(5) })));
     for wrong in [Caller { log: LogId(2), ..caller(9) }, Caller { group: group("h"), ..caller(9) }] {
-        let reply = desk.ask(Request::Fence(fence(wrong)));
+        let reply = fixture.ask(Request::Fence(fence(wrong)));
         assert!(matches!(reply, Some(Reply::Refused(Refusal::WrongLog { .. }))), "{reply:?}");
     }
-    assert_eq!(desk.backup.promise().epoch, Epoch(5));
+    assert_eq!(fixture.backup.promise().epoch, Epoch(5));
     // Asked again under the same epoch, nothing is revoked: the caller's own buffers go on.
-    desk.fence(5);
-    assert_eq!(desk.out.len(), 1);
-    assert_eq!(desk.backup.counts().lent, 1);
+    fixture.fence(5);
+    assert_eq!(fixture.out.len(), 1);
+    assert_eq!(fixture.backup.counts().lent, 1);
 }
 
 #[test]
 fn a_fence_persists_revokes_scans_and_only_then_replies() {
-    let mut desk = promised();
-    desk.fence(6);
-    let kinds: Vec<&str> = desk
+    let mut fixture = promised();
+    fixture.fence(6);
+    let kinds: Vec<&str> = fixture
         .out
         .iter()
         .map(|output| match output {
@@ -222,76 +222,82 @@ fn a_segment_larger_than_the_buffers_is_refused() {
 
 #[test]
 fn a_fetch_gives_a_closed_segment_and_nothing_else() {
-    let mut desk = promised();
+    let mut fixture = promised();
     let fetch = |identity, last| Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last) });
-    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));
-    assert!(matches!(desk.ask(fetch(identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
-    assert!(matches!(desk.ask(fetch(identity(1, 4), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
-    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Memory(Slot(0))));
-    assert!(matches!(desk.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::Corrupt { .. }))));
+    assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));
+    assert!(matches!(fixture.ask(fetch(identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    assert!(matches!(fixture.ask(fetch(identity(1, 4), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Memory(Slot(0))));
+    assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::Corrupt { .. }))));
 }
 
 #[test]
 fn closing_again_says_what_is_true_now() {
-    let mut desk = promised();
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert!(matches!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    let mut fixture = promised();
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(
+        fixture.ask(close(caller(5), identity(1, 5), 2)),
+        Some(Reply::Refused(Refusal::NoSuchCopy { .. }))
+    ));
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     // On disk, and found corrupt there: no longer whole, whatever it was told before.
-    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(
-        desk.ask(close(caller(5), identity(1, 5), 3)),
+        fixture.ask(close(caller(5), identity(1, 5), 3)),
         Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) }))
     );
 }
 
 #[test]
 fn bytes_that_changed_after_the_scan_are_scanned_again() {
-    let mut desk = promised();
-    desk.scanned = tail(7);
-    desk.fence(6);
-    (desk.sound, desk.scanned) = (false, tail(4));
-    let reply = desk.ask(close(caller(6), identity(1, 5), 7));
+    let mut fixture = promised();
+    fixture.scanned = tail(7);
+    fixture.fence(6);
+    (fixture.sound, fixture.scanned) = (false, tail(4));
+    let reply = fixture.ask(close(caller(6), identity(1, 5), 7));
     assert_eq!(reply, Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) })));
     // The next candidate sees what is left, copies the segment from another member, and does not try this close again.
-    let copy = desk.backup.inventory().copies[0];
+    let copy = fixture.backup.inventory().copies[0];
     assert_eq!((copy.state, copy.closure), (CopyState::Open, closure(4)));
 }
 
 /// Its request came a second time, late: nobody writes it, and nobody closes it.
 #[test]
 fn an_image_that_nobody_closes_gives_its_buffer_to_an_append() {
-    let mut desk = promised();
-    assert!(matches!(desk.ask(open(caller(5), identity(9, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
+    let mut fixture = promised();
+    assert!(matches!(fixture.ask(open(caller(5), identity(9, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
     let next = |segment| open(caller(5), identity(segment, 5), Purpose::Append);
-    assert!(matches!(desk.ask(next(2)), Some(Reply::Opened(Slot(2)))));
+    assert!(matches!(fixture.ask(next(2)), Some(Reply::Opened(Slot(2)))));
     let refused = |reply| matches!(reply, Some(Reply::Refused(Refusal::RetryLater { .. })));
-    assert!(refused(desk.ask(next(3))) && !desk.out.contains(&Output::Release(Slot(1))), "it may be on its way");
+    assert!(refused(fixture.ask(next(3))) && !fixture.out.contains(&Output::Release(Slot(1))), "it may be on its way");
     for _ in 0..30 {
-        desk.step(Input::Tick);
+        fixture.step(Input::Tick);
     }
-    desk.out.clear();
-    assert!(refused(desk.ask(next(3))));
-    assert!(desk.out.contains(&Output::EndLending(Slot(1))) && desk.out.contains(&Output::Release(Slot(1))));
-    assert!(matches!(desk.ask(next(3)), Some(Reply::Opened(Slot(1)))));
-    assert!(matches!(desk.ask(close(caller(5), identity(9, 5), 7)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
+    fixture.out.clear();
+    assert!(refused(fixture.ask(next(3))));
+    assert!(fixture.out.contains(&Output::EndLending(Slot(1))) && fixture.out.contains(&Output::Release(Slot(1))));
+    assert!(matches!(fixture.ask(next(3)), Some(Reply::Opened(Slot(1)))));
+    assert!(matches!(
+        fixture.ask(close(caller(5), identity(9, 5), 7)),
+        Some(Reply::Refused(Refusal::NoSuchCopy { .. }))
+    ));
 }
 
 #[test]
 fn an_image_that_is_bad_leaves_the_older_copy_alone() {
-    let mut desk = promised();
-    desk.scanned = tail(4);
-    desk.fence(6);
-    assert!(matches!(desk.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
-    desk.sound = false;
-    let reply = desk.ask(close(caller(6), identity(1, 5), 7));
+    let mut fixture = promised();
+    fixture.scanned = tail(4);
+    fixture.fence(6);
+    assert!(matches!(fixture.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
+    fixture.sound = false;
+    let reply = fixture.ask(close(caller(6), identity(1, 5), 7));
     assert_eq!(reply, Some(Reply::Refused(Refusal::Corrupt { segment: SegmentId(1) })));
-    assert!(desk.out.contains(&Output::Release(Slot(1))) && !desk.out.contains(&Output::Release(Slot(0))));
-    assert_eq!(desk.backup.inventory().copies[0].closure, closure(4));
+    assert!(fixture.out.contains(&Output::Release(Slot(1))) && !fixture.out.contains(&Output::Release(Slot(0))));
+    assert_eq!(fixture.backup.inventory().copies[0].closure, closure(4));
 }
 
 #[test]
@@ -302,37 +308,37 @@ fn of_two_buffers_for_one_segment_the_one_that_got_further_counts() {
     let unfinished = (Slot(2), row(Purpose::Install, 6, None));
     for rows in [vec![image, unfinished, old], vec![old, image, unfinished]] {
         let promise = Promise { log: Some(LogId(1)), epoch: Epoch(6), ..Promise::default() };
-        let desk = Desk::start(Found { promise, rows, ..Found::default() }, 4);
-        let copies = desk.backup.inventory().copies;
+        let fixture = Fixture::start(Found { promise, rows, ..Found::default() }, 4);
+        let copies = fixture.backup.inventory().copies;
         assert_eq!((copies.len(), copies[0].state, copies[0].closure), (1, CopyState::Closed, closure(7)));
-        assert_eq!(desk.backup.unflushed_bytes(), u64::from(SLOT_SIZE), "the other buffers are free");
-        let flushes = desk.out.iter().filter(|output| matches!(output, Output::StartFlush(..))).count();
+        assert_eq!(fixture.backup.unflushed_bytes(), u64::from(SLOT_SIZE), "the other buffers are free");
+        let flushes = fixture.out.iter().filter(|output| matches!(output, Output::StartFlush(..))).count();
         assert_eq!(flushes, 1, "two flushes of one segment would race for its file");
     }
 }
 
 #[test]
 fn an_image_under_durability_flushed_counts_when_it_is_on_disk() {
-    let mut desk = Desk::fresh();
-    desk.fence(5);
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
     let flushed = |purpose| {
         let caller = caller(5);
         Request::Open(OpenRequest { caller, identity: identity(1, 4), purpose, durability: Durability::Flushed })
     };
-    assert!(matches!(desk.ask(flushed(Purpose::Install)), Some(Reply::Opened(Slot(0)))));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 4), 3)), None);
-    let first = RequestId(desk.requests);
-    assert_eq!(desk.backup.inventory().copies[0].state, CopyState::Open, "in memory alone it is not closed yet");
+    assert!(matches!(fixture.ask(flushed(Purpose::Install)), Some(Reply::Opened(Slot(0)))));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 4), 3)), None);
+    let first = RequestId(fixture.requests);
+    assert_eq!(fixture.backup.inventory().copies[0].state, CopyState::Open, "in memory alone it is not closed yet");
     // Asked again, one waits: a full disk must not pile up callers.
-    assert_eq!(desk.ask(close(caller(5), identity(1, 4), 3)), None);
-    assert!(matches!(desk.reply_to(first), Some(Reply::Refused(Refusal::RetryLater { .. }))));
-    let second = RequestId(desk.requests);
-    desk.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Failed));
-    assert_eq!(desk.reply_to(second), None);
-    desk.step(Input::Tick);
-    desk.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Done));
-    assert_eq!(desk.reply_to(second), Some(Reply::Done));
-    assert_eq!(desk.backup.inventory().copies[0].state, CopyState::Closed);
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 4), 3)), None);
+    assert!(matches!(fixture.reply_to(first), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    let second = RequestId(fixture.requests);
+    fixture.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Failed));
+    assert_eq!(fixture.reply_to(second), None);
+    fixture.step(Input::Tick);
+    fixture.step(Input::Flushed(Slot(0), identity(1, 4), FlushResult::Done));
+    assert_eq!(fixture.reply_to(second), Some(Reply::Done));
+    assert_eq!(fixture.backup.inventory().copies[0].state, CopyState::Closed);
 }
 
 fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> Request {
@@ -342,84 +348,84 @@ fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> 
 /// From the raise on it keeps its identity after a loss of power, so whatever it holds must be on its disk by then.
 #[test]
 fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
-    let mut desk = promised();
-    desk.scanned = tail(3);
-    desk.fence(6);
+    let mut fixture = promised();
+    fixture.scanned = tail(3);
+    fixture.fence(6);
     let next = || open_flushed(caller(6), identity(2, 6), Purpose::Append);
-    let refused = |desk: &mut Desk, why: &str| {
-        let reply = desk.ask(next());
+    let refused = |fixture: &mut Fixture, why: &str| {
+        let reply = fixture.ask(next());
         assert!(matches!(reply, Some(Reply::Refused(Refusal::RetryLater { .. }))), "{why}: {reply:?}");
-        assert_eq!(desk.out.len(), 1, "{why}: {:?}", desk.out);
-        assert_eq!(desk.backup.promise().durability, Durability::Memory, "{why}");
+        assert_eq!(fixture.out.len(), 1, "{why}: {:?}", fixture.out);
+        assert_eq!(fixture.backup.promise().durability, Durability::Memory, "{why}");
     };
-    refused(&mut desk, "recovered, in memory only");
-    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 3)), Some(Reply::Done));
-    refused(&mut desk, "closed, in memory only");
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert!(matches!(desk.ask(next()), Some(Reply::Opened(_))));
-    assert_eq!(desk.backup.promise().durability, Durability::Flushed);
+    refused(&mut fixture, "recovered, in memory only");
+    assert_eq!(fixture.ask(close(caller(6), identity(1, 5), 3)), Some(Reply::Done));
+    refused(&mut fixture, "closed, in memory only");
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(matches!(fixture.ask(next()), Some(Reply::Opened(_))));
+    assert_eq!(fixture.backup.promise().durability, Durability::Flushed);
     // What is lent to the caller itself is covered by its flushes.
-    assert!(matches!(desk.ask(open_flushed(caller(6), identity(3, 6), Purpose::Append)), Some(Reply::Opened(_))));
+    assert!(matches!(fixture.ask(open_flushed(caller(6), identity(3, 6), Purpose::Append)), Some(Reply::Opened(_))));
 }
 
 /// An image may be what replaces the copy that is in memory only: it is let in, but raises nothing.
 #[test]
 fn an_image_comes_in_before_durability_can_be_raised() {
-    let mut desk = promised();
-    desk.scanned = tail(3);
-    desk.fence(6);
-    let image = desk.ask(open_flushed(caller(6), identity(1, 5), Purpose::Install));
+    let mut fixture = promised();
+    fixture.scanned = tail(3);
+    fixture.fence(6);
+    let image = fixture.ask(open_flushed(caller(6), identity(1, 5), Purpose::Install));
     assert!(matches!(image, Some(Reply::Opened(Slot(1)))), "{image:?}");
-    assert_eq!(desk.backup.promise().durability, Durability::Memory, "the tail would be lost with the power");
-    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    assert_eq!(fixture.backup.promise().durability, Durability::Memory, "the tail would be lost with the power");
+    assert_eq!(fixture.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
     let next = || open_flushed(caller(6), identity(2, 6), Purpose::Append);
-    assert!(matches!(desk.ask(next()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
-    desk.step(Input::Flushed(Slot(1), identity(1, 5), FlushResult::Done));
-    assert!(matches!(desk.ask(next()), Some(Reply::Opened(_))));
-    assert_eq!(desk.backup.promise().durability, Durability::Flushed);
+    assert!(matches!(fixture.ask(next()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    fixture.step(Input::Flushed(Slot(1), identity(1, 5), FlushResult::Done));
+    assert!(matches!(fixture.ask(next()), Some(Reply::Opened(_))));
+    assert_eq!(fixture.backup.promise().durability, Durability::Flushed);
 }
 
 #[test]
 fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
-    let mut desk = promised();
-    desk.fence(6);
-    assert!(matches!(desk.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(_))));
-    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
-    assert!(desk.out.contains(&Output::Release(Slot(0))));
-    assert!(!desk.out.contains(&Output::DeleteFile(SegmentId(1))), "it may be all that a restart finds");
+    let mut fixture = promised();
+    fixture.fence(6);
+    assert!(matches!(fixture.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(_))));
+    assert_eq!(fixture.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    assert!(fixture.out.contains(&Output::Release(Slot(0))));
+    assert!(!fixture.out.contains(&Output::DeleteFile(SegmentId(1))), "it may be all that a restart finds");
 }
 
 #[test]
 fn no_more_is_lent_than_there_is_or_could_be_flushed() {
-    let mut desk = Desk::fresh();
-    desk.fence(5);
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
     for segment in 1..=3 {
-        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+        assert!(matches!(fixture.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
     }
     let fourth = || open(caller(5), identity(4, 5), Purpose::Append);
-    assert!(matches!(desk.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert!(matches!(desk.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))), "closed is not flushed");
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert_eq!(desk.ask(fourth()), Some(Reply::Opened(Slot(0))));
+    assert!(matches!(fixture.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert!(matches!(fixture.ask(fourth()), Some(Reply::Refused(Refusal::RetryLater { .. }))), "closed is not flushed");
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert_eq!(fixture.ask(fourth()), Some(Reply::Opened(Slot(0))));
 }
 
 /// Whatever appends have left behind, the image that mends it finds a buffer; a second one waits for its turn.
 #[test]
 fn the_last_buffer_is_for_images() {
-    let mut desk = Desk::fresh();
-    desk.fence(5);
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
     for segment in 1..=3 {
-        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+        assert!(matches!(fixture.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
     }
-    desk.scanned = tail(3);
-    desk.fence(6);
+    fixture.scanned = tail(3);
+    fixture.fence(6);
     let image = |segment| open(caller(6), identity(segment, 5), Purpose::Install);
-    assert_eq!(desk.ask(image(1)), Some(Reply::Opened(Slot(3))));
-    assert!(matches!(desk.ask(image(2)), Some(Reply::Refused(Refusal::RetryLater { .. }))));
-    assert_eq!(desk.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    assert_eq!(fixture.ask(image(1)), Some(Reply::Opened(Slot(3))));
+    assert!(matches!(fixture.ask(image(2)), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    assert_eq!(fixture.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
     assert_eq!(
-        desk.ask(image(2)),
+        fixture.ask(image(2)),
         Some(Reply::Opened(Slot(0))),
         "the copy that was replaced has given its buffer back"
     );
@@ -428,13 +434,13 @@ fn the_last_buffer_is_for_images() {
 /// A pool that is too small for both serves appends.
 #[test]
 fn a_pool_of_two_keeps_nothing_for_images() {
-    let mut desk = Desk::start(Found::default(), 2);
-    desk.fence(5);
+    let mut fixture = Fixture::start(Found::default(), 2);
+    fixture.fence(5);
     for segment in 1..=2 {
-        assert!(matches!(desk.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
+        assert!(matches!(fixture.ask(open(caller(5), identity(segment, 5), Purpose::Append)), Some(Reply::Opened(_))));
     }
     let third = open(caller(5), identity(3, 5), Purpose::Append);
-    assert!(matches!(desk.ask(third), Some(Reply::Refused(Refusal::RetryLater { .. }))));
+    assert!(matches!(fixture.ask(third), Some(Reply::Refused(Refusal::RetryLater { .. }))));
 }
 
 /// It was lost in the middle of segment 1 and came back later: segment 2 it got as an image, and 1 has been trimmed.
@@ -442,30 +448,30 @@ fn a_pool_of_two_keeps_nothing_for_images() {
 fn a_trim_takes_what_was_left_behind_unclosed() {
     let trim = |below| Request::Trim(TrimRequest { caller: caller(5), below: Lsn(below) });
     for (restarts, later_epoch) in [(false, 5), (true, 5), (false, 4)] {
-        let mut desk = Desk::fresh();
-        desk.fence(5);
+        let mut fixture = Fixture::fresh();
+        fixture.fence(5);
         let later = identity(2, later_epoch);
-        assert_eq!(desk.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(Slot(0))));
-        assert_eq!(desk.ask(open(caller(5), later, Purpose::Install)), Some(Reply::Opened(Slot(1))));
+        assert_eq!(fixture.ask(open(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(Slot(0))));
+        assert_eq!(fixture.ask(open(caller(5), later, Purpose::Install)), Some(Reply::Opened(Slot(1))));
         let closure = Closure { first: Lsn(4), ..closure(6) };
         let close = Request::Close(CloseRequest { caller: caller(5), identity: later, closure });
-        assert_eq!(desk.ask(close), Some(Reply::Done));
+        assert_eq!(fixture.ask(close), Some(Reply::Done));
         if restarts {
-            let (promise, row) = (desk.backup.promise().clone(), |identity, closed| SlotRow {
+            let (promise, row) = (fixture.backup.promise().clone(), |identity, closed| SlotRow {
                 identity,
                 purpose: Purpose::Append,
                 lender: Epoch(5),
                 closed,
             });
             let rows = vec![(Slot(0), row(identity(1, 5), None)), (Slot(1), row(later, Some(closure)))];
-            desk = Desk::start(Found { promise, rows, ..Found::default() }, 4);
+            fixture = Fixture::start(Found { promise, rows, ..Found::default() }, 4);
         }
-        assert_eq!(desk.ask(trim(3)), Some(Reply::Done));
-        assert!(!desk.out.contains(&Output::Release(Slot(0))), "record 3 may be in it");
-        assert_eq!(desk.ask(trim(4)), Some(Reply::Done));
+        assert_eq!(fixture.ask(trim(3)), Some(Reply::Done));
+        assert!(!fixture.out.contains(&Output::Release(Slot(0))), "record 3 may be in it");
+        assert_eq!(fixture.ask(trim(4)), Some(Reply::Done));
         let same_log = later_epoch == 5;
         assert_eq!(
-            desk.out.contains(&Output::Release(Slot(0))),
+            fixture.out.contains(&Output::Release(Slot(0))),
             same_log,
             "another epoch's segment 2 says nothing of it"
         );
@@ -474,17 +480,17 @@ fn a_trim_takes_what_was_left_behind_unclosed() {
 
 #[test]
 fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
-    let mut desk = promised();
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    desk.out.clear();
-    desk.step(Input::Shutdown);
-    assert!(!desk.out.iter().any(|output| matches!(output, Output::Finish { .. })));
-    let reply = desk.ask(Request::Fence(fence(caller(6))));
+    let mut fixture = promised();
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    fixture.out.clear();
+    fixture.step(Input::Shutdown);
+    assert!(!fixture.out.iter().any(|output| matches!(output, Output::Finish { .. })));
+    let reply = fixture.ask(Request::Fence(fence(caller(6))));
     assert!(matches!(reply, Some(Reply::Refused(Refusal::Failed { .. }))), "{reply:?}");
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert!(desk.out.contains(&Output::Finish { complete: true }));
-    assert_eq!(desk.backup.promise().epoch, Epoch(5), "revoking everybody is not a promise");
-    assert_eq!(desk.backup.counts(), Counts { closed: 1, on_disk: 1, ..Counts::default() });
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(fixture.out.contains(&Output::Finish { complete: true }));
+    assert_eq!(fixture.backup.promise().epoch, Epoch(5), "revoking everybody is not a promise");
+    assert_eq!(fixture.backup.counts(), Counts { closed: 1, on_disk: 1, ..Counts::default() });
 }
 
 /// Under `Flushed` a copy that is whole in memory is reported as open. A drop of what was here before, of the same segment with
@@ -494,39 +500,39 @@ fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
     let promise =
         Promise { log: Some(LogId(1)), epoch: Epoch(1), durability: Durability::Flushed, ..Promise::default() };
     let row = SlotRow { identity: identity(1, 1), purpose: Purpose::Append, lender: Epoch(1), closed: None };
-    let mut desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
-    desk.step(Input::Scanned(Slot(0), tail(5)));
-    let seen = desk.backup.inventory().copies;
+    let mut fixture = Fixture::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
+    fixture.step(Input::Scanned(Slot(0), tail(5)));
+    let seen = fixture.backup.inventory().copies;
     assert_eq!(seen.len(), 1);
     let drop = Request::Drop(DropRequest { caller: caller(1), copies: seen.clone() });
-    assert_eq!(desk.ask(drop.clone()), Some(Reply::Done));
-    assert_eq!(desk.backup.inventory().copies, []);
+    assert_eq!(fixture.ask(drop.clone()), Some(Reply::Done));
+    assert_eq!(fixture.backup.inventory().copies, []);
     let lend = OpenRequest {
         caller: caller(1),
         identity: identity(1, 1),
         purpose: Purpose::Append,
         durability: Durability::Flushed,
     };
-    assert!(matches!(desk.ask(Request::Open(lend)), Some(Reply::Opened(_))));
-    assert_eq!(desk.ask(close(caller(1), identity(1, 1), 5)), Some(Reply::Done));
-    assert_eq!(desk.backup.inventory().copies, seen, "it looks the same");
-    assert_eq!(desk.ask(drop), Some(Reply::Done));
-    assert_eq!(desk.backup.inventory().copies, seen, "and is a part of the log now");
+    assert!(matches!(fixture.ask(Request::Open(lend)), Some(Reply::Opened(_))));
+    assert_eq!(fixture.ask(close(caller(1), identity(1, 1), 5)), Some(Reply::Done));
+    assert_eq!(fixture.backup.inventory().copies, seen, "it looks the same");
+    assert_eq!(fixture.ask(drop), Some(Reply::Done));
+    assert_eq!(fixture.backup.inventory().copies, seen, "and is a part of the log now");
 }
 
 /// A scrub may come late with what it has read: by then an image has replaced the copy.
 #[test]
 fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
-    let mut desk = promised();
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert_eq!(desk.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
-    assert_eq!((desk.backup.closed_behind(SegmentId(1)), desk.backup.newest_closed()), (None, SegmentId(1)));
-    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
-    assert_eq!(desk.ask(Request::Damage), Some(Reply::Damage(vec![])));
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
-    assert_eq!(desk.backup.closed_behind(SegmentId(0)), None, "nobody reads it any more");
-    let Some(Reply::Damage(told)) = desk.ask(Request::Damage) else { panic!("no report") };
+    let mut fixture = promised();
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(fixture.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
+    assert_eq!((fixture.backup.closed_behind(SegmentId(1)), fixture.backup.newest_closed()), (None, SegmentId(1)));
+    fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!(fixture.ask(Request::Damage), Some(Reply::Damage(vec![])));
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!(fixture.backup.closed_behind(SegmentId(0)), None, "nobody reads it any more");
+    let Some(Reply::Damage(told)) = fixture.ask(Request::Damage) else { panic!("no report") };
     assert_eq!(
         told.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
         [(identity(1, 5), CopyState::Corrupt)]
@@ -537,13 +543,13 @@ fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
         purpose: Purpose::Install,
         durability: Durability::Memory,
     };
-    assert!(matches!(desk.ask(Request::Open(open)), Some(Reply::Opened(_))));
-    assert_eq!(desk.backup.counts().corrupt, 1, "until the image is whole");
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    assert_eq!(desk.ask(Request::Damage), Some(Reply::Damage(vec![])));
+    assert!(matches!(fixture.ask(Request::Open(open)), Some(Reply::Opened(_))));
+    assert_eq!(fixture.backup.counts().corrupt, 1, "until the image is whole");
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
+    assert_eq!(fixture.ask(Request::Damage), Some(Reply::Damage(vec![])));
     // What was read on disk before the image came.
-    desk.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
-    assert_eq!((desk.backup.counts().corrupt, desk.backup.damage().len()), (0, 0));
+    fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
+    assert_eq!((fixture.backup.counts().corrupt, fixture.backup.damage().len()), (0, 0));
 }
 
 /// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of
@@ -557,10 +563,10 @@ fn a_promise_older_than_what_is_owed_is_doubted() {
         let here = Found { rows: vec![(Slot(0), row)], ..Found::default() };
         let gone = Found { missing: vec![(Slot(0), row)], ..Found::default() };
         for found in [owed, here, gone] {
-            let desk = Desk::start(Found { promise: promise.clone(), ..found.clone() }, 4);
-            let doubt = desk.backup.promise().doubt.as_ref();
+            let fixture = Fixture::start(Found { promise: promise.clone(), ..found.clone() }, 4);
+            let doubt = fixture.backup.promise().doubt.as_ref();
             assert!(doubt.is_some_and(|doubt| doubt.why.contains("older than the segments")), "{found:?}");
-            assert!(!desk.backup.is_witness(), "{found:?}");
+            assert!(!fixture.backup.is_witness(), "{found:?}");
         }
     }
 }
@@ -569,69 +575,69 @@ fn a_promise_older_than_what_is_owed_is_doubted() {
 /// loss of power leaves an open segment with every record, not a closed one that has lost its end.
 #[test]
 fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
-    let mut desk = Desk::fresh();
-    desk.fence(5);
-    assert!(matches!(desk.ask(open_flushed(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
-    assert_eq!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
-    let owes = |desk: &Desk| desk.out.contains(&Output::Owe(vec![(identity(1, 5), closure(2))]));
-    assert!(!owes(&desk), "{:?}", desk.out);
-    desk.out.clear();
-    desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
-    assert!(owes(&desk), "{:?}", desk.out);
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
+    assert!(matches!(fixture.ask(open_flushed(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
+    assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
+    let owes = |fixture: &Fixture| fixture.out.contains(&Output::Owe(vec![(identity(1, 5), closure(2))]));
+    assert!(!owes(&fixture), "{:?}", fixture.out);
+    fixture.out.clear();
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert!(owes(&fixture), "{:?}", fixture.out);
 }
 
 /// After a loss of power a later segment whose predecessor is missing would keep the log from being put together.
 #[test]
 fn under_flushed_a_stop_writes_nothing_behind_a_gap() {
     for (durability, written) in [(Durability::Flushed, 0), (Durability::Memory, 1)] {
-        let mut desk = Desk::fresh();
-        desk.fence(5);
+        let mut fixture = Fixture::fresh();
+        fixture.fence(5);
         for number in [1, 2] {
             let identity = identity(number, 5);
             let open = OpenRequest { caller: caller(5), identity, purpose: Purpose::Append, durability };
-            assert!(matches!(desk.ask(Request::Open(open)), Some(Reply::Opened(_))));
+            assert!(matches!(fixture.ask(Request::Open(open)), Some(Reply::Opened(_))));
         }
-        assert_eq!(desk.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
-        desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
-        desk.out.clear();
-        desk.step(Input::Shutdown);
-        desk.step(Input::Scanned(Slot(1), tail(3)));
-        desk.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
-        let last = desk.out.iter().filter(|output| matches!(output, Output::FlushOpen(..))).count();
-        assert_eq!(last, written, "{durability}: {:?}", desk.out);
-        assert!(desk.out.contains(&Output::Finish { complete: false }), "{:?}", desk.out);
+        assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 2)), Some(Reply::Done));
+        fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
+        fixture.out.clear();
+        fixture.step(Input::Shutdown);
+        fixture.step(Input::Scanned(Slot(1), tail(3)));
+        fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Failed));
+        let last = fixture.out.iter().filter(|output| matches!(output, Output::FlushOpen(..))).count();
+        assert_eq!(last, written, "{durability}: {:?}", fixture.out);
+        assert!(fixture.out.contains(&Output::Finish { complete: false }), "{:?}", fixture.out);
     }
 }
 
 /// Its writer has read an older inventory: of that segment something else is here by now.
 #[test]
 fn a_drop_hits_only_the_copy_that_its_caller_saw() {
-    let mut desk = promised();
-    desk.scanned = tail(3);
-    desk.fence(6);
-    let here = desk.backup.inventory().copies;
+    let mut fixture = promised();
+    fixture.scanned = tail(3);
+    fixture.fence(6);
+    let here = fixture.backup.inventory().copies;
     let [seen] = here[..] else { panic!("{here:?}") };
     let older = SegmentIdentity { epoch: Epoch(4), ..seen.identity };
     let shorter = Closure { last: Lsn(2), ..seen.closure };
     for other in [CopyReport { identity: older, ..seen }, CopyReport { closure: shorter, ..seen }] {
         let drop = Request::Drop(DropRequest { caller: caller(6), copies: vec![other] });
-        assert_eq!(desk.ask(drop), Some(Reply::Done));
-        assert_eq!(desk.backup.inventory().copies, here, "{other:?}");
+        assert_eq!(fixture.ask(drop), Some(Reply::Done));
+        assert_eq!(fixture.backup.inventory().copies, here, "{other:?}");
     }
     let drop = Request::Drop(DropRequest { caller: caller(6), copies: here.clone() });
-    assert_eq!(desk.ask(drop), Some(Reply::Done));
-    assert_eq!(desk.backup.inventory().copies, []);
+    assert_eq!(fixture.ask(drop), Some(Reply::Done));
+    assert_eq!(fixture.backup.inventory().copies, []);
 }
 
 #[test]
 fn a_fence_takes_the_buffers_of_images_back() {
-    let mut desk = promised();
+    let mut fixture = promised();
     let image = open(caller(5), identity(1, 4), Purpose::Install);
-    let Some(Reply::Opened(slot)) = desk.ask(image) else { panic!("{:?}", desk.out) };
-    desk.out.clear();
-    desk.fence(6);
-    assert!(desk.out.contains(&Output::Release(slot)), "{:?}", desk.out);
-    assert_eq!(desk.backup.counts().lent, 0);
+    let Some(Reply::Opened(slot)) = fixture.ask(image) else { panic!("{:?}", fixture.out) };
+    fixture.out.clear();
+    fixture.fence(6);
+    assert!(fixture.out.contains(&Output::Release(slot)), "{:?}", fixture.out);
+    assert_eq!(fixture.backup.counts().lent, 0);
 }
 
 /// A backup that comes back while the primary lives holds the beginning of what the primary is about to write to it again.
@@ -640,13 +646,13 @@ fn a_dropped_copy_of_the_callers_own_epoch_is_not_quarantined() {
     for (written, kept) in [(5, false), (4, true)] {
         let promise = Promise { log: Some(LogId(1)), epoch: Epoch(5), ..Promise::default() };
         let row = SlotRow { identity: identity(1, written), purpose: Purpose::Append, lender: Epoch(5), closed: None };
-        let mut desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
-        desk.step(Input::Scanned(Slot(0), tail(3)));
-        let copies = desk.backup.inventory().copies;
+        let mut fixture = Fixture::start(Found { promise, rows: vec![(Slot(0), row)], ..Found::default() }, 4);
+        fixture.step(Input::Scanned(Slot(0), tail(3)));
+        let copies = fixture.backup.inventory().copies;
         assert_eq!(copies.len(), 1);
-        desk.out.clear();
-        assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(5), copies })), Some(Reply::Done));
+        fixture.out.clear();
+        assert_eq!(fixture.ask(Request::Drop(DropRequest { caller: caller(5), copies })), Some(Reply::Done));
         let quarantined = |output: &Output| matches!(output, Output::Quarantine(_) | Output::StartQuarantine(..));
-        assert_eq!(desk.out.iter().any(quarantined), kept, "{:?}", desk.out);
+        assert_eq!(fixture.out.iter().any(quarantined), kept, "{:?}", fixture.out);
     }
 }

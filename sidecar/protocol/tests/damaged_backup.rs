@@ -14,7 +14,7 @@ use tailwind_protocol::scan::Tail;
 
 const SLOTS: u32 = 4;
 
-struct Desk {
+struct Fixture {
     backup: Backup,
     requests: u64,
     /// What scans find.
@@ -24,18 +24,18 @@ struct Desk {
     out: Vec<Output>,
 }
 
-impl Desk {
-    fn start(found: Found) -> Desk {
-        Desk::start_with(found, Tail::default(), true)
+impl Fixture {
+    fn start(found: Found) -> Fixture {
+        Fixture::start_with(found, Tail::default(), true)
     }
 
-    fn start_with(found: Found, tail: Tail, sound: bool) -> Desk {
+    fn start_with(found: Found, tail: Tail, sound: bool) -> Fixture {
         let slot_size = SegmentSize::MIN.bytes();
         let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS * slot_size) };
         let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
-        let mut desk = Desk { backup, requests: 0, tail, sound, out: Vec::new() };
-        desk.carry(out);
-        desk
+        let mut fixture = Fixture { backup, requests: 0, tail, sound, out: Vec::new() };
+        fixture.carry(out);
+        fixture
     }
 
     fn step(&mut self, input: Input) {
@@ -134,9 +134,9 @@ fn lent(segment: u64) -> SlotRow {
 #[test]
 fn a_closed_segment_that_is_owed_and_gone_is_told_by_name() {
     let found = Found { promise: promise(), owed: owed(&[1, 2, 3]), files: owed(&[1, 3]), ..Found::default() };
-    let mut desk = Desk::start(found);
-    let inventory = desk.fence(4);
-    assert_eq!(desk.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Closed)]);
+    let mut fixture = Fixture::start(found);
+    let inventory = fixture.fence(4);
+    assert_eq!(fixture.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Closed)]);
     assert_eq!(inventory.copies[1].closure, closure(2), "where it ended when it was closed");
     assert!(inventory.witness, "where the log ends is known");
     assert_eq!(inventory.damage.len(), 1);
@@ -147,22 +147,22 @@ fn another_file_under_an_owed_segments_name_is_not_that_segment() {
     let older = SegmentIdentity { generation: Generation(77), ..identity(2) };
     let shorter = Closure { last: Lsn(15), ..closure(3) };
     let files = vec![(identity(1), closure(1)), (older, closure(2)), (identity(3), shorter)];
-    let mut desk = Desk::start(Found { promise: promise(), owed: owed(&[1, 2, 3]), files, ..Found::default() });
+    let mut fixture = Fixture::start(Found { promise: promise(), owed: owed(&[1, 2, 3]), files, ..Found::default() });
     for segment in [2, 3] {
-        assert!(desk.out.contains(&Output::Quarantine(SegmentId(segment))), "{:?}", desk.out);
+        assert!(fixture.out.contains(&Output::Quarantine(SegmentId(segment))), "{:?}", fixture.out);
     }
-    desk.fence(4);
-    assert_eq!(desk.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Corrupt)]);
+    fixture.fence(4);
+    assert_eq!(fixture.states(), [(1, CopyState::Closed), (2, CopyState::Corrupt), (3, CopyState::Corrupt)]);
 }
 
 #[test]
 fn files_that_are_not_owed_are_copies_or_were_trimmed() {
     let trimmed = Promise { trimmed: Lsn(11), ..promise() };
-    let desk = Desk::start(Found { promise: trimmed, files: owed(&[1, 2]), ..Found::default() });
-    assert!(desk.out.contains(&Output::DeleteFile(SegmentId(1))), "a trim was under way");
-    assert!(desk.out.contains(&Output::Owe(owed(&[2]))), "from now on");
-    assert_eq!(desk.states(), [(2, CopyState::Closed)]);
-    assert!(desk.backup.is_witness());
+    let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1, 2]), ..Found::default() });
+    assert!(fixture.out.contains(&Output::DeleteFile(SegmentId(1))), "a trim was under way");
+    assert!(fixture.out.contains(&Output::Owe(owed(&[2]))), "from now on");
+    assert_eq!(fixture.states(), [(2, CopyState::Closed)]);
+    assert!(fixture.backup.is_witness());
 }
 
 /// The process died after a trim was promised and before it had forgotten how far the segment had been flushed.
@@ -170,8 +170,8 @@ fn files_that_are_not_owed_are_copies_or_were_trimmed() {
 fn a_note_of_what_was_trimmed_is_no_doubt() {
     let trimmed = Promise { trimmed: Lsn(11), ..promise() };
     let flushed = vec![(identity(1), Offset(552)), (identity(2), Offset(0))];
-    let desk = Desk::start(Found { promise: trimmed, files: owed(&[1]), flushed, ..Found::default() });
-    assert!(desk.backup.is_witness(), "{:?}", desk.backup.damage());
+    let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1]), flushed, ..Found::default() });
+    assert!(fixture.backup.is_witness(), "{:?}", fixture.backup.damage());
 }
 
 /// Each of these says nothing about which records it hit.
@@ -186,27 +186,27 @@ fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
         Found { rows: vec![(Slot(0), SlotRow { identity: newer, ..lent(2) })], ..Found::default() },
     ];
     for case in cases {
-        let mut desk = Desk::start(Found { promise: promise(), ..case });
-        let Some(Output::Persist(remembered)) = desk.out.first().cloned() else {
-            panic!("before anything is tidied: {:?}", desk.out);
+        let mut fixture = Fixture::start(Found { promise: promise(), ..case });
+        let Some(Output::Persist(remembered)) = fixture.out.first().cloned() else {
+            panic!("before anything is tidied: {:?}", fixture.out);
         };
         assert_eq!(remembered.doubt.as_ref().map(|doubt| doubt.epoch), Some(Epoch(3)));
-        let inventory = desk.fence(4);
+        let inventory = fixture.fence(4);
         assert!(!inventory.witness && !inventory.damage.is_empty());
         // The next process finds everything tidied.
-        let mut desk = Desk::start(Found { promise: remembered, ..Found::default() });
-        assert!(!desk.backup.is_witness());
+        let mut fixture = Fixture::start(Found { promise: remembered, ..Found::default() });
+        assert!(!fixture.backup.is_witness());
         // Not by whoever fenced the process before and knows nothing of the doubt.
-        assert!(matches!(desk.open(3, identity(9), Purpose::Append), Reply::Opened(_)));
-        assert!(!desk.backup.is_witness());
-        desk.fence(5);
+        assert!(matches!(fixture.open(3, identity(9), Purpose::Append), Reply::Opened(_)));
+        assert!(!fixture.backup.is_witness());
+        fixture.fence(5);
         let image = identity(7);
-        assert!(matches!(desk.open(5, image, Purpose::Install), Reply::Opened(_)));
-        assert!(!desk.backup.is_witness(), "an image is no proof yet");
+        assert!(matches!(fixture.open(5, image, Purpose::Install), Reply::Opened(_)));
+        assert!(!fixture.backup.is_witness(), "an image is no proof yet");
         let active = SegmentIdentity { epoch: Epoch(5), ..identity(10) };
-        assert!(matches!(desk.open(5, active, Purpose::Append), Reply::Opened(_)));
-        assert!(desk.backup.is_witness(), "it holds the log, or is outside of the set");
-        assert!(desk.out.iter().any(|out| matches!(out, Output::Persist(promise) if promise.doubt.is_none())));
+        assert!(matches!(fixture.open(5, active, Purpose::Append), Reply::Opened(_)));
+        assert!(fixture.backup.is_witness(), "it holds the log, or is outside of the set");
+        assert!(fixture.out.iter().any(|out| matches!(out, Output::Persist(promise) if promise.doubt.is_none())));
     }
 }
 
@@ -214,16 +214,16 @@ fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
 #[test]
 fn a_note_beside_a_promise_of_no_log_is_a_doubt_that_stays() {
     let found = |promise| Found { promise, flushed: vec![(identity(1), Offset(552))], ..Found::default() };
-    let first = Desk::start(found(Promise::default()));
+    let first = Fixture::start(found(Promise::default()));
     assert!(!first.backup.is_witness() && !first.out.contains(&Output::DeleteFile(SegmentId(1))), "{:?}", first.out);
-    let again = Desk::start(found(first.backup.promise().clone()));
+    let again = Fixture::start(found(first.backup.promise().clone()));
     assert_eq!(again.backup.promise(), first.backup.promise(), "said once");
 }
 
 #[test]
 fn a_new_backup_has_no_doubts() {
-    let desk = Desk::start(Found::default());
-    assert!(desk.backup.is_witness() && desk.out.is_empty());
+    let fixture = Fixture::start(Found::default());
+    assert!(fixture.backup.is_witness() && fixture.out.is_empty());
 }
 
 #[test]
@@ -236,11 +236,11 @@ fn an_open_segment_must_reach_what_was_acknowledged_and_what_was_flushed() {
             flushed: vec![(identity(1), Offset(flushed))],
             ..Found::default()
         };
-        let mut desk = Desk::start_with(found, tail(acked), true);
-        let inventory = desk.fence(4);
+        let mut fixture = Fixture::start_with(found, tail(acked), true);
+        let inventory = fixture.fence(4);
         assert_eq!(!inventory.witness, damaged, "acknowledged {acked}, flushed {flushed}");
         let state = if damaged { CopyState::Damaged } else { CopyState::Open };
-        assert_eq!(desk.states(), [(1, state)]);
+        assert_eq!(fixture.states(), [(1, state)]);
     }
 }
 
@@ -253,7 +253,7 @@ fn a_note_of_a_segment_that_was_closed_since_means_nothing() {
         flushed: vec![(identity(5), Offset(100)), (identity(4), Offset(100))],
         ..Found::default()
     };
-    assert!(Desk::start(found).backup.is_witness());
+    assert!(Fixture::start(found).backup.is_witness());
 }
 
 #[test]
@@ -261,8 +261,8 @@ fn what_was_closed_in_memory_is_looked_at_before_it_is_reported() {
     for sound in [true, false] {
         let row = SlotRow { closed: Some(closure(1)), ..lent(1) };
         let found = Found { promise: promise(), rows: vec![(Slot(0), row)], ..Found::default() };
-        let desk = Desk::start_with(found, Tail::default(), sound);
-        assert_eq!(desk.states(), [(1, if sound { CopyState::Closed } else { CopyState::Corrupt })]);
+        let fixture = Fixture::start_with(found, Tail::default(), sound);
+        assert_eq!(fixture.states(), [(1, if sound { CopyState::Closed } else { CopyState::Corrupt })]);
     }
 }
 
@@ -270,43 +270,43 @@ fn what_was_closed_in_memory_is_looked_at_before_it_is_reported() {
 #[test]
 fn an_owed_segment_is_found_in_its_open_file() {
     let found = Found { promise: promise(), rows: vec![(Slot(0), lent(1))], owed: owed(&[1]), ..Found::default() };
-    let desk = Desk::start(found);
-    assert_eq!(desk.states(), [(1, CopyState::Closed)]);
-    assert!(desk.out.contains(&Output::StartFlush(Slot(0), identity(1), closure(1))));
+    let fixture = Fixture::start(found);
+    assert_eq!(fixture.states(), [(1, CopyState::Closed)]);
+    assert!(fixture.out.contains(&Output::StartFlush(Slot(0), identity(1), closure(1))));
 }
 
 #[test]
 fn an_epoch_belongs_to_the_claim_that_it_was_promised_to() {
-    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     let claimed = |claim, earlier: &[u64], epoch| {
         let earlier = earlier.iter().map(|claim| Claim(*claim)).collect();
         Request::Fence(FenceRequest { caller: caller(epoch), claim: Claim(claim), earlier, after: None })
     };
     let before = Reply::Refused(Refusal::ClaimedBefore { promised: Epoch(3) });
-    assert_eq!(desk.ask(claimed(31, &[20], 3)), before, "another claim of the epoch");
-    assert_eq!(desk.ask(claimed(40, &[31, 20], 4)), before, "a successor of another claim");
-    assert_eq!(desk.ask(claimed(60, &[50, 40, 31], 6)), before, "however many epochs later");
-    assert_eq!(desk.out.len(), 1, "nothing was done: {:?}", desk.out);
-    assert!(matches!(desk.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the claim itself, asked again");
-    assert!(matches!(desk.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
-    assert!(matches!(desk.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
+    assert_eq!(fixture.ask(claimed(31, &[20], 3)), before, "another claim of the epoch");
+    assert_eq!(fixture.ask(claimed(40, &[31, 20], 4)), before, "a successor of another claim");
+    assert_eq!(fixture.ask(claimed(60, &[50, 40, 31], 6)), before, "however many epochs later");
+    assert_eq!(fixture.out.len(), 1, "nothing was done: {:?}", fixture.out);
+    assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the claim itself, asked again");
+    assert!(matches!(fixture.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
+    assert!(matches!(fixture.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
 }
 
 #[test]
 fn an_epoch_that_nobody_will_ever_reach_is_refused() {
-    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
+    let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     for epoch in [3 + EPOCH_JUMP_MAX + 1, u64::MAX / 2 + 1, u64::MAX] {
-        let refused = desk.ask(Request::Fence(FenceRequest { earlier: vec![], ..fence(epoch) }));
+        let refused = fixture.ask(Request::Fence(FenceRequest { earlier: vec![], ..fence(epoch) }));
         assert!(matches!(refused, Reply::Refused(Refusal::BadRequest { .. })), "{epoch}: {refused:?}");
-        assert_eq!(desk.backup.promise().epoch, Epoch(3));
+        assert_eq!(fixture.backup.promise().epoch, Epoch(3));
     }
-    assert!(matches!(desk.ask(Request::Fence(fence(3 + EPOCH_JUMP_MAX))), Reply::Inventory(_)));
+    assert!(matches!(fixture.ask(Request::Fence(fence(3 + EPOCH_JUMP_MAX))), Reply::Inventory(_)));
 }
 
 #[test]
 fn a_closure_that_no_segment_can_have_is_refused() {
-    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
-    assert!(matches!(desk.open(3, identity(1), Purpose::Append), Reply::Opened(_)));
+    let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
+    assert!(matches!(fixture.open(3, identity(1), Purpose::Append), Reply::Opened(_)));
     for wrong in [
         Closure { end: Offset(200_000), ..closure(1) },
         Closure { end: Offset(64), ..closure(1) },
@@ -315,57 +315,57 @@ fn a_closure_that_no_segment_can_have_is_refused() {
         Closure { first: Lsn(0), ..closure(1) },
         Closure { first: Lsn(u64::MAX), last: Lsn(u64::MAX), ..closure(1) },
     ] {
-        let reply = desk.close(3, identity(1), wrong);
+        let reply = fixture.close(3, identity(1), wrong);
         assert!(matches!(reply, Reply::Refused(Refusal::BadRequest { .. })), "{wrong:?}: {reply:?}");
-        assert_eq!(desk.out.len(), 1);
+        assert_eq!(fixture.out.len(), 1);
     }
-    assert_eq!(desk.close(3, identity(1), closure(1)), Reply::Done);
+    assert_eq!(fixture.close(3, identity(1), closure(1)), Reply::Done);
 }
 
 #[test]
 fn what_is_owed_is_recorded_before_a_close_is_answered() {
-    let mut desk = Desk::start(Found { promise: promise(), ..Found::default() });
-    desk.open(3, identity(1), Purpose::Append);
-    desk.close(3, identity(1), closure(1));
-    let at = |wanted: fn(&Output) -> bool| desk.out.iter().position(wanted).expect("it is done");
+    let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
+    fixture.open(3, identity(1), Purpose::Append);
+    fixture.close(3, identity(1), closure(1));
+    let at = |wanted: fn(&Output) -> bool| fixture.out.iter().position(wanted).expect("it is done");
     let (recorded, answered) = (at(|out| matches!(out, Output::Owe(_))), at(|out| matches!(out, Output::Reply(..))));
-    assert!(recorded < answered, "{:?}", desk.out);
+    assert!(recorded < answered, "{:?}", fixture.out);
 }
 
 #[test]
 fn what_is_dropped_and_held_records_goes_into_quarantine() {
-    let mut desk = Desk::start_with(
+    let mut fixture = Fixture::start_with(
         Found { promise: promise(), rows: vec![(Slot(1), lent(2))], files: owed(&[1]), ..Found::default() },
         Tail { closure: closure(2), acked: Offset(0) },
         true,
     );
-    let copies = desk.fence(4).copies;
-    assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(4), copies })), Reply::Done);
-    assert!(desk.states().is_empty(), "they count no longer");
-    assert!(desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
-    assert!(desk.out.contains(&Output::StartQuarantine(Slot(1), identity(2), closure(2))));
-    assert!(!desk.out.iter().any(|out| matches!(out, Output::DeleteFile(_) | Output::Release(Slot(1)))));
+    let copies = fixture.fence(4).copies;
+    assert_eq!(fixture.ask(Request::Drop(DropRequest { caller: caller(4), copies })), Reply::Done);
+    assert!(fixture.states().is_empty(), "they count no longer");
+    assert!(fixture.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", fixture.out);
+    assert!(fixture.out.contains(&Output::StartQuarantine(Slot(1), identity(2), closure(2))));
+    assert!(!fixture.out.iter().any(|out| matches!(out, Output::DeleteFile(_) | Output::Release(Slot(1)))));
     // The disk is full: the bytes stay where they are, and are tried again.
-    desk.out.clear();
-    desk.step(Input::Quarantined(Slot(1), Err("no space".to_owned())));
-    desk.step(Input::Tick);
-    assert_eq!(desk.out, [Output::StartQuarantine(Slot(1), identity(2), closure(2))]);
-    desk.step(Input::Quarantined(Slot(1), Ok(())));
-    assert!(desk.out.contains(&Output::Release(Slot(1))));
+    fixture.out.clear();
+    fixture.step(Input::Quarantined(Slot(1), Err("no space".to_owned())));
+    fixture.step(Input::Tick);
+    assert_eq!(fixture.out, [Output::StartQuarantine(Slot(1), identity(2), closure(2))]);
+    fixture.step(Input::Quarantined(Slot(1), Ok(())));
+    assert!(fixture.out.contains(&Output::Release(Slot(1))));
 }
 
 /// Its bytes were acknowledged here: with one bit wrong they may still be the last.
 #[test]
 fn a_corrupt_copy_goes_into_quarantine_whoever_drops_it() {
     for caller_epoch in [3, 4] {
-        let mut desk = Desk::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
-        desk.fence(caller_epoch);
-        desk.step(Input::FoundCorrupt(identity(1), Place::Disk));
-        let copies = desk.backup.inventory().copies;
+        let mut fixture = Fixture::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
+        fixture.fence(caller_epoch);
+        fixture.step(Input::FoundCorrupt(identity(1), Place::Disk));
+        let copies = fixture.backup.inventory().copies;
         assert_eq!(copies[0].state, CopyState::Corrupt);
-        assert_eq!(desk.ask(Request::Drop(DropRequest { caller: caller(caller_epoch), copies })), Reply::Done);
-        assert!(desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
-        assert!(!desk.out.iter().any(|out| matches!(out, Output::DeleteFile(_))), "{:?}", desk.out);
+        assert_eq!(fixture.ask(Request::Drop(DropRequest { caller: caller(caller_epoch), copies })), Reply::Done);
+        assert!(fixture.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", fixture.out);
+        assert!(!fixture.out.iter().any(|out| matches!(out, Output::DeleteFile(_))), "{:?}", fixture.out);
     }
 }
 
@@ -373,32 +373,33 @@ fn a_corrupt_copy_goes_into_quarantine_whoever_drops_it() {
 #[test]
 fn a_whole_copy_outlives_an_image_of_another_end() {
     for other in [Closure { last: Lsn(8), ..closure(1) }, Closure { last: Lsn(12), ..closure(1) }] {
-        let mut desk =
-            Desk::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });
-        desk.fence(4);
-        assert!(matches!(desk.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
-        assert_eq!(desk.close(4, identity(1), other), Reply::Done);
-        assert_eq!(desk.backup.inventory().copies[0].closure, other);
-        assert!(desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
+        let mut fixture =
+            Fixture::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });
+        fixture.fence(4);
+        assert!(matches!(fixture.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
+        assert_eq!(fixture.close(4, identity(1), other), Reply::Done);
+        assert_eq!(fixture.backup.inventory().copies[0].closure, other);
+        assert!(fixture.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", fixture.out);
     }
     // The same bytes once more are no loss.
-    let mut desk = Desk::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });
-    desk.fence(4);
-    assert!(matches!(desk.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
-    assert_eq!(desk.close(4, identity(1), closure(1)), Reply::Done);
-    assert!(!desk.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", desk.out);
+    let mut fixture =
+        Fixture::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });
+    fixture.fence(4);
+    assert!(matches!(fixture.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
+    assert_eq!(fixture.close(4, identity(1), closure(1)), Reply::Done);
+    assert!(!fixture.out.contains(&Output::Quarantine(SegmentId(1))), "{:?}", fixture.out);
 }
 
 #[test]
 fn an_image_puts_what_it_does_not_hold_into_quarantine() {
     let other = SegmentIdentity { generation: Generation(99), ..identity(1) };
-    let mut desk = Desk::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
-    desk.fence(4);
-    desk.open(4, other, Purpose::Install);
-    assert_eq!(desk.close(4, other, closure(1)), Reply::Done);
-    let quarantined = desk.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
-    let flushed = desk.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
-    assert!(quarantined.is_some() && quarantined < flushed, "{:?}", desk.out);
+    let mut fixture = Fixture::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
+    fixture.fence(4);
+    fixture.open(4, other, Purpose::Install);
+    assert_eq!(fixture.close(4, other, closure(1)), Reply::Done);
+    let quarantined = fixture.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
+    let flushed = fixture.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
+    assert!(quarantined.is_some() && quarantined < flushed, "{:?}", fixture.out);
 }
 
 /// The process died between taking the image in and bringing the file to safety.
@@ -408,9 +409,10 @@ fn a_restart_quarantines_the_file_that_an_image_does_not_hold() {
         let image = Closure { first: Lsn(1), last: Lsn(0), ..closure(1) };
         let row = SlotRow { closed: Some(image), ..lent(1) };
         let promise = Promise { durability, ..promise() };
-        let desk = Desk::start(Found { promise, rows: vec![(Slot(0), row)], files: owed(&[1]), ..Found::default() });
-        let quarantined = desk.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
-        let flushed = desk.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
-        assert!(quarantined.is_some() && quarantined < flushed, "{:?}", desk.out);
+        let fixture =
+            Fixture::start(Found { promise, rows: vec![(Slot(0), row)], files: owed(&[1]), ..Found::default() });
+        let quarantined = fixture.out.iter().position(|out| *out == Output::Quarantine(SegmentId(1)));
+        let flushed = fixture.out.iter().position(|out| matches!(out, Output::StartFlush(..)));
+        assert!(quarantined.is_some() && quarantined < flushed, "{:?}", fixture.out);
     }
 }

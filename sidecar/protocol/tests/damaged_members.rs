@@ -68,16 +68,16 @@ fn damaged(number: u128, copies: Vec<CopyReport>) -> Inventory {
 }
 
 /// A promotion of s1, and what it has asked for last.
-struct Desk {
+struct Fixture {
     machine: Promotion,
     now: Time,
     epoch: Epoch,
     out: Vec<Output>,
 }
 
-impl Desk {
+impl Fixture {
     /// It has claimed epoch 6 and asked the members.
-    fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Desk {
+    fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Fixture {
         let rules = Rules {
             backups: members as u8,
             min_in_sync,
@@ -88,11 +88,11 @@ impl Desk {
         };
         let mut out = Vec::new();
         let machine = Promotion::start(sidecar("s1"), rules, LogId(9), 7, &mut out);
-        let mut desk = Desk { machine, now: Time(0), epoch: Epoch(6), out };
-        desk.step(Input::Read(Ok(Some(config(members)))));
-        desk.step(Input::Swapped(SwapOutcome::Applied));
-        assert_eq!(desk.out.len(), members as usize, "each is fenced: {:?}", desk.out);
-        desk
+        let mut fixture = Fixture { machine, now: Time(0), epoch: Epoch(6), out };
+        fixture.step(Input::Read(Ok(Some(config(members)))));
+        fixture.step(Input::Swapped(SwapOutcome::Applied));
+        assert_eq!(fixture.out.len(), members as usize, "each is fenced: {:?}", fixture.out);
+        fixture
     }
 
     fn step(&mut self, input: Input) -> &[Output] {
@@ -153,87 +153,87 @@ fn lost(number: u128) -> Inventory {
 #[test]
 fn a_damaged_member_alone_is_not_believed_however_patient() {
     for copies in [vec![copy(1, Closed, 10), cut(12, 20)], vec![copy(1, Closed, 10)], vec![]] {
-        let mut desk = Desk::fencing(2, 1, None);
-        assert_eq!(desk.fenced(damaged(1, copies)), []);
-        desk.wait();
-        let Some(Waiting::Witnesses { witnesses: 0, needed: 1, damaged, missing }) = desk.waiting() else {
-            panic!("{:?}", desk.out);
+        let mut fixture = Fixture::fencing(2, 1, None);
+        assert_eq!(fixture.fenced(damaged(1, copies)), []);
+        fixture.wait();
+        let Some(Waiting::Witnesses { witnesses: 0, needed: 1, damaged, missing }) = fixture.waiting() else {
+            panic!("{:?}", fixture.out);
         };
         assert!(damaged.contains("m1 (something is gone)") && missing.contains("m2"), "{damaged}; {missing}");
         // The sound one comes at last; the other one is repaired from it.
-        desk.fenced(sound(2, 20));
-        assert_eq!(desk.repair(), (2, Lsn(20)));
+        fixture.fenced(sound(2, 20));
+        assert_eq!(fixture.repair(), (2, Lsn(20)));
     }
 }
 
 #[test]
 fn two_damaged_members_of_three_wait_for_the_third() {
-    let mut desk = Desk::fencing(3, 2, None);
-    desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 15)]));
-    desk.fenced(damaged(3, vec![copy(1, Closed, 10)]));
-    desk.wait();
-    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { witnesses: 0, needed: 2, .. })), "{:?}", desk.out);
-    desk.fenced(sound(2, 18));
-    assert_eq!(desk.repair(), (3, Lsn(18)), "everybody has answered, and one witness tells");
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 15)]));
+    fixture.fenced(damaged(3, vec![copy(1, Closed, 10)]));
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Witnesses { witnesses: 0, needed: 2, .. })), "{:?}", fixture.out);
+    fixture.fenced(sound(2, 18));
+    assert_eq!(fixture.repair(), (3, Lsn(18)), "everybody has answered, and one witness tells");
 }
 
 #[test]
 fn a_member_that_has_lost_its_memory_has_nothing_more_to_tell() {
-    let mut desk = Desk::fencing(3, 2, None);
-    desk.fenced(lost(3));
-    desk.fenced(damaged(1, vec![copy(1, Closed, 10)]));
-    desk.fenced(sound(2, 18));
-    desk.wait();
-    assert_eq!(desk.repair(), (2, Lsn(18)));
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.fenced(lost(3));
+    fixture.fenced(damaged(1, vec![copy(1, Closed, 10)]));
+    fixture.fenced(sound(2, 18));
+    fixture.wait();
+    assert_eq!(fixture.repair(), (2, Lsn(18)));
 }
 
 #[test]
 fn while_somebody_may_come_as_many_witnesses_are_needed_as_members() {
-    let mut desk = Desk::fencing(3, 2, None);
-    desk.fenced(damaged(1, vec![copy(1, Closed, 10)]));
-    desk.fenced(sound(2, 18));
-    desk.wait();
-    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { witnesses: 1, needed: 2, .. })), "{:?}", desk.out);
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.fenced(damaged(1, vec![copy(1, Closed, 10)]));
+    fixture.fenced(sound(2, 18));
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Witnesses { witnesses: 1, needed: 2, .. })), "{:?}", fixture.out);
 }
 
 /// A closed segment that it can name leaves a member a witness: it knows where its log ends, and another copy fills the gap.
 #[test]
 fn a_member_that_lacks_a_closed_segment_still_tells_where_the_log_ends() {
     let lacking = Inventory { copies: vec![copy(1, Corrupt, 10), copy(2, Open, 18)], ..sound(1, 18) };
-    let mut desk = Desk::fencing(2, 1, None);
-    desk.fenced(lacking);
-    desk.wait();
-    assert!(matches!(desk.waiting(), None | Some(Waiting::Damage(_))), "{:?}", desk.out);
-    desk.fenced(sound(2, 12));
-    assert_eq!(desk.repair(), (2, Lsn(18)));
+    let mut fixture = Fixture::fencing(2, 1, None);
+    fixture.fenced(lacking);
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), None | Some(Waiting::Damage(_))), "{:?}", fixture.out);
+    fixture.fenced(sound(2, 12));
+    assert_eq!(fixture.repair(), (2, Lsn(18)));
 }
 
 #[test]
 fn a_witness_that_is_contradicted_is_not_enough() {
-    let mut desk = Desk::fencing(2, 1, None);
-    desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
-    desk.fenced(sound(2, 15));
-    desk.wait();
-    assert!(matches!(desk.waiting(), Some(Waiting::Damage(_))), "acknowledged up to 20: {:?}", desk.out);
+    let mut fixture = Fixture::fencing(2, 1, None);
+    fixture.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
+    fixture.fenced(sound(2, 15));
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Damage(_))), "acknowledged up to 20: {:?}", fixture.out);
 }
 
 #[test]
 fn a_person_may_accept_that_the_log_ends_early() {
     let accepted = |last| Some(AcceptedLoss { log: LogId(1), last: Lsn(last) });
     for (last, wins) in [(12, true), (10, true), (13, false)] {
-        let mut desk = Desk::fencing(2, 1, accepted(last));
-        desk.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
-        desk.wait();
+        let mut fixture = Fixture::fencing(2, 1, accepted(last));
+        fixture.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
+        fixture.wait();
         match wins {
-            true => assert_eq!(desk.repair(), (1, Lsn(12)), "as far as anything whole goes"),
-            false => assert!(matches!(desk.waiting(), None | Some(Waiting::Damage(_))), "{last}: {:?}", desk.out),
+            true => assert_eq!(fixture.repair(), (1, Lsn(12)), "as far as anything whole goes"),
+            false => assert!(matches!(fixture.waiting(), None | Some(Waiting::Damage(_))), "{last}: {:?}", fixture.out),
         }
     }
     let other = Some(AcceptedLoss { log: LogId(2), last: Lsn(1) });
-    let mut desk = Desk::fencing(2, 1, other);
-    desk.fenced(damaged(1, vec![]));
-    desk.wait();
-    assert!(matches!(desk.waiting(), Some(Waiting::Witnesses { .. })), "of another log: {:?}", desk.out);
+    let mut fixture = Fixture::fencing(2, 1, other);
+    fixture.fenced(damaged(1, vec![]));
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Witnesses { .. })), "of another log: {:?}", fixture.out);
 }
 
 #[test]
@@ -248,61 +248,61 @@ fn a_loss_is_accepted_in_one_word() {
 
 #[test]
 fn a_member_that_is_fenced_while_the_others_are_repaired_stays_in_the_set() {
-    let mut desk = Desk::fencing(3, 2, None);
-    desk.fenced(sound(1, 18));
-    desk.fenced(sound(2, 12));
-    let first = desk.wait().to_vec();
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.fenced(sound(1, 18));
+    fixture.fenced(sound(2, 12));
+    let first = fixture.wait().to_vec();
     assert!(first.iter().any(|output| matches!(output, Output::Close(..))), "{first:?}");
-    let late = desk.fenced(sound(3, 12)).to_vec();
-    desk.out = [first, late].concat();
-    assert_eq!(desk.repair(), (3, Lsn(18)));
+    let late = fixture.fenced(sound(3, 12)).to_vec();
+    fixture.out = [first, late].concat();
+    assert_eq!(fixture.repair(), (3, Lsn(18)));
 }
 
 #[test]
 fn a_late_member_that_proves_a_longer_log_begins_it_all_anew() {
-    let mut desk = Desk::fencing(3, 2, None);
-    desk.fenced(sound(1, 18));
-    desk.fenced(sound(2, 12));
-    desk.wait();
+    let mut fixture = Fixture::fencing(3, 2, None);
+    fixture.fenced(sound(1, 18));
+    fixture.fenced(sound(2, 12));
+    fixture.wait();
     let proof = CopyReport { acked: copy(2, Open, 20).closure.end, ..copy(2, Open, 20) };
-    assert_eq!(desk.fenced(Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) }), []);
-    desk.now = desk.now.plus(10);
-    assert_eq!(desk.step(Input::Tick), [Output::ReadConfig]);
+    assert_eq!(fixture.fenced(Inventory { copies: vec![copy(1, Closed, 10), proof], ..sound(3, 20) }), []);
+    fixture.now = fixture.now.plus(10);
+    assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
 }
 
 #[test]
 fn a_promise_that_the_store_does_not_know_shows_that_the_store_went_back() {
-    let mut desk = Desk::fencing(2, 1, None);
+    let mut fixture = Fixture::fencing(2, 1, None);
     let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9))));
-    assert_eq!(desk.step(answer), [Output::ReadConfig]);
+    assert_eq!(fixture.step(answer), [Output::ReadConfig]);
     // The store still shows what this candidate has claimed.
     let mine = Configuration { primary: sidecar("s1"), ..config(2).claimed_by(sidecar("s1"), Claim(7)) };
     for _ in 0..3 {
-        desk.step(Input::Read(Ok(Some(mine.clone()))));
+        fixture.step(Input::Read(Ok(Some(mine.clone()))));
         let older = Waiting::StoreIsOlder { epoch: Epoch(6), promised: Epoch(9) };
-        assert_eq!(desk.out, [Output::Waiting(older)], "and nothing is claimed");
-        desk.now = desk.now.plus(10);
-        assert_eq!(desk.step(Input::Tick), [Output::ReadConfig]);
+        assert_eq!(fixture.out, [Output::Waiting(older)], "and nothing is claimed");
+        fixture.now = fixture.now.plus(10);
+        assert_eq!(fixture.step(Input::Tick), [Output::ReadConfig]);
     }
     let newer = Configuration { epoch: Epoch(9), claim: Claim(99), ..config(2) };
-    assert_eq!(desk.step(Input::Read(Ok(Some(newer)))), [Output::Lost(Epoch(9))], "it is back");
+    assert_eq!(fixture.step(Input::Read(Ok(Some(newer)))), [Output::Lost(Epoch(9))], "it is back");
 }
 
 #[test]
 fn an_epoch_that_was_claimed_twice_is_not_passed_over() {
-    let mut desk = Desk::fencing(2, 1, None);
+    let mut fixture = Fixture::fencing(2, 1, None);
     let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::ClaimedBefore(Epoch(5))));
-    assert_eq!(desk.step(answer), [Output::ReadConfig]);
+    assert_eq!(fixture.step(answer), [Output::ReadConfig]);
     let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
-    desk.step(Input::Read(Ok(Some(mine))));
-    assert!(matches!(desk.waiting(), Some(Waiting::StoreIsOlder { .. })), "{:?}", desk.out);
+    fixture.step(Input::Read(Ok(Some(mine))));
+    assert!(matches!(fixture.waiting(), Some(Waiting::StoreIsOlder { .. })), "{:?}", fixture.out);
 }
 
 #[test]
 fn a_person_who_accepts_the_older_store_passes_every_promise() {
-    let mut desk = Desk::fencing(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
-    desk.step(Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9)))));
+    let mut fixture = Fixture::fencing(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
+    fixture.step(Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9)))));
     let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
-    let [Output::Swap(swap)] = desk.step(Input::Read(Ok(Some(mine)))) else { panic!("{:?}", desk.out) };
+    let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(mine)))) else { panic!("{:?}", fixture.out) };
     assert_eq!((swap.proposed.epoch, swap.proposed.earlier.len()), (Epoch(11), 0));
 }

@@ -56,7 +56,7 @@ fn holds_nothing(member: &MemberRef) -> Inventory {
 }
 
 /// A primary whose members lend and close at once, unless told otherwise.
-struct Desk {
+struct Fixture {
     primary: Primary,
     now: Time,
     seats: BTreeMap<MemberId, Seat>,
@@ -76,21 +76,21 @@ struct Desk {
     flushes: BTreeMap<MemberId, Position>,
 }
 
-impl Desk {
-    fn start(members: usize, backups: u8) -> Desk {
-        Desk::start_with(members, rules(backups))
+impl Fixture {
+    fn start(members: usize, backups: u8) -> Fixture {
+        Fixture::start_with(members, rules(backups))
     }
 
-    fn start_with(members: usize, rules: Rules) -> Desk {
+    fn start_with(members: usize, rules: Rules) -> Fixture {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
         let (seats, segments, mute, stingy, lost, closes, mends, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
-        let mut desk =
-            Desk { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, mends, flushes };
-        desk.carry(out);
-        desk
+        let mut fixture =
+            Fixture { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, mends, flushes };
+        fixture.carry(out);
+        fixture
     }
 
     fn step(&mut self, input: Input) {
@@ -226,53 +226,53 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 proptest! {
     #[test]
     fn acks_are_what_the_dumb_model_says(members in 1..4usize, moves in moves()) {
-        let mut desk = Desk::start(members, 4);
+        let mut fixture = Fixture::start(members, 4);
         let mut model = Model { set: (1..=members).map(|n| member(n).id).collect(), ..Model::default() };
         for id in &model.set {
             model.completed.insert(id.clone(), Position::new(SegmentId(1), Offset(0)));
         }
         let (mut end, mut next) = (0, members + 1);
         for one in moves {
-            if desk.over {
+            if fixture.over {
                 break;
             }
             match one {
                 Move::Append if end < 60_000 => {
                     end += 72;
-                    desk.append(end);
+                    fixture.append(end);
                 }
                 Move::Post(number) => {
                     let id = member(number).id;
-                    if let Some(to) = desk.post(&id) {
+                    if let Some(to) = fixture.post(&id) {
                         model.in_flight.entry(id).or_default().push(to);
                     }
                 }
                 Move::Complete(number, count) => {
                     let id = member(number).id;
                     let in_flight = model.in_flight.entry(id.clone()).or_default();
-                    if count as usize <= in_flight.len() && desk.seats.contains_key(&id) {
+                    if count as usize <= in_flight.len() && fixture.seats.contains_key(&id) {
                         let done: Vec<Position> = in_flight.drain(..count as usize).collect();
                         model.completed.insert(id.clone(), done[done.len() - 1]);
-                        desk.complete(&id, count);
+                        fixture.complete(&id, count);
                     }
                 }
                 Move::Lose(number) => {
                     let id = member(number).id;
-                    if let Some(seat) = desk.seats.get(&id).copied() {
+                    if let Some(seat) = fixture.seats.get(&id).copied() {
                         model.in_flight.remove(&id);
-                        desk.step(Input::Lost(seat));
+                        fixture.step(Input::Lost(seat));
                     }
                 }
-                Move::Recruit if desk.recruits => {
-                    desk.recruits = false;
+                Move::Recruit if fixture.recruits => {
+                    fixture.recruits = false;
                     let spare = member(next);
                     next += 1;
                     model.completed.insert(spare.id.clone(), Position::new(SegmentId(1), Offset(0)));
                     let inventory = holds_nothing(&spare);
-                    desk.step(Input::Recruited(spare, inventory));
+                    fixture.step(Input::Recruited(spare, inventory));
                 }
                 Move::Settle(settling) => {
-                    let Some(swap) = desk.swap.take() else { continue };
+                    let Some(swap) = fixture.swap.take() else { continue };
                     let applied = SwapOutcome::Applied;
                     let outcome = match settling {
                         Settling::Applied => applied,
@@ -284,23 +284,23 @@ proptest! {
                         model.set = swap.proposed.members.iter().map(|member| member.id.clone()).collect();
                     }
                     model.advance();
-                    desk.step(Input::Swapped(outcome));
+                    fixture.step(Input::Swapped(outcome));
                 }
                 Move::Tick => {
-                    desk.now = desk.now.plus(10);
-                    desk.step(Input::Tick);
+                    fixture.now = fixture.now.plus(10);
+                    fixture.step(Input::Tick);
                 }
                 _ => {}
             }
             model.advance();
-            prop_assert_eq!(desk.primary.acked(), model.acked);
-            prop_assert!(desk.primary.positions().hold());
-            if let Some(swap) = &desk.swap {
+            prop_assert_eq!(fixture.primary.acked(), model.acked);
+            prop_assert!(fixture.primary.positions().hold());
+            if let Some(swap) = &fixture.swap {
                 let proposed: Vec<MemberId> = swap.proposed.members.iter().map(|member| member.id.clone()).collect();
                 for id in proposed.iter().filter(|id| !model.set.contains(id) && model.proposed.is_none()) {
                     prop_assert!(model.completed[id] >= model.acked, "{} is proposed before it has caught up (S8)", id);
                 }
-                prop_assert_eq!(swap.expected, Some(Stamp { epoch: Epoch(1), version: desk.primary.config().version }));
+                prop_assert_eq!(swap.expected, Some(Stamp { epoch: Epoch(1), version: fixture.primary.config().version }));
                 model.proposed = Some(proposed);
             }
         }
@@ -327,31 +327,31 @@ fn a_swap_outcome_is_judged_by_what_is_there() {
 
 #[test]
 fn posts_in_flight_are_bounded() {
-    let mut desk = Desk::start(1, 1);
+    let mut fixture = Fixture::start(1, 1);
     let id = member(1).id;
     for post in 1..=INFLIGHT_MAX as u32 {
-        desk.append(72 * post);
-        assert!(desk.post(&id).is_some());
+        fixture.append(72 * post);
+        assert!(fixture.post(&id).is_some());
     }
-    desk.append(72 * (INFLIGHT_MAX as u32 + 2));
-    assert_eq!(desk.post(&id), None);
-    desk.complete(&id, 1);
+    fixture.append(72 * (INFLIGHT_MAX as u32 + 2));
+    assert_eq!(fixture.post(&id), None);
+    fixture.complete(&id, 1);
     let rest = Offset(72 * (INFLIGHT_MAX as u32 + 2));
-    assert_eq!(desk.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries all since");
+    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries all since");
 }
 
 /// Fills the active segment and rolls; false when there is no next one.
-fn fill(desk: &mut Desk, segment: u64) -> bool {
+fn fill(fixture: &mut Fixture, segment: u64) -> bool {
     let end = 60_000;
-    desk.append(end);
+    fixture.append(end);
     let (first, last) = (Lsn(segment * 10 - 9), Lsn(segment * 10));
     let mut out = Vec::new();
     let closure = Closure { first, last, end: Offset(end), chain: Chain(0) };
-    let rolled = desk.primary.roll(closure, &mut out).is_some();
-    desk.carry(out);
-    for id in desk.seats.keys().cloned().collect::<Vec<_>>() {
-        while desk.post(&id).is_some() {
-            desk.complete(&id, 1);
+    let rolled = fixture.primary.roll(closure, &mut out).is_some();
+    fixture.carry(out);
+    for id in fixture.seats.keys().cloned().collect::<Vec<_>>() {
+        while fixture.post(&id).is_some() {
+            fixture.complete(&id, 1);
         }
     }
     rolled
@@ -359,95 +359,99 @@ fn fill(desk: &mut Desk, segment: u64) -> bool {
 
 #[test]
 fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
-    let mut desk = Desk::start(2, 2);
-    desk.mute.insert(member(2).id);
+    let mut fixture = Fixture::start(2, 2);
+    fixture.mute.insert(member(2).id);
     for segment in 1..SEGMENTS_MAX as u64 {
-        assert!(fill(&mut desk, segment), "segment {segment}");
+        assert!(fill(&mut fixture, segment), "segment {segment}");
     }
-    assert!(!fill(&mut desk, SEGMENTS_MAX as u64), "the open end is full: back-pressure");
-    assert_eq!(desk.segments.len(), SEGMENTS_MAX);
-    desk.step(Input::Tick);
-    desk.now = desk.now.plus(1000);
-    desk.step(Input::Tick);
-    assert_eq!(desk.lost, [member(2).id], "it, and nobody else, holds everything up");
-    assert!(desk.swap.is_some());
+    assert!(!fill(&mut fixture, SEGMENTS_MAX as u64), "the open end is full: back-pressure");
+    assert_eq!(fixture.segments.len(), SEGMENTS_MAX);
+    fixture.step(Input::Tick);
+    fixture.now = fixture.now.plus(1000);
+    fixture.step(Input::Tick);
+    assert_eq!(fixture.lost, [member(2).id], "it, and nobody else, holds everything up");
+    assert!(fixture.swap.is_some());
 }
 
 #[test]
 fn what_nobody_closed_is_not_forgotten() {
-    let mut desk = Desk::start(2, 2);
-    desk.append(60_000);
+    let mut fixture = Fixture::start(2, 2);
+    fixture.append(60_000);
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
-    assert!(desk.primary.roll(closure, &mut out).is_some());
-    desk.carry(out);
+    assert!(fixture.primary.roll(closure, &mut out).is_some());
+    fixture.carry(out);
     // m1 goes; while its swap has no answer m2 goes too. Segment 1 is nowhere but here.
     for number in [1, 2] {
-        let seat = desk.seats[&member(number).id];
+        let seat = fixture.seats[&member(number).id];
         let mut out = Vec::new();
-        desk.primary.step(desk.now, Input::Lost(seat), &mut out);
+        fixture.primary.step(fixture.now, Input::Lost(seat), &mut out);
         assert!(!out.iter().any(|output| matches!(output, Output::Forget(..))), "{out:?}");
-        desk.carry(out);
+        fixture.carry(out);
     }
-    assert!(desk.primary.closed().is_empty());
+    assert!(fixture.primary.closed().is_empty());
 }
 
 #[test]
 fn a_barrier_needs_a_post_after_it_from_everyone() {
-    let mut desk = Desk::start(2, 2);
+    let mut fixture = Fixture::start(2, 2);
     let ids = [member(1).id, member(2).id];
-    desk.append(72);
+    fixture.append(72);
     for id in &ids {
-        assert!(desk.post(id).is_some());
+        assert!(fixture.post(id).is_some());
     }
-    let barrier = desk.primary.barrier();
+    let barrier = fixture.primary.barrier();
     for id in &ids {
-        desk.complete(id, 1);
+        fixture.complete(id, 1);
     }
-    assert!(!desk.primary.passed(barrier), "these were posted before it");
+    assert!(!fixture.primary.passed(barrier), "these were posted before it");
     for (id, passed) in ids.iter().zip([false, true]) {
-        let index = usize::from(desk.seats[id].index);
-        assert_eq!(desk.primary.probe(index, barrier), Some(SegmentId(1)));
-        assert_eq!(desk.primary.probe(index, barrier), None, "one is enough");
-        desk.complete(id, 1);
-        assert_eq!(desk.primary.passed(barrier), passed);
+        let index = usize::from(fixture.seats[id].index);
+        assert_eq!(fixture.primary.probe(index, barrier), Some(SegmentId(1)));
+        assert_eq!(fixture.primary.probe(index, barrier), None, "one is enough");
+        fixture.complete(id, 1);
+        assert_eq!(fixture.primary.passed(barrier), passed);
     }
 }
 
 #[test]
 fn no_segment_is_closed_under_a_barriers_empty_write() {
-    let mut desk = Desk::start(1, 1);
+    let mut fixture = Fixture::start(1, 1);
     let id = member(1).id;
-    desk.append(60_000);
-    assert!(desk.post(&id).is_some());
-    let index = usize::from(desk.seats[&id].index);
-    assert_eq!(desk.primary.probe(index, desk.primary.barrier()), Some(SegmentId(1)));
+    fixture.append(60_000);
+    assert!(fixture.post(&id).is_some());
+    let index = usize::from(fixture.seats[&id].index);
+    assert_eq!(fixture.primary.probe(index, fixture.primary.barrier()), Some(SegmentId(1)));
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
-    assert!(desk.primary.roll(closure, &mut out).is_some());
-    desk.carry(out);
-    desk.complete(&id, 1);
-    assert_eq!(desk.primary.acked(), Position::new(SegmentId(1), Offset(60_000)));
-    assert_eq!(desk.closes, [], "the empty write would meet a buffer that is no longer lent, and fail its queue pair");
-    desk.complete(&id, 1);
-    assert_eq!(desk.closes, [SegmentId(1)]);
+    assert!(fixture.primary.roll(closure, &mut out).is_some());
+    fixture.carry(out);
+    fixture.complete(&id, 1);
+    assert_eq!(fixture.primary.acked(), Position::new(SegmentId(1), Offset(60_000)));
+    assert_eq!(
+        fixture.closes,
+        [],
+        "the empty write would meet a buffer that is no longer lent, and fail its queue pair"
+    );
+    fixture.complete(&id, 1);
+    assert_eq!(fixture.closes, [SegmentId(1)]);
 }
 
 /// Two members that flush, and appends that end at each of these offsets, completed everywhere.
-fn flushing(ends: &[u32]) -> (Desk, [MemberId; 2]) {
-    let mut desk = Desk::start_with(2, Rules { durability: Durability::Flushed, ..rules(2) });
+fn flushing(ends: &[u32]) -> (Fixture, [MemberId; 2]) {
+    let mut fixture = Fixture::start_with(2, Rules { durability: Durability::Flushed, ..rules(2) });
     let ids = [member(1).id, member(2).id];
     for end in ends {
-        complete_everywhere(&mut desk, &ids, *end);
+        complete_everywhere(&mut fixture, &ids, *end);
     }
-    (desk, ids)
+    (fixture, ids)
 }
 
-fn complete_everywhere(desk: &mut Desk, ids: &[MemberId], end: u32) {
-    desk.append(end);
+fn complete_everywhere(fixture: &mut Fixture, ids: &[MemberId], end: u32) {
+    fixture.append(end);
     for id in ids {
-        assert!(desk.post(id).is_some());
-        desk.complete(id, 1);
+        assert!(fixture.post(id).is_some());
+        fixture.complete(id, 1);
     }
 }
 
@@ -457,38 +461,38 @@ fn first(end: u32) -> Position {
 
 #[test]
 fn what_a_flush_left_out_is_asked_for_again() {
-    let (mut desk, [one, two]) = flushing(&[144, 300]);
-    assert_eq!(desk.flushes[&one], first(144), "the rest has completed since");
-    desk.flushed(&one, 144);
-    desk.flushed(&two, 72);
-    assert_eq!(desk.primary.acked(), first(72), "no further than the one that is least far");
-    assert_eq!(desk.flushes[&two], first(300), "some of it came: at once");
-    desk.flushed(&one, 300);
-    desk.flushed(&two, 72);
-    assert_eq!(desk.flushes.get(&two), None, "nothing came: not in circles");
-    desk.turn();
-    assert_eq!(desk.flushes.get(&two), None);
-    desk.step(Input::Tick);
-    assert_eq!(desk.flushes[&two], first(300));
-    desk.flushed(&two, 72);
-    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 400);
-    assert_eq!(desk.flushes[&two], first(400), "there is more to find");
-    desk.flushed(&two, 300);
-    assert_eq!(desk.primary.acked(), first(300));
-    desk.flushed(&one, 400);
-    desk.flushed(&two, 400);
-    assert_eq!((desk.primary.acked(), desk.flushes.len()), (first(400), 0));
-    assert!(desk.primary.positions().hold());
+    let (mut fixture, [one, two]) = flushing(&[144, 300]);
+    assert_eq!(fixture.flushes[&one], first(144), "the rest has completed since");
+    fixture.flushed(&one, 144);
+    fixture.flushed(&two, 72);
+    assert_eq!(fixture.primary.acked(), first(72), "no further than the one that is least far");
+    assert_eq!(fixture.flushes[&two], first(300), "some of it came: at once");
+    fixture.flushed(&one, 300);
+    fixture.flushed(&two, 72);
+    assert_eq!(fixture.flushes.get(&two), None, "nothing came: not in circles");
+    fixture.turn();
+    assert_eq!(fixture.flushes.get(&two), None);
+    fixture.step(Input::Tick);
+    assert_eq!(fixture.flushes[&two], first(300));
+    fixture.flushed(&two, 72);
+    complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 400);
+    assert_eq!(fixture.flushes[&two], first(400), "there is more to find");
+    fixture.flushed(&two, 300);
+    assert_eq!(fixture.primary.acked(), first(300));
+    fixture.flushed(&one, 400);
+    fixture.flushed(&two, 400);
+    assert_eq!((fixture.primary.acked(), fixture.flushes.len()), (first(400), 0));
+    assert!(fixture.primary.positions().hold());
 }
 
 /// Lets so much time pass; whose flushes are under way gets the same answer each time.
-fn wait(desk: &mut Desk, ms: u64, answers: &[(&MemberId, u32)]) {
+fn wait(fixture: &mut Fixture, ms: u64, answers: &[(&MemberId, u32)]) {
     for _ in 0..ms / 100 {
-        desk.now = desk.now.plus(100);
-        desk.step(Input::Tick);
+        fixture.now = fixture.now.plus(100);
+        fixture.step(Input::Tick);
         for (id, end) in answers {
-            if desk.flushes.contains_key(*id) {
-                desk.flushed(id, *end);
+            if fixture.flushes.contains_key(*id) {
+                fixture.flushed(id, *end);
             }
         }
     }
@@ -496,194 +500,194 @@ fn wait(desk: &mut Desk, ms: u64, answers: &[(&MemberId, u32)]) {
 
 #[test]
 fn a_member_that_gets_nothing_to_disk_is_dropped() {
-    let (mut desk, [one, two]) = flushing(&[144]);
-    desk.flushed(&one, 144);
+    let (mut fixture, [one, two]) = flushing(&[144]);
+    fixture.flushed(&one, 144);
     // A bit has flipped behind its first 72 bytes.
-    wait(&mut desk, 900, &[(&two, 72)]);
-    assert_eq!(desk.lost, []);
-    wait(&mut desk, 300, &[(&two, 72)]);
-    assert_eq!(desk.lost, [two], "it, and nobody else, holds up the acks");
-    let swap = desk.swap.take().expect("it is swapped out");
+    wait(&mut fixture, 900, &[(&two, 72)]);
+    assert_eq!(fixture.lost, []);
+    wait(&mut fixture, 300, &[(&two, 72)]);
+    assert_eq!(fixture.lost, [two], "it, and nobody else, holds up the acks");
+    let swap = fixture.swap.take().expect("it is swapped out");
     assert_eq!(swap.proposed.members.len(), 1);
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    assert_eq!(desk.primary.acked(), first(144));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(fixture.primary.acked(), first(144));
 }
 
 #[test]
 fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
-    let (mut desk, [one, two]) = flushing(&[]);
+    let (mut fixture, [one, two]) = flushing(&[]);
     for end in [144, 200, 300] {
-        complete_everywhere(&mut desk, &[one.clone(), two.clone()], end);
-        desk.flushed(&one, end);
-        wait(&mut desk, 900, &[]);
-        desk.flushed(&two, end);
-        assert_eq!(desk.lost, [], "acks go on, if slowly");
+        complete_everywhere(&mut fixture, &[one.clone(), two.clone()], end);
+        fixture.flushed(&one, end);
+        wait(&mut fixture, 900, &[]);
+        fixture.flushed(&two, end);
+        assert_eq!(fixture.lost, [], "acks go on, if slowly");
     }
-    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 400);
-    desk.flushed(&one, 400);
-    wait(&mut desk, 1200, &[]);
-    assert_eq!(desk.lost, [two]);
+    complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 400);
+    fixture.flushed(&one, 400);
+    wait(&mut fixture, 1200, &[]);
+    assert_eq!(fixture.lost, [two]);
 }
 
 #[test]
 fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
-    let (mut desk, [one, two]) = flushing(&[144]);
-    wait(&mut desk, 5000, &[(&one, 0), (&two, 0)]);
-    assert_eq!(desk.lost, []);
-    assert!(!desk.over);
+    let (mut fixture, [one, two]) = flushing(&[144]);
+    wait(&mut fixture, 5000, &[(&one, 0), (&two, 0)]);
+    assert_eq!(fixture.lost, []);
+    assert!(!fixture.over);
     for id in [&one, &two] {
-        if !desk.flushes.contains_key(id) {
-            desk.step(Input::Tick);
+        if !fixture.flushes.contains_key(id) {
+            fixture.step(Input::Tick);
         }
-        desk.flushed(id, 144);
+        fixture.flushed(id, 144);
     }
-    assert_eq!(desk.primary.acked(), first(144));
-    wait(&mut desk, 5000, &[]);
-    assert_eq!(desk.lost, [], "idle is not slow");
+    assert_eq!(fixture.primary.acked(), first(144));
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!(fixture.lost, [], "idle is not slow");
 }
 
 /// Alone, it could not be recovered from: what it drops lies where the log was trimmed.
 #[test]
 fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
-    let mut desk = Desk::start(1, 2);
-    desk.step(Input::Tick);
+    let mut fixture = Fixture::start(1, 2);
+    fixture.step(Input::Tick);
     let spare = member(2);
-    let identity = SegmentIdentity { segment: SegmentId(7), ..desk.segments[0] };
+    let identity = SegmentIdentity { segment: SegmentId(7), ..fixture.segments[0] };
     let closure = Closure { first: Lsn(50), last: Lsn(60), end: Offset(500), chain: Chain(1) };
     let alien = CopyReport { identity, state: CopyState::Open, closure, acked: Offset(0) };
     let inventory = Inventory { copies: vec![alien], ..holds_nothing(&spare) };
-    desk.step(Input::Recruited(spare.clone(), inventory));
-    assert_eq!(desk.swap, None);
-    desk.step(Input::Tidied(desk.seats[&spare.id]));
-    assert!(desk.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
+    fixture.step(Input::Recruited(spare.clone(), inventory));
+    assert_eq!(fixture.swap, None);
+    fixture.step(Input::Tidied(fixture.seats[&spare.id]));
+    assert!(fixture.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
 }
 
 /// A group of one with two closed segments, looking for more members.
-fn with_two_closed(backups: u8) -> Desk {
-    let mut desk = Desk::start(1, backups);
-    assert!(fill(&mut desk, 1) && fill(&mut desk, 2));
-    assert_eq!(desk.primary.closed().len(), 2);
-    desk.step(Input::Tick);
-    desk
+fn with_two_closed(backups: u8) -> Fixture {
+    let mut fixture = Fixture::start(1, backups);
+    assert!(fill(&mut fixture, 1) && fill(&mut fixture, 2));
+    assert_eq!(fixture.primary.closed().len(), 2);
+    fixture.step(Input::Tick);
+    fixture
 }
 
 /// Its pool is at its bound: every open is told to come again later.
 #[test]
 fn a_newcomer_that_lends_nothing_is_given_up() {
-    let mut desk = Desk::start(1, 2);
-    desk.stingy.insert(member(2).id);
-    desk.step(Input::Tick);
-    desk.recruit(2);
-    wait(&mut desk, 2000, &[]);
-    assert_eq!(desk.lost, []);
-    desk.recruits = false;
-    wait(&mut desk, 100, &[]);
-    assert_eq!(desk.lost, [member(2).id]);
-    assert!(desk.recruits && !desk.over, "there may be a better one");
+    let mut fixture = Fixture::start(1, 2);
+    fixture.stingy.insert(member(2).id);
+    fixture.step(Input::Tick);
+    fixture.recruit(2);
+    wait(&mut fixture, 2000, &[]);
+    assert_eq!(fixture.lost, []);
+    fixture.recruits = false;
+    wait(&mut fixture, 100, &[]);
+    assert_eq!(fixture.lost, [member(2).id]);
+    assert!(fixture.recruits && !fixture.over, "there may be a better one");
 }
 
 #[test]
 fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
-    let mut desk = with_two_closed(2);
-    let seat = desk.recruit(2);
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.recruit(2);
     for segment in [1, 2] {
-        wait(&mut desk, 1900, &[]);
-        assert_eq!((desk.lost.as_slice(), &desk.swap), (&[][..], &None));
-        desk.step(Input::Installed(seat, SegmentId(segment)));
+        wait(&mut fixture, 1900, &[]);
+        assert_eq!((fixture.lost.as_slice(), &fixture.swap), (&[][..], &None));
+        fixture.step(Input::Installed(seat, SegmentId(segment)));
     }
     // It waits for the config store now, and not the other way round.
-    assert!(desk.swap.is_some());
-    wait(&mut desk, 5000, &[]);
-    assert_eq!(desk.lost, []);
-    desk.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(fixture.swap.is_some());
+    wait(&mut fixture, 5000, &[]);
+    assert_eq!(fixture.lost, []);
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
 
-    let mut desk = with_two_closed(2);
-    let seat = desk.recruit(2);
-    desk.step(Input::Installed(seat, SegmentId(1)));
-    wait(&mut desk, 2100, &[]);
-    assert_eq!(desk.lost, [member(2).id]);
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.recruit(2);
+    fixture.step(Input::Installed(seat, SegmentId(1)));
+    wait(&mut fixture, 2100, &[]);
+    assert_eq!(fixture.lost, [member(2).id]);
 }
 
 /// Few images are copied at once, whoever they are for: a newcomer waits until it is its turn.
 #[test]
 fn a_newcomer_may_wait_for_the_images_of_another() {
-    let mut desk = with_two_closed(3);
-    let (two, _) = (desk.recruit(2), desk.recruit(3));
+    let mut fixture = with_two_closed(3);
+    let (two, _) = (fixture.recruit(2), fixture.recruit(3));
     for segment in [1, 2] {
-        wait(&mut desk, 1900, &[]);
-        desk.step(Input::Installed(two, SegmentId(segment)));
+        wait(&mut fixture, 1900, &[]);
+        fixture.step(Input::Installed(two, SegmentId(segment)));
     }
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    wait(&mut desk, 1900, &[]);
-    assert_eq!(desk.lost, []);
-    wait(&mut desk, 200, &[]);
-    assert_eq!(desk.lost, [member(3).id]);
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    wait(&mut fixture, 1900, &[]);
+    assert_eq!(fixture.lost, []);
+    wait(&mut fixture, 200, &[]);
+    assert_eq!(fixture.lost, [member(3).id]);
 }
 
 /// Somebody edits the group: more copies are recruited, fewer are not made up for.
 #[test]
 fn another_number_of_copies_counts_at_once() {
-    let mut desk = Desk::start(2, 2);
-    wait(&mut desk, 100, &[]);
-    assert!(!desk.recruits, "two of two");
-    desk.step(Input::Wanted { backups: 3, min_in_sync: 2 });
-    wait(&mut desk, 100, &[]);
-    assert!(desk.recruits);
-    desk.recruit(3);
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    assert_eq!(desk.primary.config().members.len(), 3);
+    let mut fixture = Fixture::start(2, 2);
+    wait(&mut fixture, 100, &[]);
+    assert!(!fixture.recruits, "two of two");
+    fixture.step(Input::Wanted { backups: 3, min_in_sync: 2 });
+    wait(&mut fixture, 100, &[]);
+    assert!(fixture.recruits);
+    fixture.recruit(3);
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(fixture.primary.config().members.len(), 3);
 
-    desk.recruits = false;
-    desk.step(Input::Wanted { backups: 2, min_in_sync: 2 });
-    desk.step(Input::Lost(desk.seats[&member(1).id]));
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    wait(&mut desk, 100, &[]);
-    assert_eq!((desk.primary.config().members.len(), desk.recruits), (2, false));
-    desk.swap = None;
-    desk.step(Input::Lost(desk.seats[&member(2).id]));
-    assert_eq!(desk.swap, None, "one is left, and two are needed now");
+    fixture.recruits = false;
+    fixture.step(Input::Wanted { backups: 2, min_in_sync: 2 });
+    fixture.step(Input::Lost(fixture.seats[&member(1).id]));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    wait(&mut fixture, 100, &[]);
+    assert_eq!((fixture.primary.config().members.len(), fixture.recruits), (2, false));
+    fixture.swap = None;
+    fixture.step(Input::Lost(fixture.seats[&member(2).id]));
+    assert_eq!(fixture.swap, None, "one is left, and two are needed now");
 }
 
 /// Where all of them stand after `number` has been lost, of three members of whom two are needed.
-fn short() -> Desk {
-    let mut desk = Desk::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
-    desk.append(72);
+fn short() -> Fixture {
+    let mut fixture = Fixture::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
+    fixture.append(72);
     for number in 1..=3 {
-        assert!(desk.post(&member(number).id).is_some());
-        desk.complete(&member(number).id, 1);
+        assert!(fixture.post(&member(number).id).is_some());
+        fixture.complete(&member(number).id, 1);
     }
-    desk.append(144);
+    fixture.append(144);
     for number in 2..=3 {
-        desk.step(Input::Lost(desk.seats[&member(number).id]));
-        desk.swap.take_if(|_| number == 2);
+        fixture.step(Input::Lost(fixture.seats[&member(number).id]));
+        fixture.swap.take_if(|_| number == 2);
     }
-    desk
+    fixture
 }
 
 /// The swap to two members has no answer yet when the next one is lost.
 #[test]
 fn a_primary_with_too_few_members_waits_before_it_steps_down() {
-    let mut desk = short();
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    assert!(!desk.over && desk.primary.config().members.len() == 2);
-    assert!(desk.post(&member(1).id).is_some());
-    desk.complete(&member(1).id, 1);
-    wait(&mut desk, 15_000, &[]);
-    assert_eq!((desk.over, desk.primary.acked()), (false, first(72)), "the one that was lost is still required");
-    wait(&mut desk, 200, &[]);
-    assert!(desk.over, "another sidecar may reach it");
+    let mut fixture = short();
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(!fixture.over && fixture.primary.config().members.len() == 2);
+    assert!(fixture.post(&member(1).id).is_some());
+    fixture.complete(&member(1).id, 1);
+    wait(&mut fixture, 15_000, &[]);
+    assert_eq!((fixture.over, fixture.primary.acked()), (false, first(72)), "the one that was lost is still required");
+    wait(&mut fixture, 200, &[]);
+    assert!(fixture.over, "another sidecar may reach it");
 }
 
 #[test]
 fn a_lost_member_with_its_memory_ends_the_wait() {
-    let mut desk = short();
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    desk.step(Input::Returned(member(2)));
-    assert!(!desk.over, "it is no member any more");
-    desk.step(Input::Recruited(member(3), holds_nothing(&member(3))));
-    assert!(!desk.seats.contains_key(&member(3).id), "nothing may be asked of it: a promotion may need all it has");
-    desk.step(Input::Returned(member(3)));
-    assert!(desk.over);
+    let mut fixture = short();
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    fixture.step(Input::Returned(member(2)));
+    assert!(!fixture.over, "it is no member any more");
+    fixture.step(Input::Recruited(member(3), holds_nothing(&member(3))));
+    assert!(!fixture.seats.contains_key(&member(3).id), "nothing may be asked of it: a promotion may need all it has");
+    fixture.step(Input::Returned(member(3)));
+    assert!(fixture.over);
 }
 
 /// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
@@ -691,12 +695,12 @@ fn a_lost_member_with_its_memory_ends_the_wait() {
 #[test]
 fn a_conflict_that_shows_the_past_is_no_refusal() {
     for found in [None, Some(config(1)), Some(config(0))] {
-        let mut desk = Desk::start(3, 3);
-        desk.append(72);
-        desk.step(Input::Lost(desk.seats[&member(3).id]));
-        assert!(desk.swap.is_some() && !desk.over);
-        desk.step(Input::Swapped(SwapOutcome::Conflict(found.clone())));
-        assert!(desk.over, "{found:?}");
+        let mut fixture = Fixture::start(3, 3);
+        fixture.append(72);
+        fixture.step(Input::Lost(fixture.seats[&member(3).id]));
+        assert!(fixture.swap.is_some() && !fixture.over);
+        fixture.step(Input::Swapped(SwapOutcome::Conflict(found.clone())));
+        assert!(fixture.over, "{found:?}");
     }
 }
 
@@ -707,179 +711,179 @@ fn emptied(number: usize) -> MemberRef {
 
 #[test]
 fn an_emptied_member_takes_its_own_place_in_one_swap() {
-    let mut desk = short();
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    let mut fixture = short();
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
     let id = member(3).id;
-    assert!(desk.post(&id).is_some(), "from the beginning of the segment");
-    assert_eq!(desk.swap, None, "it has not completed what is acknowledged");
-    desk.complete(&id, 1);
-    let swap = desk.swap.clone().expect("it has caught up");
+    assert!(fixture.post(&id).is_some(), "from the beginning of the segment");
+    assert_eq!(fixture.swap, None, "it has not completed what is acknowledged");
+    fixture.complete(&id, 1);
+    let swap = fixture.swap.clone().expect("it has caught up");
     assert_eq!(swap.proposed.members, [member(1), emptied(3)]);
-    assert_eq!(desk.primary.acked(), first(72), "the old set is required until the swap has happened");
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    assert!(desk.post(&member(1).id).is_some());
-    desk.complete(&member(1).id, 1);
-    assert_eq!(desk.primary.acked(), first(144));
-    assert!(!desk.over && desk.primary.roster().count() == 2);
+    assert_eq!(fixture.primary.acked(), first(72), "the old set is required until the swap has happened");
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert!(fixture.post(&member(1).id).is_some());
+    fixture.complete(&member(1).id, 1);
+    assert_eq!(fixture.primary.acked(), first(144));
+    assert!(!fixture.over && fixture.primary.roster().count() == 2);
 }
 
 #[test]
 fn nobody_makes_way_for_a_promotion_that_cannot_win() {
-    let mut desk = short();
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    desk.stingy.insert(member(3).id);
-    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
-    wait(&mut desk, 60_000, &[]);
-    assert!(!desk.over, "what m3 held will never be seen again");
-    desk.stingy.clear();
-    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
-    assert!(desk.post(&member(3).id).is_some());
-    desk.complete(&member(3).id, 1);
-    assert!(desk.swap.is_some());
+    let mut fixture = short();
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    fixture.stingy.insert(member(3).id);
+    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    wait(&mut fixture, 60_000, &[]);
+    assert!(!fixture.over, "what m3 held will never be seen again");
+    fixture.stingy.clear();
+    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    assert!(fixture.post(&member(3).id).is_some());
+    fixture.complete(&member(3).id, 1);
+    assert!(fixture.swap.is_some());
 }
 
 /// Segment 1 is sealed and its end not acknowledged when acks stop: nobody may close it, so it cannot come as an image.
 #[test]
 fn a_newcomer_is_posted_what_nobody_may_close_yet() {
-    let mut desk = short();
-    desk.step(Input::Swapped(SwapOutcome::Applied));
+    let mut fixture = short();
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(2), end: Offset(144), chain: Chain(0) };
-    assert!(desk.primary.roll(closure, &mut out).is_some());
-    desk.carry(out);
-    desk.append(72);
-    desk.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    assert!(fixture.primary.roll(closure, &mut out).is_some());
+    fixture.carry(out);
+    fixture.append(72);
+    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
     let id = member(3).id;
-    assert_eq!(desk.post(&id), Some(first(144)));
-    assert_eq!(desk.post(&id), Some(Position::new(SegmentId(2), Offset(72))));
-    desk.complete(&id, 1);
-    assert!(desk.swap.take().is_some_and(|swap| swap.proposed.members.contains(&emptied(3))));
-    assert_eq!(desk.closes, []);
+    assert_eq!(fixture.post(&id), Some(first(144)));
+    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(2), Offset(72))));
+    fixture.complete(&id, 1);
+    assert!(fixture.swap.take().is_some_and(|swap| swap.proposed.members.contains(&emptied(3))));
+    assert_eq!(fixture.closes, []);
 }
 
 #[test]
 fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
-    let (mut desk, [one, two]) = flushing(&[]);
-    desk.step(Input::Lost(desk.seats[&two]));
-    desk.step(Input::Swapped(SwapOutcome::Applied));
-    complete_everywhere(&mut desk, std::slice::from_ref(&one), 144);
-    desk.flushed(&one, 144);
-    desk.swap = None;
-    desk.step(Input::Recruited(emptied(2), holds_nothing(&emptied(2))));
-    complete_everywhere(&mut desk, &[one.clone(), two.clone()], 60_000);
+    let (mut fixture, [one, two]) = flushing(&[]);
+    fixture.step(Input::Lost(fixture.seats[&two]));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    complete_everywhere(&mut fixture, std::slice::from_ref(&one), 144);
+    fixture.flushed(&one, 144);
+    fixture.swap = None;
+    fixture.step(Input::Recruited(emptied(2), holds_nothing(&emptied(2))));
+    complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 60_000);
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
-    assert!(desk.primary.roll(closure, &mut out).is_some());
-    desk.carry(out);
-    desk.flushed(&one, 60_000);
-    assert_eq!((desk.primary.acked(), desk.closes.len()), (first(60_000), 1), "nobody waits for the newcomer");
-    assert!(desk.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
-    desk.flushed(&two, 60_000);
-    assert_eq!((desk.closes.len(), desk.primary.closed().len()), (2, 1));
-    assert!(desk.swap.is_some());
+    assert!(fixture.primary.roll(closure, &mut out).is_some());
+    fixture.carry(out);
+    fixture.flushed(&one, 60_000);
+    assert_eq!((fixture.primary.acked(), fixture.closes.len()), (first(60_000), 1), "nobody waits for the newcomer");
+    assert!(fixture.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
+    fixture.flushed(&two, 60_000);
+    assert_eq!((fixture.closes.len(), fixture.primary.closed().len()), (2, 1));
+    assert!(fixture.swap.is_some());
 }
 
 /// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
 #[test]
 fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
-    let mut desk = with_two_closed(2);
-    desk.step(Input::Trim(Lsn(11)));
+    let mut fixture = with_two_closed(2);
+    fixture.step(Input::Trim(Lsn(11)));
     let spare = member(2);
     let mut out = Vec::new();
-    desk.primary.step(desk.now, Input::Recruited(spare.clone(), holds_nothing(&spare)), &mut out);
+    fixture.primary.step(fixture.now, Input::Recruited(spare.clone(), holds_nothing(&spare)), &mut out);
     let is_trim = |output: &Output| matches!(output, Output::Trim(..));
     assert_eq!(out.iter().filter(|output| is_trim(output)).count(), 1);
-    desk.carry(out);
+    fixture.carry(out);
     let mut out = Vec::new();
-    let seat = desk.seats[&spare.id];
-    desk.primary.step(desk.now, Input::Installed(seat, SegmentId(2)), &mut out);
+    let seat = fixture.seats[&spare.id];
+    fixture.primary.step(fixture.now, Input::Installed(seat, SegmentId(2)), &mut out);
     assert!(out.contains(&Output::Trim(seat, Lsn(11))), "{out:?}");
 }
 
 #[test]
 fn a_group_that_is_to_have_no_primary_has_none() {
-    let mut desk = Desk::start(2, 2);
-    desk.step(Input::Retire);
-    assert!(desk.over && desk.primary.is_over());
+    let mut fixture = Fixture::start(2, 2);
+    fixture.step(Input::Retire);
+    assert!(fixture.over && fixture.primary.is_over());
 }
 
 /// What a member tells of these closed segments of epoch 1: corrupt.
-fn corrupt(desk: &Desk, segments: &[u64]) -> Vec<CopyReport> {
+fn corrupt(fixture: &Fixture, segments: &[u64]) -> Vec<CopyReport> {
     let copy = |(identity, closure): &(SegmentIdentity, Closure)| CopyReport {
         identity: *identity,
         state: CopyState::Corrupt,
         closure: *closure,
         acked: Offset(0),
     };
-    desk.primary.closed().iter().filter(|(at, _)| segments.contains(&at.segment.0)).map(copy).collect()
+    fixture.primary.closed().iter().filter(|(at, _)| segments.contains(&at.segment.0)).map(copy).collect()
 }
 
 #[test]
 fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
-    let mut desk = with_two_closed(2);
-    let seat = desk.seats[&member(1).id];
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
-    assert_eq!((desk.mends.clone(), desk.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.seats[&member(1).id];
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
+    assert_eq!((fixture.mends.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
     // Not twice, however often it is told.
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
-    assert_eq!(desk.mends.len(), MENDS_MAX);
-    desk.step(Input::Mended(seat, SegmentId(1)));
-    assert_eq!(desk.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    desk.step(Input::Mended(seat, SegmentId(2)));
-    assert_eq!((desk.primary.damaged(&member(1)), desk.mends.len()), (0, 2));
-    assert_eq!((desk.lost.as_slice(), desk.over), (&[][..], false));
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
+    assert_eq!(fixture.mends.len(), MENDS_MAX);
+    fixture.step(Input::Mended(seat, SegmentId(1)));
+    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Mended(seat, SegmentId(2)));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
+    assert_eq!((fixture.lost.as_slice(), fixture.over), (&[][..], false));
     // The open end is none of its business, nor is what is no part of the log.
-    let mut open = corrupt(&desk, &[1]);
+    let mut open = corrupt(&fixture, &[1]);
     open[0].identity.segment = SegmentId(3);
-    desk.step(Input::Damaged(seat, open));
-    assert_eq!((desk.primary.damaged(&member(1)), desk.mends.len()), (0, 2));
+    fixture.step(Input::Damaged(seat, open));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
 }
 
 /// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
 #[test]
 fn a_copy_that_nobody_can_give_costs_no_member() {
-    let mut desk = with_two_closed(1);
-    let seat = desk.seats[&member(1).id];
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[1, 2])));
-    desk.step(Input::Unmended(seat, SegmentId(1)));
-    assert_eq!(desk.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    desk.step(Input::Mended(seat, SegmentId(2)));
+    let mut fixture = with_two_closed(1);
+    let seat = fixture.seats[&member(1).id];
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
+    fixture.step(Input::Unmended(seat, SegmentId(1)));
+    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Mended(seat, SegmentId(2)));
     for _ in 0..14 {
-        wait(&mut desk, 1000, &[]);
-        desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
+        wait(&mut fixture, 1000, &[]);
+        fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
     }
-    assert_eq!((desk.mends.len(), desk.primary.damaged(&member(1))), (2, 1));
-    wait(&mut desk, 1100, &[]);
-    assert_eq!(desk.mends.last(), Some(&(seat, SegmentId(1))));
-    assert_eq!((desk.mends.len(), desk.lost.as_slice(), desk.over), (3, &[][..], false));
+    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (2, 1));
+    wait(&mut fixture, 1100, &[]);
+    assert_eq!(fixture.mends.last(), Some(&(seat, SegmentId(1))));
+    assert_eq!((fixture.mends.len(), fixture.lost.as_slice(), fixture.over), (3, &[][..], false));
 }
 
 #[test]
 fn damage_goes_with_the_trim_and_with_the_member() {
-    let mut desk = with_two_closed(2);
-    let seat = desk.seats[&member(1).id];
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
-    assert_eq!(desk.primary.damaged(&member(1)), 1);
-    let first = desk.primary.closed()[1].1.first;
-    desk.step(Input::Trim(first));
-    assert_eq!(desk.primary.damaged(&member(1)), 0);
-    desk.step(Input::Unmended(seat, SegmentId(1)));
-    wait(&mut desk, 20_000, &[]);
-    desk.step(Input::Lost(seat));
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[2])));
-    assert_eq!((desk.mends.len(), desk.primary.damaged(&member(1))), (1, 0));
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.seats[&member(1).id];
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
+    assert_eq!(fixture.primary.damaged(&member(1)), 1);
+    let first = fixture.primary.closed()[1].1.first;
+    fixture.step(Input::Trim(first));
+    assert_eq!(fixture.primary.damaged(&member(1)), 0);
+    fixture.step(Input::Unmended(seat, SegmentId(1)));
+    wait(&mut fixture, 20_000, &[]);
+    fixture.step(Input::Lost(seat));
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[2])));
+    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (1, 0));
 }
 
 /// Until then it would count as a holder of what it does not hold.
 #[test]
 fn a_newcomer_does_not_join_with_a_rotten_copy() {
-    let mut desk = with_two_closed(2);
-    let seat = desk.recruit(2);
-    desk.step(Input::Installed(seat, SegmentId(1)));
-    desk.step(Input::Damaged(seat, corrupt(&desk, &[1])));
-    desk.step(Input::Installed(seat, SegmentId(2)));
-    assert_eq!((desk.mends.as_slice(), &desk.swap), (&[(seat, SegmentId(1))][..], &None));
-    desk.step(Input::Mended(seat, SegmentId(1)));
-    assert!(desk.swap.is_some());
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.recruit(2);
+    fixture.step(Input::Installed(seat, SegmentId(1)));
+    fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
+    fixture.step(Input::Installed(seat, SegmentId(2)));
+    assert_eq!((fixture.mends.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
+    fixture.step(Input::Mended(seat, SegmentId(1)));
+    assert!(fixture.swap.is_some());
 }

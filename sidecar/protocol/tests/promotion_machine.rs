@@ -27,18 +27,18 @@ fn config(members: u128) -> Configuration {
 }
 
 /// A promotion, and what it has asked for last.
-struct Desk {
+struct Fixture {
     machine: Promotion,
     now: Time,
     out: Vec<Output>,
 }
 
-impl Desk {
-    fn start(seed: u64) -> Desk {
-        Desk::start_with(seed, 1)
+impl Fixture {
+    fn start(seed: u64) -> Fixture {
+        Fixture::start_with(seed, 1)
     }
 
-    fn start_with(seed: u64, min_in_sync: u8) -> Desk {
+    fn start_with(seed: u64, min_in_sync: u8) -> Fixture {
         let rules = Rules {
             backups: 2,
             min_in_sync,
@@ -49,7 +49,7 @@ impl Desk {
         };
         let mut out = Vec::new();
         let machine = Promotion::start(primary("s1"), rules, LogId(9), seed, &mut out);
-        Desk { machine, now: Time(0), out }
+        Fixture { machine, now: Time(0), out }
     }
 
     fn step(&mut self, input: Input) -> &[Output] {
@@ -104,11 +104,11 @@ impl Desk {
 #[test]
 fn a_sidecar_that_comes_back_does_not_take_its_old_claim_for_its_new_one() {
     // It claims epoch 6, is primary, and dies.
-    let mut first = Desk::start(100);
+    let mut first = Fixture::start(100);
     let old = first.read(&config(1));
     assert!(matches!(first.step(Input::Swapped(SwapOutcome::Applied)), [Output::Fence(..)]));
     // It comes back, and a config store that answers from the past shows it epoch 5 again.
-    let mut second = Desk::start(200);
+    let mut second = Fixture::start(200);
     let new = second.read(&config(1));
     assert_eq!((old.expected, old.proposed.epoch), (new.expected, new.proposed.epoch));
     let found = SwapOutcome::Conflict(Some(old.proposed));
@@ -127,23 +127,23 @@ fn a_claim_names_its_claimant_and_leaves_the_set_alone() {
 
 #[test]
 fn a_claim_that_got_no_answer_is_still_ones_own() {
-    let mut desk = Desk::start(100);
-    let swap = desk.read(&config(1));
-    assert_eq!(desk.step(Input::Swapped(SwapOutcome::Unknown)), [Output::Swap(swap.clone())]);
+    let mut fixture = Fixture::start(100);
+    let swap = fixture.read(&config(1));
+    assert_eq!(fixture.step(Input::Swapped(SwapOutcome::Unknown)), [Output::Swap(swap.clone())]);
     let outcome = SwapOutcome::Conflict(Some(swap.proposed));
-    assert!(matches!(desk.step(Input::Swapped(outcome)), [Output::Fence(..)]));
+    assert!(matches!(fixture.step(Input::Swapped(outcome)), [Output::Fence(..)]));
 }
 
 #[test]
 fn no_claim_is_made_twice_by_one_promotion() {
-    let mut desk = Desk::start(100);
-    let first = desk.read(&config(1));
+    let mut fixture = Fixture::start(100);
+    let first = fixture.read(&config(1));
     // A conflict that tells nothing new: it reads again.
-    desk.step(Input::Swapped(SwapOutcome::Conflict(Some(config(1)))));
+    fixture.step(Input::Swapped(SwapOutcome::Conflict(Some(config(1)))));
     let mut out = Vec::new();
-    desk.machine.step(Time(10), Input::Tick, &mut out);
+    fixture.machine.step(Time(10), Input::Tick, &mut out);
     assert_eq!(out, [Output::ReadConfig]);
-    assert_ne!(first.proposed, desk.read(&config(1)).proposed);
+    assert_ne!(first.proposed, fixture.read(&config(1)).proposed);
 }
 
 fn copy(segment: u64, state: CopyState) -> CopyReport {
@@ -181,40 +181,40 @@ fn inventory(member: &MemberRef, copies: Vec<CopyReport>) -> Inventory {
 /// segment and not the one before would stop every recovery from it.
 #[test]
 fn each_member_is_repaired_oldest_segment_first() {
-    let mut desk = Desk::start(100);
-    desk.read(&config(2));
-    desk.step(Input::Swapped(SwapOutcome::Applied));
+    let mut fixture = Fixture::start(100);
+    fixture.read(&config(2));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
     let open = |segments: &[u64]| segments.iter().map(|segment| copy(*segment, CopyState::Open)).collect();
     let (m1, m2) = (member(1), member(2));
-    desk.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(inventory(&m1, open(&[1, 2, 3])))));
-    desk.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, open(&[1])))));
+    fixture.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(inventory(&m1, open(&[1, 2, 3])))));
+    fixture.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, open(&[1])))));
     let close = |member: &MemberRef, segment: u64| Task::Close(member.id.clone(), SegmentId(segment));
     let install = |id: &MemberId, segment: u64| Task::Install(id.clone(), SegmentId(segment));
-    assert_eq!(desk.tasks(), [close(&m1, 1), close(&m2, 1)]);
-    assert_eq!(desk.done(close(&m1, 1)), [close(&m1, 2)]);
-    assert_eq!(desk.done(close(&m1, 2)), [close(&m1, 3)]);
-    assert_eq!(desk.done(close(&m1, 3)), [], "an image can be copied only once everything is closed");
-    assert_eq!(desk.done(close(&m2, 1)), [install(&m2.id, 2)]);
-    assert_eq!(desk.done(install(&m2.id, 2)), [install(&m2.id, 3)]);
-    desk.done(install(&m2.id, 3));
-    assert!(matches!(desk.out.as_slice(), [Output::Won(..)]), "{:?}", desk.out);
+    assert_eq!(fixture.tasks(), [close(&m1, 1), close(&m2, 1)]);
+    assert_eq!(fixture.done(close(&m1, 1)), [close(&m1, 2)]);
+    assert_eq!(fixture.done(close(&m1, 2)), [close(&m1, 3)]);
+    assert_eq!(fixture.done(close(&m1, 3)), [], "an image can be copied only once everything is closed");
+    assert_eq!(fixture.done(close(&m2, 1)), [install(&m2.id, 2)]);
+    assert_eq!(fixture.done(install(&m2.id, 2)), [install(&m2.id, 3)]);
+    fixture.done(install(&m2.id, 3));
+    assert!(matches!(fixture.out.as_slice(), [Output::Won(..)]), "{:?}", fixture.out);
 }
 
 /// A member that missed a trim, and is the only one left, would take the missing beginning for a loss.
 #[test]
 fn a_member_learns_of_a_trim_before_it_drops_anything() {
-    let mut desk = Desk::start(100);
-    desk.read(&config(2));
-    desk.step(Input::Swapped(SwapOutcome::Applied));
+    let mut fixture = Fixture::start(100);
+    fixture.read(&config(2));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
     let (m1, m2) = (member(1), member(2));
     let trimmed = Inventory { trimmed: Lsn(21), ..inventory(&m1, vec![copy(3, CopyState::Closed)]) };
-    desk.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(trimmed)));
+    fixture.step(Input::Fenced(Epoch(6), m1.id.clone(), Ok(trimmed)));
     let late = vec![copy(1, CopyState::Closed), copy(2, CopyState::Open), copy(3, CopyState::Closed)];
-    desk.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, late))));
-    assert_eq!(desk.tasks(), [Task::Trim(m2.id.clone())]);
-    assert_eq!(desk.done(Task::Trim(m2.id.clone())), [Task::Drop(m2.id.clone())], "closed ones go with the trim");
-    desk.done(Task::Drop(m2.id.clone()));
-    assert!(matches!(desk.out.as_slice(), [Output::Won(..)]), "{:?}", desk.out);
+    fixture.step(Input::Fenced(Epoch(6), m2.id.clone(), Ok(inventory(&m2, late))));
+    assert_eq!(fixture.tasks(), [Task::Trim(m2.id.clone())]);
+    assert_eq!(fixture.done(Task::Trim(m2.id.clone())), [Task::Drop(m2.id.clone())], "closed ones go with the trim");
+    fixture.done(Task::Drop(m2.id.clone()));
+    assert!(matches!(fixture.out.as_slice(), [Output::Won(..)]), "{:?}", fixture.out);
 }
 
 fn ids(members: &[MemberRef]) -> Vec<&str> {
@@ -222,91 +222,91 @@ fn ids(members: &[MemberRef]) -> Vec<&str> {
 }
 
 /// Two members whose only segment is open; m1 is repaired, m2 is not. What they asked for is in the epoch returned.
-fn half_repaired(min_in_sync: u8) -> (Desk, Configuration) {
-    let mut desk = Desk::start_with(100, min_in_sync);
-    let config = desk.claim(&config(2));
-    desk.fenced(&config, &member(1), vec![copy(1, CopyState::Open)]);
-    let tasks = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+fn half_repaired(min_in_sync: u8) -> (Fixture, Configuration) {
+    let mut fixture = Fixture::start_with(100, min_in_sync);
+    let config = fixture.claim(&config(2));
+    fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Open)]);
+    let tasks = fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
     assert_eq!(tasks, [Task::Close(member(1).id, SegmentId(1)), Task::Close(member(2).id, SegmentId(1))]);
-    desk.now = desk.now.plus(600);
-    assert_eq!(desk.done(Task::Close(member(1).id, SegmentId(1))), []);
-    (desk, config)
+    fixture.now = fixture.now.plus(600);
+    assert_eq!(fixture.done(Task::Close(member(1).id, SegmentId(1))), []);
+    (fixture, config)
 }
 
 /// Goes back to the start and fences again; what it asks for once both members have answered.
-fn again(desk: &mut Desk, config: &Configuration) -> (Configuration, Vec<Task>) {
-    assert_eq!(desk.wait(10), [Output::ReadConfig]);
-    let config = desk.claim(config);
-    let early = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+fn again(fixture: &mut Fixture, config: &Configuration) -> (Configuration, Vec<Task>) {
+    assert_eq!(fixture.wait(10), [Output::ReadConfig]);
+    let config = fixture.claim(config);
+    let early = fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
     assert_eq!(early, [], "one that is unfit is not recovered from while another may answer");
-    let tasks = desk.fenced(&config, &member(1), vec![copy(1, CopyState::Closed)]);
+    let tasks = fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Closed)]);
     (config, tasks)
 }
 
 /// Its disk is full under durability `flushed`: the close never ends.
 #[test]
 fn a_member_whose_repair_hangs_is_left_out() {
-    let (mut desk, config) = half_repaired(1);
-    assert_eq!(desk.wait(990), [], "the last piece of work was finished not so long ago");
-    assert_eq!(desk.wait(10), []);
-    let (config, tasks) = again(&mut desk, &config);
+    let (mut fixture, config) = half_repaired(1);
+    assert_eq!(fixture.wait(990), [], "the last piece of work was finished not so long ago");
+    assert_eq!(fixture.wait(10), []);
+    let (config, tasks) = again(&mut fixture, &config);
     assert_eq!(tasks, []);
-    let [Output::Swap(swap)] = desk.out.as_slice() else { panic!("{:?}", desk.out) };
+    let [Output::Swap(swap)] = fixture.out.as_slice() else { panic!("{:?}", fixture.out) };
     assert_eq!((swap.proposed.epoch, ids(&swap.proposed.members)), (config.epoch, vec!["m1"]));
-    let won = desk.step(Input::Swapped(SwapOutcome::Applied));
+    let won = fixture.step(Input::Swapped(SwapOutcome::Applied));
     let [Output::Won(_, reference)] = won else { panic!("{won:?}") };
     assert_eq!(reference.segments[0].holders, [member(1).id], "a member outside the set is no source");
 }
 
 #[test]
 fn a_member_whose_repair_fails_is_left_out() {
-    let (mut desk, config) = half_repaired(1);
+    let (mut fixture, config) = half_repaired(1);
     let failed = Err(Failure::Unreachable("no answer".to_owned()));
-    desk.step(Input::Repaired(config.epoch, Task::Close(member(2).id, SegmentId(1)), failed));
-    again(&mut desk, &config);
-    assert!(matches!(desk.out.as_slice(), [Output::Swap(swap)] if ids(&swap.proposed.members) == ["m1"]));
+    fixture.step(Input::Repaired(config.epoch, Task::Close(member(2).id, SegmentId(1)), failed));
+    again(&mut fixture, &config);
+    assert!(matches!(fixture.out.as_slice(), [Output::Swap(swap)] if ids(&swap.proposed.members) == ["m1"]));
 }
 
 #[test]
 fn if_too_few_are_fit_everybody_counts_again() {
-    let (mut desk, config) = half_repaired(2);
-    assert_eq!(desk.wait(1000), []);
-    let (config, tasks) = again(&mut desk, &config);
+    let (mut fixture, config) = half_repaired(2);
+    assert_eq!(fixture.wait(1000), []);
+    let (config, tasks) = again(&mut fixture, &config);
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))]);
-    desk.step(Input::Repaired(config.epoch, tasks[0].clone(), Ok(())));
-    assert!(matches!(desk.out.as_slice(), [Output::Won(won, _)] if ids(&won.members) == ["m1", "m2"]));
+    fixture.step(Input::Repaired(config.epoch, tasks[0].clone(), Ok(())));
+    assert!(matches!(fixture.out.as_slice(), [Output::Won(won, _)] if ids(&won.members) == ["m1", "m2"]));
 }
 
 /// The other one is gone meanwhile: better a member that may be repaired this time than nobody.
 #[test]
 fn a_member_that_is_unfit_counts_again_when_patience_with_the_others_is_over() {
-    let (mut desk, config) = half_repaired(1);
-    desk.wait(1000);
-    desk.wait(10);
-    let config = desk.claim(&config);
-    assert_eq!(desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]), []);
-    desk.wait(100);
-    assert_eq!(desk.tasks(), [Task::Close(member(2).id, SegmentId(1))]);
+    let (mut fixture, config) = half_repaired(1);
+    fixture.wait(1000);
+    fixture.wait(10);
+    let config = fixture.claim(&config);
+    assert_eq!(fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]), []);
+    fixture.wait(100);
+    assert_eq!(fixture.tasks(), [Task::Close(member(2).id, SegmentId(1))]);
 }
 
 #[test]
 fn a_member_that_is_unfit_counts_again_when_the_others_lack_something() {
-    let (mut desk, config) = half_repaired(1);
-    desk.wait(1000);
-    desk.wait(10);
-    let config = desk.claim(&config);
+    let (mut fixture, config) = half_repaired(1);
+    fixture.wait(1000);
+    fixture.wait(10);
+    let config = fixture.claim(&config);
     // m1's copy has rotten meanwhile.
-    desk.fenced(&config, &member(1), vec![copy(1, CopyState::Corrupt)]);
-    let tasks = desk.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
-    assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", desk.out);
+    fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Corrupt)]);
+    let tasks = fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
+    assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", fixture.out);
 }
 
 /// Two sidecars of a new group start at the same time. Whoever finds that the other was first has lost the race: it has
 /// never heard that primary, and may not depose it for nothing.
 #[test]
 fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
-    let mut desk = Desk::start(1);
-    assert_eq!(desk.step(Input::Read(Ok(None))), [Output::Survey]);
+    let mut fixture = Fixture::start(1);
+    assert_eq!(fixture.step(Input::Read(Ok(None))), [Output::Survey]);
     let held = Inventory {
         member: member(1).id,
         boot: member(1).boot,
@@ -318,23 +318,23 @@ fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
         copies: vec![],
         more: false,
     };
-    let out = desk.step(Input::Surveyed(vec![(member(1), held)])).to_vec();
+    let out = fixture.step(Input::Surveyed(vec![(member(1), held)])).to_vec();
     assert!(matches!(out[..], [Output::Waiting(_)]), "{out:?}");
-    assert_eq!(desk.wait(10), [Output::ReadConfig]);
+    assert_eq!(fixture.wait(10), [Output::ReadConfig]);
     let found = Configuration { epoch: Epoch(1), version: Version(1), ..config(1) };
-    assert_eq!(desk.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
+    assert_eq!(fixture.step(Input::Read(Ok(Some(found)))), [Output::Lost(Epoch(1))]);
 }
 
 /// Its own earlier life made the group and died: nobody else would ever lead it.
 #[test]
 fn a_group_that_its_own_earlier_life_made_is_claimed() {
-    let mut desk = Desk::start(1);
-    desk.step(Input::Read(Ok(None)));
-    desk.step(Input::Surveyed(vec![]));
-    desk.wait(200);
-    desk.step(Input::Surveyed(vec![]));
-    desk.wait(10);
+    let mut fixture = Fixture::start(1);
+    fixture.step(Input::Read(Ok(None)));
+    fixture.step(Input::Surveyed(vec![]));
+    fixture.wait(200);
+    fixture.step(Input::Surveyed(vec![]));
+    fixture.wait(10);
     let found = Configuration { primary: primary("s1"), ..config(1) };
-    let out = desk.step(Input::Read(Ok(Some(found)))).to_vec();
+    let out = fixture.step(Input::Read(Ok(Some(found)))).to_vec();
     assert!(matches!(out[..], [Output::Swap(_)]), "{out:?}");
 }

@@ -133,8 +133,8 @@ faults! {
     /// Everything is well, and then all members but one are damaged at rest, the primary dies, and they return in any order.
     /// Strikes once, after the faults have stopped. Drawn apart.
     AllButOneDamaged = 0 "all members but one damaged, and the primary killed",
-    /// Somebody edits how many copies the group wants. Struck by [`wishes`](crate::world), not by the plan.
-    WishesChange = 0 "another number of copies wanted",
+    /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.
+    DesiredChanges = 0 "another number of copies wanted",
 }
 
 impl fmt::Display for Fault {

@@ -9,6 +9,7 @@ mod app;
 mod candidate;
 mod daemon;
 mod damage;
+mod desired;
 mod fabric;
 mod faults;
 mod files;
@@ -24,7 +25,6 @@ mod seats;
 mod sidecar;
 mod standby;
 mod store;
-mod wishes;
 
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::GroupName;
@@ -35,8 +35,9 @@ use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, tell};
 
+use desired::DesiredState;
 pub(crate) use fabric::Key;
-use fabric::{ChannelId, Fabric, Ghost};
+use fabric::{ChannelId, Fabric, StaleWrite};
 use faults::Heal;
 pub(crate) use host::Host;
 use host::HostEvent;
@@ -44,7 +45,6 @@ use network::{Cuts, Envelope};
 use queue::{MS, Micros, Queue};
 use sidecar::{Notice, Process, Role, Sidecar, TICK};
 use store::{Store, StoreCall};
-use wishes::Wishes;
 
 /// Once the faults have stopped and a sound member is there, an append is acknowledged within this time: claims race and
 /// back off (up to a second), opens wait for flushes (two seconds of patience each), images are copied.
@@ -80,13 +80,13 @@ pub(crate) enum Event {
     AppTurn(SidecarNo),
     /// A part of a write reaches memory.
     Land(ChannelId, u64, usize),
-    Ghost(Box<Ghost>),
+    StaleWrite(Box<StaleWrite>),
     /// All of a write has reached the receiver's card.
     Arrive(ChannelId, u64),
     Sweep,
     Store(Box<StoreCall>),
     Strike,
-    Wish,
+    Edit,
     Heal(Heal),
 }
 
@@ -105,7 +105,7 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
     /// What the group wants now.
-    pub(crate) wishes: Wishes,
+    pub(crate) desired: DesiredState,
     /// Faults strike.
     pub(crate) storm: bool,
     /// Apps trim nothing now.
@@ -143,7 +143,7 @@ impl World {
             checks: Checks::default(),
             trace: Trace::new(listening),
             tally: Tally { seeds: 1, ..Tally::default() },
-            wishes: Wishes::new(seed, plan.backups, plan.min_in_sync),
+            desired: DesiredState::new(seed, plan.backups, plan.min_in_sync),
             storm: true,
             keeps_all: false,
             quiet: false,
@@ -171,7 +171,7 @@ impl World {
         }
         world.queue.plan(SWEEP, Event::Sweep);
         world.queue.plan(60 * MS, Event::Strike);
-        world.plan_wishes();
+        world.plan_edits();
         let plan = &world.plan;
         tell!(
             world,
@@ -308,7 +308,7 @@ impl World {
                 self.queue.plan(pause, Event::AppTurn(no));
             }
             Event::Land(channel, number, nth) => self.on_land(channel, number, nth),
-            Event::Ghost(ghost) => self.on_ghost(&ghost),
+            Event::StaleWrite(stale) => self.on_stale_write(&stale),
             Event::Arrive(channel, number) => self.on_arrive(channel, number),
             Event::Sweep => {
                 self.sweep_channels();
@@ -316,7 +316,7 @@ impl World {
             }
             Event::Store(call) => self.on_store_call(*call),
             Event::Strike => self.on_strike(),
-            Event::Wish => self.on_wish(),
+            Event::Edit => self.on_edit(),
             Event::Heal(heal) => self.on_heal(heal),
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 use tailwind_backup::{Carried, Daemon, Tallies};
-use tailwind_fabric::{Answer as ChannelAnswer, FabricError, Grant, Offer, Writer};
+use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};

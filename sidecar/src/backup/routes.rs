@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
 use tailwind_crds::readiness::{Unready, UnreadyReason};
-use tailwind_fabric::{Answer as ChannelAnswer, Grant, Offer, Pool};
+use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
@@ -47,7 +47,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the routes need.
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct Service {
     pub(super) actor: Handle,
     pub(super) disk: Arc<Disk>,
     pub(super) pool: Arc<Pool>,
@@ -58,7 +58,7 @@ pub(super) struct Desk {
     fetches: Arc<Semaphore>,
 }
 
-impl Desk {
+impl Service {
     pub(super) fn new(
         actor: Handle,
         disk: Arc<Disk>,
@@ -67,14 +67,14 @@ impl Desk {
         scrub: Arc<Scrub>,
         quarantine: Arc<Quarantine>,
         heartbeat: Duration,
-    ) -> Desk {
+    ) -> Service {
         let fetches = Arc::new(Semaphore::new(FETCHES_MAX));
-        Desk { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches }
+        Service { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches }
     }
 }
 
 /// Everything, for whoever may speak to this backup.
-pub(super) fn control(desk: Desk) -> Router {
+pub(super) fn control(service: Service) -> Router {
     Router::new()
         .route(path::FENCE, post(fence))
         .route(path::INVENTORY, post(inventory))
@@ -88,25 +88,25 @@ pub(super) fn control(desk: Desk) -> Router {
         .route(path::DROP, post(drop_copies))
         .route(path::HEARTBEATS, get(heartbeats))
         .route("/status", get(status))
-        .with_state(desk.clone())
-        .layer(middleware::from_fn_with_state(desk.clone(), for_this_backup))
-        .merge(probes(desk))
+        .with_state(service.clone())
+        .layer(middleware::from_fn_with_state(service.clone(), for_this_backup))
+        .merge(probes(service))
         .fallback(nothing_here)
 }
 
 /// What anybody may see.
-pub(super) fn probes(desk: Desk) -> Router {
+pub(super) fn probes(service: Service) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .with_state(desk)
+        .with_state(service)
 }
 
 /// Refuses what is for another backup, before anything else: the caller has an address that was another's, or will be.
-async fn for_this_backup(State(desk): State<Desk>, request: HttpRequest, next: Next) -> Response {
+async fn for_this_backup(State(service): State<Service>, request: HttpRequest, next: Next) -> Response {
     let wanted = request.headers().get(MEMBER_HEADER).and_then(|name| name.to_str().ok()).map(str::parse::<MemberId>);
-    let found = &desk.about.member;
+    let found = &service.about.member;
     match wanted {
         Some(Ok(wanted)) if wanted != *found => {
             Refused(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
@@ -147,7 +147,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Message<T> {
 
 type Answered<T> = Result<Json<T>, Refused>;
 
-impl Desk {
+impl Service {
     async fn ask_inventory(&self, request: Request) -> Answered<Inventory> {
         match self.actor.ask(request, None).await? {
             Answer::Inventory(inventory) => Ok(Json(inventory)),
@@ -163,79 +163,79 @@ impl Desk {
     }
 }
 
-async fn fence(State(desk): State<Desk>, Message(request): Message<FenceRequest>) -> Answered<Inventory> {
-    desk.ask_inventory(Request::Fence(request)).await
+async fn fence(State(service): State<Service>, Message(request): Message<FenceRequest>) -> Answered<Inventory> {
+    service.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(State(desk): State<Desk>, Message(request): Message<InventoryRequest>) -> Answered<Inventory> {
-    desk.ask_inventory(Request::Inventory(request.after)).await
+async fn inventory(State(service): State<Service>, Message(request): Message<InventoryRequest>) -> Answered<Inventory> {
+    service.ask_inventory(Request::Inventory(request.after)).await
 }
 
-async fn damage(State(desk): State<Desk>, Message(Empty {}): Message<Empty>) -> Answered<DamageReply> {
-    match desk.actor.ask(Request::Damage, None).await? {
+async fn damage(State(service): State<Service>, Message(Empty {}): Message<Empty>) -> Answered<DamageReply> {
+    match service.actor.ask(Request::Damage, None).await? {
         Answer::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
         other => Err(confused(&other)),
     }
 }
 
 async fn connect(
-    State(desk): State<Desk>,
+    State(service): State<Service>,
     Message(request): Message<ConnectRequest<Offer>>,
 ) -> Answered<ConnectReply<ChannelAnswer>> {
-    match desk.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
-        Answer::Connected(answer) => Ok(Json(ConnectReply { boot: desk.about.boot, answer })),
+    match service.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
+        Answer::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
         other => Err(confused(&other)),
     }
 }
 
-async fn open(State(desk): State<Desk>, Message(request): Message<OpenRequest>) -> Answered<OpenReply<Grant>> {
-    match desk.actor.ask(Request::Open(request), None).await? {
+async fn open(State(service): State<Service>, Message(request): Message<OpenRequest>) -> Answered<OpenReply<Grant>> {
+    match service.actor.ask(Request::Open(request), None).await? {
         Answer::Opened(grant) => Ok(Json(OpenReply { grant })),
         other => Err(confused(&other)),
     }
 }
 
-async fn close(State(desk): State<Desk>, Message(request): Message<CloseRequest>) -> Answered<Empty> {
-    desk.ask_done(Request::Close(request)).await
+async fn close(State(service): State<Service>, Message(request): Message<CloseRequest>) -> Answered<Empty> {
+    service.ask_done(Request::Close(request)).await
 }
 
-async fn flush(State(desk): State<Desk>, Message(request): Message<FlushRequest>) -> Answered<FlushReply> {
-    match desk.actor.ask(Request::Flush(request), None).await? {
+async fn flush(State(service): State<Service>, Message(request): Message<FlushRequest>) -> Answered<FlushReply> {
+    match service.actor.ask(Request::Flush(request), None).await? {
         Answer::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
 }
 
-async fn trim(State(desk): State<Desk>, Message(request): Message<TrimRequest>) -> Answered<Empty> {
-    desk.ask_done(Request::Trim(request)).await
+async fn trim(State(service): State<Service>, Message(request): Message<TrimRequest>) -> Answered<Empty> {
+    service.ask_done(Request::Trim(request)).await
 }
 
-async fn drop_copies(State(desk): State<Desk>, Message(request): Message<DropRequest>) -> Answered<Empty> {
-    desk.ask_done(Request::Drop(request)).await
+async fn drop_copies(State(service): State<Service>, Message(request): Message<DropRequest>) -> Answered<Empty> {
+    service.ask_done(Request::Drop(request)).await
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
-async fn fetch(State(desk): State<Desk>, Message(request): Message<FetchRequest>) -> Result<Response, Refused> {
-    let Ok(permit) = Arc::clone(&desk.fetches).acquire_owned().await else {
+async fn fetch(State(service): State<Service>, Message(request): Message<FetchRequest>) -> Result<Response, Refused> {
+    let Ok(permit) = Arc::clone(&service.fetches).acquire_owned().await else {
         unreachable!("the semaphore is never closed")
     };
     let mut failed_at = None;
     for _ in 0..FETCH_LOOKS {
-        let answer = desk.actor.ask(Request::Fetch(request.clone()), None).await?;
+        let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
         let Answer::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
-        let (disk, pool) = (Arc::clone(&desk.disk), Arc::clone(&desk.pool));
+        let (disk, pool) = (Arc::clone(&service.disk), Arc::clone(&service.pool));
         let look = move || tailwind_backup::fetch(&disk, &PoolBuffers(pool), place, &identity, &closure);
         let read = tokio::task::spawn_blocking(look);
         match read.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
             Ok(bytes) => return Ok(send(bytes, permit)),
             Err(ReadError::Io(error)) => {
-                let why = format!("read segment {} from {}: {error}", identity.segment, desk.disk.path().display());
+                let why = format!("read segment {} from {}: {error}", identity.segment, service.disk.path().display());
                 return Err(Refusal::Failed { why }.into());
             }
             // Twice at the same place: it is not moving.
             Err(ReadError::Corrupt | ReadError::Missing) if failed_at == Some(place) => {
                 error!(segment = %identity.segment, epoch = %identity.epoch, ?place, "closed segment is corrupt");
-                desk.actor.tell(Input::FoundCorrupt(identity, place));
+                service.actor.tell(Input::FoundCorrupt(identity, place));
                 return Err(Refusal::Corrupt { segment: identity.segment }.into());
             }
             Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
@@ -260,8 +260,8 @@ fn send(bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> Response {
     (headers, Body::from_stream(pieces)).into_response()
 }
 
-async fn heartbeats(State(desk): State<Desk>) -> Response {
-    let mut ticks = interval(desk.heartbeat);
+async fn heartbeats(State(service): State<Service>) -> Response {
+    let mut ticks = interval(service.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let beats = stream::unfold(ticks, |mut ticks| async move {
         ticks.tick().await;
@@ -270,21 +270,21 @@ async fn heartbeats(State(desk): State<Desk>) -> Response {
     Body::from_stream(beats).into_response()
 }
 
-async fn status(State(desk): State<Desk>) -> Response {
-    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+async fn status(State(service): State<Service>) -> Response {
+    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
         Ok(Some(report)) => {
-            let quarantine = desk.quarantine.look().await;
-            pretty(&status::page(&desk.about, &report, &desk.scrub.so_far(), quarantine.as_deref()))
+            let quarantine = service.quarantine.look().await;
+            pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
         }
         _ => unwell(),
     }
 }
 
-async fn metrics(State(desk): State<Desk>) -> Response {
-    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+async fn metrics(State(service): State<Service>) -> Response {
+    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
         Ok(Some(report)) => {
-            let quarantine = desk.quarantine.look().await;
-            let text = status::metrics(&desk.about, &report, &desk.scrub.so_far(), quarantine.as_deref());
+            let quarantine = service.quarantine.look().await;
+            let text = status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref());
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
         }
         _ => unwell(),
@@ -292,19 +292,19 @@ async fn metrics(State(desk): State<Desk>) -> Response {
 }
 
 /// The actor answers.
-async fn healthz(State(desk): State<Desk>) -> Response {
-    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+async fn healthz(State(service): State<Service>) -> Response {
+    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
         Ok(Some(_)) => "ok\n".into_response(),
         _ => unwell(),
     }
 }
 
 /// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
-async fn readyz(State(desk): State<Desk>) -> Response {
-    match timeout(PROBE_TIMEOUT, desk.actor.report()).await {
+async fn readyz(State(service): State<Service>) -> Response {
+    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
         Ok(Some(Report { problem, .. })) => {
             let failed = problem.map(|why| Unready { reason: UnreadyReason::FabricFailed, why });
-            match failed.as_ref().or(desk.about.obstacle.as_ref()) {
+            match failed.as_ref().or(service.about.obstacle.as_ref()) {
                 None => "ok\n".into_response(),
                 Some(unready) => unavailable(unready),
             }

@@ -17,8 +17,8 @@ use tailwind_protocol::rpc::Purpose;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
+use super::desired::DesiredState;
 use super::member::{MemberLink, survey};
-use super::wishes::Wishes;
 use super::{Context, PathHandle};
 use crate::path::Command;
 
@@ -64,10 +64,10 @@ pub async fn lead(
     reference: &Reference,
     outputs: &mut mpsc::UnboundedReceiver<Output>,
 ) -> anyhow::Result<StepDown> {
-    let mut wishes = context.wishes();
+    let mut desired = context.desired();
     let rules = Rules {
-        backups: wishes.members,
-        min_in_sync: wishes.min_in_sync,
+        backups: desired.members,
+        min_in_sync: desired.min_in_sync,
         durability: context.rules.durability,
         segment_size: context.rules.segment_size,
         open_patience_ms: context.rules.open_patience.as_millis() as u64,
@@ -104,9 +104,9 @@ pub async fn lead(
                 continue;
             }
             Some(_) = term.tasks.join_next() => continue,
-            () = context.wished(|now| !now.wants_the_same(&wishes)) => {
-                wishes = context.wishes();
-                term.wish(&wishes);
+            () = context.desires(|now| !now.wants_the_same(&desired)) => {
+                desired = context.desired();
+                term.wish(&desired);
                 continue;
             }
             changed = context.store.changed(Some(term.config.stamp())) => {
@@ -192,7 +192,7 @@ impl Term {
     fn warn_if_short(&self) {
         let in_set = |member: &&MemberRef| self.seats.values().any(|task| task.link.member() == *member);
         let left = self.config.members.iter().filter(in_set).count();
-        let needed = usize::from(self.context.wishes().min_in_sync).min(self.config.members.len());
+        let needed = usize::from(self.context.desired().min_in_sync).min(self.config.members.len());
         if (1..needed).contains(&left) {
             tracing::warn!(
                 group = %self.context.group, left, needed,
@@ -234,8 +234,8 @@ impl Term {
         self.refresh_sources();
     }
 
-    fn wish(&self, wishes: &Wishes) {
-        let Wishes { members, min_in_sync, fenced, .. } = *wishes;
+    fn wish(&self, desired: &DesiredState) {
+        let DesiredState { members, min_in_sync, fenced, .. } = *desired;
         tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group's desired state has changed");
         let input = if fenced { Input::Retire } else { Input::Wanted { backups: members, min_in_sync } };
         self.context.path.send(Command::Input(self.config.epoch, input));

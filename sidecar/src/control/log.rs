@@ -43,7 +43,7 @@ impl Sources {
             }
         }
         let asked = |id: &MemberId| self.links.iter().any(|link| link.member().id == *id);
-        for (id, _) in context.wishes().backups.iter().filter(|(id, _)| !asked(id)) {
+        for (id, _) in context.desired().backups.iter().filter(|(id, _)| !asked(id)) {
             match sound(id, &identity, &closure, fetch_elsewhere(context, id, identity, closure).await) {
                 Ok(bytes) => {
                     let (segment, why) = (identity.segment, answers.join("; "));

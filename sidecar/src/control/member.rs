@@ -240,7 +240,7 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
 /// Asks every known backup what it holds, side by side; those that answer, in the order of the list. What matters is which log
 /// they are bound to, and that stands on every page: the first is enough.
 pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
-    let known = context.wishes().backups;
+    let known = context.desired().backups;
     let asked = known.iter().map(|(id, control)| async move {
         let client = context.backup(id, None);
         let answer: Result<Inventory, CallError> =

@@ -43,14 +43,14 @@ pub enum Outcome {
 pub async fn promote(context: &Arc<Context>) -> Outcome {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
-    let wishes = context.wishes();
+    let desired = context.desired();
     let rules = Rules {
-        backups: wishes.members,
-        min_in_sync: wishes.min_in_sync,
+        backups: desired.members,
+        min_in_sync: desired.min_in_sync,
         fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
         retry_ms: RETRY.as_millis() as u64,
         repair_patience_ms: REPAIR_PATIENCE.as_millis() as u64,
-        accept_loss: wishes.accept_loss,
+        accept_loss: desired.accept_loss,
     };
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
@@ -91,7 +91,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         let input = tokio::select! {
             Some(input) = inputs.recv() => input,
             _ = ticks.tick() => Input::Tick,
-            () = context.wished(|now| !now.wants_the_same(&wishes)) => return Outcome::Disturbed,
+            () = context.desires(|now| !now.wants_the_same(&desired)) => return Outcome::Disturbed,
         };
         machine.step(now(), input, &mut outputs);
     }

@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 use super::log::Location;
 use super::{Context, PathHandle};
-use crate::path::connection::Parcel;
+use crate::path::connection::DetachedConnection;
 use crate::path::{Command, trimmed};
 
 /// Reads at once.
@@ -90,9 +90,9 @@ impl Drop for Place {
 struct Claim<'a>(Option<&'a PathHandle>);
 
 impl Claim<'_> {
-    fn give_back(mut self, parcel: Parcel) {
+    fn give_back(mut self, detached: DetachedConnection) {
         if let Some(path) = self.0.take() {
-            path.send(Command::Adopt(parcel));
+            path.send(Command::Adopt(detached));
         }
     }
 }
@@ -106,10 +106,10 @@ impl Drop for Claim<'_> {
 }
 
 /// Serves a read and gives the connection back to the append path.
-pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
+pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: Wanted) {
     let claim = Claim(Some(&context.path));
     let place = Place::take();
-    let Parcel { stream, received, unsent, broken, epoch } = parcel;
+    let DetachedConnection { stream, received, unsent, broken, epoch } = detached;
     let Ok(stream) = UnixStream::from_std(stream) else { return };
     let mut reader = Reader {
         term: context.log.term(),
@@ -138,7 +138,7 @@ pub async fn serve(context: Arc<Context>, parcel: Parcel, wanted: Wanted) {
     let answered = reader.finish(end).await;
     let Reader { stream, received, .. } = reader;
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        claim.give_back(Parcel { stream, received, unsent: Vec::new(), broken, epoch });
+        claim.give_back(DetachedConnection { stream, received, unsent: Vec::new(), broken, epoch });
     }
 }
 

@@ -11,12 +11,12 @@ use tailwind_protocol::standby::{Desired, Input, Output, Reason, Report, Round, 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::wishes::Wishes;
+use super::desired::DesiredState;
 use super::{Context, random_below};
 use crate::logging::Repeats;
 use crate::path::Command;
 use crate::rpc::BackupClient;
-use crate::tls::Role as PeerRole;
+use crate::tls::PeerRole;
 
 /// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 8;
@@ -31,7 +31,7 @@ pub async fn wait_for_turn(context: &Context) {
         heartbeat_silence_ms: context.rules.heartbeat_silence.as_millis() as u64,
         spread_ms: random_below(SPREAD_MS),
     };
-    let mut desired = desired(context, &context.wishes());
+    let mut desired = desired(context, &context.desired());
     let mut outputs = Vec::new();
     let mut machine = Standby::start(context.me.clone(), rules, desired, &mut outputs);
     let mut shell = Shell::new(context);
@@ -48,10 +48,10 @@ pub async fn wait_for_turn(context: &Context) {
         // A heartbeat that has come while this process was stopped counts before the time that has passed.
         let input = tokio::select! {
             biased;
-            () = context.wished(|wishes| wishes.fenced) => return,
+            () = context.desires(|desired| desired.fenced) => return,
             input = shell.next() => input,
-            () = context.wished(|wishes| self::desired(context, wishes) != desired) => {
-                desired = self::desired(context, &context.wishes());
+            () = context.desires(|desired| self::desired(context, desired) != desired) => {
+                desired = self::desired(context, &context.desired());
                 Input::Desired(desired)
             }
             () = sleep_until(started, machine.wake_at()) => Input::Tick,
@@ -60,9 +60,9 @@ pub async fn wait_for_turn(context: &Context) {
     }
 }
 
-fn desired(context: &Context, wishes: &Wishes) -> Desired {
-    let switchover = wishes.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
-    Desired { min_in_sync: wishes.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
+fn desired(context: &Context, desired: &DesiredState) -> Desired {
+    let switchover = desired.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
+    Desired { min_in_sync: desired.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
 }
 
 async fn sleep_until(started: Instant, at: Option<Time>) {

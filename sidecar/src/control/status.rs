@@ -51,15 +51,15 @@ pub async fn describe(context: &Context) -> Option<Description> {
 /// The status as one JSON object.
 pub async fn json(context: &Context) -> String {
     let (closed_segments, memory_bytes) = context.log.sizes();
-    let wishes = context.wishes();
+    let desired = context.desired();
     let status = Status {
         group: context.group.as_str(),
         sidecar: context.me.id.as_str(),
         fabric: context.sender.kind().to_string(),
         durability: context.rules.durability.to_string(),
         segment_size: context.rules.segment_size.bytes(),
-        backups_wanted: wishes.members,
-        min_in_sync: wishes.min_in_sync,
+        backups_wanted: desired.members,
+        min_in_sync: desired.min_in_sync,
         closed_segments,
         memory_bytes,
         waiting: context.waits.told().map(|Waiting { what, why }| Wait { what: what.as_str(), why }),

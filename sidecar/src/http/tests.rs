@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::access::TokenOptions;
-use crate::tls::Role;
+use crate::tls::PeerRole;
 use crate::tls::authority::{Authority, Files};
 
 /// A server that stops when this is dropped.
@@ -60,7 +60,7 @@ impl Server {
 
 fn tls(authority: &Authority) -> Tls {
     let Files { ca, cert, key } = authority.issue("tailwind://db/backup/b0");
-    Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), Role::Backup).unwrap()
+    Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), PeerRole::Backup).unwrap()
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn a_taken_port_is_told() {
 #[tokio::test]
 async fn a_plain_peer_gets_nothing_from_a_tls_port() {
     let authority = Authority::new();
-    let server = start(Entry::Tls(tls(&authority).guard(Role::Sidecar))).await;
+    let server = start(Entry::Tls(tls(&authority).guard(PeerRole::Sidecar))).await;
     let answer = server.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert!(!answer.contains("HTTP") && !answer.contains("hello"), "{answer:?}");
 }
@@ -121,7 +121,7 @@ async fn slow_peers_are_sent_away() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_shake_hands_is_sent_away() {
     let authority = Authority::new();
-    let server = start(Entry::Tls(tls(&authority).guard(Role::Sidecar))).await;
+    let server = start(Entry::Tls(tls(&authority).guard(PeerRole::Sidecar))).await;
     assert_eq!(server.say(b"").await, "");
 }
 
@@ -173,13 +173,13 @@ async fn idle_strangers_keep_no_holder_of_the_token_out() {
 async fn idle_strangers_keep_no_certificate_out() {
     use rustls::pki_types::ServerName;
     let authority = Authority::new();
-    let server = start(Entry::Tls(tls(&authority).guard(Role::Sidecar))).await;
+    let server = start(Entry::Tls(tls(&authority).guard(PeerRole::Sidecar))).await;
     let Files { ca, cert, key } = authority.issue("tailwind://db/sidecar/a");
-    let ours = Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), Role::Sidecar).unwrap();
+    let ours = Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), PeerRole::Sidecar).unwrap();
     let _strangers = idle(&server, 6 * STRANGERS_MAX).await;
     let stream = server.connect().await;
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
-    let mut stream = ours.guard(Role::Backup).connector().connect(name, stream).await.unwrap();
+    let mut stream = ours.guard(PeerRole::Backup).connector().connect(name, stream).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

@@ -28,7 +28,7 @@ const READ_SIZE: usize = 256 << 10;
 
 /// What is left of a connection when it changes hands between the append path and the reader.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct DetachedConnection {
     /// The socket, non-blocking.
     pub stream: UnixStream,
     /// Bytes received and not yet looked at.
@@ -41,10 +41,10 @@ pub struct Parcel {
     pub epoch: u64,
 }
 
-impl Parcel {
+impl DetachedConnection {
     /// A connection that has just been made.
-    pub(super) fn fresh(stream: UnixStream) -> Parcel {
-        Parcel { stream, received: Vec::new(), unsent: Vec::new(), broken: None, epoch: 0 }
+    pub(super) fn fresh(stream: UnixStream) -> DetachedConnection {
+        DetachedConnection { stream, received: Vec::new(), unsent: Vec::new(), broken: None, epoch: 0 }
     }
 }
 
@@ -129,13 +129,13 @@ pub(super) enum Received {
 
 impl Connection {
     /// Its own inbox holds the largest record of segments of this size, and one more read.
-    pub(super) fn new(parcel: Parcel, segment_size: SegmentSize) -> Connection {
+    pub(super) fn new(detached: DetachedConnection, segment_size: SegmentSize) -> Connection {
         let own = FRAME_HEADER_SIZE + segment_size.record_size_max() as usize + READ_SIZE;
-        let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(parcel.unsent.len()));
-        unsent.extend_from_slice(&parcel.unsent);
+        let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(detached.unsent.len()));
+        unsent.extend_from_slice(&detached.unsent);
         Connection {
-            stream: parcel.stream,
-            inbox: Inbox::new(own, &parcel.received),
+            stream: detached.stream,
+            inbox: Inbox::new(own, &detached.received),
             outbox: Outbox {
                 bytes: unsent,
                 sent: 0,
@@ -144,7 +144,7 @@ impl Connection {
                 inflight: 0,
                 barriers: 0,
                 questions: 0,
-                broken: parcel.broken,
+                broken: detached.broken,
                 read_after: None,
                 closing: false,
             },
@@ -153,8 +153,8 @@ impl Connection {
     }
 
     /// Takes the connection apart, to hand it to the reader.
-    pub(super) fn into_parcel(self, epoch: u64) -> Parcel {
-        Parcel {
+    pub(super) fn into_parcel(self, epoch: u64) -> DetachedConnection {
+        DetachedConnection {
             epoch,
             received: self.inbox.pending().to_vec(),
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),

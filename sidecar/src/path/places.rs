@@ -12,7 +12,7 @@ use rustix::io::retry_on_intr;
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
 
-use super::connection::{Broken, Connection, Outbox, Parcel};
+use super::connection::{Broken, Connection, DetachedConnection, Outbox};
 use super::{Client, ClientId, Path};
 
 /// Clients at once. Each has an inbox, which holds the largest record, and an outbox: 64 × 1.5 MiB = 96 MiB at most.
@@ -50,7 +50,7 @@ impl Path {
                         tracing::warn!(%error, "make a client's socket non-blocking");
                         continue;
                     }
-                    self.admit(Connection::new(Parcel::fresh(stream), self.options.segment_size));
+                    self.admit(Connection::new(DetachedConnection::fresh(stream), self.options.segment_size));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) => {
@@ -81,10 +81,10 @@ impl Path {
     }
 
     /// A connection comes back from the reader: it has never lost its place.
-    pub(super) fn take_back(&mut self, parcel: Parcel) {
+    pub(super) fn take_back(&mut self, detached: DetachedConnection) {
         self.on_left();
-        let epoch = parcel.epoch;
-        let mut connection = Connection::new(parcel, self.options.segment_size);
+        let epoch = detached.epoch;
+        let mut connection = Connection::new(detached, self.options.segment_size);
         // What a dead client has left unread must not be taken after a read that was asked since.
         if !matches!(hung_up(std::iter::once((0, &connection))), Ok(none) if none.is_empty()) {
             return;

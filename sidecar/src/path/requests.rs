@@ -25,7 +25,7 @@ pub(super) fn frame_body_max(segment_size: SegmentSize) -> usize {
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Taken {
+enum Outcome {
     /// Done with; go on with the next one.
     Yes,
     /// Not now: leave it where it is and come back in a later turn.
@@ -35,7 +35,7 @@ enum Taken {
 }
 
 /// Who asks, while its connection is out of its place.
-struct Asker<'a> {
+struct RequestContext<'a> {
     id: ClientId,
     place: usize,
     outbox: &'a mut Outbox,
@@ -43,25 +43,25 @@ struct Asker<'a> {
 
 impl Path {
     /// Takes frames from a connection until there are no more, or no room.
-    pub(super) fn understand(&mut self, place: usize) {
+    pub(super) fn decode_frames(&mut self, place: usize) {
         // Out of its place while the rest of the path works on its frames.
         let Some(mut client) = self.clients[place].take() else { return };
         self.serving = Some(place);
         loop {
             let Connection { inbox, outbox, .. } = &mut client.connection;
-            let mut asker = Asker { id: client.id, place, outbox };
-            let (taken, size) = self.take_frame(inbox, &mut asker);
+            let mut context = RequestContext { id: client.id, place, outbox };
+            let (taken, size) = self.take_frame(inbox, &mut context);
             match taken {
-                Taken::Later => break,
-                Taken::Yes => client.connection.inbox.consume(size),
-                Taken::HandOver { request, from, limit, tail } => {
+                Outcome::Later => break,
+                Outcome::Yes => client.connection.inbox.consume(size),
+                Outcome::HandOver { request, from, limit, tail } => {
                     self.serving = None;
                     client.connection.inbox.consume(size);
                     self.sleeper.forget(client.connection.fd());
                     self.batch_memory.leave(client.id, &client.connection.inbox);
                     self.reading += 1;
-                    let parcel = client.connection.into_parcel(self.epoch);
-                    drop(self.events.send(Event::Read { parcel, request, from, limit, tail }));
+                    let detached = client.connection.into_parcel(self.epoch);
+                    drop(self.events.send(Event::Read { detached, request, from, limit, tail }));
                     return;
                 }
             }
@@ -77,79 +77,94 @@ impl Path {
         frame_body_max(self.options.segment_size)
     }
 
-    fn take_frame(&mut self, inbox: &Inbox, asker: &mut Asker<'_>) -> (Taken, usize) {
-        if asker.outbox.closing || !asker.outbox.may_answer() {
-            return (Taken::Later, 0);
+    fn take_frame(&mut self, inbox: &Inbox, context: &mut RequestContext<'_>) -> (Outcome, usize) {
+        if context.outbox.closing || !context.outbox.may_answer() {
+            return (Outcome::Later, 0);
         }
         match decode_request(inbox.pending(), self.frame_body_max()) {
-            Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, asker) => {
+            Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, context) => {
                 let message = "a frame as large as this must be a batch, and come after a hello";
-                self.refuse(asker, 0, ErrorCode::BadFrame, true, message);
-                (Taken::Later, 0)
+                self.refuse(context, 0, ErrorCode::BadFrame, true, message);
+                (Outcome::Later, 0)
             }
-            Ok(None) => (Taken::Later, 0),
-            Ok(Some(decoded)) => (self.on_request(asker, decoded.request, &decoded.frame), decoded.size),
+            Ok(None) => (Outcome::Later, 0),
+            Ok(Some(decoded)) => (self.on_request(context, decoded.request, &decoded.frame), decoded.size),
             Err(error) => {
-                self.refuse(asker, 0, ErrorCode::BadFrame, true, &error.to_string());
-                (Taken::Later, 0)
+                self.refuse(context, 0, ErrorCode::BadFrame, true, &error.to_string());
+                (Outcome::Later, 0)
             }
         }
     }
 
-    fn on_request(&mut self, asker: &mut Asker<'_>, request: u64, frame: &Request<'_>) -> Taken {
+    fn on_request(&mut self, context: &mut RequestContext<'_>, request: u64, frame: &Request<'_>) -> Outcome {
         if let Request::Hello { version_min, version_max, flags } = frame {
-            return self.on_hello(asker, request, (*version_min, *version_max), *flags);
+            return self.on_hello(context, request, (*version_min, *version_max), *flags);
         }
-        if !asker.outbox.greeted {
-            return self.refuse(asker, request, ErrorCode::BadFrame, true, "the first frame must be a hello");
+        if !context.outbox.greeted {
+            return self.refuse(context, request, ErrorCode::BadFrame, true, "the first frame must be a hello");
         }
-        if is_for_status(asker.place) && !matches!(frame, Request::Status) {
+        if is_for_status(context.place) && !matches!(frame, Request::Status) {
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
-            refuse_place(asker.outbox, request);
-            return Taken::Yes;
+            refuse_place(context.outbox, request);
+            return Outcome::Yes;
         }
         match frame {
-            Request::Append { payload } => self.on_append(asker, request, payload),
-            Request::Batch(batch) => self.on_batch(asker, request, batch),
-            Request::Barrier => self.on_barrier(asker, request),
-            Request::Trim { below } => self.on_trim(asker, request, Lsn(*below)),
-            Request::Status if !asker.outbox.may_ask() => Taken::Later,
+            Request::Append { payload } => self.on_append(context, request, payload),
+            Request::Batch(batch) => self.on_batch(context, request, batch),
+            Request::Barrier => self.on_barrier(context, request),
+            Request::Trim { below } => self.on_trim(context, request, Lsn(*below)),
+            Request::Status if !context.outbox.may_ask() => Outcome::Later,
             Request::Status => {
-                asker.outbox.questions += 1;
-                drop(self.events.send(Event::Status(asker.id, request)));
-                Taken::Yes
+                context.outbox.questions += 1;
+                drop(self.events.send(Event::Status(context.id, request)));
+                Outcome::Yes
             }
-            Request::Read { from, limit, flags } => self.on_read(asker, request, *from, *limit, flags & READ_TAIL != 0),
+            Request::Read { from, limit, flags } => {
+                self.on_read(context, request, *from, *limit, flags & READ_TAIL != 0)
+            }
             // Its read has ended by itself meanwhile.
-            Request::Stop => Taken::Yes,
+            Request::Stop => Outcome::Yes,
             Request::Hello { .. } => unreachable!("handled above"),
         }
     }
 
-    fn refuse(&mut self, asker: &mut Asker<'_>, request: u64, code: ErrorCode, fatal: bool, message: &str) -> Taken {
+    fn refuse(
+        &mut self,
+        context: &mut RequestContext<'_>,
+        request: u64,
+        code: ErrorCode,
+        fatal: bool,
+        message: &str,
+    ) -> Outcome {
         self.shared.refused.fetch_add(1, Ordering::Relaxed);
-        asker.outbox.refuse(request, code, fatal, 0, message);
-        Taken::Yes
+        context.outbox.refuse(request, code, fatal, 0, message);
+        Outcome::Yes
     }
 
-    fn on_hello(&mut self, asker: &mut Asker<'_>, request: u64, versions: (u16, u16), flags: u32) -> Taken {
-        if asker.outbox.greeted || asker.outbox.held.is_some() {
-            return self.refuse(asker, request, ErrorCode::BadFrame, true, "a second hello");
+    fn on_hello(
+        &mut self,
+        context: &mut RequestContext<'_>,
+        request: u64,
+        versions: (u16, u16),
+        flags: u32,
+    ) -> Outcome {
+        if context.outbox.greeted || context.outbox.held.is_some() {
+            return self.refuse(context, request, ErrorCode::BadFrame, true, "a second hello");
         }
         if !(versions.0..=versions.1).contains(&VERSION) {
             let message =
                 format!("this sidecar speaks version {VERSION}; the client speaks {} to {}", versions.0, versions.1);
-            return self.refuse(asker, request, ErrorCode::UnsupportedVersion, true, &message);
+            return self.refuse(context, request, ErrorCode::UnsupportedVersion, true, &message);
         }
-        if flags & HELLO_HOLD != 0 && is_for_status(asker.place) {
+        if flags & HELLO_HOLD != 0 && is_for_status(context.place) {
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
-            refuse_place(asker.outbox, request);
+            refuse_place(context.outbox, request);
         } else if flags & HELLO_HOLD != 0 && self.role() != Role::Primary {
-            asker.outbox.held = Some(request);
+            context.outbox.held = Some(request);
         } else {
-            self.welcome(asker.outbox, request);
+            self.welcome(context.outbox, request);
         }
-        Taken::Yes
+        Outcome::Yes
     }
 
     fn welcome(&self, outbox: &mut Outbox, request: u64) {
@@ -186,90 +201,90 @@ impl Path {
         }
     }
 
-    fn on_append(&mut self, asker: &mut Asker<'_>, request: u64, payload: &[u8]) -> Taken {
+    fn on_append(&mut self, context: &mut RequestContext<'_>, request: u64, payload: &[u8]) -> Outcome {
         let limit = self.options.segment_size.record_size_max();
         if payload.len() > limit as usize {
             let message = format!("record of {} bytes: the limit is {limit}", payload.len());
-            return self.refuse(asker, request, ErrorCode::TooLarge, false, &message);
+            return self.refuse(context, request, ErrorCode::TooLarge, false, &message);
         }
-        self.place(asker, request, size_of(std::iter::once(payload.len())), 1, std::iter::once(payload))
+        self.place(context, request, size_of(std::iter::once(payload.len())), 1, std::iter::once(payload))
     }
 
-    fn on_batch(&mut self, asker: &mut Asker<'_>, request: u64, batch: &Batch<'_>) -> Taken {
+    fn on_batch(&mut self, context: &mut RequestContext<'_>, request: u64, batch: &Batch<'_>) -> Outcome {
         let limit = self.options.segment_size.record_size_max();
         if batch.is_empty() {
-            return self.refuse(asker, request, ErrorCode::BadFrame, false, "a batch has at least one record");
+            return self.refuse(context, request, ErrorCode::BadFrame, false, "a batch has at least one record");
         }
         if let Some(record) = batch.iter().find(|record| record.len() > limit as usize) {
             let message = format!("record of {} bytes in a batch: the limit is {limit}", record.len());
-            return self.refuse(asker, request, ErrorCode::TooLarge, false, &message);
+            return self.refuse(context, request, ErrorCode::TooLarge, false, &message);
         }
         let size = size_of(batch.iter().map(<[u8]>::len));
         let limit = self.options.segment_size.append_size_max();
         if size > limit as usize {
             let message = format!("batch takes {size} bytes of log: the limit is {limit}; split it");
-            return self.refuse(asker, request, ErrorCode::TooLarge, false, &message);
+            return self.refuse(context, request, ErrorCode::TooLarge, false, &message);
         }
-        self.place(asker, request, size, u64::from(batch.len()), batch.iter())
+        self.place(context, request, size, u64::from(batch.len()), batch.iter())
     }
 
     fn place<'a>(
         &mut self,
-        asker: &mut Asker<'_>,
+        context: &mut RequestContext<'_>,
         request: u64,
         size: usize,
         records: u64,
         payloads: impl Iterator<Item = &'a [u8]>,
-    ) -> Taken {
+    ) -> Outcome {
         if self.role() != Role::Primary {
-            asker.outbox.broken.get_or_insert(Broken::NotTaken);
-            return self.not_primary(asker, request);
+            context.outbox.broken.get_or_insert(Broken::NotTaken);
+            return self.not_primary(context, request);
         }
-        if let Some(broken) = asker.outbox.broken {
-            return self.refuse(asker, request, ErrorCode::NotPrimary, false, broken.message());
+        if let Some(broken) = context.outbox.broken {
+            return self.refuse(context, request, ErrorCode::NotPrimary, false, broken.message());
         }
         let Part::Leading(replicator) = &mut self.part else { unreachable!("a primary leads") };
-        if self.pending.len() >= PENDING_MAX || !asker.outbox.may_append() {
-            return Taken::Later;
+        if self.pending.len() >= PENDING_MAX || !context.outbox.may_append() {
+            return Outcome::Later;
         }
-        let Some(placed) = replicator.append(size, payloads) else { return Taken::Later };
-        asker.outbox.inflight += 1;
-        let place = asker.place as u32;
-        self.pending.push_back(Pending { end: placed.end, lsn: placed.last.0, client: asker.id, place, request });
+        let Some(placed) = replicator.append(size, payloads) else { return Outcome::Later };
+        context.outbox.inflight += 1;
+        let place = context.place as u32;
+        self.pending.push_back(Pending { end: placed.end, lsn: placed.last.0, client: context.id, place, request });
         self.shared.appends.fetch_add(1, Ordering::Relaxed);
         self.shared.records.fetch_add(records, Ordering::Relaxed);
         self.shared.bytes.fetch_add(size as u64, Ordering::Relaxed);
-        Taken::Yes
+        Outcome::Yes
     }
 
-    fn not_primary(&mut self, asker: &mut Asker<'_>, request: u64) -> Taken {
+    fn not_primary(&mut self, context: &mut RequestContext<'_>, request: u64) -> Outcome {
         let message = match (self.role(), self.primary_name.as_str()) {
             (Role::Recovering, _) => "this sidecar is recovering the log; try again soon".to_owned(),
             (_, "") => "this sidecar is not primary; who is, is not known yet".to_owned(),
             (_, primary) => format!("this sidecar is not primary; sidecar {primary} is"),
         };
-        self.refuse(asker, request, ErrorCode::NotPrimary, false, &message)
+        self.refuse(context, request, ErrorCode::NotPrimary, false, &message)
     }
 
-    fn on_barrier(&mut self, asker: &mut Asker<'_>, request: u64) -> Taken {
-        let Part::Leading(replicator) = &self.part else { return self.not_primary(asker, request) };
+    fn on_barrier(&mut self, context: &mut RequestContext<'_>, request: u64) -> Outcome {
+        let Part::Leading(replicator) = &self.part else { return self.not_primary(context, request) };
         // What its client knew was true in the epoch of the connection; a barrier proves nothing about those since.
-        if let Some(broken) = asker.outbox.broken {
-            return self.refuse(asker, request, ErrorCode::NotPrimary, false, broken.message());
+        if let Some(broken) = context.outbox.broken {
+            return self.refuse(context, request, ErrorCode::NotPrimary, false, broken.message());
         }
         // A seat proves itself in the active segment's buffer, so there has to be one.
         if self.barriers.len() >= BARRIERS_MAX || !replicator.is_ready() {
-            return Taken::Later;
+            return Outcome::Later;
         }
-        asker.outbox.barriers += 1;
-        self.barriers.push(PendingBarrier { after: replicator.primary().barrier(), client: asker.id, request });
-        Taken::Yes
+        context.outbox.barriers += 1;
+        self.barriers.push(PendingBarrier { after: replicator.primary().barrier(), client: context.id, request });
+        Outcome::Yes
     }
 
-    fn on_trim(&mut self, asker: &mut Asker<'_>, request: u64, below: Lsn) -> Taken {
+    fn on_trim(&mut self, context: &mut RequestContext<'_>, request: u64, below: Lsn) -> Outcome {
         let now = self.now();
         let acked = self.shared.acked.load(Ordering::Relaxed);
-        let Part::Leading(replicator) = &mut self.part else { return self.not_primary(asker, request) };
+        let Part::Leading(replicator) = &mut self.part else { return self.not_primary(context, request) };
         if below > Lsn(acked).next() {
             let message = match acked {
                 0 => format!("cannot trim below LSN {below}: no record has been acknowledged yet"),
@@ -277,48 +292,55 @@ impl Path {
                     format!("cannot trim below LSN {below}: LSN {acked} is the last acknowledged record; trim up to it")
                 }
             };
-            return self.refuse(asker, request, ErrorCode::BeyondEnd, false, &message);
+            return self.refuse(context, request, ErrorCode::BeyondEnd, false, &message);
         }
         replicator.step(now, Input::Trim(below));
         let first = replicator.primary().first_readable().0;
         self.shared.first.store(first, Ordering::Release);
-        asker.outbox.answer(request, &Response::Trimmed { first });
-        Taken::Yes
+        context.outbox.answer(request, &Response::Trimmed { first });
+        Outcome::Yes
     }
 
-    fn on_read(&mut self, asker: &mut Asker<'_>, request: u64, from: u64, limit: u64, tail: bool) -> Taken {
-        let Part::Leading(_) = &self.part else { return self.not_primary(asker, request) };
+    fn on_read(
+        &mut self,
+        context: &mut RequestContext<'_>,
+        request: u64,
+        from: u64,
+        limit: u64,
+        tail: bool,
+    ) -> Outcome {
+        let Part::Leading(_) = &self.part else { return self.not_primary(context, request) };
         // Answers come in order: what was appended before the read is acknowledged before the first record.
-        if !asker.outbox.is_settled() {
-            return Taken::Later;
+        if !context.outbox.is_settled() {
+            return Outcome::Later;
         }
         // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.
-        let after = match asker.outbox.read_after {
+        let after = match context.outbox.read_after {
             Some(after) => after,
             None => match self.end_the_dead() {
-                Some(after) => *asker.outbox.read_after.insert(after),
-                None => return Taken::Later,
+                Some(after) => *context.outbox.read_after.insert(after),
+                None => return Outcome::Later,
             },
         };
         if self.pending.front().is_some_and(|pending| pending.end <= after) {
-            return Taken::Later;
+            return Outcome::Later;
         }
-        asker.outbox.read_after = None;
+        context.outbox.read_after = None;
         let first = self.shared.first.load(Ordering::Relaxed);
         let acked = self.shared.acked.load(Ordering::Relaxed);
         if let Some(message) = beyond_the_end(from, acked) {
-            return self.refuse(asker, request, ErrorCode::BeyondEnd, false, &message);
+            return self.refuse(context, request, ErrorCode::BeyondEnd, false, &message);
         }
         if from < first {
-            return self.refuse(asker, request, ErrorCode::Trimmed, false, &trimmed(Lsn(from), first));
+            return self.refuse(context, request, ErrorCode::Trimmed, false, &trimmed(Lsn(from), first));
         }
-        Taken::HandOver { request, from, limit, tail }
+        Outcome::HandOver { request, from, limit, tail }
     }
 }
 
 /// Whether the frame that has begun may take memory from the batches'.
-fn may_be_large(inbox: &Inbox, asker: &Asker<'_>) -> bool {
-    asker.outbox.greeted && !is_for_status(asker.place) && announces_append(inbox.pending())
+fn may_be_large(inbox: &Inbox, context: &RequestContext<'_>) -> bool {
+    context.outbox.greeted && !is_for_status(context.place) && announces_append(inbox.pending())
 }
 
 /// Why a read cannot begin there, if it cannot.

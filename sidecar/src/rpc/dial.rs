@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use crate::access::token::nonce;
 use crate::access::{Access, Token};
 use crate::http::{self, NONCE_HEADER, PROOF};
-use crate::tls::{self, Guard, Role};
+use crate::tls::{self, Guard, PeerRole};
 
 /// How long an address has before the next one is tried beside it: many times what a connection in one data center takes. A
 /// dead host's address says nothing at all, and a sidecar's patience with a silent member is as short as 300 ms.
@@ -58,7 +58,7 @@ pub(super) struct Link {
 }
 
 impl Dialer {
-    pub(super) fn new(access: &Access, expected: Role) -> Dialer {
+    pub(super) fn new(access: &Access, expected: PeerRole) -> Dialer {
         let manner = match access {
             Access::Tls(tls) => Manner::Tls(tls.guard(expected)),
             Access::Token(token) => Manner::Token(token.clone()),

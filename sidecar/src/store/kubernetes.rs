@@ -24,7 +24,7 @@ use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::control::wishes::Wishes;
+use crate::control::desired::DesiredState;
 
 pub use convert::{GroupPath, Shape};
 
@@ -79,7 +79,7 @@ pub struct Joined {
     /// What of it never changes.
     pub shape: Shape,
     /// What of it may change.
-    pub wishes: watch::Receiver<Wishes>,
+    pub desired: watch::Receiver<DesiredState>,
     /// Keeps both up to date; whoever joins runs it, and ends when it does.
     pub keeper: tokio::task::JoinHandle<()>,
 }
@@ -94,18 +94,23 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let watching = tokio::spawn(watch(api.clone(), path.clone(), seen_by));
     let group = first(&mut seen).await?;
     let shape = convert::shape(&group.spec)?;
-    let (tell, wishes) = watch::channel(convert::wishes(&group));
+    let (tell, desired) = watch::channel(convert::desired(&group));
     let mut news = seen.clone();
     let keeper = tokio::spawn(async move {
         while news.changed().await.is_ok() {
             let Some(group) = news.borrow_and_update().clone() else { continue };
-            let now = convert::wishes(&group);
+            let now = convert::desired(&group);
             tell.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         }
         // The watch has ended, which only a panic can do.
         drop(watching.await);
     });
-    Ok(Joined { store: KubernetesStore { api, path: path.clone(), seen, said: Arc::default() }, shape, wishes, keeper })
+    Ok(Joined {
+        store: KubernetesStore { api, path: path.clone(), seen, said: Arc::default() },
+        shape,
+        desired,
+        keeper,
+    })
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow::Result<Arc<ReplicaGroup>> {

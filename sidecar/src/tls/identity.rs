@@ -13,7 +13,7 @@ const SCHEME: &str = "tailwind://";
 
 /// What a process does in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum PeerRole {
     /// Primary or standby: it may ask backups and listen to a primary.
     Sidecar,
     /// It lends memory.
@@ -26,7 +26,7 @@ pub struct Identity {
     /// Its group.
     pub group: GroupName,
     /// Its role.
-    pub role: Role,
+    pub role: PeerRole,
     /// Its name in the group.
     pub name: String,
 }
@@ -51,13 +51,17 @@ pub enum IdentityError {
         /// The group needed.
         group: GroupName,
         /// The role needed.
-        role: Role,
+        role: PeerRole,
     },
 }
 
 impl Identity {
     /// The identity of this group and role in the certificate. Its chain is checked elsewhere.
-    pub fn admit(certificate: &CertificateDer<'_>, group: &GroupName, role: Role) -> Result<Identity, IdentityError> {
+    pub fn admit(
+        certificate: &CertificateDer<'_>,
+        group: &GroupName,
+        role: PeerRole,
+    ) -> Result<Identity, IdentityError> {
         let parsed = webpki::EndEntityCert::try_from(certificate)
             .map_err(|error| IdentityError::Unreadable(error.to_string()))?;
         let ours: Vec<&str> = parsed.valid_uri_names().filter(|uri| uri.starts_with(SCHEME)).collect();
@@ -82,8 +86,8 @@ impl FromStr for Identity {
             return Err(());
         };
         let role = match role {
-            "sidecar" => Role::Sidecar,
-            "backup" => Role::Backup,
+            "sidecar" => PeerRole::Sidecar,
+            "backup" => PeerRole::Backup,
             _ => return Err(()),
         };
         // Names of sidecars and backups follow one rule; this checks it.
@@ -98,11 +102,11 @@ impl fmt::Display for Identity {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for PeerRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Role::Sidecar => "sidecar",
-            Role::Backup => "backup",
+            PeerRole::Sidecar => "sidecar",
+            PeerRole::Backup => "backup",
         })
     }
 }

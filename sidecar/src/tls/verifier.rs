@@ -16,7 +16,7 @@ use rustls::{
 };
 use tailwind_protocol::ids::GroupName;
 
-use super::identity::{Identity, Role};
+use super::identity::{Identity, PeerRole};
 
 /// The cryptography in use.
 pub(super) fn provider() -> Arc<CryptoProvider> {
@@ -27,7 +27,7 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
 #[derive(Debug)]
 pub(super) struct Verifier {
     group: GroupName,
-    role: Role,
+    role: PeerRole,
     roots: Arc<RootCertStore>,
     clients: Arc<dyn ClientCertVerifier>,
     provider: Arc<CryptoProvider>,
@@ -37,7 +37,7 @@ impl Verifier {
     pub(super) fn new(
         roots: &Arc<RootCertStore>,
         group: &GroupName,
-        role: Role,
+        role: PeerRole,
     ) -> Result<Verifier, VerifierBuilderError> {
         let provider = provider();
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&provider));

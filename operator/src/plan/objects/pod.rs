@@ -31,7 +31,7 @@ const LABEL_RDMA: &str = "feature.node.kubernetes.io/custom-rdma.available";
 
 /// A pod to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Birth {
+pub struct Creation {
     /// Its name.
     pub name: String,
     /// Nodes that have just refused another.
@@ -44,17 +44,17 @@ pub struct Birth {
 ///
 /// # Panics
 /// If the template is no pod; the golden tests render it in all its forms.
-pub fn backup(group: &ReplicaGroup, settings: &Settings, birth: &Birth) -> Pod {
+pub fn backup(group: &ReplicaGroup, settings: &Settings, creation: &Creation) -> Pod {
     let mut pod = template(group, settings);
     let hash = sha256(pod.to_string().as_bytes());
-    pod["metadata"]["name"] = json!(birth.name);
+    pod["metadata"]["name"] = json!(creation.name);
     let annotations = &mut pod["metadata"]["annotations"];
     annotations[ANNOTATION_TEMPLATE] = json!(hash);
     annotations[ANNOTATION_SHAPE] = json!(shape(&group.spec));
-    if birth.attempt > 0 {
-        annotations[ANNOTATION_ATTEMPT] = json!(birth.attempt.to_string());
+    if creation.attempt > 0 {
+        annotations[ANNOTATION_ATTEMPT] = json!(creation.attempt.to_string());
     }
-    avoid(&mut pod["spec"]["affinity"], &birth.avoid);
+    avoid(&mut pod["spec"]["affinity"], &creation.avoid);
     serde_json::from_value(pod).unwrap_or_else(|error| panic!("a backup pod made here is none: {error}"))
 }
 

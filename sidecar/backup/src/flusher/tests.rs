@@ -33,7 +33,7 @@ fn segment() -> (Vec<u8>, Vec<u32>) {
 }
 
 /// A flusher over one buffer, which the test fills past the fabric.
-struct Desk {
+struct Fixture {
     flusher: Flusher,
     disk: Arc<Disk>,
     buffer: RefCell<Vec<u8>>,
@@ -49,13 +49,13 @@ impl Buffers for RefCell<Vec<u8>> {
     }
 }
 
-impl Desk {
-    fn start() -> Desk {
+impl Fixture {
+    fn start() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let disk = Arc::new(Disk::new(Box::new(OsFolder::open(&dir.path().join("flush")).unwrap())));
         let buffer = RefCell::new(vec![0; SegmentSize::MIN.bytes() as usize]);
         let (flushed, ..) = Flushed::open(disk.folder(), false).unwrap();
-        Desk { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, _dir: dir }
+        Fixture { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, _dir: dir }
     }
 
     /// These bytes of the segment become visible.
@@ -86,132 +86,132 @@ impl Desk {
 
 #[test]
 fn what_is_not_visible_yet_is_not_written_and_comes_with_the_next_flush() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let ends = segment().1;
-    assert_eq!(desk.flush(ends[1]), 0, "not even the header is there");
-    assert!(desk.disk.read_open(&identity()).is_err(), "nor a file");
-    desk.show(0..ends[1]);
-    assert_eq!(desk.flush(ends[3]), ends[1]);
-    desk.assert_on_disk(ends[1]);
+    assert_eq!(fixture.flush(ends[1]), 0, "not even the header is there");
+    assert!(fixture.disk.read_open(&identity()).is_err(), "nor a file");
+    fixture.show(0..ends[1]);
+    assert_eq!(fixture.flush(ends[3]), ends[1]);
+    fixture.assert_on_disk(ends[1]);
     // The third append is there before the second, and half of the second.
-    desk.show(ends[2]..ends[3]);
-    desk.show(ends[1]..ends[1] + 16);
-    assert_eq!(desk.flush(ends[3]), ends[1]);
-    desk.assert_on_disk(ends[1]);
-    desk.show(ends[1]..ends[2]);
-    assert_eq!(desk.flush(ends[3]), ends[3]);
-    desk.assert_on_disk(ends[3]);
+    fixture.show(ends[2]..ends[3]);
+    fixture.show(ends[1]..ends[1] + 16);
+    assert_eq!(fixture.flush(ends[3]), ends[1]);
+    fixture.assert_on_disk(ends[1]);
+    fixture.show(ends[1]..ends[2]);
+    assert_eq!(fixture.flush(ends[3]), ends[3]);
+    fixture.assert_on_disk(ends[3]);
 }
 
 #[test]
 fn a_flush_up_to_the_middle_of_an_append_ends_before_it() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let ends = segment().1;
-    desk.show(0..ends[3]);
-    assert_eq!(desk.flush(SEGMENT_OVERHEAD as u32 - 8), 0);
-    assert_eq!(desk.flush(ends[1] - 1), ends[0]);
-    desk.assert_on_disk(ends[0]);
-    assert_eq!(desk.flush(ends[2] + 8), ends[2]);
-    desk.assert_on_disk(ends[2]);
-    assert_eq!(desk.flush(ends[1]), ends[2], "what is on disk stays there");
-    desk.assert_on_disk(ends[2]);
+    fixture.show(0..ends[3]);
+    assert_eq!(fixture.flush(SEGMENT_OVERHEAD as u32 - 8), 0);
+    assert_eq!(fixture.flush(ends[1] - 1), ends[0]);
+    fixture.assert_on_disk(ends[0]);
+    assert_eq!(fixture.flush(ends[2] + 8), ends[2]);
+    fixture.assert_on_disk(ends[2]);
+    assert_eq!(fixture.flush(ends[1]), ends[2], "what is on disk stays there");
+    fixture.assert_on_disk(ends[2]);
 }
 
 #[test]
 fn a_closed_segment_on_disk_is_flushed_as_far_as_was_asked() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let (bytes, ends) = segment();
-    desk.show(0..ends[3]);
-    assert_eq!(desk.flush(ends[2]), ends[2]);
+    fixture.show(0..ends[3]);
+    assert_eq!(fixture.flush(ends[2]), ends[2]);
     let closure = scan::scan(&bytes, &identity()).closure;
-    desk.flusher.queue(Job::Closed(SLOT, identity(), closure));
-    let answers = desk.flusher.work(&desk.buffer);
+    fixture.flusher.queue(Job::Closed(SLOT, identity(), closure));
+    let answers = fixture.flusher.work(&fixture.buffer);
     assert!(matches!(answers[..], [Input::Flushed(_, _, FlushResult::Done)]), "{answers:?}");
-    desk.buffer.borrow_mut().fill(0);
-    assert_eq!(desk.flush(ends[3]), ends[3]);
+    fixture.buffer.borrow_mut().fill(0);
+    assert_eq!(fixture.flush(ends[3]), ends[3]);
 }
 
 #[test]
 fn one_write_serves_all_that_wait_for_a_segment() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let ends = segment().1;
-    desk.show(0..ends[3]);
-    let first = desk.ask(ends[2]);
-    desk.flusher.queue(Job::Delete(SegmentId(9), LogId(1)));
-    let second = desk.ask(ends[1]);
-    let answers = desk.flusher.work(&desk.buffer);
+    fixture.show(0..ends[3]);
+    let first = fixture.ask(ends[2]);
+    fixture.flusher.queue(Job::Delete(SegmentId(9), LogId(1)));
+    let second = fixture.ask(ends[1]);
+    let answers = fixture.flusher.work(&fixture.buffer);
     let served =
         |id, answer: &Input| matches!(answer, Input::OpenFlushed(of, Ok(Offset(end))) if (*of, *end) == (id, ends[2]));
     assert!(served(first, &answers[0]) && served(second, &answers[1]), "{answers:?}");
-    assert!(matches!(desk.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
+    assert!(matches!(fixture.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
 }
 
 /// Renamed, and the name was never brought to disk: after a loss of power only the open file is there.
 #[test]
 fn a_closed_file_whose_name_may_not_last_counts_for_no_flush() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let (bytes, ends) = segment();
-    desk.show(0..ends[3]);
-    assert_eq!(desk.flush(ends[2]), ends[2]);
+    fixture.show(0..ends[3]);
+    assert_eq!(fixture.flush(ends[2]), ends[2]);
     let closure = scan::scan(&bytes, &identity()).closure;
-    desk.disk.write_closed(&identity(), &closure, &bytes[..closure.end.0 as usize]).unwrap();
-    desk.flusher.tried(&identity(), Err(io::Error::other("the folder cannot be synced")));
-    desk.flusher.files.clear();
-    assert_eq!(desk.flush(ends[3]), ends[3]);
-    desk.assert_on_disk(ends[3]);
+    fixture.disk.write_closed(&identity(), &closure, &bytes[..closure.end.0 as usize]).unwrap();
+    fixture.flusher.tried(&identity(), Err(io::Error::other("the folder cannot be synced")));
+    fixture.flusher.files.clear();
+    assert_eq!(fixture.flush(ends[3]), ends[3]);
+    fixture.assert_on_disk(ends[3]);
 }
 
 #[test]
 fn a_file_that_holds_more_than_its_rotten_buffer_stays() {
-    let mut desk = Desk::start();
+    let mut fixture = Fixture::start();
     let ends = segment().1;
-    desk.show(0..ends[3]);
-    assert_eq!(desk.flush(ends[3]), ends[3]);
-    desk.buffer.borrow_mut()[ends[1] as usize] ^= 1;
-    let rotten = scan::scan(&desk.buffer.borrow(), &identity()).closure;
+    fixture.show(0..ends[3]);
+    assert_eq!(fixture.flush(ends[3]), ends[3]);
+    fixture.buffer.borrow_mut()[ends[1] as usize] ^= 1;
+    let rotten = scan::scan(&fixture.buffer.borrow(), &identity()).closure;
     assert_eq!(rotten.end, Offset(ends[1]));
     // Made anew after a failure, or when the process ends.
-    desk.flusher.files.clear();
-    desk.ask(ends[3]);
-    let answers = desk.flusher.work(&desk.buffer);
+    fixture.flusher.files.clear();
+    fixture.ask(ends[3]);
+    let answers = fixture.flusher.work(&fixture.buffer);
     assert!(matches!(&answers[..], [Input::OpenFlushed(_, Err(why))] if why.contains("its file up to")), "{answers:?}");
     for closure in [rotten, Closure::default()] {
-        desk.flusher.flush_last(&desk.buffer, SLOT, &identity(), &closure).unwrap();
-        desk.assert_on_disk(ends[3]);
+        fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &closure).unwrap();
+        fixture.assert_on_disk(ends[3]);
     }
 }
 
 #[test]
 fn a_flush_is_noted_before_it_is_answered() {
-    let (mut desk, ends) = (Desk::start(), segment().1);
-    let noted = |desk: &Desk| Flushed::open(desk.disk.folder(), true).unwrap().1;
+    let (mut fixture, ends) = (Fixture::start(), segment().1);
+    let noted = |fixture: &Fixture| Flushed::open(fixture.disk.folder(), true).unwrap().1;
     for end in [ends[0], ends[1], ends[3]] {
-        desk.show(0..end);
-        desk.flush(end);
-        assert_eq!(noted(&desk), [(identity(), Offset(end))]);
+        fixture.show(0..end);
+        fixture.flush(end);
+        assert_eq!(noted(&fixture), [(identity(), Offset(end))]);
     }
-    assert!(!desk.flusher.is_restless());
+    assert!(!fixture.flusher.is_restless());
 }
 
 #[test]
 fn an_empty_open_segment_is_remembered() {
-    let mut desk = Desk::start();
-    desk.flusher.flush_last(&desk.buffer, SLOT, &identity(), &Closure::default()).unwrap();
-    let (_, notes, doubts) = Flushed::open(desk.disk.folder(), true).unwrap();
+    let mut fixture = Fixture::start();
+    fixture.flusher.flush_last(&fixture.buffer, SLOT, &identity(), &Closure::default()).unwrap();
+    let (_, notes, doubts) = Flushed::open(fixture.disk.folder(), true).unwrap();
     assert_eq!((notes, doubts), (vec![(identity(), Offset(0))], vec![]));
 }
 
 #[test]
 fn a_new_entry_of_the_ledger_is_noted() {
-    let mut desk = Desk::start();
-    let (flushed, ..) = Flushed::open(desk.disk.folder(), true).unwrap();
-    let (mut ledger, _) = Ledger::open(desk.disk.folder(), false, flushed.entries()).unwrap();
-    desk.flusher = Flusher::new(Arc::clone(&desk.disk), flushed);
-    assert!(!desk.flusher.is_restless());
-    ledger.owe(desk.disk.folder(), &[(identity(), Closure::default())]).unwrap();
-    assert!(desk.flusher.is_restless());
-    desk.flusher.rest();
-    assert!(!desk.flusher.is_restless());
-    let (flushed, ..) = Flushed::open(desk.disk.folder(), true).unwrap();
+    let mut fixture = Fixture::start();
+    let (flushed, ..) = Flushed::open(fixture.disk.folder(), true).unwrap();
+    let (mut ledger, _) = Ledger::open(fixture.disk.folder(), false, flushed.entries()).unwrap();
+    fixture.flusher = Flusher::new(Arc::clone(&fixture.disk), flushed);
+    assert!(!fixture.flusher.is_restless());
+    ledger.owe(fixture.disk.folder(), &[(identity(), Closure::default())]).unwrap();
+    assert!(fixture.flusher.is_restless());
+    fixture.flusher.rest();
+    assert!(!fixture.flusher.is_restless());
+    let (flushed, ..) = Flushed::open(fixture.disk.folder(), true).unwrap();
     assert_eq!(flushed.entries().count(), 1);
 }

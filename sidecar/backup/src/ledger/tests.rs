@@ -16,19 +16,19 @@ fn segment(number: u64) -> (SegmentIdentity, Closure) {
     (identity, closure)
 }
 
-struct Desk {
+struct Fixture {
     _dir: tempfile::TempDir,
     folder: OsFolder,
     path: PathBuf,
 }
 
-fn desk() -> Desk {
+fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flush");
-    Desk { folder: OsFolder::open(&path).unwrap(), path: path.join(LEDGER), _dir: dir }
+    Fixture { folder: OsFolder::open(&path).unwrap(), path: path.join(LEDGER), _dir: dir }
 }
 
-impl Desk {
+impl Fixture {
     fn open(&self) -> Ledger {
         Ledger::open(&self.folder, false, Entries::default()).unwrap().0
     }
@@ -52,27 +52,27 @@ impl Desk {
 
 #[test]
 fn what_is_owed_is_read_back_until_it_is_settled() {
-    let desk = desk();
-    let mut ledger = desk.open();
+    let fixture = fixture();
+    let mut ledger = fixture.open();
     for number in 1..=6 {
-        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
     }
-    desk.owes(&[1, 2, 3, 4, 5, 6]);
-    ledger.settle(&desk.folder, &[SegmentId(2), SegmentId(9), SegmentId(4)]).unwrap();
-    desk.owes(&[1, 3, 5, 6]);
+    fixture.owes(&[1, 2, 3, 4, 5, 6]);
+    ledger.settle(&fixture.folder, &[SegmentId(2), SegmentId(9), SegmentId(4)]).unwrap();
+    fixture.owes(&[1, 3, 5, 6]);
     let (identity, closure) = segment(3);
     let longer = Closure { last: Lsn(40), ..closure };
-    ledger.owe(&desk.folder, &[(identity, longer)]).unwrap();
-    assert_eq!(desk.told().owed[1], (identity, longer), "the last word counts");
-    ledger.clear(&desk.folder).unwrap();
-    desk.owes(&[]);
+    ledger.owe(&fixture.folder, &[(identity, longer)]).unwrap();
+    assert_eq!(fixture.told().owed[1], (identity, longer), "the last word counts");
+    ledger.clear(&fixture.folder).unwrap();
+    fixture.owes(&[]);
 }
 
 #[test]
 fn an_entry_and_the_header_byte_by_byte() {
-    let desk = desk();
-    desk.open().owe(&desk.folder, &[segment(3)]).unwrap();
-    let bytes = fs::read(&desk.path).unwrap();
+    let fixture = fixture();
+    fixture.open().owe(&fixture.folder, &[segment(3)]).unwrap();
+    let bytes = fs::read(&fixture.path).unwrap();
     assert_eq!(&bytes[..12], b"TWLEDGER\x01\0\0\0");
     let entry = &bytes[ENTRY_SIZE..2 * ENTRY_SIZE];
     let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap());
@@ -87,109 +87,109 @@ fn an_entry_and_the_header_byte_by_byte() {
 
 #[test]
 fn rot_anywhere_is_told() {
-    let desk = desk();
-    let mut ledger = desk.open();
+    let fixture = fixture();
+    let mut ledger = fixture.open();
     for number in 1..=5 {
-        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
     }
-    let whole = fs::read(&desk.path).unwrap();
+    let whole = fs::read(&fixture.path).unwrap();
     // All but the last entry, which may be a write that failed.
     for bit in 0..5 * ENTRY_SIZE * 8 {
         let mut rotten = whole.clone();
         rotten[bit / 8] ^= 1 << (bit % 8);
-        fs::write(&desk.path, rotten).unwrap();
-        assert!(!desk.told().doubts.is_empty(), "bit {bit}");
+        fs::write(&fixture.path, rotten).unwrap();
+        assert!(!fixture.told().doubts.is_empty(), "bit {bit}");
     }
     let mut failed = whole.clone();
     failed[5 * ENTRY_SIZE + 50] ^= 1;
-    fs::write(&desk.path, failed).unwrap();
-    desk.owes(&[1, 2, 3, 4]);
-    desk.open().owe(&desk.folder, &[segment(5)]).unwrap();
-    desk.owes(&[1, 2, 3, 4, 5]);
+    fs::write(&fixture.path, failed).unwrap();
+    fixture.owes(&[1, 2, 3, 4]);
+    fixture.open().owe(&fixture.folder, &[segment(5)]).unwrap();
+    fixture.owes(&[1, 2, 3, 4, 5]);
     // A sector that reads as zeros, in the middle.
     let mut rotten = whole.clone();
     rotten[2 * ENTRY_SIZE..4 * ENTRY_SIZE].fill(0);
-    fs::write(&desk.path, rotten).unwrap();
-    assert!(!desk.told().doubts.is_empty());
+    fs::write(&fixture.path, rotten).unwrap();
+    assert!(!fixture.told().doubts.is_empty());
 }
 
 #[test]
 fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
-    let desk = desk();
-    desk.open().owe(&desk.folder, &[segment(1)]).unwrap();
-    let mut newer = fs::read(&desk.path).unwrap();
+    let fixture = fixture();
+    fixture.open().owe(&fixture.folder, &[segment(1)]).unwrap();
+    let mut newer = fs::read(&fixture.path).unwrap();
     newer[8] = 2;
-    fs::write(&desk.path, &newer).unwrap();
-    assert_eq!(desk.told().doubts.len(), 1);
-    assert_eq!(fs::read(desk.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
-    fs::remove_file(&desk.path).unwrap();
-    assert_eq!(desk.told().doubts, ["the ledger of what is owed is gone"]);
-    let (_, told) = Ledger::open(&desk.folder, false, Entries::default()).unwrap();
+    fs::write(&fixture.path, &newer).unwrap();
+    assert_eq!(fixture.told().doubts.len(), 1);
+    assert_eq!(fs::read(fixture.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
+    fs::remove_file(&fixture.path).unwrap();
+    assert_eq!(fixture.told().doubts, ["the ledger of what is owed is gone"]);
+    let (_, told) = Ledger::open(&fixture.folder, false, Entries::default()).unwrap();
     assert_eq!(told.doubts, [""; 0], "a new backup has none");
 }
 
 /// What was noted was on disk: neither rot nor zeros at the end, nor an older ledger, go unnoticed.
 #[test]
 fn entries_that_were_noted_and_are_gone_are_told() {
-    let desk = desk();
-    let mut ledger = desk.open();
+    let fixture = fixture();
+    let mut ledger = fixture.open();
     for number in 1..=5 {
-        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
     }
     assert_eq!(ledger.entries.count(), 5);
-    let whole = fs::read(&desk.path).unwrap();
+    let whole = fs::read(&fixture.path).unwrap();
     for lost in 0..=5 {
         for byte in [0, 0xee] {
             let mut shorter = whole.clone();
             shorter[(6 - lost) * ENTRY_SIZE..6 * ENTRY_SIZE].fill(byte);
-            fs::write(&desk.path, &shorter).unwrap();
-            let doubts = desk.told_with(5).doubts;
+            fs::write(&fixture.path, &shorter).unwrap();
+            let doubts = fixture.told_with(5).doubts;
             let expected = format!("{lost} entries of the ledger of what is owed are gone or cannot be read");
             assert_eq!(doubts, if lost == 0 { vec![] } else { vec![expected] });
         }
     }
-    fs::write(&desk.path, &whole).unwrap();
-    assert_eq!(desk.told_with(3).doubts, [""; 0], "what was added since");
+    fs::write(&fixture.path, &whole).unwrap();
+    assert_eq!(fixture.told_with(3).doubts, [""; 0], "what was added since");
 }
 
 #[test]
 fn the_count_goes_on_where_entries_are_gone() {
-    let desk = desk();
-    let (mut ledger, _) = Ledger::open(&desk.folder, true, Entries::new(9)).unwrap();
-    ledger.owe(&desk.folder, &[segment(1)]).unwrap();
+    let fixture = fixture();
+    let (mut ledger, _) = Ledger::open(&fixture.folder, true, Entries::new(9)).unwrap();
+    ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
     assert_eq!(ledger.entries.count(), 10);
-    assert_eq!(desk.told_with(10).doubts, [""; 0]);
-    let (mut ledger, told) = Ledger::open(&desk.folder, true, Entries::new(20)).unwrap();
+    assert_eq!(fixture.told_with(10).doubts, [""; 0]);
+    let (mut ledger, told) = Ledger::open(&fixture.folder, true, Entries::new(20)).unwrap();
     assert_eq!((told.owed, told.doubts.len()), (vec![segment(1)], 1));
-    ledger.mend(&desk.folder).unwrap();
+    ledger.mend(&fixture.folder).unwrap();
     assert_eq!(ledger.entries.count(), 21);
-    assert_eq!((desk.told_with(21).owed, desk.told_with(21).doubts), (vec![segment(1)], vec![]));
+    assert_eq!((fixture.told_with(21).owed, fixture.told_with(21).doubts), (vec![segment(1)], vec![]));
 }
 
 #[test]
 fn a_doubt_that_is_remembered_elsewhere_is_mended() {
-    let desk = desk();
-    let mut ledger = desk.open();
+    let fixture = fixture();
+    let mut ledger = fixture.open();
     for number in 1..=5 {
-        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
     }
-    let mut rotten = fs::read(&desk.path).unwrap();
+    let mut rotten = fs::read(&fixture.path).unwrap();
     rotten[2 * ENTRY_SIZE + 40] ^= 1;
-    fs::write(&desk.path, rotten).unwrap();
-    desk.open().mend(&desk.folder).unwrap();
-    desk.owes(&[1, 3, 4, 5]);
+    fs::write(&fixture.path, rotten).unwrap();
+    fixture.open().mend(&fixture.folder).unwrap();
+    fixture.owes(&[1, 3, 4, 5]);
 }
 
 #[test]
 fn a_long_life_does_not_make_it_grow_for_ever() {
-    let desk = desk();
-    let mut ledger = desk.open();
+    let fixture = fixture();
+    let mut ledger = fixture.open();
     for number in 1..=3000 {
-        ledger.owe(&desk.folder, &[segment(number)]).unwrap();
-        ledger.settle(&desk.folder, &[SegmentId(number)]).unwrap();
+        ledger.owe(&fixture.folder, &[segment(number)]).unwrap();
+        ledger.settle(&fixture.folder, &[SegmentId(number)]).unwrap();
     }
-    ledger.owe(&desk.folder, &(1..=40).map(segment).collect::<Vec<_>>()).unwrap();
-    desk.owes(&(1..=40).collect::<Vec<_>>());
+    ledger.owe(&fixture.folder, &(1..=40).map(segment).collect::<Vec<_>>()).unwrap();
+    fixture.owes(&(1..=40).collect::<Vec<_>>());
     let bound = (REWRITE_MIN + GROWTH + SPARE) * ENTRY_SIZE as u64;
-    assert!(fs::metadata(&desk.path).unwrap().len() <= bound);
+    assert!(fs::metadata(&fixture.path).unwrap().len() <= bound);
 }

@@ -6,18 +6,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::contract::{Answer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
+use crate::contract::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
 use crate::pool::{Claim, Pool};
 use crate::secret::{self, Secret};
 
-use super::door::Door;
+use super::acceptor::Acceptor;
 use super::registry::Registry;
 
 /// Lends the slots of a pool to writers anywhere on the network. Dropping it ends all lendings, connections and
 /// threads.
 #[derive(Debug)]
 pub struct TcpReceiver {
-    door: Door,
+    acceptor: Acceptor,
     registry: Arc<Registry>,
     pool: Claim,
 }
@@ -29,14 +29,14 @@ impl TcpReceiver {
         let registry = Arc::new(Registry::new(pool.slots()));
         let pool = pool.claim()?;
         pool.freeze_strays()?;
-        let door = Door::open(address, Arc::clone(&registry));
-        let door = door.map_err(FabricError::io(format!("listen for data on {address}")))?;
-        Ok(TcpReceiver { door, registry, pool })
+        let acceptor = Acceptor::open(address, Arc::clone(&registry));
+        let acceptor = acceptor.map_err(FabricError::io(format!("listen for data on {address}")))?;
+        Ok(TcpReceiver { acceptor, registry, pool })
     }
 
     /// Where it listens for data.
     pub fn address(&self) -> SocketAddr {
-        self.door.address()
+        self.acceptor.address()
     }
 }
 
@@ -45,18 +45,18 @@ impl Receiver for TcpReceiver {
         FabricKind::Tcp
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.registry.check(writer)?;
         let Offer::Tcp = offer else {
             return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: offer.kind() });
         };
-        if !self.door.is_open() {
+        if !self.acceptor.is_open() {
             let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
             return Err(FabricError::io("accept a data connection")(ended));
         }
         let secret = Secret::random()?;
         self.registry.expect(writer, secret.clone(), Instant::now());
-        Ok(Answer::Tcp { address: self.door.address(), secret })
+        Ok(ChannelAnswer::Tcp { address: self.acceptor.address(), secret })
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {

@@ -1,7 +1,7 @@
 //! Who may write what over TCP: secrets, lendings and open connections, under one lock.
 //!
-//! The control calls of [`receiver`](super::receiver) fill and revoke it, the [`door`](super::door) spends secrets, the
-//! [`inlet`](super::inlet) threads look lendings up. The lock is held for table work only, never while a thread is
+//! The control calls of [`receiver`](super::receiver) fill and revoke it, the [`acceptor`](super::acceptor) spends secrets, the
+//! [`connection_reader`](super::connection_reader) threads look lendings up. The lock is held for table work only, never while a thread is
 //! waited for or bytes move. Steps 1 to 4 of the proof in [`tcp`](super) are this file.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::contract::{FabricError, SlotId, Writer};
 use crate::mapping::Mapping;
 use crate::secret::{SECRET_SIZE, Secret};
 
-use super::inlet::Inlet;
+use super::connection_reader::ConnectionReader;
 
 /// How long a secret waits for its connection: the answer's way to the sender, and the sender's way here.
 const SECRET_LIFETIME: Duration = Duration::from_secs(10);
@@ -166,10 +166,10 @@ impl Registry {
             return Ok(());
         }
         let (id, writer, stream) = (state.connections_ever, admission.writer, Arc::new(stream));
-        let inlet = Inlet::new(Arc::clone(self), writer, Arc::clone(&stream));
+        let connection_reader = ConnectionReader::new(Arc::clone(self), writer, Arc::clone(&stream));
         let registry = Arc::clone(self);
-        let thread = thread::Builder::new().name("fabric-tcp-inlet".into()).spawn(move || {
-            inlet.run();
+        let thread = thread::Builder::new().name("fabric-tcp-connection_reader".into()).spawn(move || {
+            connection_reader.run();
             registry.forget(id);
         })?;
         state.connections_ever += 1;

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
-use crate::contract::{Answer, Channel, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender};
+use crate::contract::{Channel, ChannelAnswer, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender};
 use crate::secret::Secret;
 
 use super::channel::TcpChannel;
@@ -47,8 +47,8 @@ impl Opening for TcpSender {
         Offer::Tcp
     }
 
-    fn connect(self: Box<Self>, answer: &Answer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let Answer::Tcp { address, secret } = answer else { return Err(mismatch(answer.kind())) };
+    fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+        let ChannelAnswer::Tcp { address, secret } = answer else { return Err(mismatch(answer.kind())) };
         let host = if address.ip().is_unspecified() { peer } else { address.ip() };
         let address = SocketAddr::new(host, address.port());
         let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;

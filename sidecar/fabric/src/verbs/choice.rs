@@ -1,6 +1,6 @@
 //! Which device, port and GID to use: never "the first one".
 //!
-//! Pure: from what a survey found and what the person or the device plugin wishes. Asked by the
+//! Pure: from what a survey found and what the person or the device plugin selector. Asked by the
 //! sidecar's and the backup's start, and by the preflight.
 
 use std::fmt;
@@ -10,14 +10,14 @@ use super::report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};
 
 /// What narrows the choice down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct DeviceSelector {
     /// A device by name.
     pub device: Option<String>,
     /// A port of it.
     pub port: Option<u8>,
     /// A place in the port's GID table.
     pub gid_index: Option<u8>,
-    /// PCI addresses that a device plugin has given to this pod: see [`Wishes::pci_from`].
+    /// PCI addresses that a device plugin has given to this pod: see [`DeviceSelector::pci_from`].
     pub pci: Vec<String>,
     /// This host's address in the group's network: of several ports, the one with this address.
     pub address: Option<IpAddr>,
@@ -64,7 +64,7 @@ impl fmt::Display for Choice {
     }
 }
 
-impl Wishes {
+impl DeviceSelector {
     /// The PCI addresses in variables `PCIDEVICE_*`, which the SR-IOV device plugin sets: lists parted by commas. Variables
     /// that end in `_INFO` hold JSON instead.
     pub fn pci_from(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
@@ -80,25 +80,25 @@ impl Wishes {
 }
 
 /// Chooses. Of several ports that would do it takes the one with the wished address, if there is exactly one.
-pub fn choose(devices: &[DeviceReport], wishes: &Wishes) -> Result<Choice, NoChoice> {
+pub fn choose(devices: &[DeviceReport], selector: &DeviceSelector) -> Result<Choice, NoChoice> {
     if devices.is_empty() {
         return Err(NoChoice::NoDevice);
     }
-    let candidates: Vec<&DeviceReport> = devices.iter().filter(|device| is_wished(device, wishes)).collect();
+    let candidates: Vec<&DeviceReport> = devices.iter().filter(|device| is_wished(device, selector)).collect();
     if candidates.is_empty() {
-        let wished = wishes.device.clone().unwrap_or_else(|| format!("at PCI {}", wishes.pci.join(" or ")));
+        let wished = selector.device.clone().unwrap_or_else(|| format!("at PCI {}", selector.pci.join(" or ")));
         return Err(NoChoice::NotFound { wished, found: names(devices.iter()) });
     }
     let ports = candidates.iter().flat_map(|device| device.ports.iter().map(move |port| (*device, port)));
-    let ports = ports.filter(|(_, port)| wishes.port.is_none_or(|wished| port.number == wished));
-    let usable: Vec<_> = ports.filter_map(|(device, port)| Some((device, port, best_gid(port, wishes)?))).collect();
+    let ports = ports.filter(|(_, port)| selector.port.is_none_or(|wished| port.number == wished));
+    let usable: Vec<_> = ports.filter_map(|(device, port)| Some((device, port, best_gid(port, selector)?))).collect();
     let of_address: Vec<_> =
-        usable.iter().filter(|(_, _, gid)| wishes.address == Some(gid.address())).copied().collect();
+        usable.iter().filter(|(_, _, gid)| selector.address == Some(gid.address())).copied().collect();
     match (&usable[..], &of_address[..]) {
         ([(device, port, gid)], _) | (_, [(device, port, gid)]) => {
             Ok(Choice { device: device.name.clone(), port: port.number, gid_index: gid.index })
         }
-        ([], _) => Err(NoChoice::Unusable(why_not(&candidates, wishes))),
+        ([], _) => Err(NoChoice::Unusable(why_not(&candidates, selector))),
         _ => {
             let found =
                 usable.iter().map(|(device, port, gid)| format!("{}/{} {}", device.name, port.number, gid.address()));
@@ -108,20 +108,20 @@ pub fn choose(devices: &[DeviceReport], wishes: &Wishes) -> Result<Choice, NoCho
 }
 
 /// A name that was asked for goes before what a plugin gave.
-fn is_wished(device: &DeviceReport, wishes: &Wishes) -> bool {
-    match &wishes.device {
+fn is_wished(device: &DeviceReport, selector: &DeviceSelector) -> bool {
+    match &selector.device {
         Some(name) => device.name == *name,
-        None => wishes.pci.is_empty() || device.pci.as_ref().is_some_and(|pci| wishes.pci.contains(pci)),
+        None => selector.pci.is_empty() || device.pci.as_ref().is_some_and(|pci| selector.pci.contains(pci)),
     }
 }
 
 /// The entry of the table that packets can come from: on RoCE version 2 only, with an address of ours; routable ones
 /// before those of the link.
-fn best_gid<'a>(port: &'a PortReport, wishes: &Wishes) -> Option<&'a GidReport> {
+fn best_gid<'a>(port: &'a PortReport, selector: &DeviceSelector) -> Option<&'a GidReport> {
     if !port.is_active {
         return None;
     }
-    if let Some(index) = wishes.gid_index {
+    if let Some(index) = selector.gid_index {
         return port.gids.iter().find(|gid| gid.index == index);
     }
     let fits = |gid: &&GidReport| match port.link {
@@ -131,21 +131,21 @@ fn best_gid<'a>(port: &'a PortReport, wishes: &Wishes) -> Option<&'a GidReport> 
     };
     let rank = |gid: &&GidReport| {
         let link_local = gid.gid.is_unicast_link_local();
-        (wishes.address != Some(gid.address()), link_local, gid.gid.to_ipv4_mapped().is_none(), gid.index)
+        (selector.address != Some(gid.address()), link_local, gid.gid.to_ipv4_mapped().is_none(), gid.index)
     };
     port.gids.iter().filter(fits).min_by_key(rank)
 }
 
-fn why_not(devices: &[&DeviceReport], wishes: &Wishes) -> String {
+fn why_not(devices: &[&DeviceReport], selector: &DeviceSelector) -> String {
     let reasons = devices.iter().flat_map(|device| {
         if let Some(problem) = &device.problem {
             return vec![format!("{} cannot be opened ({problem})", device.name)];
         }
-        let ports = device.ports.iter().filter(|port| wishes.port.is_none_or(|wished| port.number == wished));
+        let ports = device.ports.iter().filter(|port| selector.port.is_none_or(|wished| port.number == wished));
         let reasons: Vec<String> =
-            ports.map(|port| format!("{}/{} {}", device.name, port.number, lacks(port, wishes))).collect();
+            ports.map(|port| format!("{}/{} {}", device.name, port.number, lacks(port, selector))).collect();
         if reasons.is_empty() {
-            vec![format!("{} has no port {}", device.name, wishes.port.unwrap_or(1))]
+            vec![format!("{} has no port {}", device.name, selector.port.unwrap_or(1))]
         } else {
             reasons
         }
@@ -154,11 +154,11 @@ fn why_not(devices: &[&DeviceReport], wishes: &Wishes) -> String {
 }
 
 /// What keeps a port from being used.
-fn lacks(port: &PortReport, wishes: &Wishes) -> String {
+fn lacks(port: &PortReport, selector: &DeviceSelector) -> String {
     if !port.is_active {
         return "is not active: check cable, switch port and `ip link`".to_owned();
     }
-    if let Some(index) = wishes.gid_index {
+    if let Some(index) = selector.gid_index {
         return format!("has no GID {index}");
     }
     match port.link {
@@ -218,11 +218,11 @@ mod tests {
     #[test]
     fn takes_version_2_with_an_address_of_ours_from_a_table_with_holes() {
         let devices = [device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))])];
-        assert_eq!(choose(&devices, &Wishes::default()), choice("mlx5_0", 1, 9));
-        let wishes = Wishes { address: Some("fd00::1".parse().unwrap()), ..Wishes::default() };
-        assert_eq!(choose(&devices, &wishes), choice("mlx5_0", 1, 11), "the group's own network goes first");
-        let wishes = Wishes { gid_index: Some(5), ..Wishes::default() };
-        assert_eq!(choose(&devices, &wishes), choice("mlx5_0", 1, 5), "who asks for an entry gets it");
+        assert_eq!(choose(&devices, &DeviceSelector::default()), choice("mlx5_0", 1, 9));
+        let selector = DeviceSelector { address: Some("fd00::1".parse().unwrap()), ..DeviceSelector::default() };
+        assert_eq!(choose(&devices, &selector), choice("mlx5_0", 1, 11), "the group's own network goes first");
+        let selector = DeviceSelector { gid_index: Some(5), ..DeviceSelector::default() };
+        assert_eq!(choose(&devices, &selector), choice("mlx5_0", 1, 5), "who asks for an entry gets it");
     }
 
     #[test]
@@ -231,14 +231,14 @@ mod tests {
             device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_3", Some("0000:03:00.5"), vec![port(1, table("::ffff:10.9.0.2"))]),
         ];
-        let wishes = |pci: &str| Wishes { pci: vec![pci.to_owned()], ..Wishes::default() };
-        assert_eq!(choose(&devices, &wishes("0000:03:00.5")), choice("mlx5_3", 1, 9));
-        let error = choose(&devices, &wishes("0000:81:00.1")).unwrap_err().to_string();
+        let selector = |pci: &str| DeviceSelector { pci: vec![pci.to_owned()], ..DeviceSelector::default() };
+        assert_eq!(choose(&devices, &selector("0000:03:00.5")), choice("mlx5_3", 1, 9));
+        let error = choose(&devices, &selector("0000:81:00.1")).unwrap_err().to_string();
         assert_eq!(
             error,
             "there is no RDMA device at PCI 0000:81:00.1: found mlx5_0 at 0000:03:00.0, mlx5_3 at 0000:03:00.5"
         );
-        let named = Wishes { device: Some("mlx5_0".into()), ..wishes("0000:03:00.5") };
+        let named = DeviceSelector { device: Some("mlx5_0".into()), ..selector("0000:03:00.5") };
         assert_eq!(choose(&devices, &named), choice("mlx5_0", 1, 9), "a person goes before a plugin");
     }
 
@@ -248,9 +248,9 @@ mod tests {
             device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_1", None, vec![port(1, table("::ffff:10.8.0.1"))]),
         ];
-        let wishes = Wishes { address: Some("10.8.0.1".parse().unwrap()), ..Wishes::default() };
-        assert_eq!(choose(&devices, &wishes), choice("mlx5_1", 1, 9));
-        let error = choose(&devices, &Wishes::default()).unwrap_err().to_string();
+        let selector = DeviceSelector { address: Some("10.8.0.1".parse().unwrap()), ..DeviceSelector::default() };
+        assert_eq!(choose(&devices, &selector), choice("mlx5_1", 1, 9));
+        let error = choose(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
             "several RDMA devices would do (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
@@ -265,7 +265,7 @@ mod tests {
         let foreign = port(2, vec![gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false)]);
         let closed = DeviceReport { problem: Some("Permission denied".into()), ..device("mlx5_1", None, vec![]) };
         let devices = [device("mlx5_0", None, vec![down, foreign, port(3, vec![])]), closed];
-        let error = choose(&devices, &Wishes::default()).unwrap_err().to_string();
+        let error = choose(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
             "no RDMA device can be used: mlx5_0/1 is not active: check cable, switch port and `ip link`; mlx5_0/2 has no RoCE \
@@ -273,14 +273,14 @@ mod tests {
              (Multus), or an address on it; mlx5_0/3 has no RoCE v2 GID: give its interface an IP address; mlx5_1 cannot be \
              opened (Permission denied)"
         );
-        assert_eq!(choose(&[], &Wishes::default()), Err(NoChoice::NoDevice));
+        assert_eq!(choose(&[], &DeviceSelector::default()), Err(NoChoice::NoDevice));
     }
 
     #[test]
     fn infiniband_needs_no_address() {
         let mut port = port(1, vec![gid(0, "fe80::2:c903:0:1", GidKind::InfiniBand, false)]);
         port.link = LinkLayer::InfiniBand;
-        assert_eq!(choose(&[device("mlx5_0", None, vec![port])], &Wishes::default()), choice("mlx5_0", 1, 0));
+        assert_eq!(choose(&[device("mlx5_0", None, vec![port])], &DeviceSelector::default()), choice("mlx5_0", 1, 0));
     }
 
     #[test]
@@ -292,6 +292,6 @@ mod tests {
             ("PCIDEVICE_OTHER", "0000:03:00.2"),
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
-        assert_eq!(Wishes::pci_from(variables), ["0000:03:00.2", "0000:03:00.5"]);
+        assert_eq!(DeviceSelector::pci_from(variables), ["0000:03:00.2", "0000:03:00.5"]);
     }
 }

@@ -13,7 +13,7 @@ use super::memory::{Access, Domain, Region};
 use super::queue::{CompletionQueue, QueuePair};
 use super::sender::OpenPort;
 use super::{Tuning, ffi};
-use crate::contract::{Answer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
+use crate::contract::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
 use crate::mapping::Mapping;
 use crate::pool::{Claim, Pool};
 use crate::secret;
@@ -177,7 +177,7 @@ impl Receiver for VerbsReceiver {
         FabricKind::Verbs
     }
 
-    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<Answer, FabricError> {
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
         let Offer::Verbs { endpoint: remote } = offer else {
             return Err(FabricError::Mismatch { ours: FabricKind::Verbs, theirs: offer.kind() });
@@ -191,7 +191,8 @@ impl Receiver for VerbsReceiver {
             let pair = QueuePair::new(&rights.domain, &completions, DEPTH, 0)?;
             pair.initialise(port.local.number, Access::RemoteWrite.flags())?;
             pair.connect(port.local, remote, first_psn, tuning)?;
-            let answer = Answer::Verbs { endpoint: port.endpoint(&pair, first_psn), in_order: pair.places_in_order() };
+            let answer =
+                ChannelAnswer::Verbs { endpoint: port.endpoint(&pair, first_psn), in_order: pair.places_in_order() };
             rights.pairs.push(pair);
             Ok(answer)
         };

@@ -16,7 +16,7 @@ use super::queue::{CompletionQueue, LocalPort, QueuePair};
 use super::report::PortReport;
 use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::contract::{
-    Answer, Channel, Endpoint, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender,
+    Channel, ChannelAnswer, Endpoint, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender,
 };
 use crate::secret;
 
@@ -147,8 +147,8 @@ impl Opening for VerbsOpening {
         Offer::Verbs { endpoint: self.endpoint }
     }
 
-    fn connect(self: Box<Self>, answer: &Answer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let Answer::Verbs { endpoint: remote, .. } = answer else { return Err(mismatch(answer.kind())) };
+    fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
+        let ChannelAnswer::Verbs { endpoint: remote, .. } = answer else { return Err(mismatch(answer.kind())) };
         let VerbsOpening { shared, pair, health, endpoint } = *self;
         let connect = || {
             pair.connect(shared.port.local, remote, endpoint.first_psn, shared.tuning)?;

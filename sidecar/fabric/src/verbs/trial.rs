@@ -13,7 +13,7 @@ use super::receiver::VerbsReceiver;
 use super::sender::VerbsSender;
 use crate::buffer::SharedBuffer;
 use crate::contract::{
-    Answer, Channel, ChannelError, Endpoint, FabricError, Receiver, RemoteBuffer, Sender, SlotId, Writer,
+    Channel, ChannelAnswer, ChannelError, Endpoint, FabricError, Receiver, RemoteBuffer, Sender, SlotId, Writer,
 };
 use crate::pool::Pool;
 
@@ -67,12 +67,13 @@ pub fn trial(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> Result<Trial,
     for _ in 0..WRITES {
         writes.push(time(&mut *channel, &remote, &local).map_err(failed("write through the device to itself"))?);
     }
-    let Answer::Verbs { endpoint, in_order } = answer else { unreachable!("this receiver answers for verbs") };
+    let ChannelAnswer::Verbs { endpoint, in_order } = answer else { unreachable!("this receiver answers for verbs") };
 
     // A number that the device has not given out lately: packets for it are dropped.
     let nobody = Endpoint { queue_pair: (endpoint.queue_pair + 0x10_0000) & 0x00ff_ffff, ..endpoint };
-    let mut lost =
-        sender.begin()?.connect(&Answer::Verbs { endpoint: nobody, in_order }, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+    let mut lost = sender
+        .begin()?
+        .connect(&ChannelAnswer::Verbs { endpoint: nobody, in_order }, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
     let start = Instant::now();
     let black_hole = match time(&mut *lost, &remote, &local) {
         Err(Some(_)) => start.elapsed(),

@@ -12,7 +12,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, MemberId, Version};
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Round, Rules, Standby};
 
-scripts! { Desk, "tests/standby/scripts":
+scripts! { Fixture, "tests/standby/scripts":
     config_store,
     in_doubt,
     primary_gone,
@@ -22,7 +22,7 @@ scripts! { Desk, "tests/standby/scripts":
 
 /// A standby, and how late it is.
 #[derive(Default)]
-struct Desk {
+struct Fixture {
     standby: Option<Standby>,
     desired: Option<Desired>,
     now: u64,
@@ -32,7 +32,7 @@ struct Desk {
     known: Option<Configuration>,
 }
 
-impl goldenscript::Runner for Desk {
+impl goldenscript::Runner for Fixture {
     type Command = goldenscript::Command;
 
     fn run(&mut self, command: &Self::Command, _: &goldenscript::Context) -> Result<String, Box<dyn Error>> {
@@ -43,7 +43,7 @@ impl goldenscript::Runner for Desk {
     }
 }
 
-impl Desk {
+impl Fixture {
     fn play(&mut self, command: &str, args: &mut ArgumentConsumer<'_>) -> Result<String, Box<dyn Error>> {
         let input = match command {
             "start" => return self.start(args),
@@ -99,7 +99,7 @@ impl Desk {
         let mut out = Vec::new();
         let rules = Rules { heartbeat_silence_ms: 200, spread_ms: 5 };
         let standby = Standby::start(named("s1", "10.0.0.1:1"), rules, desired, &mut out);
-        *self = Desk { standby: Some(standby), desired: Some(desired), ..Desk::default() };
+        *self = Fixture { standby: Some(standby), desired: Some(desired), ..Fixture::default() };
         self.tell(&out)
     }
 

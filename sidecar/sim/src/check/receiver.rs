@@ -117,7 +117,8 @@ impl Checks {
         let reported = self.receivers.reported.entry(host.no).or_default();
         match reply {
             Reply::Inventory(_) if fence => {
-                let on_disk = host.files.standing().map(|standing| standing.promise.epoch).unwrap_or_default();
+                let on_disk =
+                    host.files.member_state().map(|member_state| member_state.promise.epoch).unwrap_or_default();
                 if on_disk < epoch {
                     let name = &host.name;
                     broken("S5", format!("{name} reports the fence of epoch {epoch}; its disk says {on_disk}"));

@@ -39,8 +39,8 @@ impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
         let rules = Rules {
             accept_loss: None,
-            backups: self.wishes.backups,
-            min_in_sync: self.wishes.min_in_sync,
+            backups: self.desired.backups,
+            min_in_sync: self.desired.min_in_sync,
             fence_patience_ms: FENCE_PATIENCE_MS,
             retry_ms: RETRY_MS,
             repair_patience_ms: REPAIR_PATIENCE_MS,

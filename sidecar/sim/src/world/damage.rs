@@ -38,14 +38,16 @@ impl World {
         self.plan_restart(no);
         let (name, what) = (self.hosts[no.0].name.clone(), self.damage(fault, no));
         tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
-        if let (Fault::PromiseStale, Some(_), Some(standing)) = (fault, &what, self.hosts[no.0].files.standing()) {
-            self.checks.goes_back(no, standing.promise.epoch);
+        if let (Fault::PromiseStale, Some(_), Some(member_state)) =
+            (fault, &what, self.hosts[no.0].files.member_state())
+        {
+            self.checks.goes_back(no, member_state.promise.epoch);
             let host = &mut self.hosts[no.0];
             let files: Vec<SegmentIdentity> =
                 host.files.segments().iter().filter_map(|(_, node)| node.inode().identity()).collect();
             let newest = files.iter().map(|identity| identity.epoch).max();
-            match standing.promise.log {
-                Some(_) => host.stale_promise = newest.filter(|newest| *newest > standing.promise.epoch),
+            match member_state.promise.log {
+                Some(_) => host.stale_promise = newest.filter(|newest| *newest > member_state.promise.epoch),
                 // Every file is of another log then, and moved aside.
                 None => host.lost.extend(files),
             }
@@ -80,7 +82,7 @@ impl World {
             let says_so =
                 gone && host.machine().is_some_and(|machine| machine.is_witness() && machine.damage().is_empty());
             // An older promise was of no `flushed`: until it takes part again, what it holds need not be on its disk.
-            let promised = host.files.standing().is_some_and(|own| own.promise.durability == self.plan.durability);
+            let promised = host.files.member_state().is_some_and(|own| own.promise.durability == self.plan.durability);
             // Under `flushed` what is not acknowledged yet was on its disk all the same.
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);

@@ -81,7 +81,7 @@ pub(crate) struct Channel {
 
 /// A part of a request that is placed again: a retransmission that took the long way.
 #[derive(Clone, Debug)]
-pub(crate) struct Ghost {
+pub(crate) struct StaleWrite {
     channel: ChannelId,
     to: HostNo,
     epoch: Epoch,
@@ -163,7 +163,7 @@ impl World {
         self.queue.plan_at(channel.acked_until, Event::Arrive(id, number));
         let due = channel.acked_until;
         if self.plan.has(Fault::PlacedTwice) && !parts.is_empty() && self.random.per_mille(40) {
-            let ghost = Ghost {
+            let stale = StaleWrite {
                 channel: id,
                 to: channel.to,
                 epoch: channel.epoch,
@@ -174,7 +174,7 @@ impl World {
                 range: self.random.pick(&parts).clone(),
             };
             let later = self.random.within(1, 2000) * MS;
-            self.queue.plan(later, Event::Ghost(Box::new(ghost)));
+            self.queue.plan(later, Event::StaleWrite(Box::new(stale)));
         }
         let parts = parts.into_iter().map(Some).collect();
         channel.works.insert(number, Work { number, slot, key, at, bytes, parts, due, acked: false });
@@ -212,7 +212,7 @@ impl World {
             return;
         }
         let Some(range) = work.parts[nth].take() else { return };
-        let ghost = Ghost {
+        let stale = StaleWrite {
             channel: id,
             to: channel.to,
             epoch: channel.epoch,
@@ -223,16 +223,16 @@ impl World {
             range,
         };
         self.fabric.forget_work(id, number);
-        self.place(&ghost);
+        self.place(&stale);
     }
 
-    pub(crate) fn on_ghost(&mut self, ghost: &Ghost) {
+    pub(crate) fn on_stale_write(&mut self, stale: &StaleWrite) {
         self.tally.count(Fault::PlacedTwice);
-        self.place(ghost);
+        self.place(stale);
     }
 
     /// Places bytes. The checkers look at every byte that lands.
-    fn place(&mut self, part: &Ghost) {
+    fn place(&mut self, part: &StaleWrite) {
         let host = part.to;
         if self.lets_in(part) {
             let (from, to) = (part.range.start as usize, part.range.end as usize);
@@ -243,7 +243,7 @@ impl World {
 
     /// What a receiver's card compares: the queue pair with its packet sequence numbers, and the key with its protection
     /// domain.
-    fn lets_in(&self, part: &Ghost) -> bool {
+    fn lets_in(&self, part: &StaleWrite) -> bool {
         let same_number = |id: &ChannelId| id.0 % NUMBERS == part.channel.0 % NUMBERS;
         let open = if planted::has(Bug::QueuePairReused) {
             let here = |channel: &&Channel| channel.to == part.to && channel.receiver_open;
@@ -409,8 +409,8 @@ impl World {
                 };
                 let (slot, key, at) = (work.slot, work.key, work.at);
                 let bytes = || Rc::clone(&work.bytes);
-                let ghost = |range| Ghost { channel: id, to, epoch, slot, key, at, bytes: bytes(), range };
-                landing.extend(pieces.into_iter().map(ghost));
+                let stale = |range| StaleWrite { channel: id, to, epoch, slot, key, at, bytes: bytes(), range };
+                landing.extend(pieces.into_iter().map(stale));
             }
         }
         landing.iter().for_each(|part| self.place(part));

@@ -14,7 +14,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tailwind_backup::{File, FileName, Folder, Mapped, Standing};
+use tailwind_backup::{File, FileName, Folder, Mapped, MemberState};
 use tailwind_protocol::ids::SegmentId;
 use tailwind_protocol::layout::Sealed;
 
@@ -225,7 +225,7 @@ impl Files {
     }
 
     /// What the promise file says, as far as that outlives the power for certain.
-    pub(crate) fn standing(&self) -> Option<Standing> {
+    pub(crate) fn member_state(&self) -> Option<MemberState> {
         let newest = self.promises().into_iter().flatten().max_by_key(|(sequence, _)| *sequence)?;
         Some(newest.1)
     }
@@ -235,7 +235,7 @@ impl Files {
         self.promises().iter().flatten().count()
     }
 
-    fn promises(&self) -> [Option<(u64, Standing)>; 2] {
+    fn promises(&self) -> [Option<(u64, MemberState)>; 2] {
         let Some(node) = self.state().durable.get("promise").cloned() else { return [None, None] };
         let inode = node.inode();
         [0, 1].map(|nth| promise::read(inode.on_disk(nth * promise::BLOCK..(nth + 1) * promise::BLOCK)?))

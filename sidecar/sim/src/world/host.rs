@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use tailwind_backup::{Daemon, Flusher, Home, Standing, wake};
+use tailwind_backup::{Daemon, Flusher, Home, MemberState, wake};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
@@ -213,8 +213,9 @@ impl Host {
 
     /// True when the disk alone proves that nothing acknowledged is missing: the identity may outlive the memory.
     pub(crate) fn proves_everything(&self) -> bool {
-        let proves = |standing: Standing| standing.complete || standing.promise.durability == Durability::Flushed;
-        self.files.standing().is_some_and(proves)
+        let proves =
+            |member_state: MemberState| member_state.complete || member_state.promise.durability == Durability::Flushed;
+        self.files.member_state().is_some_and(proves)
     }
 
     /// All bytes in memory are gone; the identity too, unless the disk alone proves that nothing is missing.
@@ -227,8 +228,8 @@ impl Host {
         }
         // What a clean end has written of an open segment stops where a flipped bit stopped the scan. Under `flushed` no bit
         // in memory takes anything from the disk: what counts was there before.
-        let standing = self.files.standing();
-        let clean_end = standing.is_some_and(|own| own.complete && own.promise.durability != Durability::Flushed);
+        let member_state = self.files.member_state();
+        let clean_end = member_state.is_some_and(|own| own.complete && own.promise.durability != Durability::Flushed);
         let files = &self.files;
         let (flips, gone): (Vec<_>, Vec<_>) = self.flips.drain(..).partition(|(identity, _)| {
             let open = files.segment(identity.segment, Sealed::Open).and_then(|node| node.inode().identity());
@@ -266,10 +267,10 @@ impl Host {
     /// The process wakes up, as the daemon does.
     fn start(&mut self) -> anyhow::Result<()> {
         let woken = wake(&self.home(), Box::new(self.files.clone()), &mut self.pool, self.fresh)?;
-        if woken.standing.boot == self.fresh {
+        if woken.member_state.boot == self.fresh {
             self.take_boot();
         }
-        self.boot = woken.standing.boot;
+        self.boot = woken.member_state.boot;
         self.rows = woken.found.rows.iter().copied().collect();
         let (daemon, flusher) = Daemon::new(woken, self.limits);
         self.process = Some(Process { daemon, flusher });
@@ -435,15 +436,15 @@ mod tests {
         let mut bytes = vec![0; 64 << 10];
         let (_, end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
         Disk::new(Box::new(host.files.clone())).start_open(&identity, &bytes[..end as usize]).unwrap();
-        let mut standing = Standing {
+        let mut member_state = MemberState {
             group: group(),
             member: host.name.clone(),
             boot: host.boot,
             promise: Default::default(),
             complete,
         };
-        standing.promise.durability = durability;
-        PromiseFile::create(&host.files, &standing).unwrap();
+        member_state.promise.durability = durability;
+        PromiseFile::create(&host.files, &member_state).unwrap();
         host.flips.push((identity, 2));
         host.lose_memory();
         host.flips.len()
@@ -463,7 +464,7 @@ mod tests {
                 host.start().unwrap();
             }
             host.files.lose_power(true);
-            assert!(host.files.standing().is_some(), "killed at call {calls}");
+            assert!(host.files.member_state().is_some(), "killed at call {calls}");
         }
     }
 
@@ -483,7 +484,7 @@ mod tests {
             host.files.light(calls);
             let _ = host.start();
             host.files.lose_power(true);
-            assert!(host.files.standing().is_some(), "the power went at call {calls}, seed {seed}");
+            assert!(host.files.member_state().is_some(), "the power went at call {calls}, seed {seed}");
         }
     }
 
@@ -502,7 +503,7 @@ mod tests {
                 PromiseFile::open(&host.files).unwrap().unwrap()
             });
             host.files.lose_power(true);
-            assert_eq!(host.files.standing(), Some(found), "seed {seed}");
+            assert_eq!(host.files.member_state(), Some(found), "seed {seed}");
         }
     }
 

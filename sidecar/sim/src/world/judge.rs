@@ -139,7 +139,7 @@ impl World {
     /// True when a backup holds a record where a loss of power leaves it with its identity: where it has promised `flushed`,
     /// on its disk. With an older promise put back it has not, until it takes part again.
     fn keeps(&self, host: &Host, record: &Submitted) -> bool {
-        let promised = host.files.standing().map(|standing| standing.promise.durability);
+        let promised = host.files.member_state().map(|member_state| member_state.promise.durability);
         match promised.filter(|_| host.doubtful).unwrap_or(self.plan.durability) {
             Durability::Flushed => on_disk(host, record),
             Durability::Memory | Durability::Battery => self.holds(host, record),

@@ -59,8 +59,8 @@ impl World {
     pub(crate) fn begin_epoch(&mut self, of: SidecarNo, config: Configuration, reference: &Reference) {
         self.judge_win(&config, reference);
         let rules = Rules {
-            backups: self.wishes.backups,
-            min_in_sync: self.wishes.min_in_sync,
+            backups: self.desired.backups,
+            min_in_sync: self.desired.min_in_sync,
             durability: self.plan.durability,
             segment_size: tailwind_protocol::layout::SegmentSize::MIN,
             open_patience_ms: OPEN_PATIENCE_MS,

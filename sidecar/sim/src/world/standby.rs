@@ -44,7 +44,7 @@ impl World {
     }
 
     fn desired_of_standbys(&self) -> Desired {
-        Desired { min_in_sync: self.wishes.min_in_sync, takes_over_from: None }
+        Desired { min_in_sync: self.desired.min_in_sync, takes_over_from: None }
     }
 
     /// The group wants something else.

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tailwind_backup::{Home, OsFolder, SlotTable, Standing, Woken, wake};
+use tailwind_backup::{Home, MemberState, OsFolder, SlotTable, Woken, wake};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
@@ -41,34 +41,34 @@ impl Folders {
     }
 
     /// Wakes, says who it is, and changes what it has promised.
-    fn live(&self, change: impl FnOnce(&mut Standing)) -> BootId {
+    fn live(&self, change: impl FnOnce(&mut MemberState)) -> BootId {
         let mut woken = self.wake().unwrap();
-        let boot = woken.standing.boot;
-        change(&mut woken.standing);
-        woken.promise_file.write(&woken.standing).unwrap();
+        let boot = woken.member_state.boot;
+        change(&mut woken.member_state);
+        woken.promise_file.write(&woken.member_state).unwrap();
         boot
     }
 }
 
-fn nothing(_: &mut Standing) {}
+fn nothing(_: &mut MemberState) {}
 
 #[test]
 fn memory_that_survives_keeps_the_identity() {
     let folders = folders();
-    let born = folders.live(|standing| standing.promise.epoch = Epoch(5));
+    let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     assert_eq!(folders.live(nothing), born);
-    assert_eq!(folders.wake().unwrap().standing.promise.epoch, Epoch(5));
+    assert_eq!(folders.wake().unwrap().member_state.promise.epoch, Epoch(5));
 }
 
 #[test]
 fn memory_from_before_a_reboot_is_no_memory() {
     let folders = folders();
-    let born = folders.live(|standing| standing.promise.epoch = Epoch(5));
+    let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     fs::write(folders.path("pool/slot-0000.buf"), "of any size").unwrap();
     let rebooted = Home { kernel: "another boot".to_owned(), ..folders.home.clone() };
     let woken = folders.wake_as(&rebooted, &folders.path("flush")).unwrap();
-    assert_ne!(woken.standing.boot, born);
-    assert_eq!(woken.standing.promise.epoch, Epoch(5));
+    assert_ne!(woken.member_state.boot, born);
+    assert_eq!(woken.member_state.promise.epoch, Epoch(5));
 }
 
 /// For each: whether the shutdown was complete, the durability, and whether the identity outlives the memory.
@@ -83,9 +83,9 @@ fn the_identity_outlives_the_memory_only_if_the_disk_has_it_all() {
         (true, Durability::Flushed, true),
     ] {
         let folders = folders();
-        let born = folders.live(|standing| {
-            standing.complete = complete;
-            standing.promise.durability = durability;
+        let born = folders.live(|member_state| {
+            member_state.complete = complete;
+            member_state.promise.durability = durability;
         });
         fs::remove_dir_all(folders.path("pool")).unwrap();
         assert_eq!(folders.live(nothing) == born, keeps, "complete {complete}, {durability}");
@@ -130,7 +130,7 @@ fn a_second_daemon_is_kept_out_of_the_pool() {
 #[test]
 fn an_older_ledger_is_a_doubt() {
     let folders = folders();
-    folders.live(|standing| standing.promise.log = Some(LogId(7)));
+    folders.live(|member_state| member_state.promise.log = Some(LogId(7)));
     let ledger = folders.path("flush/ledger");
     let older = fs::read(&ledger).unwrap();
     let mut woken = folders.wake().unwrap();
@@ -162,7 +162,7 @@ fn what_was_open_and_empty_and_dropped_does_not_return() {
         size: SegmentSize::MIN,
     };
     let folders = folders();
-    folders.live(|Standing { promise, .. }| {
+    folders.live(|MemberState { promise, .. }| {
         (promise.log, promise.epoch, promise.durability) = (Some(LogId(7)), Epoch(2), Durability::Flushed);
     });
     let mut flushed = folders.wake().unwrap().flushed;

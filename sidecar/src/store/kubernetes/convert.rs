@@ -8,7 +8,7 @@ use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef
 use tailwind_protocol::ids::{Claim, Epoch, GroupName, Version};
 use tailwind_protocol::layout::SegmentSize;
 
-use crate::control::wishes::{Switchover, Wishes};
+use crate::control::desired::{DesiredState, Switchover};
 use crate::fabric::FabricOption;
 
 /// Where a group is: `NAMESPACE/NAME`.
@@ -65,14 +65,14 @@ pub(super) fn shape(spec: &ReplicaGroupSpec) -> anyhow::Result<Shape> {
     })
 }
 
-pub(super) fn wishes(group: &ReplicaGroup) -> Wishes {
+pub(super) fn desired(group: &ReplicaGroup) -> DesiredState {
     let status = group.status.as_ref();
     let backups = status.into_iter().flat_map(|status| &status.backups);
     let backups = backups.filter_map(|backup| Some((backup.name.parse().ok()?, backup.control.clone()?))).collect();
     let switchover = status.and_then(|status| status.switchover.as_ref());
     let switchover = switchover.and_then(|s| Some(Switchover { to: s.to.parse().ok()?, from: Epoch(s.from_epoch) }));
     let members = status.and_then(|status| status.members_wanted).unwrap_or(group.spec.backups).max(1);
-    Wishes {
+    DesiredState {
         members,
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
         backups,

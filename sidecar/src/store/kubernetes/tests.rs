@@ -6,7 +6,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 
 use super::*;
-use crate::control::wishes::Switchover;
+use crate::control::desired::Switchover;
 
 fn config(epoch: u64, version: u64) -> Configuration {
     Configuration {
@@ -106,11 +106,11 @@ fn wishes_come_from_spec_and_status() {
         ],
         "switchover": { "to": "app-1", "fromEpoch": 3 },
     });
-    let wishes = convert::wishes(&group(&object(json!({ "backups": 3, "fenced": true }), Some(status))));
-    assert_eq!((wishes.members, wishes.min_in_sync, wishes.fenced), (4, 2, true));
-    assert_eq!(wishes.backups, [("orders-backup-x1".parse().unwrap(), "10.0.0.2:7420".to_owned())]);
-    assert_eq!(wishes.switchover, Some(Switchover { to: "app-1".parse().unwrap(), from: Epoch(3) }));
+    let desired = convert::desired(&group(&object(json!({ "backups": 3, "fenced": true }), Some(status))));
+    assert_eq!((desired.members, desired.min_in_sync, desired.fenced), (4, 2, true));
+    assert_eq!(desired.backups, [("orders-backup-x1".parse().unwrap(), "10.0.0.2:7420".to_owned())]);
+    assert_eq!(desired.switchover, Some(Switchover { to: "app-1".parse().unwrap(), from: Epoch(3) }));
 
-    let alone = convert::wishes(&group(&object(json!({ "backups": 5 }), None)));
+    let alone = convert::desired(&group(&object(json!({ "backups": 5 }), None)));
     assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));
 }

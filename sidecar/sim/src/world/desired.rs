@@ -19,54 +19,54 @@ const PAUSE_MAX: Micros = 800 * MS;
 
 /// How many copies the group wants, and how many it needs.
 #[derive(Debug)]
-pub(crate) struct Wishes {
+pub(crate) struct DesiredState {
     random: Random,
     pub(crate) backups: u8,
     pub(crate) min_in_sync: u8,
 }
 
-impl Wishes {
-    pub(crate) fn new(seed: u64, backups: u8, min_in_sync: u8) -> Wishes {
-        Wishes { random: Random::new(seed ^ SALT), backups, min_in_sync }
+impl DesiredState {
+    pub(crate) fn new(seed: u64, backups: u8, min_in_sync: u8) -> DesiredState {
+        DesiredState { random: Random::new(seed ^ SALT), backups, min_in_sync }
     }
 }
 
 impl World {
     /// In a third of the seeds there will be edits.
-    pub(super) fn plan_wishes(&mut self) {
-        if self.wishes.random.one_in(3) {
-            self.plan_wish();
+    pub(super) fn plan_edits(&mut self) {
+        if self.desired.random.one_in(3) {
+            self.plan_edit();
         }
     }
 
-    fn plan_wish(&mut self) {
-        let pause = self.wishes.random.within(1, PAUSE_MAX);
-        self.queue.plan(pause, Event::Wish);
+    fn plan_edit(&mut self) {
+        let pause = self.desired.random.within(1, PAUSE_MAX);
+        self.queue.plan(pause, Event::Edit);
     }
 
-    pub(super) fn on_wish(&mut self) {
+    pub(super) fn on_edit(&mut self) {
         if !self.storm {
             return;
         }
         // Never less in sync than the plan says: it also bounds how many may lose their memory at once.
         let least = self.plan.min_in_sync;
-        let backups = self.wishes.random.within(u64::from(least), self.hosts.len() as u64) as u8;
-        let min_in_sync = self.wishes.random.within(u64::from(least), u64::from(backups.min(least + 1))) as u8;
-        self.tally.count(Fault::WishesChange);
-        self.wish(backups, min_in_sync);
-        self.plan_wish();
+        let backups = self.desired.random.within(u64::from(least), self.hosts.len() as u64) as u8;
+        let min_in_sync = self.desired.random.within(u64::from(least), u64::from(backups.min(least + 1))) as u8;
+        self.tally.count(Fault::DesiredChanges);
+        self.want(backups, min_in_sync);
+        self.plan_edit();
     }
 
     /// The group wants what it was made with, and everybody knows it.
-    pub(super) fn wish_as_planned(&mut self) {
-        self.wish(self.plan.backups, self.plan.min_in_sync);
+    pub(super) fn want_as_planned(&mut self) {
+        self.want(self.plan.backups, self.plan.min_in_sync);
     }
 
-    fn wish(&mut self, backups: u8, min_in_sync: u8) {
+    fn want(&mut self, backups: u8, min_in_sync: u8) {
         tell!(self, "{backups} members are wanted, {min_in_sync} in sync at least");
-        (self.wishes.backups, self.wishes.min_in_sync) = (backups, min_in_sync);
+        (self.desired.backups, self.desired.min_in_sync) = (backups, min_in_sync);
         for no in (0..self.sidecars.len()).map(SidecarNo) {
-            let candidate_heeds = !self.storm || self.wishes.random.one_in(2);
+            let candidate_heeds = !self.storm || self.desired.random.one_in(2);
             match &self.sidecars[no.0].role {
                 Role::Primary(_) => self.primary_input(no, Input::Wanted { backups, min_in_sync }),
                 Role::Candidate(_) if candidate_heeds => self.rest(no, 10),

@@ -8,7 +8,7 @@ use tailwind_protocol::promotion::AcceptedLoss;
 
 /// What the group wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct DesiredState {
     /// Members that the set shall have.
     pub members: u8,
     /// Members that it must have.
@@ -23,10 +23,10 @@ pub struct Wishes {
     pub switchover: Option<Switchover>,
 }
 
-impl Wishes {
+impl DesiredState {
     /// Whether a machine that was started with the one would do the same with the other.
-    pub fn wants_the_same(&self, other: &Wishes) -> bool {
-        let of = |wishes: &Wishes| (wishes.members, wishes.min_in_sync, wishes.fenced, wishes.accept_loss);
+    pub fn wants_the_same(&self, other: &DesiredState) -> bool {
+        let of = |desired: &DesiredState| (desired.members, desired.min_in_sync, desired.fenced, desired.accept_loss);
         of(self) == of(other)
     }
 }

@@ -27,30 +27,30 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The thread, seen from outside. Dropping it closes the port.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     address: SocketAddr,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Porter {
+struct Handshakes {
     listener: TcpListener,
     bell: Arc<OwnedFd>,
     registry: Arc<Registry>,
     /// Longest here first.
-    visitors: Vec<Visitor>,
+    pending: Vec<PendingConnection>,
     accept_after: Option<Instant>,
 }
 
 /// Somebody who has not yet shown a secret.
-struct Visitor {
+struct PendingConnection {
     stream: TcpStream,
     hello: [u8; HELLO_SIZE],
     filled: usize,
     until: Instant,
 }
 
-/// What became of a visitor.
+/// What became of a pending.
 enum Verdict {
     /// The hello is not all here.
     Waits,
@@ -60,16 +60,17 @@ enum Verdict {
     Knocks,
 }
 
-impl Door {
+impl Acceptor {
     /// Listens on `address`.
-    pub(super) fn open(address: SocketAddr, registry: Arc<Registry>) -> io::Result<Door> {
+    pub(super) fn open(address: SocketAddr, registry: Arc<Registry>) -> io::Result<Acceptor> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let porter = Porter { listener, bell: Arc::clone(&bell), registry, visitors: Vec::new(), accept_after: None };
-        let thread = thread::Builder::new().name("fabric-tcp-door".into()).spawn(move || porter.run())?;
-        Ok(Door { address, bell, thread: Some(thread) })
+        let handshakes =
+            Handshakes { listener, bell: Arc::clone(&bell), registry, pending: Vec::new(), accept_after: None };
+        let thread = thread::Builder::new().name("fabric-tcp-acceptor".into()).spawn(move || handshakes.run())?;
+        Ok(Acceptor { address, bell, thread: Some(thread) })
     }
 
     /// Where it listens; the port is the real one even if any was asked for.
@@ -83,7 +84,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         // An eventfd takes eight bytes, unless its counter is full: then it is readable already.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
@@ -93,7 +94,7 @@ impl Drop for Door {
     }
 }
 
-impl Porter {
+impl Handshakes {
     fn run(mut self) {
         while self.turn(Instant::now()).is_ok_and(|more| more) {}
     }
@@ -107,10 +108,10 @@ impl Porter {
         }
         let now = Instant::now();
         // From the back, so that removing one does not move those still to be looked at.
-        for place in (0..self.visitors.len()).rev() {
-            match self.visitors[place].look(ready[place], now) {
+        for place in (0..self.pending.len()).rev() {
+            match self.pending[place].look(ready[place], now) {
                 Verdict::Waits => {}
-                Verdict::Out => drop(self.visitors.remove(place)),
+                Verdict::Out => drop(self.pending.remove(place)),
                 Verdict::Knocks => self.let_in(place, now),
             }
         }
@@ -120,13 +121,13 @@ impl Porter {
 
     /// Sleeps until the bell rings, someone connects, says something, or must go. Who is readable, by place.
     fn wait(&self, now: Instant) -> io::Result<(bool, Vec<bool>)> {
-        let deadlines = self.visitors.iter().map(|visitor| visitor.until).chain(self.accept_after);
+        let deadlines = self.pending.iter().map(|pending| pending.until).chain(self.accept_after);
         let timeout = deadlines.min().map(|deadline| timespec(deadline.saturating_duration_since(now)));
         let accepting = if self.accept_after.is_none() { PollFlags::IN } else { PollFlags::empty() };
-        let mut watched = Vec::with_capacity(2 + self.visitors.len());
+        let mut watched = Vec::with_capacity(2 + self.pending.len());
         watched.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
         watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), accepting));
-        watched.extend(self.visitors.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)));
+        watched.extend(self.pending.iter().map(|pending| PollFd::new(&pending.stream, PollFlags::IN)));
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -142,10 +143,15 @@ impl Porter {
                     if stream.set_nonblocking(true).is_err() {
                         continue;
                     }
-                    if self.visitors.len() == VISITORS_MAX {
-                        self.visitors.remove(0);
+                    if self.pending.len() == VISITORS_MAX {
+                        self.pending.remove(0);
                     }
-                    self.visitors.push(Visitor { stream, hello: [0; HELLO_SIZE], filled: 0, until: now + HELLO_TIME });
+                    self.pending.push(PendingConnection {
+                        stream,
+                        hello: [0; HELLO_SIZE],
+                        filled: 0,
+                        until: now + HELLO_TIME,
+                    });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
@@ -156,7 +162,7 @@ impl Porter {
     }
 
     fn let_in(&mut self, place: usize, now: Instant) {
-        let Visitor { stream, hello, .. } = self.visitors.remove(place);
+        let PendingConnection { stream, hello, .. } = self.pending.remove(place);
         let Some(secret) = parse_hello(&hello) else { return };
         // If the socket or a thread cannot be had, the sender sees a closed connection and asks for another.
         if stream.set_nonblocking(false).is_ok() && super::tune(&stream).is_ok() {
@@ -165,10 +171,10 @@ impl Porter {
     }
 }
 
-impl Visitor {
+impl PendingConnection {
     fn look(&mut self, readable: bool, now: Instant) -> Verdict {
         if readable {
-            // Never more than the hello: what follows it is for the inlet.
+            // Never more than the hello: what follows it is for the connection_reader.
             match self.stream.read(&mut self.hello[self.filled..]) {
                 Ok(0) => return Verdict::Out,
                 Ok(count) => self.filled += count,

@@ -1,6 +1,6 @@
 //! One thread for each channel: reads frames from the socket and writes them into the lent slots.
 //!
-//! Started by [`registry`](super::registry) when the [`door`](super::door) has seen the right secret; calls the
+//! Started by [`registry`](super::registry) when the [`acceptor`](super::acceptor) has seen the right secret; calls the
 //! lendings of [`registry`](super::registry) and acknowledges. Plain blocking reads: a thread that sleeps in `recv(2)`
 //! costs nothing, wakes as fast as anything does, and `shutdown(2)` and a join make it end, which is all that
 //! revocation asks for.
@@ -20,7 +20,7 @@ const INBOX_SIZE: usize = 256 * 1024;
 
 /// The receiving end of one channel.
 #[derive(Debug)]
-pub(super) struct Inlet {
+pub(super) struct ConnectionReader {
     registry: Arc<Registry>,
     writer: Writer,
     stream: Arc<TcpStream>,
@@ -41,10 +41,10 @@ struct Frame {
     left: u32,
 }
 
-impl Inlet {
+impl ConnectionReader {
     /// For a connection that has shown `writer`'s secret.
-    pub(super) fn new(registry: Arc<Registry>, writer: Writer, stream: Arc<TcpStream>) -> Inlet {
-        Inlet { registry, writer, stream, lending: None, open: None, applied: 0, acknowledged: 0 }
+    pub(super) fn new(registry: Arc<Registry>, writer: Writer, stream: Arc<TcpStream>) -> ConnectionReader {
+        ConnectionReader { registry, writer, stream, lending: None, open: None, applied: 0, acknowledged: 0 }
     }
 
     /// Serves the channel until either side ends it or the sender does what it may not.
