@@ -74,14 +74,15 @@ impl Context {
         self.desired.borrow().clone()
     }
 
-    /// A client of a backup, wherever it is when it is asked: at the address that the group's desired give it, which is news of
-    /// today, or else at the one in the configuration, where it was when it joined the set.
+    /// A client of a backup. Each call goes to the address in the group's desired state, which is current, or else to the one
+    /// in the configuration, where the backup was when it joined the set.
     pub fn backup(&self, id: &MemberId, stored: Option<&str>) -> BackupClient {
         let (desired, name, stored) = (self.desired.clone(), id.clone(), stored.map(str::to_owned));
         let addresses = move || {
             let desired = desired.borrow();
-            let told = desired.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
-            let mut addresses: Vec<String> = told.chain(stored.clone()).collect();
+            let current =
+                desired.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
+            let mut addresses: Vec<String> = current.chain(stored.clone()).collect();
             // Two at most, so that equal ones are neighbours.
             addresses.dedup();
             addresses
@@ -89,10 +90,10 @@ impl Context {
         BackupClient::of_member(id.clone(), &self.access, addresses)
     }
 
-    /// Returns once the desired are such.
+    /// Returns once the desired state is such.
     pub async fn desires(&self, such: impl FnMut(&DesiredState) -> bool) {
         if self.desired.clone().wait_for(such).await.is_err() {
-            // DesiredState that never change, or a process that ends.
+            // A desired state that never changes, or a process that ends.
             std::future::pending::<()>().await;
         }
     }

@@ -48,9 +48,9 @@ pub async fn wait_for_turn(context: &Context) {
         // A heartbeat that has come while this process was stopped counts before the time that has passed.
         let input = tokio::select! {
             biased;
-            () = context.desires(|desired| desired.fenced) => return,
+            () = context.desires(|state| state.fenced) => return,
             input = shell.next() => input,
-            () = context.desires(|desired| self::desired(context, desired) != desired) => {
+            () = context.desires(|state| self::desired(context, state) != desired) => {
                 desired = self::desired(context, &context.desired());
                 Input::Desired(desired)
             }
@@ -60,9 +60,9 @@ pub async fn wait_for_turn(context: &Context) {
     }
 }
 
-fn desired(context: &Context, desired: &DesiredState) -> Desired {
-    let switchover = desired.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
-    Desired { min_in_sync: desired.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
+fn desired(context: &Context, state: &DesiredState) -> Desired {
+    let switchover = state.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
+    Desired { min_in_sync: state.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
 }
 
 async fn sleep_until(started: Instant, at: Option<Time>) {

@@ -410,7 +410,7 @@ impl World {
     pub(crate) fn calm_down(&mut self) {
         tell!(self, "the faults stop");
         self.storm = false;
-        self.wish_as_planned();
+        self.want_as_planned();
         self.cuts.clear();
         self.store.down = false;
         self.store.cut.clear();
