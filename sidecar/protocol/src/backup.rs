@@ -27,7 +27,7 @@ use crate::planted::{self, Bug};
 use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_REPORTS_MAX, DAMAGE_TOLD_MAX, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
-pub use fence::{EPOCH_JUMP_MAX, EPOCH_MAX};
+pub use fence::EPOCH_JUMP_MAX;
 pub use messages::{DOUBT_LENGTH_MAX, Doubt, FlushResult, Input, Limits, Output, Promise, Reply, Request, RequestId};
 pub use start::Found;
 

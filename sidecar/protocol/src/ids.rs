@@ -52,6 +52,9 @@ number! {
     Claim(u64)
 }
 
+/// Last epoch: what is left of the numbers could be passed over, and numbers must not overflow.
+pub const EPOCH_MAX: Epoch = Epoch(u64::MAX >> 1);
+
 impl Epoch {
     /// The epoch after this one.
     #[must_use]

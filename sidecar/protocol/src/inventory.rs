@@ -4,11 +4,10 @@
 //! [`recovery`](crate::recovery), [`promotion`](crate::promotion) and [`primary`](crate::primary) look at no number twice.
 //! See "Inventories" in `docs/protocol.md`.
 
-use crate::backup::EPOCH_MAX;
+use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
-use crate::promotion::Failure;
-use crate::rpc::{CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, INVENTORY_PAGE_MAX, Inventory};
+use crate::rpc::{CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, INVENTORY_PAGE_MAX, Inventory};
 
 /// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
 pub const PAGES_MAX: usize = 64;

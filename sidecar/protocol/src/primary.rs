@@ -5,28 +5,32 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted). See "The primary" in
-//! `docs/protocol.md`.
+//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted), [`lanes`] (what waits for
+//! what). See "The primary" in `docs/protocol.md`.
 
+mod lanes;
 mod membership;
 mod mending;
+mod requests;
 mod seats;
 mod segments;
 
 use std::collections::VecDeque;
 
 use crate::config::{Configuration, Durability, MEMBERS_MAX, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::{Epoch, Lsn, Offset, Position, SegmentId};
+use crate::ids::{Epoch, Lsn, MemberId, Offset, Position, SegmentId};
 use crate::layout::{Closure, SegmentIdentity, SegmentSize};
 use crate::planted::{self, Bug};
 use crate::recovery::Reference;
-use crate::rpc::{CopyReport, Inventory};
+use crate::rpc::{CopyReport, Failure, Inventory};
 
+pub use lanes::{INSTALLS_MAX, MENDS_AT_ONCE};
 pub use mending::MENDS_MAX;
 pub use seats::{Post, Seat, Standing};
 pub use segments::SEGMENTS_MAX;
 
-use membership::Stall;
+use lanes::Lanes;
+use membership::{Search, Stall};
 use seats::Member;
 use segments::Segments;
 
@@ -49,11 +53,17 @@ pub struct Rules {
     pub open_patience_ms: u64,
     /// Pause between two searches for a spare.
     pub recruit_interval_ms: u64,
+    /// Pause before a swap of unknown outcome is sent again.
+    pub swap_interval_ms: u64,
 }
 
 /// What happens to a primary, apart from appends and completions.
 #[derive(Clone, Debug)]
 pub enum Input {
+    /// Answer to [`Output::Connect`].
+    Connected(Seat),
+    /// Answer to [`Output::Prepare`].
+    Prepared(SegmentId),
     /// Answer to [`Output::Open`]: the member has lent a buffer and the path can post to it.
     Opened(Seat, SegmentId),
     /// Answer to [`Output::Close`].
@@ -74,13 +84,10 @@ pub enum Input {
     Lost(Seat),
     /// Answer to [`Output::Swap`].
     Swapped(SwapOutcome),
-    /// Answer to [`Output::Recruit`]: a backup outside the set, fenced under our epoch, with what it holds. It may have the
-    /// name of a lost member whose memory is gone.
-    Recruited(MemberRef, Inventory),
-    /// The search for a spare has met a member of the set that was lost. It has the memory with which it joined.
-    Returned(MemberRef),
-    /// Answer to [`Output::Recruit`]: no spare could be had this time.
-    NoSpare,
+    /// Answer to [`Output::Survey`]: every backup that answered.
+    Surveyed(Vec<MemberRef>),
+    /// Answer to [`Output::Fence`].
+    Fenced(MemberRef, Result<Inventory, Failure>),
     /// Someone has seen a newer epoch: a backup that refused, or the config store.
     Superseded(Epoch),
     /// The group wants another number of copies, or has another bound. Members beyond the number stay until they are lost:
@@ -129,14 +136,13 @@ impl std::fmt::Display for StepDown {
     }
 }
 
-/// What a primary wants done. Outputs to one seat are carried out in order, with two exceptions: [`Output::Install`] and
-/// [`Output::Mend`] run beside; and an [`Output::Open`] that is told to come again later lets the others overtake it,
-/// because the close behind it may be what frees the buffer it waits for.
+/// What a primary wants done. All outputs may be executed side by side: what has to wait for the answer to another one comes
+/// out after that answer; see [`lanes`]. Answers may come in any order, and those for a seat that is gone count for nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
-    /// Open data channels to this backup and make it known to the path under this seat.
+    /// Open a data channel to this backup for this seat.
     Connect(Seat, MemberRef),
-    /// Have local memory ready for a segment before its first `Opened` is reported.
+    /// Have local memory ready for a segment.
     Prepare(SegmentIdentity),
     /// Ask the member for a buffer; keep asking while it says "retry later".
     Open(Seat, SegmentIdentity),
@@ -157,12 +163,12 @@ pub enum Output {
     Disconnect(Seat),
     /// The segment is closed at all members: its local memory may go.
     Forget(SegmentId, Closure),
-    /// Change the member set. On [`SwapOutcome::Unknown`] the very same swap comes again; pause before carrying it out.
+    /// Change the member set. After [`SwapOutcome::Unknown`] the very same swap comes again.
     Swap(Swap),
-    /// Find one backup outside the set that answers, fence it under our epoch, report it. A lost member's name with other
-    /// memory behind it is outside the set. Lost members that answer with the memory they had are reported first, and
-    /// nothing is asked of them.
-    Recruit,
+    /// Ask all known backups who they are.
+    Survey,
+    /// Fence this backup under our epoch, to take it in as a spare.
+    Fence(MemberRef),
     /// This is no longer the primary. The last output ever.
     StepDown(StepDown),
 }
@@ -204,8 +210,13 @@ pub struct Primary {
     tenancies: u32,
     acked: Position,
     swap: Option<Swap>,
-    recruiting: bool,
+    /// When a swap of unknown outcome is sent again.
+    swap_again: Option<Time>,
+    search: Search,
     recruit_after: Time,
+    /// Members lost in this term, the latest last: as spares they come after all others.
+    lost: Vec<MemberId>,
+    lanes: Lanes,
     /// Number of the latest post to any seat.
     posts: Post,
     segment_stall: Option<Stall<(SegmentId, SegmentId)>>,
@@ -237,8 +248,11 @@ impl Primary {
             tenancies: 0,
             acked: start,
             swap: None,
-            recruiting: false,
+            swap_again: None,
+            search: Search::Idle,
             recruit_after: now,
+            lost: Vec::new(),
+            lanes: Lanes::default(),
             posts: Post::default(),
             segment_stall: None,
             ack_stall: None,
@@ -246,12 +260,14 @@ impl Primary {
             over: false,
             config,
         };
+        let start_of_outputs = out.len();
         for member in primary.config.members.clone() {
             if let Some(seat) = primary.seat(member, Standing::InSet, start.segment, out) {
                 primary.trim_to_first(seat, out);
             }
         }
         primary.open_ahead(out);
+        primary.lanes.pass(out, start_of_outputs);
         primary.check();
         primary
     }
@@ -261,7 +277,11 @@ impl Primary {
         if self.over {
             return;
         }
+        let start = out.len();
+        self.lanes.settle(&input);
         match input {
+            // What waited for these comes out of its lane.
+            Input::Connected(_) | Input::Prepared(_) => {}
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
             Input::Installed(seat, segment) => self.on_repaired(seat, segment, out),
@@ -271,10 +291,9 @@ impl Primary {
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Lost(seat) => self.on_lost(seat, out),
-            Input::Swapped(outcome) => self.on_swapped(outcome, out),
-            Input::Recruited(member, inventory) => self.on_recruited(member, &inventory, out),
-            Input::Returned(member) => self.on_returned(&member),
-            Input::NoSpare => self.on_no_spare(now),
+            Input::Swapped(outcome) => self.on_swapped(now, outcome, out),
+            Input::Surveyed(found) => self.on_surveyed(now, found, out),
+            Input::Fenced(member, result) => self.on_fenced(now, member, result, out),
             Input::Superseded(epoch) => self.on_superseded(epoch, out),
             Input::Wanted { backups, min_in_sync } => self.on_wanted(backups, min_in_sync),
             Input::Retire => self.step_down(StepDown::Retired, out),
@@ -282,6 +301,7 @@ impl Primary {
             Input::Tick => self.on_tick(now, out),
         }
         self.advance(out);
+        self.lanes.pass(out, start);
     }
 
     /// What follows from where everyone stands: acks, closes, flushes, membership.
@@ -298,7 +318,11 @@ impl Primary {
 
     /// The path calls this after completions or appends, once per turn: what it does besides [`Primary::acked`].
     pub fn turn(&mut self, out: &mut Vec<Output>) {
+        let start = out.len();
         self.advance(out);
+        if out.len() > start {
+            self.lanes.pass(out, start);
+        }
     }
 
     // The append path: these allocate nothing.
@@ -325,7 +349,9 @@ impl Primary {
             return None;
         }
         let next = self.segments.roll(closure);
+        let start = out.len();
         self.open_ahead(out);
+        self.lanes.pass(out, start);
         self.check();
         Some(next)
     }
@@ -463,6 +489,7 @@ impl Primary {
         self.give_up_newcomers(now, out);
         self.wait_for_the_lost(now, out);
         self.mend_again(now, out);
+        self.swap_again(now, out);
         self.recruit(now, out);
     }
 

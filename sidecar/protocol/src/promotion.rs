@@ -12,7 +12,7 @@ use crate::ids::{Claim, Epoch, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
-use crate::rpc::{CopyReport, Inventory};
+use crate::rpc::{CopyReport, Failure, Inventory};
 
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,20 +57,6 @@ impl std::str::FromStr for AcceptedLoss {
         parsed
             .ok_or_else(|| format!("`{text}`: must be LOG/LSN, the log's 32 hexadecimal digits and a record's number"))
     }
-}
-
-/// How a call to a member failed.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Failure {
-    /// The member has promised a newer epoch.
-    #[error("it has promised epoch {0}")]
-    Superseded(Epoch),
-    /// The member has promised this epoch to another claim: the config store has gone back.
-    #[error("it has promised epoch {0} to another claim: the config store is older than the log")]
-    ClaimedBefore(Epoch),
-    /// It does not answer, or cannot do it; why, for people.
-    #[error("{0}")]
-    Unreachable(String),
 }
 
 /// What happens to a promotion.
@@ -127,7 +113,7 @@ pub enum Output {
     /// Ask all known backups what they hold, without changing anything: there is no configuration yet, or no member has a
     /// segment sound any more.
     Survey,
-    /// Compare-and-swap. On [`SwapOutcome::Unknown`] the very same swap comes again.
+    /// Compare-and-swap. After [`SwapOutcome::Unknown`] the very same swap comes again.
     Swap(Swap),
     /// Fence this member under the configuration's epoch.
     Fence(Configuration, MemberRef),
@@ -355,6 +341,8 @@ pub struct Promotion {
     /// For the next claim.
     next_claim: Claim,
     state: State,
+    /// When a swap of unknown outcome is sent again.
+    swap_again: Option<Time>,
     /// What this candidate last claimed; someone else's epoch beyond it means that the race is lost.
     claimed: Option<(Epoch, Claim)>,
     /// The latest epoch that a member has promised to somebody else. The config store must know of it.
@@ -373,7 +361,8 @@ impl Promotion {
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
-        Promotion { me, rules, new_log, next_claim, state, claimed: None, promised: None, founding: false, unfit }
+        let (swap_again, claimed, promised, founding) = (None, None, None, false);
+        Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, promised, founding, unfit }
     }
 
     /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
@@ -508,7 +497,10 @@ impl Promotion {
             _ => return,
         };
         match outcome.settle(&swap.proposed) {
-            SwapOutcome::Unknown => out.push(Output::Swap(swap)),
+            SwapOutcome::Unknown => {
+                self.swap_again = Some(now.plus(self.rules.retry_ms));
+                self.on_tick(now, out);
+            }
             SwapOutcome::Conflict(Some(found)) if found.epoch >= swap.proposed.epoch => self.lose(found.epoch, out),
             SwapOutcome::Conflict(_) => self.pause(now),
             SwapOutcome::Applied => match std::mem::replace(&mut self.state, State::Over) {
@@ -699,6 +691,11 @@ impl Promotion {
 
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
         match &mut self.state {
+            State::Claiming(swap) | State::Shrinking(_, swap) => {
+                if self.swap_again.take_if(|at| now >= *at).is_some() {
+                    out.push(Output::Swap(swap.clone()));
+                }
+            }
             State::Pausing(until) if now >= *until => {
                 self.state = State::Reading;
                 out.push(Output::ReadConfig);

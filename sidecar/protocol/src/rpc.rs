@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Configuration, Durability};
-use crate::ids::{BootId, Claim, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
+use crate::ids::{BootId, Claim, EPOCH_MAX, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 
 /// Paths of the control RPC, version 1.
@@ -360,6 +360,31 @@ impl Refusal {
             Refusal::Corrupt { .. } => 410,
             Refusal::BadRequest { .. } => 400,
             Refusal::Failed { .. } => 500,
+        }
+    }
+}
+
+/// How a call to a member failed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Failure {
+    /// The member has promised a newer epoch.
+    #[error("it has promised epoch {0}")]
+    Superseded(Epoch),
+    /// The member has promised this epoch to another claim: the config store has gone back.
+    #[error("it has promised epoch {0} to another claim: the config store is older than the log")]
+    ClaimedBefore(Epoch),
+    /// It does not answer, or cannot do it; why, for people.
+    #[error("{0}")]
+    Unreachable(String),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            // Nobody can promise an epoch beyond the last, and counting on from it would overflow.
+            Refusal::Fenced { promised } if promised <= EPOCH_MAX => Failure::Superseded(promised),
+            Refusal::ClaimedBefore { promised } if promised <= EPOCH_MAX => Failure::ClaimedBefore(promised),
+            other => Failure::Unreachable(other.to_string()),
         }
     }
 }

@@ -1,11 +1,10 @@
 //! Numbers from the wire that no honest sidecar sends: a backup refuses them, says why, and is as it was before.
 
 use tailwind_protocol::backup::{
-    Backup, EPOCH_JUMP_MAX, EPOCH_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot,
-    SlotRow,
+    Backup, EPOCH_JUMP_MAX, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::{CLAIMS_KEPT, Durability};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::ids::{BootId, Claim, EPOCH_MAX, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, CopyReport, CopyState, DROP_MAX, DropRequest, FenceRequest, FlushRequest, OpenRequest,

@@ -4,8 +4,8 @@
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::promotion::{AcceptedLoss, Failure, Input, Output, Promotion, Rules, Task, Waiting};
-use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
+use tailwind_protocol::promotion::{AcceptedLoss, Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
 
 use CopyState::{Closed, Corrupt, Damaged, Open};
 

@@ -9,10 +9,10 @@ use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Membe
 use tailwind_protocol::inventory::{PAGES_MAX, RESTARTS_MAX, Reading, Unbelievable, check_page};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{self, Primary};
-use tailwind_protocol::promotion::{self, Failure, Promotion};
+use tailwind_protocol::promotion::{self, Promotion};
 use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, FenceRequest,
+    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, FenceRequest,
     INVENTORY_PAGE_MAX, Inventory,
 };
 
@@ -381,12 +381,24 @@ fn recruited(reference: &Reference, spare: &Inventory) {
         segment_size: SegmentSize::MIN,
         open_patience_ms: 100,
         recruit_interval_ms: 10,
+        swap_interval_ms: 10,
     };
     let mut out = Vec::new();
     let mut machine = Primary::new(config.clone(), rules, reference, 7, Time(0), &mut out);
     let newcomer = MemberRef { id: name("m2"), boot: BootId(1), control: "h:4".to_owned() };
-    machine.step(Time(1), primary::Input::Recruited(newcomer, spare.clone()), &mut out);
-    machine.step(Time(2), primary::Input::Tick, &mut out);
+    for segment in [reference.last_segment().next(), reference.last_segment().next().next()] {
+        machine.step(Time(1), primary::Input::Prepared(segment), &mut out);
+        let seats: Vec<_> = out.iter().filter_map(primary::Output::seat).collect();
+        for seat in seats {
+            machine.step(Time(1), primary::Input::Connected(seat), &mut out);
+            machine.step(Time(1), primary::Input::Opened(seat, segment), &mut out);
+        }
+    }
+    machine.step(Time(20), primary::Input::Tick, &mut out);
+    assert!(out.contains(&primary::Output::Survey), "{out:?}");
+    machine.step(Time(20), primary::Input::Surveyed(vec![newcomer.clone()]), &mut out);
+    machine.step(Time(20), primary::Input::Fenced(newcomer, Ok(spare.clone())), &mut out);
+    machine.step(Time(30), primary::Input::Tick, &mut out);
 }
 
 proptest! {

@@ -38,6 +38,7 @@ fn rules(backups: u8) -> Rules {
         segment_size: SegmentSize::MIN,
         open_patience_ms: 1000,
         recruit_interval_ms: 0,
+        swap_interval_ms: 0,
     }
 }
 
@@ -108,8 +109,14 @@ impl Fixture {
     fn carry(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
-                Output::Connect(seat, member) => drop(self.seats.insert(member.id, seat)),
-                Output::Prepare(identity) => self.segments.push(identity),
+                Output::Connect(seat, member) => {
+                    self.seats.insert(member.id, seat);
+                    self.step(Input::Connected(seat));
+                }
+                Output::Prepare(identity) => {
+                    self.segments.push(identity);
+                    self.step(Input::Prepared(identity.segment));
+                }
                 Output::Open(seat, identity) if !self.is_among(&self.stingy, seat) => {
                     self.step(Input::Opened(seat, identity.segment));
                 }
@@ -128,7 +135,7 @@ impl Fixture {
                     assert_eq!(asked, None, "one flush at a time");
                 }
                 Output::Mend(seat, identity, _) => self.mends.push((seat, identity.segment)),
-                Output::Recruit => self.recruits = true,
+                Output::Survey => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
             }
@@ -140,8 +147,18 @@ impl Fixture {
     }
 
     fn recruit(&mut self, number: usize) -> Seat {
-        self.step(Input::Recruited(member(number), holds_nothing(&member(number))));
+        self.recruit_as(member(number), holds_nothing(&member(number)));
         self.seats[&member(number).id]
+    }
+
+    /// The search for a spare finds this one.
+    fn recruit_as(&mut self, spare: MemberRef, inventory: Inventory) {
+        if !std::mem::take(&mut self.recruits) {
+            self.step(Input::Tick);
+            self.recruits = false;
+        }
+        self.step(Input::Surveyed(vec![spare.clone()]));
+        self.step(Input::Fenced(spare, Ok(inventory)));
     }
 
     fn append(&mut self, end: u32) {
@@ -264,12 +281,11 @@ proptest! {
                     }
                 }
                 Move::Recruit if fixture.recruits => {
-                    fixture.recruits = false;
                     let spare = member(next);
                     next += 1;
                     model.completed.insert(spare.id.clone(), Position::new(SegmentId(1), Offset(0)));
                     let inventory = holds_nothing(&spare);
-                    fixture.step(Input::Recruited(spare, inventory));
+                    fixture.recruit_as(spare, inventory);
                 }
                 Move::Settle(settling) => {
                     let Some(swap) = fixture.swap.take() else { continue };
@@ -556,7 +572,7 @@ fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
     let closure = Closure { first: Lsn(50), last: Lsn(60), end: Offset(500), chain: Chain(1) };
     let alien = CopyReport { identity, state: CopyState::Open, closure, acked: Offset(0) };
     let inventory = Inventory { copies: vec![alien], ..holds_nothing(&spare) };
-    fixture.step(Input::Recruited(spare.clone(), inventory));
+    fixture.recruit_as(spare.clone(), inventory);
     assert_eq!(fixture.swap, None);
     fixture.step(Input::Tidied(fixture.seats[&spare.id]));
     assert!(fixture.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&spare)));
@@ -682,12 +698,12 @@ fn a_primary_with_too_few_members_waits_before_it_steps_down() {
 fn a_lost_member_with_its_memory_ends_the_wait() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
-    fixture.step(Input::Returned(member(2)));
-    assert!(!fixture.over, "it is no member any more");
-    fixture.step(Input::Recruited(member(3), holds_nothing(&member(3))));
-    assert!(!fixture.seats.contains_key(&member(3).id), "nothing may be asked of it: a promotion may need all it has");
-    fixture.step(Input::Returned(member(3)));
-    assert!(fixture.over);
+    fixture.step(Input::Tick);
+    let mut out = Vec::new();
+    fixture.primary.step(fixture.now, Input::Surveyed(vec![member(3), member(2)]), &mut out);
+    assert!(out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
+    let asked = |output: &Output| matches!(output, Output::Fence(found) if *found == member(3));
+    assert!(!out.iter().any(asked), "nothing may be asked of it: a promotion may need all it has");
 }
 
 /// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
@@ -713,7 +729,7 @@ fn emptied(number: usize) -> MemberRef {
 fn an_emptied_member_takes_its_own_place_in_one_swap() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
-    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     let id = member(3).id;
     assert!(fixture.post(&id).is_some(), "from the beginning of the segment");
     assert_eq!(fixture.swap, None, "it has not completed what is acknowledged");
@@ -733,11 +749,11 @@ fn nobody_makes_way_for_a_promotion_that_cannot_win() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.stingy.insert(member(3).id);
-    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     wait(&mut fixture, 60_000, &[]);
     assert!(!fixture.over, "what m3 held will never be seen again");
     fixture.stingy.clear();
-    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     assert!(fixture.post(&member(3).id).is_some());
     fixture.complete(&member(3).id, 1);
     assert!(fixture.swap.is_some());
@@ -753,7 +769,7 @@ fn a_newcomer_is_posted_what_nobody_may_close_yet() {
     assert!(fixture.primary.roll(closure, &mut out).is_some());
     fixture.carry(out);
     fixture.append(72);
-    fixture.step(Input::Recruited(emptied(3), holds_nothing(&emptied(3))));
+    fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     let id = member(3).id;
     assert_eq!(fixture.post(&id), Some(first(144)));
     assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(2), Offset(72))));
@@ -770,7 +786,7 @@ fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
     complete_everywhere(&mut fixture, std::slice::from_ref(&one), 144);
     fixture.flushed(&one, 144);
     fixture.swap = None;
-    fixture.step(Input::Recruited(emptied(2), holds_nothing(&emptied(2))));
+    fixture.recruit_as(emptied(2), holds_nothing(&emptied(2)));
     complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 60_000);
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
@@ -791,12 +807,15 @@ fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
     fixture.step(Input::Trim(Lsn(11)));
     let spare = member(2);
     let mut out = Vec::new();
-    fixture.primary.step(fixture.now, Input::Recruited(spare.clone(), holds_nothing(&spare)), &mut out);
+    fixture.step(Input::Surveyed(vec![spare.clone()]));
+    fixture.primary.step(fixture.now, Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))), &mut out);
+    let seat = out.iter().find_map(Output::seat).expect("it takes a seat");
+    fixture.primary.step(fixture.now, Input::Connected(seat), &mut out);
     let is_trim = |output: &Output| matches!(output, Output::Trim(..));
     assert_eq!(out.iter().filter(|output| is_trim(output)).count(), 1);
     fixture.carry(out);
+    fixture.step(Input::Tidied(seat));
     let mut out = Vec::new();
-    let seat = fixture.seats[&spare.id];
     fixture.primary.step(fixture.now, Input::Installed(seat, SegmentId(2)), &mut out);
     assert!(out.contains(&Output::Trim(seat, Lsn(11))), "{out:?}");
 }

@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 use tailwind_protocol::backup::{
-    Backup, EPOCH_MAX, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot,
-    SlotRow,
+    Backup, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
+use tailwind_protocol::ids::{BootId, Claim, EPOCH_MAX, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::inventory::check_page;
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{

@@ -5,7 +5,7 @@
 use std::ops::Bound;
 
 use crate::config::CLAIMS_KEPT;
-use crate::ids::{Epoch, SegmentId};
+use crate::ids::{EPOCH_MAX, SegmentId};
 use crate::planted::{self, Bug};
 use crate::rpc::{CopyReport, FenceRequest, INVENTORY_PAGE_MAX, Inventory, Refusal};
 use crate::scan::Tail;
@@ -15,8 +15,6 @@ use super::{Backup, Copy, Output, Promise, Reply, RequestId, Slot, Stage};
 /// Epochs that a fence may pass over: one claim a millisecond for seven weeks. A backup that promised an epoch which
 /// nobody will ever reach could never be used again.
 pub const EPOCH_JUMP_MAX: u64 = 1 << 32;
-/// Last epoch: what is left of the numbers could be passed over, and numbers must not overflow.
-pub const EPOCH_MAX: Epoch = Epoch(u64::MAX >> 1);
 
 /// A fence that waits for its scans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,12 +2,14 @@
 //!
 //! Part of [`Primary`]. See "Membership" in `docs/protocol.md`.
 
+use std::collections::VecDeque;
+
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::{Lsn, Position, SegmentId};
+use crate::ids::{Lsn, MemberId, Position, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
-use crate::rpc::Inventory;
+use crate::rpc::{Failure, Inventory};
 
 use super::seats::{Fate, Member};
 use super::{Output, Primary, SEGMENTS_MAX, Seat, Standing, StepDown};
@@ -21,6 +23,9 @@ impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
         member.lost = true;
+        let id = member.reference.id.clone();
+        self.lost.retain(|known| *known != id);
+        self.lost.push(id);
         out.push(Output::Disconnect(seat));
         self.clear_lost_newcomers();
         self.forget_what_is_closed(out);
@@ -123,7 +128,7 @@ impl Primary {
     }
 
     /// A lost member has been met again. While enough are left it comes back as a newcomer, after the swap.
-    pub(super) fn on_returned(&mut self, reference: &MemberRef) {
+    fn on_returned(&mut self, reference: &MemberRef) {
         let same = |member: &&mut Member| member.reference.is_same(reference) && member.lost;
         if let Some(member) = self.members.iter_mut().flatten().find(same) {
             member.fate = Fate::Returned;
@@ -149,20 +154,27 @@ impl Primary {
             || member.reached(self.rules.durability) < self.acked
     }
 
-    pub(super) fn on_swapped(&mut self, outcome: SwapOutcome, out: &mut Vec<Output>) {
+    pub(super) fn on_swapped(&mut self, now: Time, outcome: SwapOutcome, out: &mut Vec<Output>) {
         let Some(swap) = self.swap.take() else { return };
         match outcome.settle(&swap.proposed) {
             SwapOutcome::Applied => self.adopt(swap),
             SwapOutcome::Unknown if planted::has(Bug::UnknownIsRefused) => self.clear_lost_newcomers(),
             // It may yet happen, so nothing else may be tried, and both sets stay needed.
             SwapOutcome::Unknown => {
-                out.push(Output::Swap(swap.clone()));
+                self.swap_again = Some(now.plus(self.rules.swap_interval_ms));
                 self.swap = Some(swap);
+                self.swap_again(now, out);
             }
             SwapOutcome::Conflict(Some(found)) if found.epoch > self.config.epoch => {
                 self.step_down(StepDown::Superseded(found.epoch), out);
             }
             SwapOutcome::Conflict(_) => self.step_down(StepDown::Confused, out),
+        }
+    }
+
+    pub(super) fn swap_again(&mut self, now: Time, out: &mut Vec<Output>) {
+        if self.swap_again.take_if(|at| now >= *at).is_some() {
+            out.extend(self.swap.clone().map(Output::Swap));
         }
     }
 
@@ -186,29 +198,76 @@ impl Primary {
         let few = present < usize::from(self.rules.backups).max(if short { self.needed() } else { 0 });
         // Who was lost before it had lent the active segment never lends it.
         let wanted = few && self.swap.is_none() && (short || self.is_ready());
-        if wanted && !self.over && !self.recruiting && now >= self.recruit_after {
-            self.recruiting = true;
+        if wanted && !self.over && self.search == Search::Idle && now >= self.recruit_after {
+            self.search = Search::Surveying { lost: self.lost.clone() };
             self.recruit_after = now.plus(self.rules.recruit_interval_ms);
-            out.push(Output::Recruit);
+            out.push(Output::Survey);
         }
     }
 
-    pub(super) fn on_no_spare(&mut self, now: Time) {
-        self.recruiting = false;
-        self.recruit_after = now.plus(self.rules.recruit_interval_ms);
+    /// Backups that answered the search for a spare. One with a full disk answers well: if it were always asked first, nobody
+    /// else would ever take its place. A member's name with other memory behind it is outside the set. One that was lost in
+    /// this term and has its memory still is only noted: a promotion may need it as it is. Of members that were lost after the
+    /// search had begun the answer may be older than the loss.
+    pub(super) fn on_surveyed(&mut self, now: Time, found: Vec<MemberRef>, out: &mut Vec<Output>) {
+        let Search::Surveying { lost } = std::mem::take(&mut self.search) else { return };
+        let is_member = |found: &MemberRef| self.config.member(&found.id).is_some_and(|known| known.is_same(found));
+        let (members, mut spares): (Vec<_>, Vec<_>) = found.into_iter().partition(is_member);
+        members.iter().filter(|member| lost.contains(&member.id)).for_each(|member| self.on_returned(member));
+        spares.retain(|spare| !self.is_seated(spare));
+        spares.sort_by_key(|spare| self.lost.iter().position(|id| *id == spare.id));
+        self.fence_next(now, spares.into(), out);
+    }
+
+    fn fence_next(&mut self, now: Time, mut spares: VecDeque<MemberRef>, out: &mut Vec<Output>) {
+        self.search = match spares.pop_front() {
+            Some(spare) => {
+                out.push(Output::Fence(spare.clone()));
+                Search::Fencing { spare, others: spares }
+            }
+            None => {
+                self.recruit_after = now.plus(self.rules.recruit_interval_ms);
+                Search::Idle
+            }
+        };
+    }
+
+    pub(super) fn on_fenced(
+        &mut self,
+        now: Time,
+        member: MemberRef,
+        result: Result<Inventory, Failure>,
+        out: &mut Vec<Output>,
+    ) {
+        let others = match std::mem::take(&mut self.search) {
+            Search::Fencing { spare, others } if spare == member => others,
+            other => return self.search = other,
+        };
+        match result {
+            Ok(inventory) => {
+                let member = MemberRef { boot: inventory.boot, ..member };
+                self.on_recruited(member, &inventory, out);
+            }
+            Err(Failure::Superseded(epoch)) => self.on_superseded(epoch, out),
+            Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_)) => self.fence_next(now, others, out),
+        }
+    }
+
+    /// True for a member that is not lost, and for one that is and has its memory still: it may be what a promotion needs, so
+    /// nothing of it may be dropped.
+    fn is_seated(&self, reference: &MemberRef) -> bool {
+        let same = |member: &Member| {
+            member.reference.id == reference.id && (!member.lost || member.reference.is_same(reference))
+        };
+        self.members.iter().flatten().any(same)
     }
 
     /// A spare takes a seat: it drops what is no part of the log, lends buffers for the open end from the first segment that
     /// is not acknowledged as a whole, and gets everything before as closed images. Nobody closes that first segment until
     /// acks reach its end, so with acks stopped it could never come as an image.
-    pub(super) fn on_recruited(&mut self, reference: MemberRef, inventory: &Inventory, out: &mut Vec<Output>) {
-        self.recruiting = false;
-        // One that was lost and has its memory still may be what a promotion needs: nothing of it may be dropped.
-        let taken = |member: &Member| {
-            member.reference.id == reference.id && (!member.lost || member.reference.is_same(&reference))
-        };
+    fn on_recruited(&mut self, reference: MemberRef, inventory: &Inventory, out: &mut Vec<Output>) {
         let in_set = self.config.member(&reference.id).is_some_and(|known| known.is_same(&reference));
-        if in_set || self.members.iter().flatten().any(taken) {
+        if in_set || self.is_seated(&reference) {
             return;
         }
         for member in self.members.iter_mut().flatten().filter(|member| member.reference.id == reference.id) {
@@ -234,7 +293,7 @@ impl Primary {
         out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
     }
 
-    /// Orders are carried out one after the other, so the first ones to be confirmed are those of the start.
+    /// Trims and drops go one after the other, so the first ones to be confirmed are those of the start.
     pub(super) fn on_tidied(&mut self, seat: Seat) {
         if let Some(Member { standing: Standing::Newcomer { chores, .. }, .. }) = self.member_mut(seat) {
             *chores = chores.saturating_sub(1);
@@ -343,6 +402,26 @@ impl Primary {
             slow.into_iter().for_each(|seat| self.on_lost(seat, out));
         }
     }
+}
+
+/// The search for a spare.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum Search {
+    /// Nobody is looked for.
+    #[default]
+    Idle,
+    /// All backups are asked; these members had been lost by then.
+    Surveying {
+        /// Their names.
+        lost: Vec<MemberId>,
+    },
+    /// One that answered is being fenced; the others come after it.
+    Fencing {
+        /// The one.
+        spare: MemberRef,
+        /// In the order in which they are tried.
+        others: VecDeque<MemberRef>,
+    },
 }
 
 /// How far a newcomer is.

@@ -60,6 +60,7 @@ impl Options {
             segment_size: SegmentSize::MIN,
             open_patience_ms: 1000,
             recruit_interval_ms: 500,
+            swap_interval_ms: 100,
         }
     }
 

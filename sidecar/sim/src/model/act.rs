@@ -232,7 +232,7 @@ fn recruits(names: &Names, state: &State, lead: &Lead) -> bool {
     let spare = (0..HOSTS).any(|host| state.hosts[host].is_up() && !seated(&names.members[host]));
     let mut out = Vec::new();
     lead.machine.clone().step(SOON, primary::Input::Tick, &mut out);
-    spare && out.contains(&primary::Output::Recruit)
+    spare && out.contains(&primary::Output::Survey)
 }
 
 /// A tick of a candidate counts when it changes anything, and waits until what it would ask again has been answered.

@@ -7,8 +7,10 @@ use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::{Epoch, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary;
-use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Task};
-use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, FetchRequest, OpenRequest, Purpose, Refusal};
+use tailwind_protocol::promotion::{Input, Output, Promotion, Task};
+use tailwind_protocol::rpc::{
+    CloseRequest, DropRequest, Failure, FenceRequest, FetchRequest, OpenRequest, Purpose, Refusal,
+};
 
 use super::act::SOON;
 use super::names::{LOG, PRIMARY, PROMOTION};
@@ -190,7 +192,11 @@ impl Step<'_> {
         self.tell(|| format!("{name} has copied segment {segment} to {target}: {}", words::closure(&image.closure)));
         match image.whom {
             Whom::Candidate(epoch, task) => self.promotion_input(side, Input::Repaired(epoch, task, Ok(()))),
-            Whom::Primary(seat) => self.primary_input(side, primary::Input::Installed(seat, segment)),
+            Whom::Primary(output) => {
+                if let Some(done) = output.done(Offset(0)) {
+                    self.primary_input(side, done);
+                }
+            }
         }
     }
 
@@ -199,10 +205,11 @@ impl Step<'_> {
             (Whom::Candidate(epoch, task), failure) => {
                 self.promotion_input(side, Input::Repaired(epoch, task, Err(failure)));
             }
-            (Whom::Primary(_), Failure::Superseded(epoch)) => {
-                self.primary_input(side, primary::Input::Superseded(epoch));
-            }
-            (Whom::Primary(seat), _) => self.lose_seat(side, seat, "it could not be given a segment"),
+            (Whom::Primary(output), failure) => match output.failed(&failure) {
+                Some(primary::Input::Lost(seat)) => self.lose_seat(side, seat, "it could not be given a segment"),
+                Some(input) => self.primary_input(side, input),
+                None => {}
+            },
         }
     }
 }
@@ -210,9 +217,7 @@ impl Step<'_> {
 /// What a candidate makes of anything but success.
 pub(super) fn failure(answer: Result<Answer, Silence>) -> Failure {
     match answer {
-        Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
-        Ok(Answer::Refused(Refusal::ClaimedBefore { promised })) => Failure::ClaimedBefore(promised),
-        Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
+        Ok(Answer::Refused(refusal)) => refusal.into(),
         Ok(other) => unreachable!("{other:?} is no answer to this"),
         Err(Silence::Lost) => Failure::Unreachable("no answer in time".to_owned()),
         Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),

@@ -1,4 +1,4 @@
-//! Carries out what a [`Primary`] wants, feeds it appends and completions, and acknowledges to the app.
+//! Executes what a [`Primary`] wants, feeds it appends and completions, and acknowledges to the app.
 //!
 //! Called by [`step`](super::step). Placing, posting and acknowledging follow every input at once, as on the append path:
 //! what may come late is what the machine is told, and that has actions of its own.
@@ -10,9 +10,8 @@ use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
-use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, OpenRequest, Purpose, Refusal, TrimRequest};
+use tailwind_protocol::rpc::FenceRequest;
 use tailwind_protocol::scan::Scanner;
 use tailwind_protocol::segment::SegmentWriter;
 
@@ -104,119 +103,102 @@ impl Step<'_> {
     }
 
     fn carry_primary_output(&mut self, side: usize, output: Output) {
-        let host = match &output {
-            Output::Connect(_, member) => self.host_of(&member.id),
-            _ => 0,
-        };
+        let Some(lead) = self.state.sides[side].lead() else { return };
+        let caller = self.caller(lead.machine.config().log, lead.epoch);
+        if let Output::Connect(seat, member) = &output {
+            let (host, member, lendings) = (self.host_of(&member.id), member.clone(), BTreeMap::new());
+            let channel = Channel { host, member, life: None, lendings };
+            let lead = self.state.sides[side].lead_mut().expect("just seen");
+            lead.channels.insert(*seat, channel);
+        }
         let Some(lead) = self.state.sides[side].lead_mut() else { return };
+        let host = output.seat().and_then(|seat| lead.channels.get(&seat)).map(|channel| channel.host);
+        let request = output.request(caller.clone(), PRIMARY.durability);
         match output {
-            Output::Connect(seat, ref member) => {
-                let (member, todo) = (member.clone(), VecDeque::from([output]));
-                let channel = Channel { host, member, life: None, todo, busy: false, lendings: BTreeMap::new() };
-                lead.channels.insert(seat, channel);
-            }
-            Output::Prepare(identity) => drop(lead.memory.insert(identity.segment, vec![0; BUFFER_SIZE])),
-            Output::Open(seat, ..) | Output::Close(seat, ..) | Output::Drop(seat, ..) | Output::Trim(seat, ..) => {
-                let channel = lead.channels.get_mut(&seat).expect("the seat is connected");
-                channel.todo.push_back(output);
+            Output::Prepare(identity) => {
+                lead.memory.insert(identity.segment, vec![0; BUFFER_SIZE]);
+                self.primary_input(side, Input::Prepared(identity.segment));
             }
             Output::Flush(..) => unreachable!("durability is memory"),
             Output::Mend(..) => unreachable!("nobody asks what is corrupt"),
             Output::Install(seat, identity, closure) => {
                 let holders: Vec<_> = lead.machine.config().members.iter().map(|member| member.id.clone()).collect();
                 let (epoch, target) = (lead.epoch, lead.channels[&seat].member.id.clone());
-                self.install(side, epoch, &target, (identity, closure), &holders, Whom::Primary(seat));
+                let whom = Whom::Primary(Box::new(output));
+                self.install(side, epoch, &target, (identity, closure), &holders, whom);
             }
             Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
             Output::Forget(segment, _) => drop(lead.memory.remove(&segment)),
             Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
-            Output::Recruit => self.recruit(side),
+            Output::Survey => {
+                let up = self.state.hosts.iter().filter(|host| host.is_up()).map(|host| host.reference());
+                let found = up.collect();
+                self.primary_input(side, Input::Surveyed(found));
+            }
+            Output::Fence(member) => {
+                let fence = FenceRequest::of(caller.group, lead.machine.config());
+                let to = self.host_of(&member.id);
+                self.send(side, to, Request::Fence(fence), Then::Recruit(member));
+            }
             Output::StepDown(why) => {
                 let name = self.side_name(side).clone();
                 self.tell(|| format!("{name} steps down: {why}"));
                 self.become_role(side, Role::Standby);
             }
+            output => {
+                if let (Some(host), Some(request)) = (host, request) {
+                    self.send(side, host, request, Then::Seat(Box::new(output)));
+                }
+            }
         }
-    }
-
-    /// A backup that is up and has no seat.
-    pub(super) fn spare(&self, lead: &Lead) -> Option<usize> {
-        let seated = |host: usize| lead.machine.roster().any(|(member, ..)| self.host_of(&member.id) == host);
-        (0..self.state.hosts.len()).find(|host| self.state.hosts[*host].is_up() && !seated(*host))
-    }
-
-    fn recruit(&mut self, side: usize) {
-        let Some(lead) = self.state.sides[side].lead() else { return };
-        let Some(spare) = self.spare(lead) else { return self.primary_input(side, Input::NoSpare) };
-        let request = FenceRequest::of(self.caller(lead.machine.config().log, lead.epoch).group, lead.machine.config());
-        let member = self.state.hosts[spare].reference();
-        self.send(side, spare, Request::Fence(request), Then::Recruit(member));
     }
 
     pub(super) fn on_recruit_answer(&mut self, side: usize, member: MemberRef, answer: Result<Answer, Silence>) {
-        match answer {
+        let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
                 let name = self.side_name(side).clone();
                 self.tell(|| format!("{name} recruits {}: {}", member.id, words::inventory(&inventory)));
-                let member = MemberRef { boot: inventory.boot, ..member };
-                self.primary_input(side, Input::Recruited(member, inventory));
+                Ok(inventory)
             }
-            other => match failure(other) {
-                Failure::Superseded(epoch) => self.primary_input(side, Input::Superseded(epoch)),
-                Failure::ClaimedBefore(_) | Failure::Unreachable(_) => self.primary_input(side, Input::NoSpare),
-            },
-        }
+            other => Err(failure(other)),
+        };
+        self.primary_input(side, Input::Fenced(member, result));
     }
 
-    /// Sends the next request of every channel that has none under way.
-    fn work_channels(&mut self, side: usize) {
+    /// A member has answered what it was asked for an output.
+    pub(super) fn on_seat_answer(&mut self, side: usize, output: Output, answer: Result<Answer, Silence>) {
         let Some(lead) = self.state.sides[side].lead_mut() else { return };
-        let (log, epoch) = (lead.machine.config().log, lead.epoch);
-        let mut due = Vec::new();
-        for (seat, channel) in lead.channels.iter_mut().filter(|(_, channel)| !channel.busy) {
-            let Some(next) = channel.todo.front() else { continue };
-            channel.busy = true;
-            due.push((channel.host, *seat, next.clone()));
-        }
-        let caller = self.caller(log, epoch);
-        for (to, seat, next) in due {
-            self.send(side, to, request(caller.clone(), next), Then::Channel(seat));
-        }
-    }
-
-    pub(super) fn on_channel_answer(&mut self, side: usize, seat: Seat, answer: Result<Answer, Silence>) {
-        let Some(lead) = self.state.sides[side].lead_mut() else { return };
+        let Some(seat) = output.seat() else { return };
         let Some(channel) = lead.channels.get_mut(&seat) else { return };
-        channel.busy = false;
-        let input = match (channel.todo.front(), answer) {
+        match (&output, answer) {
             // Asked again.
-            (_, Err(Silence::Lost)) => return self.pump(side),
+            (_, Err(Silence::Lost)) => return self.carry_primary(side, vec![output]),
             (_, Err(Silence::Gone)) => return self.lose_seat(side, seat, "no connection"),
-            (_, Ok(Answer::Refused(Refusal::Fenced { promised }))) => Some(Input::Superseded(promised)),
-            (_, Ok(Answer::Refused(refusal))) => return self.lose_seat(side, seat, &refusal.to_string()),
-            (Some(Output::Connect(_, member)), Ok(Answer::Connected(boot, life))) => {
+            (_, Ok(Answer::Refused(refusal))) => {
+                let why = refusal.to_string();
+                return match output.failed(&refusal.into()) {
+                    Some(Input::Lost(seat)) => self.lose_seat(side, seat, &why),
+                    Some(input) => self.primary_input(side, input),
+                    None => {}
+                };
+            }
+            (Output::Connect(_, member), Ok(Answer::Connected(boot, life))) => {
                 if member.boot != boot {
                     return self.lose_seat(side, seat, "its memory is new");
                 }
                 channel.life = Some(life);
-                None
             }
-            (Some(Output::Open(_, identity)), Ok(Answer::Granted(slot, key, _))) => {
+            (Output::Open(_, identity), Ok(Answer::Granted(slot, key, _))) => {
                 channel.lendings.insert(identity.segment, (slot, key));
-                Some(Input::Opened(seat, identity.segment))
             }
-            (Some(Output::Trim(..) | Output::Drop(..)), _) => Some(Input::Tidied(seat)),
-            (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
-            _ => None,
-        };
-        channel.todo.pop_front();
-        match input {
-            Some(input) => self.primary_input(side, input),
-            None => self.pump(side),
+            _ => {}
+        }
+        if let Some(done) = output.done(Offset(0)) {
+            self.primary_input(side, done);
         }
     }
 
-    /// One turn of the append path: place, post, acknowledge, and ask what else there is to do.
+    /// One turn of the append path: place, post, acknowledge.
     pub(super) fn pump(&mut self, side: usize) {
         let mut out = Vec::new();
         while self.place(side, &mut out) {}
@@ -225,7 +207,9 @@ impl Step<'_> {
             lead.machine.turn(&mut out);
         }
         self.acknowledge(side);
-        if out.is_empty() { self.work_channels(side) } else { self.carry_primary(side, out) }
+        if !out.is_empty() {
+            self.carry_primary(side, out);
+        }
     }
 
     /// Places the record that waits; false when there is none, or no room for it now.
@@ -293,20 +277,6 @@ impl Step<'_> {
             let verdict = self.state.judge.acked(epoch, lsn);
             self.judge(verdict);
         }
-    }
-}
-
-fn request(caller: tailwind_protocol::rpc::Caller, output: Output) -> Request {
-    match output {
-        Output::Connect(..) => Request::Connect(caller),
-        Output::Open(_, identity) => {
-            let (purpose, durability) = (Purpose::Append, PRIMARY.durability);
-            Request::Open(OpenRequest { caller, identity, purpose, durability })
-        }
-        Output::Close(_, identity, closure) => Request::Close(CloseRequest { caller, identity, closure }),
-        Output::Drop(_, copies) => Request::Drop(DropRequest { caller, copies }),
-        Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below }),
-        other => unreachable!("{other:?} is not asked of a member"),
     }
 }
 

@@ -51,4 +51,5 @@ pub(super) const PRIMARY: primary::Rules = primary::Rules {
     segment_size: SegmentSize::MIN,
     open_patience_ms: 1,
     recruit_interval_ms: 0,
+    swap_interval_ms: 0,
 };

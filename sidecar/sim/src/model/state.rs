@@ -81,9 +81,6 @@ pub(super) struct Channel {
     pub(super) member: MemberRef,
     /// The member's process that accepted the channel.
     pub(super) life: Option<u8>,
-    /// What is asked of the member, carried out in order; the front one has been sent when `busy`.
-    pub(super) todo: VecDeque<Output>,
-    pub(super) busy: bool,
     pub(super) lendings: BTreeMap<SegmentId, (Slot, Key)>,
 }
 
@@ -108,7 +105,7 @@ pub(super) enum Then {
     Fence(Epoch, MemberId),
     Repair(Epoch, Task),
     Recruit(MemberRef),
-    Channel(Seat),
+    Seat(Box<Output>),
     /// Steps of copying an image.
     Fetched(Box<Image>),
     Granted(Box<Image>),
@@ -132,7 +129,7 @@ pub(super) struct Image {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Whom {
     Candidate(Epoch, Task),
-    Primary(Seat),
+    Primary(Box<Output>),
 }
 
 /// What a backup answers.

@@ -29,7 +29,7 @@ pub(super) struct Step<'a> {
 /// Answers that may be taken as soon as they are given: they only let the sidecar send more, and what it sends may come
 /// late anyhow. A fence's answer is not one of them: what a candidate chooses depends on the order of those.
 fn is_local(then: &Then) -> bool {
-    matches!(then, Then::Channel(_) | Then::Repair(..) | Then::Fetched(_) | Then::Granted(_) | Then::Sealed(_))
+    matches!(then, Then::Seat(_) | Then::Repair(..) | Then::Fetched(_) | Then::Granted(_) | Then::Sealed(_))
 }
 
 impl Step<'_> {
@@ -142,7 +142,7 @@ impl Step<'_> {
             Then::Fence(epoch, member) => self.on_fence_answer(side, epoch, member, answer),
             Then::Repair(epoch, task) => self.on_repair_answer(side, epoch, task, answer),
             Then::Recruit(member) => self.on_recruit_answer(side, member, answer),
-            Then::Channel(seat) => self.on_channel_answer(side, seat, answer),
+            Then::Seat(output) => self.on_seat_answer(side, *output, answer),
             Then::Fetched(image) => self.on_fetched(side, *image, answer),
             Then::Granted(image) => self.on_granted(side, *image, answer),
             Then::Sealed(image) => self.on_sealed(side, *image, answer),

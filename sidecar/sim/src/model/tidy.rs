@@ -8,7 +8,7 @@ use tailwind_protocol::ids::Epoch;
 
 use super::part::Part;
 use super::scenario::{Scenario, Wrong};
-use super::state::{Ask, Call, Flight, HOSTS, Lane, Message, SIDES, State, Then};
+use super::state::{Ask, Call, Flight, HOSTS, Lane, Lead, Message, SIDES, State, Then};
 
 pub(super) fn tidy(scenario: &Scenario, state: &mut State) {
     tidy_messages(scenario, state);
@@ -23,7 +23,10 @@ fn is_awaited(state: &State, message: &Message) -> bool {
     let Some((side, life)) = message.from else { return false };
     let side = &state.sides[side];
     let seated = match &message.then {
-        Then::Channel(seat) => side.lead().is_some_and(|lead| lead.channels.contains_key(seat)),
+        Then::Seat(output) => {
+            let connected = |lead: &Lead| output.seat().is_some_and(|seat| lead.channels.contains_key(&seat));
+            side.lead().is_some_and(connected)
+        }
         _ => true,
     };
     side.life == life && seated

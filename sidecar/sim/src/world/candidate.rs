@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tailwind_protocol::backup::Request;
-use tailwind_protocol::config::{MemberRef, SwapOutcome};
+use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, Inventory, TrimRequest};
@@ -27,8 +27,6 @@ const REPAIR_PATIENCE_MS: u64 = 2000;
 #[derive(Debug)]
 pub(crate) struct Candidacy {
     machine: Promotion,
-    /// The swap that was sent last: the same one again means that its outcome is unknown.
-    unanswered: bool,
     /// What it said last while it waits.
     waiting: String,
     /// What each backup answered last, if anybody listens: told once.
@@ -48,7 +46,7 @@ impl World {
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));
         let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, self.random.next(), &mut out);
-        let candidacy = Candidacy { machine, unanswered: false, waiting: String::new(), heard: BTreeMap::new() };
+        let candidacy = Candidacy { machine, waiting: String::new(), heard: BTreeMap::new() };
         self.change_role(of, Role::Candidate(Box::new(candidacy)));
         self.carry_promotion(of, out);
     }
@@ -56,7 +54,6 @@ impl World {
     pub(crate) fn promotion_input(&mut self, of: SidecarNo, input: Input) {
         let now = self.time(of);
         let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
-        candidacy.unanswered = matches!(input, Input::Swapped(SwapOutcome::Unknown));
         let mut out = Vec::new();
         candidacy.machine.step(now, input, &mut out);
         self.carry_promotion(of, out);
@@ -70,12 +67,9 @@ impl World {
                 epoch: config.epoch,
             };
             match output {
-                Output::ReadConfig => self.ask_store(of, Ask::Read, false),
+                Output::ReadConfig => self.ask_store(of, Ask::Read),
                 Output::Survey => self.plan_again(of, RETRY_MS * MS, Again::Survey),
-                Output::Swap(swap) => {
-                    let Role::Candidate(candidacy) = &self.sidecars[of.0].role else { return };
-                    self.ask_store(of, Ask::Swap(swap), candidacy.unanswered);
-                }
+                Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
                 Output::Fence(config, member) => {
                     let request = Request::Fence(FenceRequest::of(group(), &config));
                     let purpose = Purpose::Fence(config.epoch, member.id.clone());

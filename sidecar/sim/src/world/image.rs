@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::config::{Configuration, MemberRef};
-use tailwind_protocol::ids::{Epoch, MemberId};
+use tailwind_protocol::ids::{Epoch, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{self, Seat};
-use tailwind_protocol::promotion::{self, Failure, Task};
-use tailwind_protocol::rpc::{Caller, CloseRequest, FetchRequest, OpenRequest, Purpose as Lent, Refusal};
+use tailwind_protocol::promotion::{self, Task};
+use tailwind_protocol::rpc::{Caller, CloseRequest, Failure, FetchRequest, OpenRequest, Purpose as Lent, Refusal};
 use tailwind_protocol::scan::verify;
 
 use super::fabric::{ChannelId, Key};
@@ -34,9 +34,7 @@ pub(crate) struct ImageId(u64);
 #[derive(Clone, Debug)]
 pub(crate) enum Whom {
     Candidate(Epoch, Task),
-    Seat(Seat),
-    /// A member that keeps its seat whether or not this succeeds.
-    Mend(Seat),
+    Seat(Box<primary::Output>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +193,7 @@ impl World {
 
     /// Nobody waits any more for images to a seat that is gone.
     pub(crate) fn give_up_image(&mut self, of: SidecarNo, seat: Seat) {
-        let gone = |image: &Image| matches!(image.whom, Whom::Seat(of) | Whom::Mend(of) if of == seat);
+        let gone = |image: &Image| matches!(&image.whom, Whom::Seat(output) if output.seat() == Some(seat));
         let images = &mut self.sidecars[of.0].images;
         let channels: Vec<ChannelId> = images.values().filter(|i| gone(i)).filter_map(|i| i.channel).collect();
         images.retain(|_, image| !gone(image));
@@ -207,22 +205,16 @@ impl World {
         if let Some(channel) = image.channel {
             self.close_sender(channel);
         }
-        let segment = image.identity.segment;
         match (image.whom, result) {
             (Whom::Candidate(epoch, task), result) => {
                 self.promotion_input(of, promotion::Input::Repaired(epoch, task, result));
             }
-            (Whom::Seat(seat), Ok(())) => self.primary_input(of, primary::Input::Installed(seat, segment)),
-            (Whom::Mend(seat), Ok(())) => self.primary_input(of, primary::Input::Mended(seat, segment)),
-            (Whom::Seat(_) | Whom::Mend(_), Err(Failure::Superseded(epoch))) => {
-                self.primary_input(of, primary::Input::Superseded(epoch));
+            (Whom::Seat(output), Ok(())) => {
+                if let Some(done) = output.done(Offset(0)) {
+                    self.primary_input(of, done);
+                }
             }
-            (Whom::Mend(seat), Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
-                self.primary_input(of, primary::Input::Unmended(seat, segment));
-            }
-            (Whom::Seat(seat), Err(Failure::ClaimedBefore(_) | Failure::Unreachable(_))) => {
-                self.primary_input(of, primary::Input::Lost(seat))
-            }
+            (Whom::Seat(output), Err(failure)) => self.seat_failed(of, &output, &failure),
         }
     }
 }

@@ -1,24 +1,21 @@
-//! Carries out what a [`Primary`] wants, posts what is appended, and acknowledges to the app.
-//!
-//! As the production sidecar does: each seat takes its orders one by one, asks for buffers beside them, and images and
-//! flushes run beside both.
+//! Executes what a [`Primary`] wants, posts what is appended, and acknowledges to the app.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::Configuration;
-use tailwind_protocol::ids::{Epoch, Lsn, MemberId, Offset, Position, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::{Caller, FlushRequest};
+use tailwind_protocol::rpc::{Caller, FenceRequest};
 use tailwind_protocol::segment::{SegmentWriter, append_size};
 
 use super::image::Whom;
 use super::queue::Micros;
 use super::seats::Link;
-use super::sidecar::{Purpose, Role};
+use super::sidecar::{Again, Purpose, Role};
 use super::store::Ask;
 use super::{SidecarNo, World, group};
 use crate::trace::{records, tell};
@@ -27,6 +24,8 @@ use crate::trace::{records, tell};
 const OPEN_PATIENCE_MS: u64 = 400;
 /// Pause between two searches for a spare.
 const RECRUIT_INTERVAL_MS: u64 = 250;
+/// Pause before a swap of unknown outcome is sent again.
+const SWAP_INTERVAL_MS: u64 = 100;
 /// Bytes of one write request at most.
 const POST_SIZE_MAX: u32 = 32 << 10;
 
@@ -46,12 +45,8 @@ pub(crate) struct Lead {
     /// Appends that wait for their ack: where each ends, and its records.
     pub(crate) unacked: VecDeque<(Position, Lsn, Lsn)>,
     pub(crate) barriers: Vec<(Post, Micros)>,
-    /// Members lost in this term, the latest last: as spares they come after all others.
-    pub(super) lost: Vec<MemberId>,
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
-    /// The swap that was sent last has had no answer.
-    pub(super) unanswered: bool,
 }
 
 impl World {
@@ -65,6 +60,7 @@ impl World {
             segment_size: tailwind_protocol::layout::SegmentSize::MIN,
             open_patience_ms: OPEN_PATIENCE_MS,
             recruit_interval_ms: RECRUIT_INTERVAL_MS,
+            swap_interval_ms: SWAP_INTERVAL_MS,
         };
         let caller = Caller { group: group(), log: config.log, epoch: config.epoch };
         let epoch = config.epoch;
@@ -82,9 +78,7 @@ impl World {
             backlog: VecDeque::new(),
             unacked: VecDeque::new(),
             barriers: Vec::new(),
-            lost: Vec::new(),
             asked: self.queue.now(),
-            unanswered: false,
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
         self.sidecars[of.0].app.begin(reference);
@@ -137,62 +131,28 @@ impl World {
         out.into_iter().for_each(|output| self.carry_out_one(of, lead, output));
     }
 
-    fn carry_out_one(&mut self, of: SidecarNo, lead: &mut Lead, output: Output) {
-        let mends = matches!(output, Output::Mend(..));
+    pub(super) fn carry_out_one(&mut self, of: SidecarNo, lead: &mut Lead, output: Output) {
+        if let Output::Connect(seat, member) = &output {
+            lead.links.insert(*seat, self.link_to(member.clone()));
+        }
+        let link = output.seat().and_then(|seat| lead.links.get(&seat));
+        let request = output.request(lead.caller.clone(), self.plan.durability);
         match output {
-            Output::Connect(seat, member) => {
-                let host = self.host_of(&member.id);
-                let link = Link {
-                    member,
-                    host,
-                    life: self.hosts[host.0].life,
-                    heard: self.queue.now(),
-                    channel: None,
-                    orders: VecDeque::new(),
-                    ordering: true,
-                    openings: VecDeque::new(),
-                    opening: true,
-                    remotes: BTreeMap::new(),
-                };
-                lead.links.insert(seat, link);
-                self.call(of, host, Request::Connect(lead.caller.clone()), Purpose::Connect(seat));
+            Output::Install(_, identity, closure) | Output::Mend(_, identity, closure) => {
+                if let Some(link) = link {
+                    let config = lead.machine.config().clone();
+                    let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();
+                    let (member, whom) = (link.member.clone(), Whom::Seat(Box::new(output)));
+                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
+                }
             }
             Output::Prepare(identity) => {
                 lead.memory.insert(identity.segment, (identity, vec![0; identity.size.bytes() as usize]));
-            }
-            Output::Open(seat, identity) => {
-                if let Some(link) = lead.links.get_mut(&seat) {
-                    link.openings.push_back(identity);
-                    self.ask_open(of, lead, seat);
-                }
-            }
-            Output::Close(seat, ..) | Output::Drop(seat, ..) | Output::Trim(seat, ..) => {
-                if let Some(link) = lead.links.get_mut(&seat) {
-                    link.orders.push_back(output);
-                    self.ask_order(of, lead, seat);
-                }
-            }
-            Output::Flush(seat, identity, end) => {
-                if let Some(link) = lead.links.get(&seat) {
-                    let request = FlushRequest { caller: lead.caller.clone(), identity, end };
-                    let purpose = Purpose::Flush(seat, identity.segment);
-                    self.call(of, link.host, Request::Flush(request), purpose);
-                }
-            }
-            Output::Install(seat, identity, closure) | Output::Mend(seat, identity, closure) => {
-                let whom = if mends { Whom::Mend(seat) } else { Whom::Seat(seat) };
-                if let Some(link) = lead.links.get(&seat) {
-                    let config = lead.machine.config().clone();
-                    let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();
-                    let member = link.member.clone();
-                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
-                }
+                self.plan_again(of, 1, Again::Prepared(identity.segment));
             }
             Output::Disconnect(seat) => {
                 if let Some(link) = lead.links.remove(&seat) {
                     tell!(self, "{} loses {}", self.sidecars[of.0].name, link.member.id);
-                    lead.lost.retain(|known| *known != link.member.id);
-                    lead.lost.push(link.member.id.clone());
                     if let Some(channel) = link.channel {
                         self.close_sender(channel);
                     }
@@ -205,13 +165,19 @@ impl World {
                 let what = records(closure.first, closure.last);
                 tell!(self, "{name}: segment {segment}, {what}, is closed everywhere");
             }
-            Output::Swap(swap) => {
-                let again = std::mem::take(&mut lead.unanswered);
-                self.ask_store(of, Ask::Swap(swap), again);
+            Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
+            Output::Survey => self.survey(of),
+            Output::Fence(member) => {
+                let request = Request::Fence(FenceRequest::of(group(), lead.machine.config()));
+                self.call(of, self.host_of(&member.id), request, Purpose::Recruit(member));
             }
-            Output::Recruit => self.ask_all(of, lead.lost.clone()),
             Output::StepDown(why) => {
                 tell!(self, "{} steps down: {why}", self.sidecars[of.0].name);
+            }
+            output => {
+                if let (Some(link), Some(request)) = (link, request) {
+                    self.call(of, link.host, request, Purpose::Seat(Box::new(output)));
+                }
             }
         }
     }

@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
 use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
-use tailwind_protocol::layout::SegmentIdentity;
-use tailwind_protocol::primary::Seat;
-use tailwind_protocol::promotion::{Failure, Task};
-use tailwind_protocol::rpc::{Inventory, Refusal};
+use tailwind_protocol::primary::{self, Seat};
+use tailwind_protocol::promotion::Task;
+use tailwind_protocol::rpc::{Failure, Inventory};
 use tailwind_protocol::standby::{Input, Round};
 
 use super::app::App;
@@ -67,8 +66,10 @@ pub(crate) enum Notice {
 /// What is tried again after a pause.
 #[derive(Clone, Debug)]
 pub(crate) enum Again {
-    Open(Seat),
-    Order(Seat),
+    /// What a member asked to hear later.
+    Output(Box<primary::Output>),
+    /// Local memory is ready.
+    Prepared(SegmentId),
     Image(ImageId),
     /// So many writes were left at the last look.
     ImageIdle(ImageId, usize),
@@ -87,10 +88,7 @@ pub(crate) enum Purpose {
     Repair(Epoch, Task),
     Recruit(MemberRef),
     Damage(Seat),
-    Connect(Seat),
-    Order(Seat),
-    Open(Seat, SegmentIdentity),
-    Flush(Seat, SegmentId),
+    Seat(Box<primary::Output>),
     Image(ImageId),
     Read,
     /// A standby asks whether enough members answer.
@@ -101,8 +99,6 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 pub(crate) struct Survey {
     pub(crate) waiting: usize,
-    /// Members that a primary had lost when it began to ask: of others an answer may be older than their loss.
-    pub(crate) lost: Vec<MemberId>,
     pub(crate) found: Vec<(MemberRef, Inventory)>,
 }
 
@@ -229,12 +225,9 @@ impl World {
             Purpose::Survey(member) => self.on_survey_answer(to, member, answer),
             Purpose::Fence(epoch, member) => self.on_fence_answer(to, epoch, member, answer),
             Purpose::Repair(epoch, task) => self.on_repair_answer(to, epoch, task, answer),
-            Purpose::Recruit(member) => self.on_recruit_answer(to, member, answer),
+            Purpose::Recruit(member) => self.on_spare_answer(to, member, answer),
             Purpose::Damage(seat) => self.on_damage_answer(to, seat, answer),
-            Purpose::Connect(seat) => self.on_connect_answer(to, seat, answer),
-            Purpose::Order(seat) => self.on_order_answer(to, seat, answer),
-            Purpose::Open(seat, identity) => self.on_open_answer(to, seat, identity, answer),
-            Purpose::Flush(seat, segment) => self.on_flush_answer(to, seat, segment, answer),
+            Purpose::Seat(output) => self.on_seat_answer(to, *output, answer),
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
             Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
@@ -245,15 +238,17 @@ impl World {
         match (&self.sidecars[to.0].role, reply) {
             (Role::Standby(_), StoreReply::Read(result)) => self.standby_input(to, Input::Read(result)),
             (Role::Candidate(_), reply) => self.on_candidate_store_reply(to, reply),
-            (Role::Primary(_), StoreReply::Swapped(outcome)) => self.on_primary_swapped(to, outcome),
+            (Role::Primary(_), StoreReply::Swapped(outcome)) => {
+                self.primary_input(to, primary::Input::Swapped(outcome));
+            }
             _ => {}
         }
     }
 
     fn try_again(&mut self, to: SidecarNo, again: Again) {
         match again {
-            Again::Open(seat) => self.ask_next_open(to, seat),
-            Again::Order(seat) => self.ask_next_order(to, seat),
+            Again::Output(output) => self.execute_again(to, *output),
+            Again::Prepared(segment) => self.primary_input(to, primary::Input::Prepared(segment)),
             Again::Image(image) => self.move_image(to, image),
             Again::ImageIdle(image, writes) => self.give_up_idle_image(to, image, writes),
             Again::Survey => self.survey(to),
@@ -338,13 +333,8 @@ impl World {
 
     /// Asks every backup what it holds.
     pub(crate) fn survey(&mut self, of: SidecarNo) {
-        self.ask_all(of, Vec::new());
-    }
-
-    /// The same for a primary that has lost these members.
-    pub(super) fn ask_all(&mut self, of: SidecarNo, lost: Vec<MemberId>) {
         let hosts: Vec<(HostNo, MemberRef)> = self.hosts.iter().map(|host| (host.no, host.reference())).collect();
-        self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), lost, found: Vec::new() });
+        self.sidecars[of.0].survey = Some(Survey { waiting: hosts.len(), found: Vec::new() });
         for (host, member) in hosts {
             self.call(of, host, tailwind_protocol::backup::Request::Inventory(None), Purpose::Survey(member));
         }
@@ -357,12 +347,15 @@ impl World {
             survey.found.push((MemberRef { boot: inventory.boot, ..member }, inventory));
         }
         if survey.waiting == 0
-            && let Some(Survey { mut found, lost, .. }) = self.sidecars[of.0].survey.take()
+            && let Some(Survey { mut found, .. }) = self.sidecars[of.0].survey.take()
         {
             found.sort_by(|(a, _), (b, _)| a.id.cmp(&b.id));
             match self.sidecars[of.0].role {
                 Role::Candidate(_) => self.on_candidate_surveyed(of, found),
-                _ => self.on_spares_found(of, found, &lost),
+                _ => {
+                    let found = found.into_iter().map(|(member, _)| member).collect();
+                    self.primary_input(of, primary::Input::Surveyed(found));
+                }
             }
         }
     }
@@ -375,9 +368,7 @@ impl World {
 /// What a failed call means.
 pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
     match answer {
-        Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
-        Ok(Answer::Refused(Refusal::ClaimedBefore { promised })) => Failure::ClaimedBefore(promised),
-        Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
+        Ok(Answer::Refused(refusal)) => refusal.into(),
         Ok(_) => Failure::Unreachable("not an answer to this".to_owned()),
         Err(Silence::Late) => Failure::Unreachable("no answer in time".to_owned()),
         Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),

@@ -63,7 +63,7 @@ impl World {
     fn carry_standby(&mut self, of: SidecarNo, out: Vec<Output>) {
         for output in out {
             match output {
-                Output::ReadConfig => self.ask_store(of, Ask::Read, false),
+                Output::ReadConfig => self.ask_store(of, Ask::Read),
                 Output::Follow(round, config) => {
                     if let Role::Standby(following) = &mut self.sidecars[of.0].role {
                         following.primary = Some((round, config.primary.id.clone(), config.stamp()));

@@ -14,8 +14,6 @@ use crate::trace::{names, tell};
 
 /// How long a caller waits for the store.
 const STORE_TIMEOUT: Micros = 200 * MS;
-/// Pause before a swap of unknown outcome is sent again.
-const SWAP_AGAIN: Micros = 100 * MS;
 
 /// What is asked of the store.
 #[derive(Clone, Debug)]
@@ -76,8 +74,8 @@ impl Store {
 }
 
 impl World {
-    /// Asks the store; exactly one answer comes, if only that there was none. `again`: after a pause.
-    pub(crate) fn ask_store(&mut self, from: SidecarNo, ask: Ask, again: bool) {
+    /// Asks the store; exactly one answer comes, if only that there was none.
+    pub(crate) fn ask_store(&mut self, from: SidecarNo, ask: Ask) {
         let sidecar = &mut self.sidecars[from.0];
         let (life, term, number) = (sidecar.life, sidecar.term, self.queue.count());
         sidecar.store_calls.push(number);
@@ -90,16 +88,15 @@ impl World {
             Ask::Read => StoreReply::Read(Err("no answer".to_owned())),
             Ask::Swap(_) => StoreReply::Swapped(SwapOutcome::Unknown),
         };
-        let pause = if again { SWAP_AGAIN } else { 0 };
         let late = Notice::Store(term, number, Box::new(late));
-        self.queue.plan(pause + STORE_TIMEOUT, Event::Sidecar(from, life, late));
+        self.queue.plan(STORE_TIMEOUT, Event::Sidecar(from, life, late));
         if self.store.cut.contains(&from) {
             return;
         }
         let slow = if self.strikes(Fault::StoreSlow, 60) { self.random.within(1, 900) * MS } else { 0 };
         let takes = self.random.within(300, 4000);
         let call = StoreCall { from, life, term, number, ask };
-        self.queue.plan(pause + takes + slow, Event::Store(Box::new(call)));
+        self.queue.plan(takes + slow, Event::Store(Box::new(call)));
     }
 
     /// The moment at which a call is carried out.

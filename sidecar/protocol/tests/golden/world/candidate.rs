@@ -4,8 +4,8 @@ use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{LogId, SidecarId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Task};
-use tailwind_protocol::rpc::{CloseRequest, DropRequest, FenceRequest, Refusal, TrimRequest};
+use tailwind_protocol::promotion::{Input, Output, Promotion, Task};
+use tailwind_protocol::rpc::{CloseRequest, DropRequest, Failure, FenceRequest, TrimRequest};
 
 use super::host::Answer;
 use super::network::{Ask, Image, Message, Silence, Then, Whom};
@@ -145,8 +145,7 @@ impl World {
 /// What a candidate makes of anything but success.
 pub(crate) fn failure(answer: Result<Answer, Silence>) -> Failure {
     match answer {
-        Ok(Answer::Refused(Refusal::Fenced { promised })) => Failure::Superseded(promised),
-        Ok(Answer::Refused(refusal)) => Failure::Unreachable(refusal.to_string()),
+        Ok(Answer::Refused(refusal)) => refusal.into(),
         Ok(other) => panic!("{other:?} is no answer to this"),
         Err(Silence::Lost) => Failure::Unreachable("no answer in time".to_owned()),
         Err(Silence::Gone) => Failure::Unreachable("no connection".to_owned()),

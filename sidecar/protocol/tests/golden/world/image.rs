@@ -1,10 +1,10 @@
 //! Copying a closed segment from one backup to another: fetch, lend, write, close.
 
 use tailwind_protocol::backup::Request;
-use tailwind_protocol::ids::{MemberId, SegmentId, SidecarId};
-use tailwind_protocol::primary;
-use tailwind_protocol::promotion::{self, Failure};
-use tailwind_protocol::rpc::{CloseRequest, FetchRequest, OpenRequest, Purpose, Refusal};
+use tailwind_protocol::ids::{MemberId, Offset, SegmentId, SidecarId};
+use tailwind_protocol::primary::Output;
+use tailwind_protocol::promotion;
+use tailwind_protocol::rpc::{CloseRequest, Failure, FetchRequest, OpenRequest, Purpose, Refusal};
 
 use super::host::Answer;
 use super::network::{Image, Message, Silence, Then, Whom};
@@ -57,9 +57,10 @@ impl World {
                     Whom::Candidate(epoch, task) => {
                         self.promotion_input(&by, promotion::Input::Repaired(epoch, task, Ok(())));
                     }
-                    Whom::Mend(seat) => self.primary_input(&by, primary::Input::Mended(seat, image.identity.segment)),
-                    Whom::Primary(seat) => {
-                        self.primary_input(&by, primary::Input::Installed(seat, image.identity.segment));
+                    Whom::Primary(output) => {
+                        if let Some(done) = output.done(Offset(0)) {
+                            self.primary_input(&by, done);
+                        }
                     }
                 }
             }
@@ -85,15 +86,12 @@ impl World {
             Whom::Candidate(epoch, task) => {
                 self.promotion_input(by, promotion::Input::Repaired(epoch, task, Err(failure)));
             }
-            Whom::Primary(_) | Whom::Mend(_) if matches!(failure, Failure::Superseded(_)) => {
-                self.superseded(by, &failure)
+            Whom::Primary(output) => {
+                if matches!((&*output, &failure), (Output::Mend(..), Failure::Unreachable(_))) {
+                    self.tell(format!("{by} cannot mend segment {} at {}", image.identity.segment, image.target));
+                }
+                self.seat_failed(by, &output, &failure, "it could not be given a segment");
             }
-            Whom::Mend(seat) => {
-                let segment = image.identity.segment;
-                self.tell(format!("{by} cannot mend segment {segment} at {}", image.target));
-                self.primary_input(by, primary::Input::Unmended(seat, segment));
-            }
-            Whom::Primary(seat) => self.lose_seat(by, seat, "it could not be given a segment"),
         }
     }
 }

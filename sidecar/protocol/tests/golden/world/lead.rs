@@ -3,14 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::backup::{self, Request};
-use tailwind_protocol::config::Configuration;
+use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn, MemberId, Offset, Position, SidecarId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::recovery::{ClosedSegment, Reference};
-use tailwind_protocol::rpc::{
-    CloseRequest, DropRequest, FenceRequest, FlushRequest, OpenRequest, Purpose, Refusal, TrimRequest,
-};
+use tailwind_protocol::rpc::{Failure, FenceRequest, Refusal};
 use tailwind_protocol::scan::Scanner;
 use tailwind_protocol::segment::{SegmentWriter, append_size};
 
@@ -99,12 +97,6 @@ impl World {
         self.carry_primary(name, out);
     }
 
-    pub(crate) fn superseded(&mut self, name: &SidecarId, failure: &tailwind_protocol::promotion::Failure) {
-        if let tailwind_protocol::promotion::Failure::Superseded(epoch) = failure {
-            self.primary_input(name, Input::Superseded(*epoch));
-        }
-    }
-
     pub(crate) fn lose_seat(&mut self, name: &SidecarId, seat: Seat, why: &str) {
         let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
         if let Some(channel) = lead.channels.get(&seat) {
@@ -121,33 +113,27 @@ impl World {
         self.pump(name);
     }
 
-    fn carry_primary_output(&mut self, name: &SidecarId, output: Output) {
-        let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
+    pub(super) fn carry_primary_output(&mut self, name: &SidecarId, output: Output) {
+        let durability = self.options.durability;
+        let Some(lead) = self.sidecar(name).lead() else { return };
+        let caller = self.caller(lead.machine.config().log, lead.epoch);
+        let (group, request) = (caller.group.clone(), output.request(caller, durability));
+        let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
+        if let Output::Connect(seat, member) = &output {
+            let channel = Channel { member: member.clone(), life: None, later: Vec::new(), lendings: BTreeMap::new() };
+            lead.channels.insert(*seat, channel);
+        }
+        let member = output.seat().and_then(|seat| lead.channels.get(&seat)).map(|channel| channel.member.clone());
         match output {
-            Output::Connect(seat, ref member) => {
-                let (member, todo) = (member.clone(), VecDeque::from([output]));
-                let lendings = BTreeMap::new();
-                let channel = Channel { member, life: None, todo, busy: None, no_buffer: false, lendings };
-                lead.channels.insert(seat, channel);
-            }
             Output::Prepare(identity) => {
                 lead.memory.insert(identity.segment, vec![0; identity.size.bytes() as usize]);
+                self.primary_input(name, Input::Prepared(identity.segment));
             }
-            Output::Open(seat, ..)
-            | Output::Close(seat, ..)
-            | Output::Drop(seat, ..)
-            | Output::Flush(seat, ..)
-            | Output::Trim(seat, ..) => {
-                let channel = lead.channels.get_mut(&seat).expect("the seat is connected");
-                channel.todo.push_back(output);
-            }
-            Output::Install(seat, identity, closure) | Output::Mend(seat, identity, closure) => {
-                let mends = matches!(output, Output::Mend(..));
-                let whom = if mends { Whom::Mend(seat) } else { Whom::Primary(seat) };
+            Output::Install(_, identity, closure) | Output::Mend(_, identity, closure) => {
+                let Some(member) = member else { return };
                 let config = lead.machine.config().clone();
-                let member = lead.channels[&seat].member.clone();
                 let sources = config.members.iter().map(|member| member.id.clone()).collect();
-                self.install(name, &config, &member, (identity, closure), sources, whom);
+                self.install(name, &config, &member, (identity, closure), sources, Whom::Primary(Box::new(output)));
             }
             Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
             Output::Forget(segment, closure) => {
@@ -155,32 +141,33 @@ impl World {
                 self.tell(format!("{name}: segment {segment}, {}, is closed everywhere", tale::records(&closure)));
             }
             Output::Swap(swap) => self.call_store(name, Ask::Swap(swap)),
-            Output::Recruit => self.recruit(name),
+            Output::Survey => self.survey(name),
+            Output::Fence(member) => {
+                let request = Request::Fence(FenceRequest::of(group, lead.machine.config()));
+                self.send(name, &member.id.clone(), request, Then::Recruit(member));
+            }
             Output::StepDown(why) => {
                 self.tell(format!("{name} steps down: {why}"));
                 self.sidecar_mut(name).become_role(Role::Standby);
             }
+            output => {
+                if let (Some(member), Some(request)) = (member, request) {
+                    self.send(name, &member.id, request, Then::Seat(Box::new(output)));
+                }
+            }
         }
     }
 
-    fn recruit(&mut self, name: &SidecarId) {
+    fn survey(&mut self, name: &SidecarId) {
         let Some(lead) = self.sidecar(name).lead() else { return };
-        let config = lead.machine.config().clone();
-        let live = lead.machine.roster().filter(|(_, _, lost, _)| !lost);
-        let seated: Vec<_> = live.map(|(member, ..)| member.id.clone()).collect();
         let reachable = |host: &&super::Host| host.is_up() && !self.is_cut(name, &host.name);
-        let found = self.hosts.values().filter(reachable).filter(|host| !seated.contains(&host.name));
-        let found = found.map(super::Host::reference);
-        let (returned, spares): (Vec<_>, Vec<_>) = found.partition(|found| config.members.contains(found));
-        for member in returned {
+        let found: Vec<MemberRef> = self.hosts.values().filter(reachable).map(super::Host::reference).collect();
+        let lost: Vec<_> =
+            lead.machine.roster().filter(|(_, _, lost, _)| *lost).map(|(member, ..)| member.clone()).collect();
+        for member in found.iter().filter(|found| lost.contains(found)) {
             self.tell(format!("{name} meets {} again", member.id));
-            self.primary_input(name, Input::Returned(member));
         }
-        let Some(spare) = spares.into_iter().next() else {
-            return self.primary_input(name, Input::NoSpare);
-        };
-        let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
-        self.send(name, &spare.id.clone(), Request::Fence(request), Then::Recruit(spare));
+        self.primary_input(name, Input::Surveyed(found));
     }
 
     /// A primary asks its members what is corrupt there.
@@ -203,97 +190,55 @@ impl World {
 
     pub(crate) fn on_recruit_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
         let Then::Recruit(member) = message.then else { return };
-        match answer {
+        let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
                 self.tell(format!("{} recruits {}: {}", message.from, message.to, tale::inventory(&inventory)));
-                let member = tailwind_protocol::config::MemberRef { boot: inventory.boot, ..member };
-                self.primary_input(&message.from, Input::Recruited(member, inventory));
+                Ok(inventory)
             }
-            other => match super::candidate::failure(other) {
-                failure @ tailwind_protocol::promotion::Failure::Superseded(_) => {
-                    self.superseded(&message.from, &failure);
-                }
-                _ => self.primary_input(&message.from, Input::NoSpare),
-            },
-        }
+            other => Err(super::candidate::failure(other)),
+        };
+        self.primary_input(&message.from, Input::Fenced(member, result));
     }
 
-    /// Sends the next request of every channel that has none under way.
-    fn work_channels(&mut self, name: &SidecarId) {
-        let durability = self.options.durability;
-        let Some(lead) = self.sidecar(name).lead() else { return };
-        let log = lead.machine.config().log;
-        let caller = self.caller(log, lead.epoch);
-        let mut messages = Vec::new();
-        let lead = self.sidecar_mut(name).lead_mut().expect("just seen");
-        for (seat, channel) in lead.channels.iter_mut().filter(|(_, channel)| channel.busy.is_none()) {
-            let waits = |output: &Output| channel.no_buffer && matches!(output, Output::Open(..));
-            let Some(at) = channel.todo.iter().position(|output| !waits(output)) else { continue };
-            let next = &channel.todo[at];
-            let caller = caller.clone();
-            let request = match next {
-                Output::Connect(..) => Request::Connect(caller),
-                Output::Open(_, identity) => {
-                    let (identity, purpose) = (*identity, Purpose::Append);
-                    Request::Open(OpenRequest { caller, identity, purpose, durability })
-                }
-                Output::Close(_, identity, closure) => {
-                    Request::Close(CloseRequest { caller, identity: *identity, closure: *closure })
-                }
-                Output::Drop(_, copies) => Request::Drop(DropRequest { caller, copies: copies.clone() }),
-                Output::Flush(_, identity, end) => {
-                    Request::Flush(FlushRequest { caller, identity: *identity, end: *end })
-                }
-                Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below: *below }),
-                other => unreachable!("{other:?} is not asked of a member"),
-            };
-            channel.busy = Some(at);
-            messages.push((channel.member.id.clone(), request, Then::Channel(*seat)));
-        }
-        for (to, request, then) in messages {
-            self.send(name, &to, request, then);
-        }
-    }
-
-    pub(crate) fn on_channel_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
-        let Then::Channel(seat) = message.then else { return };
+    /// A member has answered what it was asked for an output.
+    pub(crate) fn on_seat_answer(&mut self, message: Message, answer: Result<Answer, Silence>) {
+        let Then::Seat(output) = message.then else { return };
         let (name, member) = (&message.from, self.host(&message.to));
         let (life, boot, up) = (member.life, member.boot, member.is_up());
+        let Some(seat) = output.seat() else { return };
         let Some(lead) = self.sidecar_mut(name).lead_mut() else { return };
         let Some(channel) = lead.channels.get_mut(&seat) else { return };
-        let Some(at) = channel.busy.take() else { return };
-        let input = match (channel.todo.get(at), &answer) {
-            (_, Err(Silence::Lost)) => return,
+        let mut flushed = Offset(0);
+        match (&*output, answer) {
+            // Asked again.
+            (_, Err(Silence::Lost)) => return self.carry_primary_output(name, *output),
             (_, Err(Silence::Gone)) => return self.lose_seat(name, seat, "no connection"),
-            (_, Ok(Answer::Refused(Refusal::Fenced { promised }))) => Some(Input::Superseded(*promised)),
-            (_, Ok(Answer::Refused(Refusal::RetryLater { .. }))) => {
-                channel.no_buffer = true;
-                return self.pump(name);
+            (_, Ok(Answer::Refused(Refusal::RetryLater { .. }))) => return channel.later.push(*output),
+            (_, Ok(Answer::Refused(refusal))) => {
+                let why = refusal.to_string();
+                return self.seat_failed(name, &output, &refusal.into(), &why);
             }
-            (_, Ok(Answer::Refused(refusal))) => return self.lose_seat(name, seat, &refusal.to_string()),
             // With another process or another memory behind the name, this is not the member that was meant.
-            (Some(Output::Connect(_, reference)), _) if reference.boot != boot || !up => {
+            (Output::Connect(_, reference), _) if reference.boot != boot || !up => {
                 return self.lose_seat(name, seat, "its memory is new");
             }
-            (Some(Output::Connect(..)), _) => {
-                channel.life = Some(life);
-                None
+            (Output::Connect(..), _) => channel.life = Some(life),
+            (Output::Open(_, identity), Ok(Answer::Granted(slot, key))) => {
+                channel.lendings.insert(identity.segment, (slot, key));
             }
-            (Some(Output::Open(_, identity)), Ok(Answer::Granted(slot, key))) => {
-                channel.lendings.insert(identity.segment, (*slot, *key));
-                Some(Input::Opened(seat, identity.segment))
-            }
-            (Some(Output::Trim(..) | Output::Drop(..)), _) => Some(Input::Tidied(seat)),
-            (Some(Output::Close(_, identity, _)), _) => Some(Input::Closed(seat, identity.segment)),
-            (Some(Output::Flush(_, identity, _)), Ok(Answer::Flushed(end))) => {
-                Some(Input::Flushed(seat, Position::new(identity.segment, *end)))
-            }
-            _ => None,
-        };
-        channel.todo.remove(at);
-        match input {
+            (_, Ok(Answer::Flushed(end))) => flushed = end,
+            _ => {}
+        }
+        if let Some(done) = output.done(flushed) {
+            self.primary_input(name, done);
+        }
+    }
+
+    pub(super) fn seat_failed(&mut self, name: &SidecarId, output: &Output, failure: &Failure, why: &str) {
+        match output.failed(failure) {
+            Some(Input::Lost(seat)) => self.lose_seat(name, seat, why),
             Some(input) => self.primary_input(name, input),
-            None => self.pump(name),
+            None => {}
         }
     }
 
@@ -306,7 +251,7 @@ impl World {
         self.pump(name);
     }
 
-    /// One turn of the append path: place, post, acknowledge, and ask what else there is to do.
+    /// One turn of the append path: place, post, acknowledge.
     pub(crate) fn pump(&mut self, name: &SidecarId) {
         if self.sidecar(name).paused {
             return;
@@ -318,10 +263,9 @@ impl World {
             lead.machine.turn(&mut out);
         }
         self.acknowledge(name);
-        if out.is_empty() {
-            return self.work_channels(name);
+        if !out.is_empty() {
+            self.carry_primary(name, out);
         }
-        self.carry_primary(name, out);
     }
 
     /// Places the oldest waiting append; false when there is none, or no room for it now.

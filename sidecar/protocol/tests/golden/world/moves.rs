@@ -8,11 +8,8 @@ use tailwind_protocol::promotion;
 
 use super::host::Answer;
 use super::network::{Ask, Call, Message, Reply, Silence, Then, name as request_name};
-use super::sidecar::{Role, Sidecar};
+use super::sidecar::Role;
 use super::{World, tale};
-
-/// Pause before a call to the store that had no answer is made again.
-const STORE_PAUSE_MS: u64 = 100;
 
 /// Moves after which a world that still moves is taken to be running in circles.
 const MOVES_MAX: u32 = 20_000;
@@ -124,7 +121,7 @@ impl World {
                 Then::Repair(..) => self.on_repair_answer(*message, answer),
                 Then::Damage(seat) => self.on_damage_answer(&message, seat, answer),
                 Then::Recruit(_) => self.on_recruit_answer(*message, answer),
-                Then::Channel(_) => self.on_channel_answer(*message, answer),
+                Then::Seat(_) => self.on_seat_answer(*message, answer),
                 Then::Fetched(_) | Then::Granted(_) | Then::Sealed(_) => self.on_image_answer(*message, answer),
                 Then::Nothing => {}
             },
@@ -141,17 +138,13 @@ impl World {
     }
 
     pub(super) fn call_store(&mut self, from: &SidecarId, what: Ask) {
-        // The same swap again means that there was no answer: make it after a pause.
-        let again = self.sidecar(from).unanswered;
-        let due = if again { self.now.plus(STORE_PAUSE_MS) } else { self.now };
         let life = self.sidecar(from).life;
-        self.network.calls.push_back(Call { from: from.clone(), life, due, what });
+        self.network.calls.push_back(Call { from: from.clone(), life, what });
     }
 
-    /// Moves the oldest call to the config store that is due; false when there is none.
+    /// Moves the oldest call to the config store; false when there is none.
     pub(crate) fn move_call(&mut self) -> bool {
-        let Some(at) = self.network.calls.iter().position(|call| call.due <= self.now) else { return false };
-        let call = self.network.calls.remove(at).expect("just seen");
+        let Some(call) = self.network.calls.pop_front() else { return false };
         let reply = match call.what {
             Ask::Read => Reply::Read(self.store.read()),
             Ask::Swap(swap) => {
@@ -169,10 +162,7 @@ impl World {
                 Reply::Swapped(outcome)
             }
         };
-        let unanswered = matches!(reply, Reply::Swapped(SwapOutcome::Unknown));
-        self.sidecar_mut(&call.from).unanswered = unanswered;
         self.hand_over(&call.from, call.life, reply);
-        self.sidecar_mut(&call.from).unanswered = false;
         true
     }
 
@@ -230,8 +220,14 @@ impl World {
     pub(crate) fn tick(&mut self, ms: u64) {
         self.now = self.now.plus(ms);
         self.notice_losses();
-        for lead in self.sidecars.values_mut().filter_map(Sidecar::lead_mut) {
-            lead.channels.values_mut().for_each(|channel| channel.no_buffer = false);
+        let mut later = Vec::new();
+        for sidecar in self.sidecars.values_mut() {
+            let name = sidecar.name.clone();
+            let channels = sidecar.lead_mut().into_iter().flat_map(|lead| lead.channels.values_mut());
+            later.extend(channels.flat_map(|channel| channel.later.drain(..)).map(|output| (name.clone(), output)));
+        }
+        for (name, output) in later {
+            self.carry_primary_output(&name, output);
         }
         let hosts: Vec<MemberId> = self.hosts.keys().cloned().collect();
         for name in hosts {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
-use tailwind_protocol::config::{Configuration, MemberRef, Swap, SwapOutcome, Time};
+use tailwind_protocol::config::{Configuration, MemberRef, Swap, SwapOutcome};
 use tailwind_protocol::ids::{Epoch, MemberId, Offset, SegmentId, SidecarId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::primary::Seat;
+use tailwind_protocol::primary::{Output, Seat};
 use tailwind_protocol::promotion::Task;
 
 use super::host::{Answer, Key};
@@ -32,8 +32,8 @@ pub(crate) enum Then {
     Recruit(MemberRef),
     /// A primary's question what is corrupt at a member.
     Damage(Seat),
-    /// The front of the channel's list.
-    Channel(Seat),
+    /// What a primary wants of a member.
+    Seat(Box<Output>),
     /// A step of copying an image.
     Fetched(Image),
     Granted(Image),
@@ -58,9 +58,7 @@ pub(crate) struct Image {
 #[derive(Clone, Debug)]
 pub(crate) enum Whom {
     Candidate(Epoch, Task),
-    Primary(Seat),
-    /// A primary that has a copy mended.
-    Mend(Seat),
+    Primary(Box<Output>),
 }
 
 /// Why there is no answer.
@@ -87,7 +85,6 @@ pub(crate) enum Reply {
 pub(crate) struct Call {
     pub(crate) from: SidecarId,
     pub(crate) life: u32,
-    pub(crate) due: Time,
     pub(crate) what: Ask,
 }
 

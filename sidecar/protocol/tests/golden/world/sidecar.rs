@@ -36,8 +36,6 @@ pub(crate) struct Sidecar {
     pub(crate) waiting: String,
     /// What each backup answered to its last fence.
     pub(crate) heard: BTreeMap<MemberId, String>,
-    /// The config store has just failed to answer.
-    pub(crate) unanswered: bool,
 }
 
 impl Sidecar {
@@ -50,7 +48,6 @@ impl Sidecar {
             inbox: VecDeque::new(),
             waiting: String::new(),
             heard: BTreeMap::new(),
-            unanswered: false,
         }
     }
 
@@ -101,11 +98,7 @@ pub(crate) struct Channel {
     pub(crate) member: MemberRef,
     /// The member's process that accepted the channel.
     pub(crate) life: Option<u32>,
-    /// What is asked of the member, carried out in order.
-    pub(crate) todo: VecDeque<Output>,
-    /// This one of `todo` has been sent.
-    pub(crate) busy: Option<usize>,
-    /// The member has no buffer to lend now: until the next tick closes overtake opens.
-    pub(crate) no_buffer: bool,
+    /// What the member wants to be asked again, at the next tick.
+    pub(crate) later: Vec<Output>,
     pub(crate) lendings: BTreeMap<SegmentId, (Slot, Key)>,
 }

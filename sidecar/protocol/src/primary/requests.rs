@@ -1,0 +1,76 @@
+//! What a member is asked for an [`Output`], and what the machine is told of the answer.
+//!
+//! Called by whoever executes outputs.
+
+use crate::backup::Request;
+use crate::config::Durability;
+use crate::ids::{Offset, Position};
+use crate::rpc::{Caller, CloseRequest, DropRequest, Failure, FlushRequest, OpenRequest, Purpose, TrimRequest};
+
+use super::{Input, Output, Seat};
+
+impl Output {
+    /// The seat that it concerns.
+    pub fn seat(&self) -> Option<Seat> {
+        match self {
+            Output::Connect(seat, _)
+            | Output::Open(seat, _)
+            | Output::Close(seat, ..)
+            | Output::Install(seat, ..)
+            | Output::Mend(seat, ..)
+            | Output::Drop(seat, _)
+            | Output::Flush(seat, ..)
+            | Output::Trim(seat, _)
+            | Output::Disconnect(seat) => Some(*seat),
+            Output::Prepare(_)
+            | Output::Forget(..)
+            | Output::Swap(_)
+            | Output::Survey
+            | Output::Fence(_)
+            | Output::StepDown(_) => None,
+        }
+    }
+
+    /// The request to the member, where one request is all there is to it.
+    pub fn request(&self, caller: Caller, durability: Durability) -> Option<Request> {
+        Some(match *self {
+            Output::Connect(..) => Request::Connect(caller),
+            Output::Open(_, identity) => {
+                Request::Open(OpenRequest { caller, identity, purpose: Purpose::Append, durability })
+            }
+            Output::Close(_, identity, closure) => Request::Close(CloseRequest { caller, identity, closure }),
+            Output::Drop(_, ref copies) => Request::Drop(DropRequest { caller, copies: copies.clone() }),
+            Output::Flush(_, identity, end) => Request::Flush(FlushRequest { caller, identity, end }),
+            Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below }),
+            _ => return None,
+        })
+    }
+
+    /// What the machine is told once this is done. `flushed` is how far a flush came.
+    pub fn done(&self, flushed: Offset) -> Option<Input> {
+        Some(match self {
+            Output::Connect(seat, _) => Input::Connected(*seat),
+            Output::Prepare(identity) => Input::Prepared(identity.segment),
+            Output::Open(seat, identity) => Input::Opened(*seat, identity.segment),
+            Output::Close(seat, identity, _) => Input::Closed(*seat, identity.segment),
+            Output::Install(seat, identity, _) => Input::Installed(*seat, identity.segment),
+            Output::Mend(seat, identity, _) => Input::Mended(*seat, identity.segment),
+            Output::Drop(seat, _) | Output::Trim(seat, _) => Input::Tidied(*seat),
+            // What was asked for has completed; nothing that the member says makes more of it.
+            Output::Flush(seat, identity, end) => {
+                Input::Flushed(*seat, Position::new(identity.segment, flushed.min(*end)))
+            }
+            _ => return None,
+        })
+    }
+
+    /// What the machine is told when this has failed. A member that refuses its own claim is lost as well: only a promotion
+    /// can see to that.
+    pub fn failed(&self, failure: &Failure) -> Option<Input> {
+        match (self, failure) {
+            (_, Failure::Superseded(epoch)) => Some(Input::Superseded(*epoch)),
+            (Output::Mend(seat, identity, _), _) => Some(Input::Unmended(*seat, identity.segment)),
+            (output, _) => output.seat().map(Input::Lost),
+        }
+    }
+}
