@@ -5,11 +5,13 @@
 //!
 //! 1. Everything that a member is asked waits for its channel.
 //! 2. Closes, drops and trims of one member go one at a time, in the order in which the machine wanted them.
-//! 3. Opens of one member go one at a time too, since a later one counts as proof of all before; but in a lane of their own.
-//!    A member without a free buffer may have to be asked for long, and the close that frees one must not wait behind that.
+//! 3. Opens of one member go one at a time too, since a later one counts as proof of all before; but in a lane of their own. A
+//!    member without a free buffer may have to be asked for long, and the close that frees one must not wait behind that; nor
+//!    must the next segment wait for a close that waits for a disk. But a drop makes room for the opens behind it.
 //! 4. An open waits until local memory for the segment is there.
-//! 5. Flushes go at once: the machine has one under way for each member.
-//! 6. Copies of closed segments go beside everything else, but only so many at a time over all members.
+//! 5. Copies of closed segments wait for the closes, drops and trims before them, and go beside everything else, but only so
+//!    many at a time over all members.
+//! 6. Flushes go at once; the machine has one under way for each member.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -32,15 +34,24 @@ pub(super) struct Lanes {
     mends: Copies,
 }
 
-/// One member's lanes. Bounded by what the machine can want: an open for each open segment, a close for each segment, a drop,
+/// One member's lanes. Bounded by what the machine can want: an open, a flush, a close and an image for each segment, a drop,
 /// and at most one trim between two of those.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct SeatLanes {
     connected: bool,
+    /// What waits for the channel, or for a close, drop or trim.
     orders: VecDeque<Output>,
-    ordering: bool,
+    under_way: Option<Order>,
     opens: VecDeque<Output>,
     opening: bool,
+}
+
+/// What goes one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Order {
+    Close,
+    /// A drop or a trim: nothing overtakes it.
+    Tidy,
 }
 
 /// Copies of closed segments: at most one for each closed segment and member.
@@ -57,7 +68,7 @@ impl Lanes {
             Input::Connected(seat) => self.with(*seat, |lanes| lanes.connected = true),
             Input::Prepared(segment) => drop(self.preparing.remove(segment)),
             Input::Opened(seat, _) => self.with(*seat, |lanes| lanes.opening = false),
-            Input::Closed(seat, _) | Input::Tidied(seat) => self.with(*seat, |lanes| lanes.ordering = false),
+            Input::Closed(seat, _) | Input::Tidied(seat) => self.with(*seat, |lanes| lanes.under_way = None),
             Input::Installed(seat, segment) => self.installs.end(*seat, *segment),
             Input::Mended(seat, segment) | Input::Unmended(seat, segment) => self.mends.end(*seat, *segment),
             _ => {}
@@ -75,27 +86,42 @@ impl Lanes {
     fn admit(&mut self, output: Output, out: &mut Vec<Output>) {
         match &output {
             Output::Connect(seat, _) => drop(self.seats.insert(*seat, SeatLanes::default())),
-            Output::Prepare(identity) => drop(self.preparing.insert(identity.segment)),
             Output::Disconnect(seat) => self.forget(*seat),
-            Output::Open(seat, _) => return self.with(*seat, |lanes| lanes.opens.push_back(output)),
-            Output::Close(seat, ..) | Output::Drop(seat, _) => {
-                return self.with(*seat, |lanes| lanes.orders.push_back(output));
+            Output::Prepare(identity) => drop(self.preparing.insert(identity.segment)),
+            other => {
+                if let Some(seat) = other.seat() {
+                    // Nothing is wanted of a seat that is gone.
+                    return self.with(seat, |lanes| lanes.push(output));
+                }
             }
-            Output::Trim(seat, _) => return self.with(*seat, |lanes| lanes.trim(output)),
-            Output::Install(seat, ..) => return self.installs.waiting.push_back((*seat, output)),
-            Output::Mend(seat, ..) => return self.mends.waiting.push_back((*seat, output)),
-            _ => {}
         }
         out.push(output);
     }
 
     fn release(&mut self, out: &mut Vec<Output>) {
-        for lanes in self.seats.values_mut().filter(|lanes| lanes.connected) {
-            lanes.release(&self.preparing, out);
+        let Lanes { seats, preparing, installs, mends } = self;
+        for (seat, lanes) in seats.iter_mut().filter(|(_, lanes)| lanes.connected) {
+            for next in lanes.take_due() {
+                match next {
+                    Output::Open(..) => lanes.opens.push_back(next),
+                    Output::Install(..) => installs.waiting.push_back((*seat, next)),
+                    Output::Mend(..) => mends.waiting.push_back((*seat, next)),
+                    next => out.push(next),
+                }
+            }
+            let prepared = |open: &mut Output| match open {
+                Output::Open(_, identity) => !preparing.contains(&identity.segment),
+                _ => true,
+            };
+            if !lanes.opening
+                && let Some(open) = lanes.opens.pop_front_if(prepared)
+            {
+                lanes.opening = true;
+                out.push(open);
+            }
         }
-        let connected = |seat: &Seat| self.seats.get(seat).is_some_and(|lanes| lanes.connected);
-        self.installs.release(INSTALLS_MAX, connected, out);
-        self.mends.release(MENDS_AT_ONCE, connected, out);
+        installs.release(INSTALLS_MAX, out);
+        mends.release(MENDS_AT_ONCE, out);
     }
 
     fn forget(&mut self, seat: Seat) {
@@ -104,7 +130,6 @@ impl Lanes {
         self.mends.forget(seat);
     }
 
-    /// Nothing is wanted of a seat that is gone.
     fn with(&mut self, seat: Seat, work: impl FnOnce(&mut SeatLanes)) {
         self.seats.get_mut(&seat).map(work);
     }
@@ -113,38 +138,53 @@ impl Lanes {
 impl SeatLanes {
     /// A trim covers the one before it, unless something stands between the two: a buffer that was left behind is given back
     /// by the trim that follows a close.
-    fn trim(&mut self, output: Output) {
-        match self.orders.back_mut() {
-            Some(last @ Output::Trim(..)) => *last = output,
+    fn push(&mut self, output: Output) {
+        match (self.orders.back_mut(), &output) {
+            (Some(last @ Output::Trim(..)), Output::Trim(..)) => *last = output,
             _ => self.orders.push_back(output),
         }
     }
 
-    fn release(&mut self, preparing: &BTreeSet<SegmentId>, out: &mut Vec<Output>) {
-        if !self.ordering
-            && let Some(next) = self.orders.pop_front()
-        {
-            self.ordering = true;
-            out.push(next);
+    /// What need not wait any more.
+    fn take_due(&mut self) -> Vec<Output> {
+        let mut due = Vec::new();
+        let mut blocked = self.under_way;
+        for output in std::mem::take(&mut self.orders) {
+            let order = Order::of(&output);
+            let waits = match (&output, blocked) {
+                (_, None) => false,
+                (Output::Open(..), Some(order)) => order == Order::Tidy,
+                (Output::Flush(..), _) => false,
+                (_, Some(_)) => true,
+            };
+            if waits {
+                blocked = blocked.max(order);
+                self.orders.push_back(output);
+                continue;
+            }
+            if order.is_some() {
+                (self.under_way, blocked) = (order, order);
+            }
+            due.push(output);
         }
-        let prepared = |output: &mut Output| match output {
-            Output::Open(_, identity) => !preparing.contains(&identity.segment),
-            _ => true,
-        };
-        if !self.opening
-            && let Some(next) = self.opens.pop_front_if(prepared)
-        {
-            self.opening = true;
-            out.push(next);
+        due
+    }
+}
+
+impl Order {
+    fn of(output: &Output) -> Option<Order> {
+        match output {
+            Output::Close(..) => Some(Order::Close),
+            Output::Drop(..) | Output::Trim(..) => Some(Order::Tidy),
+            _ => None,
         }
     }
 }
 
 impl Copies {
-    fn release(&mut self, most: usize, connected: impl Fn(&Seat) -> bool, out: &mut Vec<Output>) {
+    fn release(&mut self, most: usize, out: &mut Vec<Output>) {
         while self.under_way.len() < most
-            && let Some(at) = self.waiting.iter().position(|(seat, _)| connected(seat))
-            && let Some((seat, copy)) = self.waiting.remove(at)
+            && let Some((seat, copy)) = self.waiting.pop_front()
         {
             if let Output::Install(_, identity, _) | Output::Mend(_, identity, _) = &copy {
                 self.under_way.push((seat, identity.segment));
