@@ -63,6 +63,8 @@ pub struct Backup {
     unflushed: BTreeMap<Slot, RequestId>,
     /// What is on its way from a slot into quarantine.
     leaving: BTreeMap<Slot, Leaving>,
+    /// Slots that were lent and whose memory is gone. They are in use until the doubt that this means is gone too.
+    missing: Vec<Slot>,
     ending: bool,
     finished: bool,
 }
@@ -145,7 +147,7 @@ impl Backup {
 
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
         let copies = self.copies.values().chain(self.installs.values()).filter_map(Copy::slot);
-        copies.chain(self.leaving.keys().copied())
+        copies.chain(self.leaving.keys().copied()).chain(self.missing.iter().copied())
     }
 
     /// Bytes lent, or closed and not yet on disk.

@@ -332,6 +332,30 @@ fn what_is_owed_is_recorded_before_a_close_is_answered() {
     assert!(recorded < answered, "{:?}", fixture.out);
 }
 
+/// The promise that tells of the doubt may be lost in its turn. Whoever starts after that must doubt again.
+#[test]
+fn a_missing_buffer_is_missed_until_the_backup_is_trusted_again() {
+    let found = Found { promise: promise(), missing: vec![(Slot(0), lent(1))], ..Found::default() };
+    let mut fixture = Fixture::start(found);
+    assert!(!fixture.out.contains(&Output::SaveSlot(Slot(0), None)), "{:?}", fixture.out);
+    assert_eq!(fixture.fence(4).damage.len(), 1);
+    assert!(matches!(
+        fixture.open(4, SegmentIdentity { epoch: Epoch(4), ..identity(2) }, Purpose::Append),
+        Reply::Opened(_)
+    ));
+    assert!(fixture.out.contains(&Output::SaveSlot(Slot(0), None)), "{:?}", fixture.out);
+    assert!(fixture.backup.promise().doubt.is_none());
+}
+
+/// Otherwise a process that dies between the two has forgotten what it held.
+#[test]
+fn a_missing_copy_is_owed_before_its_row_goes() {
+    let row = SlotRow { closed: Some(closure(1)), ..lent(1) };
+    let fixture = Fixture::start(Found { promise: promise(), missing: vec![(Slot(0), row)], ..Found::default() });
+    let at = |wanted: &Output| fixture.out.iter().position(|out| out == wanted).expect("it is done");
+    assert!(at(&Output::Owe(vec![(identity(1), closure(1))])) < at(&Output::SaveSlot(Slot(0), None)));
+}
+
 #[test]
 fn what_is_dropped_and_held_records_goes_into_quarantine() {
     let mut fixture = Fixture::start_with(

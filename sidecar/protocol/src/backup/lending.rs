@@ -55,6 +55,7 @@ impl Backup {
             return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
         }
         let abandoned = known.and_then(Copy::slot);
+        self.be_trusted(request, out);
         let slot = match self.free_slot(request.purpose, abandoned) {
             Ok(slot) => slot,
             Err(refusal) => {
@@ -63,7 +64,6 @@ impl Backup {
             }
         };
         self.take_durability(request, out)?;
-        self.be_trusted(request, out);
         out.extend(abandoned.into_iter().flat_map(Self::freed));
         let table = match request.purpose {
             Purpose::Append => &mut self.copies,
@@ -110,6 +110,7 @@ impl Backup {
     fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
         if request.purpose == Purpose::Append && self.fenced && self.promise.doubt.take().is_some() {
             out.push(Output::Persist(self.promise.clone()));
+            out.extend(self.missing.drain(..).map(|slot| Output::SaveSlot(slot, None)));
         }
     }
 

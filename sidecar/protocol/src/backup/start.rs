@@ -56,6 +56,7 @@ impl Backup {
             closing: None,
             unflushed: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            missing: Vec::new(),
             ending: false,
             finished: false,
         };
@@ -180,18 +181,17 @@ impl Backup {
 
     /// A slot that is in use and whose memory is gone.
     fn on_missing(&mut self, slot: Slot, row: &SlotRow, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
-        out.push(Output::SaveSlot(slot, None));
         let segment = row.identity.segment;
-        if row.purpose == Purpose::Install || self.copies.contains_key(&segment) {
-            return;
+        if row.purpose == Purpose::Append && !self.copies.contains_key(&segment) {
+            let Some(closure) = row.closed else {
+                doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0));
+                // The row stays as long as the doubt: a promise that was put back from an older copy would know nothing of it.
+                return self.missing.push(slot);
+            };
+            self.copies.insert(segment, Copy::lost(row.identity, closure));
+            out.push(Output::Owe(vec![(row.identity, closure)]));
         }
-        match row.closed {
-            Some(closure) => {
-                self.copies.insert(segment, Copy::lost(row.identity, closure));
-                out.push(Output::Owe(vec![(row.identity, closure)]));
-            }
-            None => doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0)),
-        }
+        out.push(Output::SaveSlot(slot, None));
     }
 
     /// What was confirmed to be on disk of open segments must be in their slots by now.
