@@ -20,7 +20,8 @@ use rustix::process::Signal;
 use tailwind_fabric::shm::ShmSender;
 use tailwind_fabric::tcp::TcpSender;
 use tailwind_fabric::{
-    Answer, AppendBuffer, Channel, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender, SharedBuffer,
+    AppendBuffer, Channel, ChannelAnswer, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender,
+    SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
@@ -100,7 +101,7 @@ impl Primary {
         let opening = self.sender.begin().unwrap();
         let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
         let ConnectReply { answer, .. } =
-            self.client.call::<_, ConnectReply<Answer>>(path::CONNECT, &request, TIMEOUT).await?;
+            self.client.call::<_, ConnectReply<ChannelAnswer>>(path::CONNECT, &request, TIMEOUT).await?;
         Ok(opening.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
     }
 
@@ -499,13 +500,13 @@ async fn strangers_change_nothing() {
     primary.write_closed(1, 1).await;
     let request = ConnectRequest { caller: primary.caller(), offer: Offer::Tcp };
     let ConnectReply { answer, .. } = primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
-    let Answer::Tcp { address, .. } = answer else { panic!("tcp was asked for") };
+    let ChannelAnswer::Tcp { address, .. } = answer else { panic!("tcp was asked for") };
     let before = (primary.inventory().await, fs::read(daemon.flush_dir().join("promise")).unwrap());
 
     // The data port, with a secret that nobody was given.
     let mut wrong = serde_json::to_value(&answer).unwrap();
     wrong["secret"] = "0".repeat(32).into();
-    let wrong: Answer = serde_json::from_value(wrong).unwrap();
+    let wrong: ChannelAnswer = serde_json::from_value(wrong).unwrap();
     let stranger = Box::new(TcpSender).connect(&wrong, address.ip());
     if let Ok(mut channel) = stranger {
         let (mut local, shared) = TcpSender.allocate(4096).unwrap();

@@ -91,7 +91,7 @@ impl Bench {
     }
 
     fn lost(&mut self) -> usize {
-        self.describe().members.iter().filter(|member| member.member_state == "lost").count()
+        self.describe().members.iter().filter(|member| member.standing == "lost").count()
     }
 }
 

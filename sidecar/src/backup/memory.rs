@@ -14,7 +14,7 @@ use anyhow::Context;
 use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{Answer, Grant, MappedFile, Opening, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{ChannelAnswer, Grant, MappedFile, Opening, Pool, Receiver, Sender, SlotId, Writer};
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
@@ -102,7 +102,7 @@ impl Memory for PoolMemory {
         let (mut local, shared) = ShmSender.allocate(length)?;
         local.tail_mut()[..bytes.len()].copy_from_slice(bytes);
         local.publish(length);
-        let mut channel = Box::new(ShmSender).connect(&Answer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        let mut channel = Box::new(ShmSender).connect(&ChannelAnswer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
         channel.post(&remote, &shared, 0..length).context("write to an own buffer")
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tailwind_fabric::{Answer, Channel, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
+use tailwind_fabric::{Channel, ChannelAnswer, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
 use tailwind_protocol::backup::EPOCH_MAX;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
@@ -92,12 +92,12 @@ impl MemberLink {
         let begun = tokio::task::spawn_blocking(move || sender.begin()).await;
         let opening = begun.map_err(unreachable)?.map_err(unreachable)?;
         let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
-        let reply: ConnectReply<Answer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
+        let reply: ConnectReply<ChannelAnswer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
         if reply.boot != self.member.boot {
             let why = format!("backup {} has restarted without the memory that it was fenced with", self.member.id);
             return Err(Failure::Unreachable(why));
         }
-        if let Answer::Verbs { in_order, .. } = &reply.answer {
+        if let ChannelAnswer::Verbs { in_order, .. } = &reply.answer {
             tracing::info!(member = %self.member.id, in_order, "RDMA: order of placement at the backup");
         }
         let peer = self.peer();

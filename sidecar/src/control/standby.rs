@@ -50,7 +50,7 @@ pub async fn wait_for_turn(context: &Context) {
             biased;
             () = context.desires(|desired| desired.fenced) => return,
             input = shell.next() => input,
-            () = context.desires(|desired| self::desired(context, desired) != desired) => {
+            () = context.desires(|state| self::desired(context, state) != desired) => {
                 desired = self::desired(context, &context.desired());
                 Input::Desired(desired)
             }

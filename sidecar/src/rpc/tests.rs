@@ -34,7 +34,7 @@ fn token() -> Token {
 }
 
 fn client(address: SocketAddr) -> BackupClient {
-    BackupClient::new(address.to_string(), &Access::Token(token()), Role::Backup)
+    BackupClient::new(address.to_string(), &Access::Token(token()), PeerRole::Backup)
 }
 
 async fn serving(router: Router) -> BackupClient {
@@ -247,7 +247,7 @@ async fn a_wrong_token_is_told_with_the_file_that_has_the_right_one() {
     let folder = tempfile::tempdir().unwrap();
     let other = TokenOptions { control_token: Some(folder.path().join("other")) }.load(&"db".parse().unwrap()).unwrap();
     let address = (server.0.addresses)().remove(0);
-    let stranger = BackupClient::new(address, &Access::Token(other.clone()), Role::Backup);
+    let stranger = BackupClient::new(address, &Access::Token(other.clone()), PeerRole::Backup);
     let why = unreachable(stranger.call("/yes", &Empty {}, TIMEOUT).await);
     assert!(why.contains(&other.path().display().to_string()) && why.contains("--control-token"), "{why}");
 }

@@ -9,12 +9,12 @@ use super::*;
 const BACKUP: &str = "tailwind://db/backup/b0";
 const SIDECAR: &str = "tailwind://db/sidecar/app-0";
 
-fn load(files: &Files, group: &str, role: Role) -> Result<Tls, TlsError> {
+fn load(files: &Files, group: &str, role: PeerRole) -> Result<Tls, TlsError> {
     Tls::load(&files.ca, &files.cert, &files.key, &group.parse().unwrap(), role)
 }
 
 fn refused(files: &Files) -> String {
-    load(files, "db", Role::Backup).unwrap_err().to_string()
+    load(files, "db", PeerRole::Backup).unwrap_err().to_string()
 }
 
 /// Connects, sends a byte each way, and returns what either side had to say against it.
@@ -39,11 +39,11 @@ async fn meet(connector: TlsConnector, acceptor: TlsAcceptor) -> (Result<(), Str
 #[tokio::test]
 async fn a_sidecar_and_a_backup_of_one_group_meet() {
     let authority = Authority::new();
-    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
-    let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
+    let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     assert_eq!(backup.identity().to_string(), BACKUP);
     assert_eq!(
-        meet(sidecar.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await,
+        meet(sidecar.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await,
         (Ok(()), Ok(()))
     );
 }
@@ -51,10 +51,10 @@ async fn a_sidecar_and_a_backup_of_one_group_meet() {
 #[tokio::test]
 async fn a_standby_listens_to_a_primary() {
     let authority = Authority::new();
-    let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", Role::Sidecar).unwrap();
-    let primary = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", PeerRole::Sidecar).unwrap();
+    let primary = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     assert_eq!(
-        meet(standby.guard(Role::Sidecar).connector(), primary.guard(Role::Sidecar).acceptor()).await,
+        meet(standby.guard(PeerRole::Sidecar).connector(), primary.guard(PeerRole::Sidecar).acceptor()).await,
         (Ok(()), Ok(()))
     );
 }
@@ -62,15 +62,16 @@ async fn a_standby_listens_to_a_primary() {
 #[tokio::test]
 async fn a_client_of_the_wrong_group_or_role_stays_out() {
     let authority = Authority::new();
-    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
-    let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", Role::Sidecar).unwrap();
-    let (client, server) = meet(stranger.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await;
+    let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
+    let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", PeerRole::Sidecar).unwrap();
+    let (client, server) =
+        meet(stranger.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
     assert!(client.unwrap_err().contains("certificate of the other side"), "the client looks first");
     assert!(server.is_err());
 
-    let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", Role::Backup).unwrap();
+    let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", PeerRole::Backup).unwrap();
     let (client, server) =
-        meet(other_backup.guard(Role::Backup).connector(), backup.guard(Role::Sidecar).acceptor()).await;
+        meet(other_backup.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("tailwind://db/backup/b1") && why.contains("role sidecar"), "{why}");
     assert!(client.is_err(), "not a byte comes back");
@@ -79,10 +80,10 @@ async fn a_client_of_the_wrong_group_or_role_stays_out() {
 #[tokio::test]
 async fn a_server_of_the_wrong_role_is_left() {
     let authority = Authority::new();
-    let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", Role::Sidecar).unwrap();
-    let sidecar = load(&authority.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", PeerRole::Sidecar).unwrap();
+    let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     let (client, server) =
-        meet(sidecar.guard(Role::Backup).connector(), impostor.guard(Role::Sidecar).acceptor()).await;
+        meet(sidecar.guard(PeerRole::Backup).connector(), impostor.guard(PeerRole::Sidecar).acceptor()).await;
     let why = client.unwrap_err();
     assert!(why.contains("tailwind://db/sidecar/evil") && why.contains("role backup"), "{why}");
     assert!(server.is_err());
@@ -91,10 +92,10 @@ async fn a_server_of_the_wrong_role_is_left() {
 #[tokio::test]
 async fn a_client_of_another_ca_stays_out() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let backup = load(&ours.issue(BACKUP), "db", Role::Backup).unwrap();
-    let stranger = load(&theirs.issue(SIDECAR), "db", Role::Sidecar).unwrap();
+    let backup = load(&ours.issue(BACKUP), "db", PeerRole::Backup).unwrap();
+    let stranger = load(&theirs.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     // It does not even care who it talks to.
-    let (_, server) = meet(careless(&stranger, true), backup.guard(Role::Sidecar).acceptor()).await;
+    let (_, server) = meet(careless(&stranger, true), backup.guard(PeerRole::Sidecar).acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("not issued by the CA"), "{why}");
 }
@@ -102,8 +103,8 @@ async fn a_client_of_another_ca_stays_out() {
 #[tokio::test]
 async fn a_client_without_a_certificate_stays_out() {
     let authority = Authority::new();
-    let backup = load(&authority.issue(BACKUP), "db", Role::Backup).unwrap();
-    let (client, server) = meet(careless(&backup, false), backup.guard(Role::Sidecar).acceptor()).await;
+    let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
+    let (client, server) = meet(careless(&backup, false), backup.guard(PeerRole::Sidecar).acceptor()).await;
     assert!(server.is_err() && client.is_err());
 }
 
@@ -117,18 +118,18 @@ async fn renewed_files_count_for_the_next_connection() {
         tls_cert: Some(files.cert.clone()),
         tls_key: Some(files.key.clone()),
     };
-    let backup = load(&files, "db", Role::Backup).unwrap();
-    let guard = backup.guard(Role::Sidecar);
-    let renewal = tokio::spawn(backup.clone().keep_fresh(options, "db".parse().unwrap(), Role::Backup));
-    let sidecar = load(&new.issue(SIDECAR), "db", Role::Sidecar).unwrap();
-    let meets = async || meet(sidecar.guard(Role::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
+    let backup = load(&files, "db", PeerRole::Backup).unwrap();
+    let guard = backup.guard(PeerRole::Sidecar);
+    let renewal = tokio::spawn(backup.clone().keep_fresh(options, "db".parse().unwrap(), PeerRole::Backup));
+    let sidecar = load(&new.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
+    let meets = async || meet(sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
     assert!(!meets().await, "another CA's");
 
     // The key comes late: until then there is nothing to be used, and the old ones stay.
     std::fs::copy(&next.cert, &files.cert).unwrap();
     tokio::time::sleep(3 * RELOAD_INTERVAL).await;
-    let old_sidecar = load(&old.issue(SIDECAR), "db", Role::Sidecar).unwrap();
-    assert_eq!(meet(old_sidecar.guard(Role::Backup).connector(), guard.acceptor()).await, (Ok(()), Ok(())));
+    let old_sidecar = load(&old.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
+    assert_eq!(meet(old_sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await, (Ok(()), Ok(())));
     std::fs::copy(&next.key, &files.key).unwrap();
     std::fs::copy(&next.ca, &files.ca).unwrap();
     tokio::time::sleep(3 * RELOAD_INTERVAL).await;
@@ -139,7 +140,7 @@ async fn renewed_files_count_for_the_next_connection() {
 /// A client that accepts every server, with or without the certificate of `tls`.
 fn careless(tls: &Tls, with_certificate: bool) -> TlsConnector {
     let trusting = Arc::new(Trusting(verifier::provider()));
-    let mut config = ClientConfig::clone(&tls.now().clients[Role::Backup as usize]);
+    let mut config = ClientConfig::clone(&tls.now().clients[PeerRole::Backup as usize]);
     config.dangerous().set_certificate_verifier(trusting.clone());
     if with_certificate {
         return TlsConnector::from(Arc::new(config));
@@ -219,7 +220,7 @@ fn wrong_material_is_explained() {
 #[test]
 fn all_three_files_or_none() {
     let group = "db".parse().unwrap();
-    assert!(TlsOptions::default().load(&group, Role::Backup).unwrap().is_none());
+    assert!(TlsOptions::default().load(&group, PeerRole::Backup).unwrap().is_none());
     let options = TlsOptions { tls_ca: Some("ca.pem".into()), ..TlsOptions::default() };
-    assert!(matches!(options.load(&group, Role::Backup), Err(TlsError::Incomplete)));
+    assert!(matches!(options.load(&group, PeerRole::Backup), Err(TlsError::Incomplete)));
 }
