@@ -37,11 +37,21 @@ pub struct SharedBuffer {
 struct Memory {
     /// Goes before the mapping: a card must let go of memory before the kernel takes it back.
     #[cfg(feature = "verbs")]
-    region: Option<crate::verbs::Region>,
+    registration: Option<Registration>,
     map: MmapRaw,
     capacity: u32,
     /// published ≤ capacity; only [`AppendBuffer::publish`] stores it.
     published: AtomicU32,
+}
+
+/// What a card knows of the memory.
+#[cfg(feature = "verbs")]
+pub(crate) struct Registration {
+    pub(crate) local_key: u32,
+    /// The protection domain, which lives as long as the region.
+    pub(crate) domain: usize,
+    /// Ends the registration when it is dropped.
+    pub(crate) _region: Box<dyn Send + Sync>,
 }
 
 impl AppendBuffer {
@@ -50,7 +60,7 @@ impl AppendBuffer {
         let map = MmapOptions::new().len(capacity as usize).populate().map_anon()?.into();
         let memory = Memory {
             #[cfg(feature = "verbs")]
-            region: None,
+            registration: None,
             map,
             capacity,
             published: AtomicU32::new(0),
@@ -63,12 +73,12 @@ impl AppendBuffer {
     #[cfg(feature = "verbs")]
     pub(crate) fn registered(
         capacity: u32,
-        register: impl FnOnce(*mut u8, usize) -> io::Result<crate::verbs::Region>,
+        register: impl FnOnce(*mut u8, usize) -> io::Result<Registration>,
     ) -> io::Result<(AppendBuffer, SharedBuffer)> {
         let length = (capacity as usize).max(1);
         let map: MmapRaw = MmapOptions::new().len(length).populate().map_anon()?.into();
-        let region = Some(register(map.as_mut_ptr(), length)?);
-        Ok(AppendBuffer::over(Memory { region, map, capacity, published: AtomicU32::new(0) }))
+        let registration = Some(register(map.as_mut_ptr(), length)?);
+        Ok(AppendBuffer::over(Memory { registration, map, capacity, published: AtomicU32::new(0) }))
     }
 
     fn over(memory: Memory) -> (AppendBuffer, SharedBuffer) {
@@ -141,10 +151,17 @@ impl SharedBuffer {
         self.memory.capacity
     }
 
-    /// The registration, if the sender that allocated it registers.
+    /// Where the memory begins.
     #[cfg(feature = "verbs")]
-    pub(crate) fn region(&self) -> Option<&crate::verbs::Region> {
-        self.memory.region.as_ref()
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.map.as_ptr() as u64
+    }
+
+    /// Names the memory in work requests of this protection domain, if it is registered there.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn key_in(&self, domain: usize) -> Option<u32> {
+        let registration = self.memory.registration.as_ref().filter(|registration| registration.domain == domain);
+        registration.map(|registration| registration.local_key)
     }
 }
 

@@ -38,23 +38,25 @@ impl Harness for Tcp {
 /// Needs an RDMA device: `./check` runs these tests in a virtual machine that has one.
 #[cfg(feature = "verbs")]
 mod rdma {
-    use tailwind_fabric::verbs::{Choice, DeviceSelector, Tuning, VerbsReceiver, VerbsSender, choose, survey};
+    use tailwind_fabric::verbs::{
+        DeviceSelector, SelectedPort, Tuning, VerbsReceiver, VerbsSender, list_devices, select,
+    };
 
     use super::*;
 
     pub(super) struct Verbs;
 
-    fn choice() -> Choice {
-        choose(&survey().unwrap(), &DeviceSelector::default()).unwrap()
+    fn port() -> SelectedPort {
+        select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap()
     }
 
     impl Harness for Verbs {
         fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
-            Box::new(VerbsReceiver::open(pool, &choice(), Tuning::default()).unwrap())
+            Box::new(VerbsReceiver::open(pool, &port(), Tuning::default()).unwrap())
         }
 
         fn sender() -> Box<dyn Sender> {
-            Box::new(VerbsSender::open(&choice(), Tuning::default()).unwrap())
+            Box::new(VerbsSender::open(&port(), Tuning::default()).unwrap())
         }
     }
 }

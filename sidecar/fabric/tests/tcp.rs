@@ -11,9 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{
-    ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer,
-};
+use tailwind_fabric::{ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, Sender, SlotId, Writer};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -402,7 +400,8 @@ fn played(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::Fabri
     let mut channel = Box::new(TcpSender).connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
     let (mut writer, local) = TcpSender.allocate(8).unwrap();
     writer.publish(8);
-    channel.post(&RemoteBuffer::Tcp { key: 1, length: 8 }, &local, 0..8).unwrap();
+    let remote = TcpSender.attach(&Grant::Tcp { key: 1, length: 8 }).unwrap();
+    channel.post(&remote, &local, 0..8).unwrap();
     let error = loop {
         match channel.poll() {
             Ok(completed) => assert!(completed <= 1),

@@ -65,10 +65,6 @@ impl Channel for Gated {
     fn arm(&mut self) -> bool {
         self.channel.arm()
     }
-
-    fn wants_write(&self) -> bool {
-        self.channel.wants_write()
-    }
 }
 
 impl Bench {
