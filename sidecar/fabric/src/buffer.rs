@@ -109,20 +109,13 @@ impl AppendBuffer {
         self.shared.memory.published.store(published + count, Ordering::Release);
     }
 
-    /// Bytes published so far.
-    pub fn published(&self) -> u32 {
+    fn published(&self) -> u32 {
         // Only this side stores the counter, so that it needs no ordering to read its own value.
         self.shared.memory.published.load(Ordering::Relaxed)
     }
 
-    /// Bytes in all.
-    pub fn capacity(&self) -> u32 {
+    fn capacity(&self) -> u32 {
         self.shared.capacity()
-    }
-
-    /// One more reading side.
-    pub fn shared(&self) -> SharedBuffer {
-        self.shared.clone()
     }
 }
 
@@ -137,13 +130,9 @@ impl SharedBuffer {
     }
 
     /// Bytes published so far.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
     pub fn len(&self) -> u32 {
         self.memory.published.load(Ordering::Acquire)
-    }
-
-    /// True until something is published.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Bytes in all.
@@ -180,7 +169,7 @@ mod tests {
     fn starts_zeroed_and_unpublished() {
         let (mut writer, reader) = AppendBuffer::new(5000).unwrap();
         assert_eq!((writer.published(), writer.capacity(), reader.capacity()), (0, 5000, 5000));
-        assert!(reader.is_empty() && reader.published().is_empty());
+        assert!(reader.published().is_empty());
         assert_eq!(writer.tail_mut(), vec![0; 5000]);
     }
 
@@ -194,7 +183,7 @@ mod tests {
         assert_eq!(writer.tail_mut(), b"d\0\0\0\0\0\0");
         writer.publish(7);
         assert!(writer.tail_mut().is_empty());
-        assert_eq!(writer.shared().len(), 10);
+        assert_eq!(reader.len(), 10);
     }
 
     #[test]

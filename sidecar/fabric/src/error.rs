@@ -33,6 +33,10 @@ pub enum FabricError {
 }
 
 impl FabricError {
+    pub(crate) fn mismatch(ours: FabricKind, theirs: FabricKind) -> FabricError {
+        FabricError::Mismatch { ours, theirs }
+    }
+
     /// Says what was being done when the operating system said no.
     pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> FabricError {
         let action = action.into();

@@ -127,35 +127,18 @@ pub enum Grant {
     },
 }
 
-impl Offer {
-    /// The fabric that it is for.
-    pub(crate) fn kind(&self) -> FabricKind {
-        match self {
-            Offer::Verbs { .. } => FabricKind::Verbs,
-            Offer::Shm => FabricKind::Shm,
-            Offer::Tcp => FabricKind::Tcp,
+macro_rules! kind {
+    ($($message:ident)*) => {$(
+        impl $message {
+            /// The fabric that it is for.
+            pub(crate) fn kind(&self) -> FabricKind {
+                match self {
+                    $message::Verbs { .. } => FabricKind::Verbs,
+                    $message::Shm { .. } => FabricKind::Shm,
+                    $message::Tcp { .. } => FabricKind::Tcp,
+                }
+            }
         }
-    }
+    )*};
 }
-
-impl ChannelAnswer {
-    /// The fabric that it is for.
-    pub(crate) fn kind(&self) -> FabricKind {
-        match self {
-            ChannelAnswer::Verbs { .. } => FabricKind::Verbs,
-            ChannelAnswer::Shm => FabricKind::Shm,
-            ChannelAnswer::Tcp { .. } => FabricKind::Tcp,
-        }
-    }
-}
-
-impl Grant {
-    /// The fabric that it is for.
-    pub(crate) fn kind(&self) -> FabricKind {
-        match self {
-            Grant::Verbs { .. } => FabricKind::Verbs,
-            Grant::Shm { .. } => FabricKind::Shm,
-            Grant::Tcp { .. } => FabricKind::Tcp,
-        }
-    }
-}
+kind!(Offer ChannelAnswer Grant);

@@ -87,10 +87,8 @@ impl Receiver for ShmReceiver {
 
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
-        match offer {
-            Offer::Shm => Ok(ChannelAnswer::Shm),
-            other => Err(mismatch(other.kind())),
-        }
+        let Offer::Shm = offer else { return Err(FabricError::mismatch(self.kind(), offer.kind())) };
+        Ok(ChannelAnswer::Shm)
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
@@ -141,7 +139,9 @@ impl Sender for ShmSender {
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        let Grant::Shm { path, key, length } = grant else { return Err(mismatch(grant.kind())) };
+        let Grant::Shm { path, key, length } = grant else {
+            return Err(FabricError::mismatch(self.kind(), grant.kind()));
+        };
         let memory = open(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
         Ok(RemoteBuffer { address: 0, key: *key, length: *length, memory: Some(Arc::new(memory)) })
     }
@@ -154,10 +154,8 @@ impl Opening for ShmSender {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        match answer {
-            ChannelAnswer::Shm => Ok(Box::<ShmChannel>::default()),
-            other => Err(mismatch(other.kind())),
-        }
+        let ChannelAnswer::Shm = answer else { return Err(FabricError::mismatch(self.kind(), answer.kind())) };
+        Ok(Box::<ShmChannel>::default())
     }
 }
 
@@ -212,8 +210,4 @@ fn open(path: &str, key: u64, length: u32) -> io::Result<Mapping> {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the lending is over"));
     }
     Ok(memory)
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Shm, theirs }
 }

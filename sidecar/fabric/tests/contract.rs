@@ -93,7 +93,7 @@ macro_rules! contract_suite {
                 an_empty_write_fails_afterwards
                 a_revoked_writer_gets_nothing_more_and_others_go_on
                 an_ended_lending_is_revoked_too
-                no_byte_lands_after_a_revocation_and_none_that_completed_is_missing
+                a_revocation_is_a_barrier_for_a_busy_writer
             );
 
             #[test]

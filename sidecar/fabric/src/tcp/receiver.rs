@@ -50,7 +50,7 @@ impl Receiver for TcpReceiver {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.registry.check(writer)?;
         let Offer::Tcp = offer else {
-            return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: offer.kind() });
+            return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
         if !self.acceptor.is_open() {
             let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");

@@ -36,7 +36,7 @@ impl Sender for TcpSender {
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        let Grant::Tcp { key, length } = *grant else { return Err(mismatch(grant.kind())) };
+        let Grant::Tcp { key, length } = *grant else { return Err(FabricError::mismatch(self.kind(), grant.kind())) };
         Ok(RemoteBuffer { address: 0, key, length, memory: None })
     }
 }
@@ -48,7 +48,9 @@ impl Opening for TcpSender {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Tcp { address, secret } = answer else { return Err(mismatch(answer.kind())) };
+        let ChannelAnswer::Tcp { address, secret } = answer else {
+            return Err(FabricError::mismatch(self.kind(), answer.kind()));
+        };
         let host = if address.ip().is_unspecified() { peer } else { address.ip() };
         let address = SocketAddr::new(host, address.port());
         let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
@@ -86,8 +88,4 @@ fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
     }
     stream.set_nonblocking(true)?;
     Ok(TcpChannel::new(stream))
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Tcp, theirs }
 }

@@ -182,7 +182,7 @@ impl Receiver for VerbsReceiver {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
         let Offer::Verbs { endpoint: remote } = offer else {
-            return Err(FabricError::Mismatch { ours: FabricKind::Verbs, theirs: offer.kind() });
+            return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
         let cannot_connect = || FabricError::io(format!("connect a queue pair to {}", remote.gid));
         self.make_room(writer).map_err(cannot_connect())?;

@@ -112,7 +112,9 @@ impl Sender for VerbsSender {
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        let Grant::Verbs { address, key, length } = *grant else { return Err(mismatch(grant.kind())) };
+        let Grant::Verbs { address, key, length } = *grant else {
+            return Err(FabricError::mismatch(FabricKind::Verbs, grant.kind()));
+        };
         Ok(RemoteBuffer { address, key: key.into(), length, memory: None })
     }
 }
@@ -123,7 +125,9 @@ impl Opening for VerbsOpening {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Verbs { endpoint: remote, .. } = answer else { return Err(mismatch(answer.kind())) };
+        let ChannelAnswer::Verbs { endpoint: remote, .. } = answer else {
+            return Err(FabricError::mismatch(FabricKind::Verbs, answer.kind()));
+        };
         let VerbsOpening { device, pair, health, endpoint } = *self;
         let connect = || {
             pair.connect(&device.port, remote, endpoint.first_psn, device.tuning)?;
@@ -132,8 +136,4 @@ impl Opening for VerbsOpening {
         let channel = connect().map_err(FabricError::io(format!("connect a queue pair to {}", remote.gid)))?;
         Ok(Box::new(channel))
     }
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Verbs, theirs }
 }
