@@ -27,7 +27,7 @@ use tailwind_protocol::socket::Role;
 use tokio::sync::{mpsc, watch};
 
 use crate::access::Access;
-use crate::path::{Command, Event, Shared, Waker};
+use crate::path::{Command, Counters, Event, Waker};
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
@@ -61,7 +61,7 @@ pub struct Context {
     /// The append path.
     pub path: PathHandle,
     /// Numbers of the append path.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<Counters>,
     /// The log as readers see it.
     pub log: LogView,
     /// What keeps this sidecar from becoming primary.

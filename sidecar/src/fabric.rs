@@ -11,7 +11,7 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, ValueEnum};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::verbs::{Choice, DeviceSelector, Patience, Tuning};
+use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, SelectedPort, Tuning};
 use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
 
 use crate::http;
@@ -74,8 +74,8 @@ pub struct RdmaOptions {
     pub rdma_gid_index: Option<u8>,
     /// How long a write is repeated: 1 + RETRIES times, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
     /// finds a dead host within 58 to 235 ms; `doctor` measures
-    #[arg(long, env = "TAILWIND_RDMA_PATIENCE", value_name = "EXPONENT/RETRIES", default_value_t = Patience::default())]
-    pub rdma_patience: Patience,
+    #[arg(long, env = "TAILWIND_RDMA_PATIENCE", value_name = "EXPONENT/RETRIES", default_value_t = RetryPolicy::default())]
+    pub rdma_patience: RetryPolicy,
     /// Traffic class of RoCE packets, DSCP × 4: what the switches' lossless class wants, often 106
     #[arg(long, env = "TAILWIND_RDMA_TRAFFIC_CLASS", value_name = "0-255", default_value_t = 0)]
     pub rdma_traffic_class: u8,
@@ -89,7 +89,7 @@ impl RdmaOptions {
     /// How packets are marked and repeated.
     pub fn tuning(&self) -> Tuning {
         let RdmaOptions { rdma_patience, rdma_traffic_class, rdma_service_level, .. } = *self;
-        Tuning { patience: rdma_patience, traffic_class: rdma_traffic_class, service_level: rdma_service_level }
+        Tuning { retry: rdma_patience, traffic_class: rdma_traffic_class, service_level: rdma_service_level }
     }
 
     /// What narrows the choice of a device down; `address` is this host's in the group's network, if it says any.
@@ -110,7 +110,7 @@ impl RdmaOptions {
 
 /// What an option has come to.
 enum Decision {
-    Verbs(Choice),
+    Verbs(SelectedPort),
     Shm,
     Tcp,
 }
@@ -120,13 +120,13 @@ fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
         FabricOption::Shm => Ok(Decision::Shm),
         FabricOption::Tcp => Ok(Decision::Tcp),
         FabricOption::Verbs => {
-            let choice = find_device(&rdma.selector(Some(address))).map_err(|why| {
+            let port = find_device(&rdma.selector(Some(address))).map_err(|why| {
                 anyhow!("{why}; `tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA")
             })?;
-            Ok(Decision::Verbs(choice))
+            Ok(Decision::Verbs(port))
         }
         FabricOption::Auto => match find_device(&rdma.selector(Some(address))) {
-            Ok(choice) => Ok(Decision::Verbs(choice)),
+            Ok(port) => Ok(Decision::Verbs(port)),
             Err(why) => {
                 tracing::warn!(%why, "no RDMA: records travel by tcp, which costs backups CPU time");
                 Ok(Decision::Tcp)
@@ -140,7 +140,7 @@ pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyh
     match decide(fabric, rdma, address)? {
         Decision::Shm => Ok(Arc::new(ShmSender)),
         Decision::Tcp => Ok(Arc::new(TcpSender)),
-        Decision::Verbs(choice) => open_sender(&choice, rdma.tuning()),
+        Decision::Verbs(port) => open_sender(&port, rdma.tuning()),
     }
 }
 
@@ -167,50 +167,50 @@ pub fn receiver(
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
             Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
         }
-        Decision::Verbs(choice) => {
+        Decision::Verbs(port) => {
             let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
             ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
-            open_receiver(pool, &choice, rdma.tuning())
+            open_receiver(pool, &port, rdma.tuning())
         }
     }
 }
 
 /// The device to use; the error says why there is none and what to do.
 #[cfg(feature = "verbs")]
-pub fn find_device(selector: &DeviceSelector) -> Result<Choice, String> {
+pub fn find_device(selector: &DeviceSelector) -> Result<SelectedPort, String> {
     let devices =
-        tailwind_fabric::verbs::survey().map_err(|error| format!("RDMA devices cannot be listed: {error}"))?;
-    tailwind_fabric::verbs::choose(&devices, selector).map_err(|error| error.to_string())
+        tailwind_fabric::verbs::list_devices().map_err(|error| format!("RDMA devices cannot be listed: {error}"))?;
+    tailwind_fabric::verbs::select(&devices, selector).map_err(|error| error.to_string())
 }
 
 /// There is none.
 #[cfg(not(feature = "verbs"))]
-pub fn find_device(_wishes: &DeviceSelector) -> Result<Choice, String> {
+pub fn find_device(_selector: &DeviceSelector) -> Result<SelectedPort, String> {
     Err("this program was built without RDMA (cargo feature `verbs`)".to_owned())
 }
 
 #[cfg(feature = "verbs")]
-fn open_sender(choice: &Choice, tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
-    let sender = tailwind_fabric::verbs::VerbsSender::open(choice, tuning)?;
-    tracing::info!(device = %choice, patience = %tuning.patience, "RDMA");
+fn open_sender(port: &SelectedPort, tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
+    let sender = tailwind_fabric::verbs::VerbsSender::open(port, tuning)?;
+    tracing::info!(device = %port, retry = %tuning.retry, "RDMA");
     Ok(Arc::new(sender))
 }
 
 #[cfg(feature = "verbs")]
-fn open_receiver(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
-    let receiver = tailwind_fabric::verbs::VerbsReceiver::open(Arc::clone(pool), choice, tuning)?;
-    tracing::info!(device = %choice, patience = %tuning.patience, "RDMA");
+fn open_receiver(pool: &Arc<Pool>, port: &SelectedPort, tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
+    let receiver = tailwind_fabric::verbs::VerbsReceiver::open(Arc::clone(pool), port, tuning)?;
+    tracing::info!(device = %port, retry = %tuning.retry, "RDMA");
     Ok(Box::new(receiver))
 }
 
 #[cfg(not(feature = "verbs"))]
-fn open_sender(choice: &Choice, _tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
-    anyhow::bail!("{choice}: {}", "this program was built without RDMA")
+fn open_sender(port: &SelectedPort, _tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
+    anyhow::bail!("{port}: {}", "this program was built without RDMA")
 }
 
 #[cfg(not(feature = "verbs"))]
-fn open_receiver(_pool: &Arc<Pool>, choice: &Choice, _tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
-    anyhow::bail!("{choice}: {}", "this program was built without RDMA")
+fn open_receiver(_pool: &Arc<Pool>, port: &SelectedPort, _tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
+    anyhow::bail!("{port}: {}", "this program was built without RDMA")
 }
 
 #[cfg(test)]

@@ -194,8 +194,8 @@ fn ordering() -> Option<Finding> {
 
 #[cfg(feature = "verbs")]
 fn devices(selector: &DeviceSelector) -> Vec<Finding> {
-    use tailwind_fabric::verbs::{LinkLayer, choose, survey};
-    let devices = match survey() {
+    use tailwind_fabric::verbs::{LinkLayer, list_devices, select};
+    let devices = match list_devices() {
         Ok(devices) => devices,
         Err(error) => return vec![Finding::bad("devices", format!("cannot be listed: {error}"))],
     };
@@ -228,14 +228,14 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
             });
         }
     }
-    findings.push(match choose(&devices, selector) {
-        Ok(choice) => {
-            let port = devices.iter().find(|device| device.name == choice.device);
-            let port = port.and_then(|device| device.ports.iter().find(|port| port.number == choice.port));
-            let gid = port.and_then(|port| port.gids.iter().find(|gid| gid.index == choice.gid_index));
+    findings.push(match select(&devices, selector) {
+        Ok(selected) => {
+            let port = devices.iter().find(|device| device.name == selected.device);
+            let port = port.and_then(|device| device.ports.iter().find(|port| port.number == selected.port));
+            let gid = port.and_then(|port| port.gids.iter().find(|gid| gid.index == selected.gid_index));
             Finding::good(
                 "choice",
-                format!("{choice}{}", gid.map_or_else(String::new, |gid| format!(" {}", gid.address()))),
+                format!("{selected}{}", gid.map_or_else(String::new, |gid| format!(" {}", gid.address()))),
             )
         }
         Err(why) => Finding::bad("choice", why.to_string()),
@@ -252,23 +252,23 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
 #[cfg(feature = "verbs")]
 fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &DeviceSelector) -> Vec<Finding> {
     use tailwind_fabric::Pool;
-    use tailwind_fabric::verbs::{Trial, trial};
-    let Ok(choice) = crate::fabric::find_device(selector) else { return Vec::new() };
+    use tailwind_fabric::verbs::{Measurements, measure};
+    let Ok(port) = crate::fabric::find_device(selector) else { return Vec::new() };
     let folder = pool.join(format!("tailwind-doctor-{}", std::process::id()));
     let tuning = rdma.tuning();
     let result = Pool::open(&folder, 1, segment_size.bytes())
         .map_err(|error| error.to_string())
-        .and_then(|pool| trial(&pool, &choice, tuning).map_err(|error| error.to_string()));
+        .and_then(|pool| measure(&pool, &port, tuning).map_err(|error| error.to_string()));
     // Made by this process, and nobody else knows it.
     let _ = fs::remove_dir_all(&folder);
-    let Trial { lending, ending, write, black_hole, inline_max, in_order } = match result {
-        Ok(trial) => trial,
+    let Measurements { lending, ending, write, black_hole, inline_max, in_order } = match result {
+        Ok(measured) => measured,
         Err(why) => return vec![Finding::bad("trial", why)],
     };
     let size = segment_size;
-    let (patience, soonest, latest) = (tuning.patience, tuning.patience.shortest(), tuning.patience.longest());
+    let (retry, soonest, latest) = (tuning.retry, tuning.retry.shortest(), tuning.retry.longest());
     let dead_end = format!(
-        "a dead end shows after {black_hole:.0?} (--rdma-patience {patience} asks for {soonest:.0?} to {latest:.0?})"
+        "a dead end shows after {black_hole:.0?} (--rdma-patience {retry} asks for {soonest:.0?} to {latest:.0?})"
     );
     vec![
         Finding::good(

@@ -30,7 +30,7 @@ use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Entry};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
-use crate::path::{Allowed, Command, Options as PathOptions, Path, Shared, Waker};
+use crate::path::{Allowed, Command, Counters, Options as PathOptions, Path, Waker};
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
@@ -124,10 +124,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let waker = Waker::new().context("make the append path's bell")?;
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, outbox) = mpsc::unbounded_channel();
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options = PathOptions { allowed, segment_size, batch_memory, client_patience, spin };
+    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout: client_patience, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, events, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {

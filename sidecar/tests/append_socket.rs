@@ -1,4 +1,4 @@
-//! What the append path promises to its clients, turn by turn: barriers and epochs, reads and the dead, places and memory.
+//! What the append path promises to its clients, turn by turn: barriers and epochs, reads and dead clients, slots and memory.
 //!
 //! The path is turned by hand over real sockets and shared memory, so that every order of events is chosen, not hoped for.
 #![allow(clippy::unwrap_used, reason = "helpers of a test")]
@@ -45,7 +45,7 @@ fn a_barrier_is_of_its_connections_epoch() {
 
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
 #[test]
-fn a_read_waits_for_what_the_dead_left_in_flight() {
+fn a_read_waits_for_appends_of_a_dead_client() {
     let mut bench = Bench::new();
     let mut dying = bench.client();
     bench.shut.store(true, Ordering::Relaxed);
@@ -67,9 +67,9 @@ fn a_read_waits_for_what_the_dead_left_in_flight() {
     assert_eq!(bench.hear(&mut other), ack(3));
 }
 
-/// What the dead connection's socket still holds when the read is asked never lands.
+/// What the dead client's socket still holds when the read is requested never lands.
 #[test]
-fn a_read_cuts_off_what_the_dead_had_not_got_through() {
+fn unread_appends_of_a_dead_client_never_land() {
     let mut bench = Bench::new();
     // Looked at before the other one in every turn.
     let mut returned = bench.client();
@@ -84,9 +84,9 @@ fn a_read_cuts_off_what_the_dead_had_not_got_through() {
     assert_eq!(bench.hear(&mut next), ack(1), "appends of the dead landed after the read");
 }
 
-/// It had not even been let in when the read was asked.
+/// It had not been accepted yet when the read was requested.
 #[test]
-fn what_waits_at_the_door_of_the_dead_never_lands() {
+fn appends_of_a_client_that_died_unaccepted_never_land() {
     let mut bench = Bench::new();
     let mut returned = bench.client();
     let mut dying = bench.stranger();
@@ -94,7 +94,7 @@ fn what_waits_at_the_door_of_the_dead_never_lands() {
     dying.send(&[hello, append(b"late")]);
     drop(dying);
     returned.send(&[READ]);
-    // Without a look at the door, which sleeping does.
+    // Without accepting, which sleeping does.
     bench.path.turn().unwrap();
     assert!(bench.handed_over().is_some());
     bench.settle();
@@ -103,9 +103,9 @@ fn what_waits_at_the_door_of_the_dead_never_lands() {
     assert_eq!(bench.hear(&mut next), ack(1));
 }
 
-/// A connection that comes back from the reader after its client has died is not listened to any more.
+/// A connection that comes back from the reader after its client has died is ignored.
 #[test]
-fn what_comes_after_the_stop_of_a_dead_reader_never_lands() {
+fn appends_after_the_stop_of_a_dead_reader_never_land() {
     let mut bench = Bench::new();
     let mut dying = bench.client();
     dying.send(&[READ]);
@@ -125,7 +125,7 @@ fn what_comes_after_the_stop_of_a_dead_reader_never_lands() {
 
 /// The role was lost and won again while the connection was with the reader.
 #[test]
-fn a_connection_that_read_through_an_epoch_is_told_and_appends_no_more() {
+fn a_reader_that_missed_a_change_of_role_may_not_append() {
     let mut bench = Bench::new();
     let mut old = bench.client();
     old.send(&[READ]);
@@ -142,14 +142,14 @@ fn a_connection_that_read_through_an_epoch_is_told_and_appends_no_more() {
     }
 }
 
-fn fill_places(bench: &mut Bench) -> Vec<Client> {
+fn fill_slots(bench: &mut Bench) -> Vec<Client> {
     (0..CONNECTIONS_MAX).map(|_| bench.client()).collect()
 }
 
 #[test]
-fn the_status_can_be_asked_for_when_all_places_are_taken() {
+fn the_status_is_served_when_all_slots_are_taken() {
     let mut bench = Bench::new();
-    let mut clients = fill_places(&mut bench);
+    let mut clients = fill_slots(&mut bench);
     let mut asking = bench.client();
     asking.send(&[Request::Status]);
     let question = bench.until("the question", |bench| bench.events.try_recv().ok());
@@ -167,7 +167,7 @@ fn the_status_can_be_asked_for_when_all_places_are_taken() {
     let mut holding = bench.stranger();
     holding.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_HOLD }]);
     assert!(bench.hear(&mut holding).starts_with("Error { code: Busy, fatal: true"));
-    // Those inside go on, and a place that is left is given again.
+    // Those inside go on, and a slot that becomes free is used again.
     clients[0].send(&[append(b"one")]);
     assert_eq!(bench.hear(&mut clients[0]), ack(1));
     clients.pop();
@@ -179,9 +179,9 @@ fn the_status_can_be_asked_for_when_all_places_are_taken() {
 }
 
 #[test]
-fn a_connection_keeps_its_place_while_it_reads() {
+fn a_connection_keeps_its_slot_while_it_reads() {
     let mut bench = Bench::new();
-    let mut clients = fill_places(&mut bench);
+    let mut clients = fill_slots(&mut bench);
     clients[0].send(&[READ]);
     let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     let mut late = bench.client();
@@ -190,7 +190,7 @@ fn a_connection_keeps_its_place_while_it_reads() {
     bench.command(Command::Adopt(detached));
     clients[0].send(&[append(b"one")]);
     assert_eq!(bench.hear(&mut clients[0]), ack(1));
-    // A reader that ends gives its place up.
+    // A reader that ends gives its slot up.
     clients[0].send(&[READ]);
     bench.until("the read", Bench::handed_over);
     bench.command(Command::Left);
@@ -208,10 +208,10 @@ fn large_batch(size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Room for one large batch at a time, and clients that may take as long as they like unless `patience` says otherwise.
-fn tight(patience: Duration) -> Bench {
+/// Room for one large batch at a time, and clients that may take as long as they like unless `timeout` says otherwise.
+fn tight(timeout: Duration) -> Bench {
     let batch_memory = Options::batch_memory_min(SegmentSize::DEFAULT);
-    Bench::with(Options { batch_memory, client_patience: patience, ..Bench::options() })
+    Bench::with(Options { batch_memory, client_timeout: timeout, ..Bench::options() })
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn large_batches_wait_for_memory_and_small_appends_do_not() {
 }
 
 #[test]
-fn a_batch_half_sent_for_too_long_gives_way() {
+fn a_batch_half_sent_for_too_long_is_refused() {
     let mut bench = tight(Duration::ZERO);
     let batch = large_batch(3 << 20);
     let mut half = bench.client();
@@ -310,7 +310,7 @@ fn a_batch_that_fits_by_the_welcome_is_taken() {
 }
 
 #[test]
-fn refusals_say_what_is_so_and_what_to_do() {
+fn refusals_say_what_to_do() {
     let mut bench = Bench::new();
     let mut client = bench.client();
     let mut ask = |request: Request<'_>, words: &str| {

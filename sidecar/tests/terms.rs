@@ -13,7 +13,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::Role;
-use tailwind_sidecar::path::{Allowed, Command, Description, Options, Path, Shared, Waker};
+use tailwind_sidecar::path::{Allowed, Command, Counters, Description, Options, Path, Waker};
 
 const BACKUPS: usize = 3;
 
@@ -51,10 +51,10 @@ impl Bench {
             allowed: Allowed::Own,
             segment_size: SegmentSize::MIN,
             spin: Duration::ZERO,
-            client_patience: Duration::from_secs(30),
+            client_timeout: Duration::from_secs(30),
             batch_memory: 1 << 20,
         };
-        let (shared, waker) = (Arc::new(Shared::default()), Waker::new().unwrap());
+        let (shared, waker) = (Arc::new(Counters::default()), Waker::new().unwrap());
         let path = Path::new(options, "a".into(), listener, inbox, events, shared, &waker).unwrap();
         Bench { path, commands, _folder: folder }
     }

@@ -37,11 +37,21 @@ pub struct SharedBuffer {
 struct Memory {
     /// Goes before the mapping: a card must let go of memory before the kernel takes it back.
     #[cfg(feature = "verbs")]
-    region: Option<crate::verbs::Region>,
+    registration: Option<Registration>,
     map: MmapRaw,
     capacity: u32,
     /// published ≤ capacity; only [`AppendBuffer::publish`] stores it.
     published: AtomicU32,
+}
+
+/// What a card knows of the memory.
+#[cfg(feature = "verbs")]
+pub(crate) struct Registration {
+    pub(crate) local_key: u32,
+    /// The protection domain, which lives as long as the region.
+    pub(crate) domain: usize,
+    /// Ends the registration when it is dropped.
+    pub(crate) _region: Box<dyn Send + Sync>,
 }
 
 impl AppendBuffer {
@@ -50,7 +60,7 @@ impl AppendBuffer {
         let map = MmapOptions::new().len(capacity as usize).populate().map_anon()?.into();
         let memory = Memory {
             #[cfg(feature = "verbs")]
-            region: None,
+            registration: None,
             map,
             capacity,
             published: AtomicU32::new(0),
@@ -63,12 +73,12 @@ impl AppendBuffer {
     #[cfg(feature = "verbs")]
     pub(crate) fn registered(
         capacity: u32,
-        register: impl FnOnce(*mut u8, usize) -> io::Result<crate::verbs::Region>,
+        register: impl FnOnce(*mut u8, usize) -> io::Result<Registration>,
     ) -> io::Result<(AppendBuffer, SharedBuffer)> {
         let length = (capacity as usize).max(1);
         let map: MmapRaw = MmapOptions::new().len(length).populate().map_anon()?.into();
-        let region = Some(register(map.as_mut_ptr(), length)?);
-        Ok(AppendBuffer::over(Memory { region, map, capacity, published: AtomicU32::new(0) }))
+        let registration = Some(register(map.as_mut_ptr(), length)?);
+        Ok(AppendBuffer::over(Memory { registration, map, capacity, published: AtomicU32::new(0) }))
     }
 
     fn over(memory: Memory) -> (AppendBuffer, SharedBuffer) {
@@ -99,20 +109,13 @@ impl AppendBuffer {
         self.shared.memory.published.store(published + count, Ordering::Release);
     }
 
-    /// Bytes published so far.
-    pub fn published(&self) -> u32 {
+    fn published(&self) -> u32 {
         // Only this side stores the counter, so that it needs no ordering to read its own value.
         self.shared.memory.published.load(Ordering::Relaxed)
     }
 
-    /// Bytes in all.
-    pub fn capacity(&self) -> u32 {
+    fn capacity(&self) -> u32 {
         self.shared.capacity()
-    }
-
-    /// One more reading side.
-    pub fn shared(&self) -> SharedBuffer {
-        self.shared.clone()
     }
 }
 
@@ -127,13 +130,9 @@ impl SharedBuffer {
     }
 
     /// Bytes published so far.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
     pub fn len(&self) -> u32 {
         self.memory.published.load(Ordering::Acquire)
-    }
-
-    /// True until something is published.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Bytes in all.
@@ -141,10 +140,17 @@ impl SharedBuffer {
         self.memory.capacity
     }
 
-    /// The registration, if the sender that allocated it registers.
+    /// Where the memory begins.
     #[cfg(feature = "verbs")]
-    pub(crate) fn region(&self) -> Option<&crate::verbs::Region> {
-        self.memory.region.as_ref()
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.map.as_ptr() as u64
+    }
+
+    /// Names the memory in work requests of this protection domain, if it is registered there.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn key_in(&self, domain: usize) -> Option<u32> {
+        let registration = self.memory.registration.as_ref().filter(|registration| registration.domain == domain);
+        registration.map(|registration| registration.local_key)
     }
 }
 
@@ -163,7 +169,7 @@ mod tests {
     fn starts_zeroed_and_unpublished() {
         let (mut writer, reader) = AppendBuffer::new(5000).unwrap();
         assert_eq!((writer.published(), writer.capacity(), reader.capacity()), (0, 5000, 5000));
-        assert!(reader.is_empty() && reader.published().is_empty());
+        assert!(reader.published().is_empty());
         assert_eq!(writer.tail_mut(), vec![0; 5000]);
     }
 
@@ -177,7 +183,7 @@ mod tests {
         assert_eq!(writer.tail_mut(), b"d\0\0\0\0\0\0");
         writer.publish(7);
         assert!(writer.tail_mut().is_empty());
-        assert_eq!(writer.shared().len(), 10);
+        assert_eq!(reader.len(), 10);
     }
 
     #[test]

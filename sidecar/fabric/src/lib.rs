@@ -6,7 +6,9 @@
 
 pub mod buffer;
 pub mod contract;
+mod error;
 mod mapping;
+mod message;
 pub mod pool;
 mod secret;
 pub mod shm;
@@ -14,6 +16,8 @@ pub mod tcp;
 pub mod verbs;
 
 pub use buffer::{AppendBuffer, SharedBuffer};
-pub use contract::*;
+pub use contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
+pub use error::{ChannelError, FabricError};
+pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, SlotId, Writer};
 pub use pool::{MappedFile, Pool, PoolError};
 pub use secret::Secret;

@@ -26,8 +26,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
 
-use crate::contract::SlotId;
 use crate::mapping::{FLAG_PAGE_SIZE, Flag, Mapping};
+use crate::message::SlotId;
 
 pub use error::PoolError;
 pub use mapped_file::MappedFile;

@@ -8,8 +8,6 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contract::FabricError;
-
 /// Random bytes behind a secret.
 const SECRET_BYTES: usize = 16;
 /// Bytes of a secret as it is written: two hexadecimal digits for each.
@@ -22,7 +20,7 @@ pub struct Secret(String);
 
 impl Secret {
     /// A new one.
-    pub(crate) fn random() -> Result<Secret, FabricError> {
+    pub(crate) fn random() -> io::Result<Secret> {
         let digits = random::<SECRET_BYTES>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Secret(digits))
     }
@@ -47,7 +45,7 @@ impl fmt::Debug for Secret {
 }
 
 /// A key for a lending. Never zero, which is what memory that was never lent holds in its place.
-pub(crate) fn key() -> Result<u64, FabricError> {
+pub(crate) fn key() -> io::Result<u64> {
     loop {
         match u64::from_le_bytes(random()?) {
             0 => continue,
@@ -58,14 +56,13 @@ pub(crate) fn key() -> Result<u64, FabricError> {
 
 /// A packet number of InfiniBand, 24 bits.
 #[cfg(feature = "verbs")]
-pub(crate) fn packet_number() -> Result<u32, FabricError> {
+pub(crate) fn packet_number() -> io::Result<u32> {
     Ok(u32::from_le_bytes(random()?) & 0x00ff_ffff)
 }
 
-fn random<const N: usize>() -> Result<[u8; N], FabricError> {
+fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    let refused = |error: getrandom::Error| FabricError::io("draw random bytes")(io::Error::other(error.to_string()));
-    getrandom::fill(&mut bytes).map_err(refused)?;
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(bytes)
 }
 

@@ -38,11 +38,10 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::OFlags;
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
-use crate::contract::{
-    Channel, ChannelAnswer, ChannelError, FabricError, FabricKind, Grant, Offer, Opening, Receiver, RemoteBuffer,
-    Sender, SlotId, Writer,
-};
+use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
+use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping};
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
 use crate::secret;
 
@@ -59,15 +58,9 @@ pub struct ShmReceiver {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShmSender;
 
-/// A lent slot, mapped into the sending process.
-#[derive(Clone, Debug)]
-pub struct ShmRemote {
-    memory: Arc<Mapping>,
-}
-
 /// One ordered stream of writes. A post is a copy, a fence and a load, so it is complete when it returns.
 #[derive(Debug, Default)]
-pub struct ShmChannel {
+struct ShmChannel {
     /// Completed and not yet polled.
     completed: u32,
     failure: Option<ChannelError>,
@@ -94,15 +87,13 @@ impl Receiver for ShmReceiver {
 
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
-        match offer {
-            Offer::Shm => Ok(ChannelAnswer::Shm),
-            other => Err(mismatch(other.kind())),
-        }
+        let Offer::Shm = offer else { return Err(FabricError::mismatch(self.kind(), offer.kind())) };
+        Ok(ChannelAnswer::Shm)
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
         self.check(writer)?;
-        let key = secret::key()?;
+        let key = secret::key().map_err(FabricError::io("draw a key"))?;
         let memory = self.pool.fresh(slot)?;
         memory.lend(key);
         self.writers[slot.0 as usize] = Some(writer);
@@ -148,13 +139,11 @@ impl Sender for ShmSender {
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        match grant {
-            Grant::Shm { path, key, length } => {
-                let memory = open(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
-                Ok(RemoteBuffer::Shm(ShmRemote { memory: Arc::new(memory) }))
-            }
-            other => Err(mismatch(other.kind())),
-        }
+        let Grant::Shm { path, key, length } = grant else {
+            return Err(FabricError::mismatch(self.kind(), grant.kind()));
+        };
+        let memory = open(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
+        Ok(RemoteBuffer { address: 0, key: *key, length: *length, memory: Some(Arc::new(memory)) })
     }
 }
 
@@ -165,10 +154,8 @@ impl Opening for ShmSender {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        match answer {
-            ChannelAnswer::Shm => Ok(Box::<ShmChannel>::default()),
-            other => Err(mismatch(other.kind())),
-        }
+        let ChannelAnswer::Shm = answer else { return Err(FabricError::mismatch(self.kind(), answer.kind())) };
+        Ok(Box::<ShmChannel>::default())
     }
 }
 
@@ -177,16 +164,12 @@ impl Channel for ShmChannel {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let RemoteBuffer::Shm(ShmRemote { memory }) = remote else { panic!("a shm channel writes shm buffers") };
-        memory.write(range.start, &local.published()[range.start as usize..range.end as usize]);
-        // Between the bytes and the flag: step 1 of the module's proof stands on this line.
-        fence(Ordering::SeqCst);
-        if memory.flag() != Flag::Lent {
-            self.failure = Some(ChannelError::Revoked);
-            return Err(ChannelError::Revoked);
+        let bytes = &local.published()[range.start as usize..range.end as usize];
+        if remote.memory.as_ref().is_some_and(|memory| write(memory, range.start, bytes)) {
+            self.completed += 1;
+            return Ok(());
         }
-        self.completed += 1;
-        Ok(())
+        Err(*self.failure.insert(ChannelError::Revoked))
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -203,10 +186,14 @@ impl Channel for ShmChannel {
     fn arm(&mut self) -> bool {
         self.completed > 0 || self.failure.is_some()
     }
+}
 
-    fn wants_write(&self) -> bool {
-        false
-    }
+/// Copies `bytes` into the slot; whether the write has completed.
+fn write(memory: &Mapping, offset: u32, bytes: &[u8]) -> bool {
+    memory.write(offset, bytes);
+    // Between the bytes and the flag: step 1 of the module's proof stands on this line.
+    fence(Ordering::SeqCst);
+    memory.flag() == Flag::Lent
 }
 
 /// Maps the file if it still is the one that was lent. The key is compared after the file has been opened, in the
@@ -223,8 +210,4 @@ fn open(path: &str, key: u64, length: u32) -> io::Result<Mapping> {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the lending is over"));
     }
     Ok(memory)
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Shm, theirs }
 }

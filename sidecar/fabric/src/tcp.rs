@@ -4,18 +4,18 @@
 //!
 //! - `sender` and its `channel`: non-blocking, driven by the append path.
 //! - `wire`: the bytes of hellos, frames and acknowledgements.
-//! - `acceptor`: takes connections from strangers and throws out whoever cannot show a secret.
+//! - `acceptor`: accepts connections and drops those that do not present a secret.
 //! - `connection_reader`: one thread for each channel; reads frames and writes them into slots.
-//! - `registry`: secrets, lendings and connections; what the three of them share with the control calls.
+//! - `registry`: secrets, lendings and connections; what the control calls share with the two above.
 //! - `receiver`: the control calls.
 //!
 //! # Why revocation is a barrier
 //!
-//! 1. An connection_reader reaches a slot's memory only through its lending, and holds the lending's lock while it copies. It never
-//!    waits for the network with that lock held.
+//! 1. A connection reader reaches a slot's memory only through its lending, and holds the lending's lock while it copies.
+//!    It never waits for the network with that lock held.
 //! 2. Revocation takes the memory out of every lending of a revoked writer, under the same lock. So no byte lands
 //!    afterwards (promise 3b), and it waits for no sender: at most for one copy of what has already arrived.
-//! 3. An connection_reader counts a write only after its last byte has been copied under the lock. So every write that was
+//! 3. A connection reader counts a write only after its last byte has been copied under the lock. So every write that was
 //!    acknowledged is in the memory (3c), and later ones are refused, empty ones too (3a).
 //! 4. Before that, revocation removes the writer's secrets, under the lock under which the acceptor spends them. So a
 //!    connection in the middle of its hello is either refused or already registered; and it is shut down like all
@@ -31,7 +31,6 @@ mod registry;
 mod sender;
 mod wire;
 
-pub use channel::{QUEUE_MAX, TcpChannel};
 pub use receiver::TcpReceiver;
 pub use sender::TcpSender;
 

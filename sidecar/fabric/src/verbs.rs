@@ -1,15 +1,14 @@
 //! The fabric of RDMA network cards: one-sided writes on reliable-connected queue pairs, by libibverbs.
 //!
-//! The backup daemon makes a [`VerbsReceiver`], the sidecar a [`VerbsSender`], both over a [`Choice`] of device, port and
-//! GID. From the outside in:
+//! The backup daemon makes a [`VerbsReceiver`], the sidecar a [`VerbsSender`], both over a [`SelectedPort`]. From the outside in:
 //!
-//! - `report` and `choice`: what devices the host has, and which of them to use. `patience`: how long a write is repeated.
+//! - `report` and `select`: what devices the host has, and which of them to use. `retry`: how long a write is repeated.
 //!   These are in every build, so that options mean the same everywhere; the rest needs the feature `verbs`.
-//! - `device`, `memory`, `queue`: libibverbs' objects, each destroyed once and in order.
+//! - `device`, `port`, `memory`, `queue`: libibverbs' objects, each destroyed once and in order.
 //! - `events`: what a device reports outside of any work request.
 //! - `sender` and its `channel`: staged work requests, one doorbell and one signalled completion for each batch.
 //! - `receiver`: a protection domain for each writer, a registration for each lending.
-//! - `trial`: the preflight's measurements.
+//! - `measure`: what the preflight measures.
 //!
 //! # Why revocation is a barrier
 //!
@@ -35,48 +34,46 @@
 
 #[cfg(feature = "verbs")]
 mod channel;
-mod choice;
 #[cfg(feature = "verbs")]
 mod device;
 #[cfg(feature = "verbs")]
 mod events;
 #[cfg(feature = "verbs")]
+mod measure;
+#[cfg(feature = "verbs")]
 mod memory;
-mod patience;
+#[cfg(feature = "verbs")]
+mod port;
 #[cfg(feature = "verbs")]
 mod queue;
 #[cfg(feature = "verbs")]
 mod receiver;
 mod report;
+mod retry;
+mod select;
 #[cfg(feature = "verbs")]
 mod sender;
-#[cfg(feature = "verbs")]
-mod trial;
 
 #[cfg(feature = "verbs")]
 use ibverbs_sys as ffi;
 
 #[cfg(feature = "verbs")]
-pub use channel::VerbsChannel;
-pub use choice::{Choice, DeviceSelector, NoChoice, choose};
+pub use device::list_devices;
 #[cfg(feature = "verbs")]
-pub use device::survey;
-#[cfg(feature = "verbs")]
-pub(crate) use memory::Region;
-pub use patience::{BadPatience, Patience};
+pub use measure::{Measurements, measure};
 #[cfg(feature = "verbs")]
 pub use receiver::VerbsReceiver;
 pub use report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};
+pub use retry::{InvalidRetryPolicy, RetryPolicy};
+pub use select::{DeviceSelector, SelectError, SelectedPort, select};
 #[cfg(feature = "verbs")]
 pub use sender::VerbsSender;
-#[cfg(feature = "verbs")]
-pub use trial::{Trial, trial};
 
 /// How packets are marked and repeated; both ends may differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     /// How long a write is repeated.
-    pub patience: Patience,
+    pub retry: RetryPolicy,
     /// The IP header's traffic class (DSCP and ECN bits) on RoCE, as the switches' lossless class wants it.
     pub traffic_class: u8,
     /// InfiniBand's service level, or the priority on RoCE: 0 to 15.

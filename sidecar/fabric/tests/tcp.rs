@@ -1,4 +1,4 @@
-//! The tcp receiver against peers that do not behave: strangers, liars, dawdlers and sleepers, on raw sockets.
+//! The tcp receiver against peers that break the protocol, are slow or stop, on raw sockets.
 //!
 //! Hellos and frames are written out by hand here, so that a mistake in the code that makes them cannot hide itself.
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
@@ -11,9 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{
-    ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, RemoteBuffer, Sender, SlotId, Writer,
-};
+use tailwind_fabric::{ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, Sender, SlotId, Writer};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -51,17 +49,17 @@ impl Backup {
         }
     }
 
-    /// A connection that has said nothing.
-    fn stranger(&self) -> Peer {
+    /// A connection that has sent nothing.
+    fn unauthenticated(&self) -> Peer {
         let stream = TcpStream::connect(self.receiver.address()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         Peer { stream, sequence: 0 }
     }
 
-    /// A connection that has shown a secret.
+    /// A connection that has presented a secret.
     fn peer(&mut self, writer: u64) -> Peer {
-        let mut peer = self.stranger();
-        peer.say(&hello(&self.secret(writer)));
+        let mut peer = self.unauthenticated();
+        peer.send(&hello(&self.secret(writer)));
         assert_eq!(peer.ack(), 0);
         peer
     }
@@ -93,14 +91,14 @@ struct Peer {
 
 impl Peer {
     /// Sends what the other side may have stopped reading.
-    fn say(&mut self, bytes: &[u8]) {
+    fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
     fn write(&mut self, key: u64, offset: u32, bytes: &[u8]) {
         self.sequence += 1;
-        self.say(&header(key, offset, bytes.len() as u32, self.sequence));
-        self.say(bytes);
+        self.send(&header(key, offset, bytes.len() as u32, self.sequence));
+        self.send(bytes);
     }
 
     fn ack(&mut self) -> u64 {
@@ -109,8 +107,8 @@ impl Peer {
         u64::from_le_bytes(bytes)
     }
 
-    /// Waits for the end of the connection; what came before it.
-    fn last_words(mut self) -> Vec<u8> {
+    /// What arrives until the connection is closed.
+    fn until_closed(mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the connection stays open"),
@@ -141,14 +139,14 @@ fn promptly<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let (done, wait) = mpsc::channel();
         scope.spawn(move || done.send(work()));
         wait.recv_timeout(DEADLINE).unwrap_or_else(|_| {
-            eprintln!("it waits for a peer");
+            eprintln!("the call waits for a peer");
             std::process::abort()
         })
     })
 }
 
 #[test]
-fn a_stranger_learns_nothing() {
+fn without_a_secret_nothing_is_answered() {
     let mut backup = Backup::new();
     let key = backup.key(1, 0);
     let secret = backup.secret(1);
@@ -165,36 +163,36 @@ fn a_stranger_learns_nothing() {
         hello(&secret.to_uppercase().replace(|c: char| c.is_ascii_digit(), "A")),
     ];
     for greeting in greetings {
-        let mut stranger = backup.stranger();
-        stranger.say(&greeting);
-        stranger.say(&header(key, 0, 5, 1));
-        stranger.say(b"bytes");
-        assert_eq!(stranger.last_words(), b"");
+        let mut peer = backup.unauthenticated();
+        peer.send(&greeting);
+        peer.send(&header(key, 0, 5, 1));
+        peer.send(b"bytes");
+        assert_eq!(peer.until_closed(), b"");
     }
     assert!(backup.is_untouched());
     backup.still_serves();
 }
 
 #[test]
-fn who_says_nothing_is_sent_away() {
+fn a_connection_without_a_hello_is_closed() {
     let mut backup = Backup::new();
-    let (silent, mut slow) = (backup.stranger(), backup.stranger());
-    slow.say(b"TWDA");
+    let (silent, mut slow) = (backup.unauthenticated(), backup.unauthenticated());
+    slow.send(b"TWDA");
     backup.still_serves();
-    assert_eq!(silent.last_words(), b"");
-    assert_eq!(slow.last_words(), b"");
+    assert_eq!(silent.until_closed(), b"");
+    assert_eq!(slow.until_closed(), b"");
 }
 
 #[test]
-fn a_flood_of_strangers_keeps_nobody_out() {
+fn a_flood_of_connections_keeps_nobody_out() {
     let mut backup = Backup::new();
     let mut crowd: Vec<Peer> = Vec::new();
     for _ in 0..5 {
-        crowd.extend((0..60).map(|_| backup.stranger()));
+        crowd.extend((0..60).map(|_| backup.unauthenticated()));
         backup.still_serves();
     }
-    for stranger in crowd {
-        assert_eq!(stranger.last_words(), b"");
+    for peer in crowd {
+        assert_eq!(peer.until_closed(), b"");
     }
 }
 
@@ -202,12 +200,12 @@ fn a_flood_of_strangers_keeps_nobody_out() {
 fn a_secret_is_good_once() {
     let mut backup = Backup::new();
     let secret = backup.secret(1);
-    let mut first = backup.stranger();
-    first.say(&hello(&secret));
+    let mut first = backup.unauthenticated();
+    first.send(&hello(&secret));
     assert_eq!(first.ack(), 0);
-    let mut second = backup.stranger();
-    second.say(&hello(&secret));
-    assert_eq!(second.last_words(), b"");
+    let mut second = backup.unauthenticated();
+    second.send(&hello(&secret));
+    assert_eq!(second.until_closed(), b"");
     let key = backup.key(1, 0);
     first.write(key, 0, b"!");
     assert_eq!(first.ack(), 1, "the first goes on");
@@ -219,20 +217,20 @@ fn a_secret_is_good_once() {
 }
 
 #[test]
-fn a_hello_may_come_in_pieces_and_with_frames_behind_it() {
+fn a_hello_may_come_in_pieces_with_frames_behind_it() {
     let mut backup = Backup::new();
     let (secret, key) = (backup.secret(1), backup.key(1, 0));
-    let mut peer = backup.stranger();
+    let mut peer = backup.unauthenticated();
     let hello = hello(&secret);
     let (start, end) = hello.split_at(20);
-    peer.say(start);
+    peer.send(start);
     backup.still_serves();
-    peer.say(&[end, &header(key, 0, 5, 1), b"bytes"].concat());
+    peer.send(&[end, &header(key, 0, 5, 1), b"bytes"].concat());
     assert_eq!((peer.ack(), peer.ack()), (0, 1));
 }
 
 #[test]
-fn whoever_breaks_the_rules_is_cut_off() {
+fn an_invalid_frame_closes_the_connection() {
     let mut backup = Backup::new();
     let (key, other) = (backup.key(1, 0), backup.key(2, 1));
     let mut bad_check = header(key, 0, 4, 1);
@@ -250,15 +248,15 @@ fn whoever_breaks_the_rules_is_cut_off() {
     ];
     for (what, frame) in frames {
         let mut peer = backup.peer(1);
-        peer.say(&frame);
-        peer.say(b"evil");
-        assert_eq!(peer.last_words(), b"", "{what}");
+        peer.send(&frame);
+        peer.send(b"evil");
+        assert_eq!(peer.until_closed(), b"", "{what}");
         assert!(backup.is_untouched(), "{what}");
     }
     backup.receiver.end_lending(SlotId(0));
     let mut peer = backup.peer(1);
     peer.write(key, 0, b"late");
-    assert_eq!(peer.last_words(), b"");
+    assert_eq!(peer.until_closed(), b"");
     assert!(backup.is_untouched());
     backup.still_serves();
 }
@@ -269,10 +267,10 @@ fn a_frame_cut_off_in_the_middle_is_never_acknowledged() {
     let key = backup.key(1, 0);
     let mut peer = backup.peer(1);
     peer.write(key, 0, b"whole");
-    peer.say(&header(key, 5, 100, 2));
-    peer.say(b"half");
+    peer.send(&header(key, 5, 100, 2));
+    peer.send(b"half");
     peer.stream.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(peer.last_words(), 1u64.to_le_bytes());
+    assert_eq!(peer.until_closed(), 1u64.to_le_bytes());
     assert_eq!(&backup.contents(0)[..5], b"whole");
 }
 
@@ -282,7 +280,7 @@ fn acknowledgements_are_cumulative() {
     let key = backup.key(1, 0);
     let mut peer = backup.peer(1);
     let frames: Vec<u8> = (1..=500).flat_map(|n| [header(key, n * 8, 8, n), vec![n as u8; 8]].concat()).collect();
-    peer.say(&frames);
+    peer.send(&frames);
     let mut acked = 0;
     while acked < 500 {
         let next = peer.ack();
@@ -297,15 +295,15 @@ fn revocation_waits_for_no_sender() {
     let mut backup = Backup::new();
     let key = backup.key(1, 0);
     let secret = backup.secret(1);
-    let mut in_hello = backup.stranger();
-    in_hello.say(&hello(&secret)[..30]);
+    let mut in_hello = backup.unauthenticated();
+    in_hello.send(&hello(&secret)[..30]);
     let mut in_header = backup.peer(1);
-    in_header.say(&header(key, 0, 4, 1)[..10]);
+    in_header.send(&header(key, 0, 4, 1)[..10]);
     let mut in_payload = backup.peer(1);
     in_payload.write(key, 0, b"done");
     assert_eq!(in_payload.ack(), 1);
-    in_payload.say(&header(key, 4, 1000, 2));
-    in_payload.say(&[7; 500]);
+    in_payload.send(&header(key, 4, 1000, 2));
+    in_payload.send(&[7; 500]);
     let silent = backup.peer(1);
     let mut spared = backup.peer(2);
     let spared_key = backup.key(2, 1);
@@ -313,12 +311,12 @@ fn revocation_waits_for_no_sender() {
     promptly(|| backup.receiver.revoke_below(Writer(2))).unwrap();
     let before = backup.contents(0);
     assert_eq!(&before[..4], b"done");
-    in_hello.say(&hello(&secret)[30..]);
-    in_header.say(&header(key, 0, 4, 1)[10..]);
-    in_header.say(b"late");
-    in_payload.say(&[7; 500]);
+    in_hello.send(&hello(&secret)[30..]);
+    in_header.send(&header(key, 0, 4, 1)[10..]);
+    in_header.send(b"late");
+    in_payload.send(&[7; 500]);
     for peer in [in_hello, in_header, in_payload, silent] {
-        assert_eq!(peer.last_words(), b"");
+        assert_eq!(peer.until_closed(), b"");
     }
     assert!(backup.contents(0) == before);
     spared.write(spared_key, 0, b"on");
@@ -344,14 +342,14 @@ fn revocation_wakes_a_thread_that_cannot_acknowledge() {
 }
 
 #[test]
-fn a_connection_that_races_with_its_revocation_never_writes_afterwards() {
+fn a_connection_that_races_with_a_revocation_never_writes() {
     let mut backup = Backup::new();
     for round in 1..200 {
         let (secret, key) = (backup.secret(round), backup.key(round, 0));
-        let mut peer = backup.stranger();
+        let mut peer = backup.unauthenticated();
         let racing = thread::spawn(move || {
-            peer.say(&[hello(&secret), header(key, 0, 1, 1), b"x".to_vec()].concat());
-            peer.last_words()
+            peer.send(&[hello(&secret), header(key, 0, 1, 1), b"x".to_vec()].concat());
+            peer.until_closed()
         });
         if round % 2 == 0 {
             thread::yield_now();
@@ -368,13 +366,13 @@ fn a_connection_that_races_with_its_revocation_never_writes_afterwards() {
 #[test]
 fn dropping_the_receiver_ends_everything() {
     let mut backup = Backup::new();
-    let (connected, stranger) = (backup.peer(1), backup.stranger());
+    let (connected, silent) = (backup.peer(1), backup.unauthenticated());
     let answer = backup.answer(1);
     let Backup { _dir, pool, receiver } = backup;
     let address = receiver.address();
     promptly(move || drop(receiver));
-    assert_eq!(connected.last_words(), b"");
-    assert_eq!(stranger.last_words(), b"");
+    assert_eq!(connected.until_closed(), b"");
+    assert_eq!(silent.until_closed(), b"");
     assert!(Box::new(TcpSender).connect(&answer, address.ip()).is_err());
     TcpReceiver::bind(pool, address).unwrap();
 }
@@ -388,11 +386,11 @@ fn an_unspecified_address_means_the_host_that_answered() {
     Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
 }
 
-/// A receiver played by hand, to see what the sender makes of it.
-fn played(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::FabricError> {
+/// How the sender reacts to a receiver that sends these bytes.
+fn answered(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::FabricError> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
-    let playing = thread::spawn(move || {
+    let receiver = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 42]).unwrap();
         stream.write_all(answers).unwrap();
@@ -402,22 +400,23 @@ fn played(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::Fabri
     let mut channel = Box::new(TcpSender).connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
     let (mut writer, local) = TcpSender.allocate(8).unwrap();
     writer.publish(8);
-    channel.post(&RemoteBuffer::Tcp { key: 1, length: 8 }, &local, 0..8).unwrap();
+    let remote = TcpSender.attach(&Grant::Tcp { key: 1, length: 8 }).unwrap();
+    channel.post(&remote, &local, 0..8).unwrap();
     let error = loop {
         match channel.poll() {
             Ok(completed) => assert!(completed <= 1),
             Err(error) => break error,
         }
     };
-    playing.join().unwrap();
+    receiver.join().unwrap();
     Ok(error)
 }
 
 #[test]
-fn a_receiver_that_talks_nonsense_is_found_out() {
+fn an_invalid_acknowledgement_fails_the_channel() {
     let protocol = Some(ChannelError::Protocol);
-    assert_eq!(played(b"\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0").ok(), protocol, "more acknowledged than sent");
-    assert_eq!(played(b"\0\0\0\0\0\0\0\0").ok(), Some(ChannelError::Disconnected));
-    assert!(played(b"HTTP/1.1 400 Bad Request").is_err());
-    assert!(played(b"\0\0\0").is_err());
+    assert_eq!(answered(b"\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0").ok(), protocol, "more acknowledged than sent");
+    assert_eq!(answered(b"\0\0\0\0\0\0\0\0").ok(), Some(ChannelError::Disconnected));
+    assert!(answered(b"HTTP/1.1 400 Bad Request").is_err());
+    assert!(answered(b"\0\0\0").is_err());
 }

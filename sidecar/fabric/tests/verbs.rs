@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::verbs::{DeviceSelector, Tuning, VerbsReceiver, VerbsSender, choose, survey};
+use tailwind_fabric::verbs::{DeviceSelector, Tuning, VerbsReceiver, VerbsSender, list_devices, select};
 use tailwind_fabric::{Pool, Receiver, Sender, Writer};
 
 /// Within this time everything that must happen has happened, on the slowest machine.
@@ -15,11 +15,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[test]
 #[ignore = "needs an RDMA device"]
 fn an_idle_channel_notices_that_the_other_side_is_gone() {
-    let choice = choose(&survey().unwrap(), &DeviceSelector::default()).unwrap();
+    let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
-    let mut receiver = VerbsReceiver::open(pool, &choice, Tuning::default()).unwrap();
-    let sender = VerbsSender::open(&choice, Tuning::default()).unwrap();
+    let mut receiver = VerbsReceiver::open(pool, &port, Tuning::default()).unwrap();
+    let sender = VerbsSender::open(&port, Tuning::default()).unwrap();
     let opening = sender.begin().unwrap();
     let answer = receiver.accept(Writer(1), &opening.offer()).unwrap();
     let mut channel = opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();

@@ -1,15 +1,15 @@
 //! Memory for frames that are larger than a connection's own inbox, shared by all connections: batches, that is.
 //!
-//! Asked by [`Path`] when a frame announces its size. Who finds no room is not read from until others are done: first come,
-//! first served. A grant stays with its connection after the batch, for the next one, until somebody else needs it.
+//! Used by [`Path`] when a frame announces its size. A client without room is not read from until others are done: first
+//! come, first served. A grant stays with its connection after the batch, for the next one, until somebody else needs it.
 
 use std::collections::VecDeque;
 
-use super::connection::{Connection, Inbox};
-use super::places::PLACES;
-use super::{Client, ClientId, Path};
+use super::connection::{ClientConnection, Inbox};
+use super::slots::SLOTS;
+use super::{ClientId, Path};
 
-/// The shared memory's books. The bytes are in the inboxes.
+/// How much of the shared memory is taken. The bytes are in the inboxes.
 #[derive(Debug)]
 pub(super) struct BatchMemory {
     size: usize,
@@ -20,7 +20,7 @@ pub(super) struct BatchMemory {
 
 impl BatchMemory {
     pub(super) fn new(size: usize) -> BatchMemory {
-        BatchMemory { size, taken: 0, waiting: VecDeque::with_capacity(PLACES) }
+        BatchMemory { size, taken: 0, waiting: VecDeque::with_capacity(SLOTS) }
     }
 
     /// True while somebody waits for memory that others hold.
@@ -45,8 +45,8 @@ impl BatchMemory {
 
 impl Path {
     /// Gives the frame that this client has begun to send its room, or lets the client wait for it.
-    pub(super) fn make_room(&mut self, client: &mut Client, size: usize) {
-        let Connection { inbox, .. } = &mut client.connection;
+    pub(super) fn make_room(&mut self, client: &mut ClientConnection, size: usize) {
+        let inbox = &mut client.inbox;
         if size > inbox.granted() {
             let more = size - inbox.granted();
             if self.batch_memory.is_next(client.id) && !self.batch_memory.fits(more) {
@@ -66,8 +66,8 @@ impl Path {
 
     /// Takes grants back from connections that are not in the middle of a batch.
     fn reclaim(&mut self) {
-        for client in self.clients.iter_mut().flatten() {
-            self.batch_memory.taken -= client.connection.inbox.give_back();
+        for client in self.clients.iter_mut() {
+            self.batch_memory.taken -= client.inbox.give_back();
         }
     }
 }

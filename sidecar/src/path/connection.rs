@@ -1,8 +1,9 @@
 //! One client of the append socket: what it has sent, what it is owed, both bounded.
 //!
-//! Held by [`Path`](super::Path). Inbox and outbox are apart, so that a frame can be read in place while it is answered.
+//! Held in [`ClientSlots`](super::slots::ClientSlots). Inbox and outbox are apart, so that a frame can be read in place while
+//! it is answered.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -11,8 +12,10 @@ use tailwind_protocol::ids::Position;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, frame_size};
 
+use super::messages::ClientId;
+
 /// Unacknowledged appends of one connection. With 128-byte records it keeps 1 MiB in flight; more only adds latency.
-pub const INFLIGHT_MAX: u32 = 8192;
+pub(super) const INFLIGHT_MAX: u32 = 8192;
 
 /// Bytes of answers that may wait for a client: the acks of everything it may have in flight.
 const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
@@ -21,17 +24,21 @@ const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
 const OUTBOX_SLACK: usize = 64 << 10;
 
 /// Status requests of one connection that may wait for control.
-const QUESTIONS_MAX: u32 = 4;
+const STATUS_REQUESTS_MAX: u32 = 4;
 
 /// Bytes asked of the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
+
+/// A connection is read from directly for so many turns after it fell silent; then `epoll` has to tell. An app that waits
+/// for each ack comes back within a few turns.
+const SILENT_TURNS: u32 = 64;
 
 /// What is left of a connection when it changes hands between the append path and the reader.
 #[derive(Debug)]
 pub struct DetachedConnection {
     /// The socket, non-blocking.
     pub stream: UnixStream,
-    /// Bytes received and not yet looked at.
+    /// Bytes received and not yet decoded.
     pub received: Vec<u8>,
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
@@ -58,7 +65,7 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// What its client hears.
+    /// The error message for the client.
     pub(super) fn message(self) -> &'static str {
         match self {
             Broken::RoleLost => {
@@ -72,14 +79,19 @@ impl Broken {
     }
 }
 
-/// A client.
+/// A client's connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
+    pub(super) id: ClientId,
     stream: UnixStream,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     /// When it connected; a hello must follow soon.
     pub(super) since: Instant,
+    /// Served in every turn: bytes have arrived lately, or its frames wait for room.
+    pub(super) busy: bool,
+    /// Turns without a byte.
+    silent_turns: u32,
 }
 
 /// Bytes received and not yet consumed.
@@ -105,12 +117,8 @@ pub(super) struct Outbox {
     pub(super) greeted: bool,
     /// The hello that waits for this sidecar to become primary.
     pub(super) held: Option<u64>,
-    /// Appends taken and not yet acknowledged.
-    pub(super) inflight: u32,
-    /// Barriers that have not passed yet.
-    pub(super) barriers: u32,
-    /// Status requests that control has not answered yet.
-    pub(super) questions: u32,
+    /// Requests whose answer is owed, by [`Owed`].
+    owed: [u32; 3],
     /// It takes no append and passes no barrier any more.
     pub(super) broken: Option<Broken>,
     /// The read that comes next waits until everything up to here is acknowledged.
@@ -119,21 +127,25 @@ pub(super) struct Outbox {
     pub(super) closing: bool,
 }
 
-/// What a read from the socket brought.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Received {
-    Bytes,
-    Nothing,
-    Closed,
+/// A kind of answer that comes after its request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Owed {
+    /// An append's ack.
+    Append,
+    /// That a barrier has passed.
+    Barrier,
+    /// Control's answer to a status request.
+    Status,
 }
 
-impl Connection {
+impl ClientConnection {
     /// Its own inbox holds the largest record of segments of this size, and one more read.
-    pub(super) fn new(detached: DetachedConnection, segment_size: SegmentSize) -> Connection {
+    pub(super) fn new(id: ClientId, detached: DetachedConnection, segment_size: SegmentSize) -> ClientConnection {
         let own = FRAME_HEADER_SIZE + segment_size.record_size_max() as usize + READ_SIZE;
         let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(detached.unsent.len()));
         unsent.extend_from_slice(&detached.unsent);
-        Connection {
+        ClientConnection {
+            id,
             stream: detached.stream,
             inbox: Inbox::new(own, &detached.received),
             outbox: Outbox {
@@ -141,19 +153,19 @@ impl Connection {
                 sent: 0,
                 greeted: false,
                 held: None,
-                inflight: 0,
-                barriers: 0,
-                questions: 0,
+                owed: [0; 3],
                 broken: detached.broken,
                 read_after: None,
                 closing: false,
             },
             since: Instant::now(),
+            busy: true,
+            silent_turns: 0,
         }
     }
 
     /// Takes the connection apart, to hand it to the reader.
-    pub(super) fn into_parcel(self, epoch: u64) -> DetachedConnection {
+    pub(super) fn detach(self, epoch: u64) -> DetachedConnection {
         DetachedConnection {
             epoch,
             received: self.inbox.pending().to_vec(),
@@ -163,39 +175,45 @@ impl Connection {
         }
     }
 
-    /// One read, if there is room for it. A full inbox means that the frames in it wait: back-pressure.
-    pub(super) fn receive(&mut self) -> io::Result<Received> {
+    /// One read, if there is room for it; false when the client has closed its end. A full inbox means that the frames in it
+    /// wait: back-pressure.
+    pub(super) fn receive(&mut self) -> bool {
         let room = self.inbox.room();
-        if room.is_empty() {
-            return Ok(Received::Nothing);
-        }
-        match self.stream.read(room) {
-            Ok(0) => Ok(Received::Closed),
+        let received = if room.is_empty() { Err(ErrorKind::WouldBlock.into()) } else { self.stream.read(room) };
+        match received {
+            Ok(0) => return false,
             Ok(count) => {
                 self.inbox.end += count;
-                Ok(Received::Bytes)
+                self.silent_turns = 0;
+                return true;
             }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                Ok(Received::Nothing)
-            }
-            Err(error) => Err(error),
+            Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return false,
+            Err(_) => {}
         }
+        self.silent_turns += 1;
+        self.busy = self.silent_turns < SILENT_TURNS || !self.inbox.pending().is_empty();
+        true
     }
 
-    /// Sends what waits, as far as the socket takes it.
-    pub(super) fn send(&mut self) -> io::Result<()> {
+    /// Has it served in the next turns.
+    pub(super) fn wake(&mut self) {
+        (self.busy, self.silent_turns) = (true, 0);
+    }
+
+    /// Sends what waits, as far as the socket takes it; false when the connection is over.
+    pub(super) fn send(&mut self) -> bool {
         let outbox = &mut self.outbox;
         while outbox.sent < outbox.bytes.len() {
             match self.stream.write(&outbox.bytes[outbox.sent..]) {
                 Ok(count) => outbox.sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(_) => return false,
             }
         }
         outbox.bytes.clear();
         outbox.sent = 0;
-        Ok(())
+        !outbox.closing
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -277,8 +295,8 @@ impl Inbox {
 impl Outbox {
     /// True while another append may be taken: its ack, like those already owed, must find room.
     pub(super) fn may_append(&self) -> bool {
-        let owed = (self.inflight as usize + 1) * ACK_FRAME_SIZE;
-        self.inflight < INFLIGHT_MAX && self.waiting() + owed <= OUTBOX_SIZE
+        let inflight = self.owed[Owed::Append as usize];
+        inflight < INFLIGHT_MAX && self.waiting() + (inflight as usize + 1) * ACK_FRAME_SIZE <= OUTBOX_SIZE
     }
 
     /// True while another answer may be queued.
@@ -286,23 +304,24 @@ impl Outbox {
         self.waiting() < OUTBOX_SIZE
     }
 
-    /// True when nothing is owed: every append acknowledged, every barrier passed, every question answered.
+    /// True while another status request may go to control.
+    pub(super) fn may_ask_status(&self) -> bool {
+        self.owed[Owed::Status as usize] < STATUS_REQUESTS_MAX
+    }
+
+    /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.
     pub(super) fn is_settled(&self) -> bool {
-        (self.inflight, self.barriers, self.questions) == (0, 0, 0)
+        self.owed == [0; 3]
     }
 
-    /// True while another question may go to control.
-    pub(super) fn may_ask(&self) -> bool {
-        self.questions < QUESTIONS_MAX
+    /// True while an append is not acknowledged.
+    pub(super) fn has_appends(&self) -> bool {
+        self.owed[Owed::Append as usize] > 0
     }
 
+    /// Bytes that wait for the socket to take them.
     fn waiting(&self) -> usize {
         self.bytes.len() - self.sent
-    }
-
-    /// True while bytes wait for the socket to take them.
-    pub(super) fn wants_write(&self) -> bool {
-        self.waiting() > 0
     }
 
     pub(super) fn answer(&mut self, request: u64, response: &Response<'_>) {
@@ -316,5 +335,16 @@ impl Outbox {
     pub(super) fn refuse(&mut self, request: u64, code: ErrorCode, fatal: bool, retry_after_ms: u32, message: &str) {
         self.answer(request, &Response::Error { code, fatal, retry_after_ms, message });
         self.closing |= fatal;
+    }
+
+    /// A request was taken whose answer comes later, by [`Outbox::settle`].
+    pub(super) fn owe(&mut self, answer: Owed) {
+        self.owed[answer as usize] += 1;
+    }
+
+    /// Gives an answer that was owed.
+    pub(super) fn settle(&mut self, answer: Owed, request: u64, response: &Response<'_>) {
+        self.owed[answer as usize] -= 1;
+        self.answer(request, response);
     }
 }

@@ -1,4 +1,4 @@
-//! What the append path tells of itself, for the status.
+//! What the append path reports of itself, for the status.
 //!
 //! Made by [`Path`] when [`control`](crate::control) asks; read by [`status`](crate::control::status).
 
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 use tailwind_protocol::primary::{Positions, Standing};
 
-use super::{Part, Path};
+use super::{Path, RoleState};
 
 /// A primary's view of itself, for the status.
 #[derive(Clone, Debug, Serialize)]
@@ -69,9 +69,9 @@ pub struct MemberDescription {
 
 impl Path {
     pub(super) fn describe(&self) -> Description {
-        let replicator = match &self.part {
-            Part::Leading(replicator) => Some(replicator.primary()),
-            Part::Waiting { .. } => None,
+        let replicator = match &self.state {
+            RoleState::Leading(replicator) => Some(replicator.primary()),
+            RoleState::Waiting { .. } => None,
         };
         let members = replicator
             .into_iter()
@@ -96,12 +96,12 @@ impl Path {
             epoch: self.epoch,
             primary: self.primary_name.clone(),
             version: replicator.map_or(0, |primary| primary.config().version.0),
-            acked: self.shared.acked.load(Ordering::Relaxed),
-            first: self.shared.first.load(Ordering::Relaxed),
+            acked: self.counters.acked.load(Ordering::Relaxed),
+            first: self.counters.first.load(Ordering::Relaxed),
             positions: replicator.map(|primary| primary.positions().into()),
             members: members.collect(),
-            clients: self.clients.iter().flatten().count() + self.reading,
-            pending: self.pending.len(),
+            clients: self.clients.count(),
+            pending: self.pending.appends(),
         }
     }
 }

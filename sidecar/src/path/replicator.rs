@@ -4,20 +4,21 @@
 //! Called by [`Path`](super::Path) once per turn; none of what it does per record allocates, locks or logs.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::ids::{Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
-use tailwind_protocol::primary::{Input, Output, Primary, SEGMENTS_MAX, Seat};
-use tailwind_protocol::segment::{SegmentWriter, append_size};
+use tailwind_protocol::primary::{Input, Output, Post, Primary, SEGMENTS_MAX, Seat};
+use tailwind_protocol::segment::SegmentWriter;
 
 /// Bytes of one work request at most: large enough for a newcomer's bulk, small enough not to delay others on the wire.
 const POST_SIZE_MAX: u32 = 1 << 20;
 
-/// One open segment on this side.
+/// An open segment: this side's memory, and the members' buffers.
 #[derive(Debug)]
-struct Local {
+struct OpenSegment {
     identity: SegmentIdentity,
     /// The writing side; taken when the segment becomes active.
     fresh: Option<AppendBuffer>,
@@ -27,73 +28,75 @@ struct Local {
 
 /// The segment being appended to.
 #[derive(Debug)]
-struct Active {
+struct ActiveSegment {
     writer: SegmentWriter,
     buffer: AppendBuffer,
     /// Where it ended at the last tick: the log is idle when nothing has been added since.
     ticked: Offset,
 }
 
-impl Active {
-    fn learn(&mut self, acked: Position) {
+impl ActiveSegment {
+    fn on_acked(&mut self, acked: Position) {
         if acked.segment == self.writer.identity().segment {
             self.writer.acknowledged(acked.offset);
         }
     }
 }
 
+/// A member's data channel.
 #[derive(Debug)]
-struct Link {
+struct MemberChannel {
     seat: Seat,
     channel: Box<dyn Channel>,
 }
 
-/// A primary's log in motion.
+/// Joins a primary's machine with the data channels.
 #[derive(Debug)]
-pub struct Replicator {
+pub(super) struct Replicator {
     primary: Primary,
-    active: Option<Active>,
-    locals: VecDeque<Local>,
-    links: [Option<Link>; MEMBERS_MAX],
+    active: Option<ActiveSegment>,
+    segments: VecDeque<OpenSegment>,
+    /// By index of the seat.
+    members: [Option<MemberChannel>; MEMBERS_MAX],
     /// What the machine wants done by others; drained after every turn.
-    pub outputs: Vec<Output>,
+    pub(super) outputs: Vec<Output>,
 }
 
 /// Where an append was placed.
 #[derive(Clone, Copy, Debug)]
-pub struct Placed {
+pub(super) struct Placed {
     /// Its end in the log: acknowledged when [`Replicator::acked`] reaches it.
-    pub end: Position,
+    pub(super) end: Position,
     /// LSN of its last record.
-    pub last: Lsn,
+    pub(super) last: Lsn,
 }
 
 impl Replicator {
     /// Takes over a machine that has just begun its epoch.
-    pub fn new(primary: Primary) -> Replicator {
+    pub(super) fn new(primary: Primary) -> Replicator {
         Replicator {
             primary,
             active: None,
-            locals: VecDeque::with_capacity(SEGMENTS_MAX),
-            links: [const { None }; MEMBERS_MAX],
+            segments: VecDeque::with_capacity(SEGMENTS_MAX),
+            members: [const { None }; MEMBERS_MAX],
             outputs: Vec::with_capacity(64),
         }
     }
 
     /// The machine, for questions.
-    pub fn primary(&self) -> &Primary {
+    pub(super) fn primary(&self) -> &Primary {
         &self.primary
     }
 
     /// Places one append of these payloads, which take `size` bytes in all. `None`: no room until the next segment's
     /// buffers are lent; try again in a later turn.
-    pub fn append<'a>(&mut self, size: usize, payloads: impl Iterator<Item = &'a [u8]>) -> Option<Placed> {
+    pub(super) fn append<'a>(&mut self, size: usize, payloads: impl Iterator<Item = &'a [u8]>) -> Option<Placed> {
         if self.active.as_ref().is_none_or(|active| active.writer.room() < size) {
             self.activate()?;
         }
         let acked = self.primary.acked();
         let active = self.active.as_mut()?;
-        active.learn(acked);
+        active.on_acked(acked);
         let count = active.writer.append(active.buffer.tail_mut(), payloads);
         active.buffer.publish(count);
         let closure = active.writer.closure();
@@ -108,22 +111,22 @@ impl Replicator {
             None if self.primary.is_ready() => (self.primary.active()?, self.primary.first()),
             None => return None,
         };
-        let local = self.locals.iter_mut().find(|local| local.identity == identity);
-        let local = local.expect("memory is prepared before any member reports its buffer");
-        let mut buffer = local.fresh.take().expect("a segment becomes active once");
+        let segment = self.segments.iter_mut().find(|segment| segment.identity == identity);
+        let segment = segment.expect("memory is prepared before any member reports its buffer");
+        let mut buffer = segment.fresh.take().expect("a segment becomes active once");
         let (writer, count) = SegmentWriter::open(identity, first, buffer.tail_mut());
         buffer.publish(count);
         self.primary.appended(Offset(count));
-        self.active = Some(Active { writer, buffer, ticked: Offset(0) });
+        self.active = Some(ActiveSegment { writer, buffer, ticked: Offset(0) });
         Some(())
     }
 
-    /// Time passes. Behind what was acknowledged since the last tick, and nothing after it, stand marks: whatever of it
-    /// rots in a member's memory cannot look like the end of the log.
-    pub fn tick(&mut self, now: Time) {
+    /// Time passes. Once the log is idle, marks follow what was acknowledged: a part of it that rots in a member's memory
+    /// cannot look like the end of the log.
+    pub(super) fn tick(&mut self, now: Time) {
         let acked = self.primary.acked();
         if let Some(active) = &mut self.active {
-            active.learn(acked);
+            active.on_acked(acked);
             let end = active.writer.closure().end;
             if active.ticked == end && active.writer.wants_marks() {
                 let count = active.writer.mark(active.buffer.tail_mut());
@@ -136,46 +139,48 @@ impl Replicator {
     }
 
     /// True when an append can be taken at once, or as soon as a roll-over is through.
-    pub fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         self.active.is_some() || self.primary.is_ready()
     }
 
     /// Posts everything that is not posted yet, one contiguous range per work request.
-    pub fn post(&mut self, now: Time) {
+    pub(super) fn post(&mut self, now: Time) {
         for index in 0..MEMBERS_MAX {
-            while let Some(link) = &mut self.links[index]
+            while self.members[index].is_some()
                 && let Some((segment, from, to)) = self.primary.next_post(index, POST_SIZE_MAX)
             {
-                let local = self.locals.iter().find(|local| local.identity.segment == segment);
-                let local = local.expect("a posted segment has local memory");
-                let remote = local.remotes[index].as_ref().expect("the machine posts to lent buffers only");
-                if link.channel.post(remote, &local.shared, from.0..to.0).is_err() {
-                    self.lose(index, now);
-                }
+                self.post_range(index, segment, from.0..to.0, now);
             }
         }
     }
 
     /// Posts an empty write to every member that has had none since the barrier.
-    pub fn probe(&mut self, barrier: tailwind_protocol::primary::Post, now: Time) {
+    pub(super) fn probe(&mut self, barrier: Post, now: Time) {
         for index in 0..MEMBERS_MAX {
-            let Some(link) = &mut self.links[index] else { continue };
-            let Some(segment) = self.primary.probe(index, barrier) else { continue };
-            let local = self.locals.iter().find(|local| local.identity.segment == segment);
-            let local = local.expect("the active segment has local memory");
-            let remote = local.remotes[index].as_ref().expect("the machine probes lent buffers only");
-            if link.channel.post(remote, &local.shared, 0..0).is_err() {
-                self.lose(index, now);
+            if self.members[index].is_some()
+                && let Some(segment) = self.primary.probe(index, barrier)
+            {
+                self.post_range(index, segment, 0..0, now);
             }
         }
     }
 
+    fn post_range(&mut self, index: usize, segment: SegmentId, range: Range<u32>, now: Time) {
+        let Some(member) = &mut self.members[index] else { return };
+        let segment = self.segments.iter().find(|open| open.identity.segment == segment);
+        let segment = segment.expect("the machine posts from prepared memory only");
+        let remote = segment.remotes[index].as_ref().expect("the machine posts to lent buffers only");
+        if member.channel.post(remote, &segment.shared, range).is_err() {
+            self.lose(index, now);
+        }
+    }
+
     /// Collects completions. Returns true if there were any.
-    pub fn poll(&mut self, now: Time) -> bool {
+    pub(super) fn poll(&mut self, now: Time) -> bool {
         let mut progress = false;
         for index in 0..MEMBERS_MAX {
-            let Some(link) = &mut self.links[index] else { continue };
-            match link.channel.poll() {
+            let Some(member) = &mut self.members[index] else { continue };
+            match member.channel.poll() {
                 Ok(0) => {}
                 Ok(count) => {
                     self.primary.completed(index, count);
@@ -191,24 +196,24 @@ impl Replicator {
     }
 
     /// Before sleeping: see [`Channel::arm`]. True if there is something to poll already.
-    pub fn arm(&mut self) -> bool {
-        self.links.iter_mut().flatten().fold(false, |ready, link| link.channel.arm() | ready)
+    pub(super) fn arm(&mut self) -> bool {
+        self.members.iter_mut().flatten().fold(false, |ready, member| member.channel.arm() | ready)
     }
 
     fn lose(&mut self, index: usize, now: Time) {
-        if let Some(link) = self.links[index].take() {
-            self.primary.step(now, Input::Lost(link.seat), &mut self.outputs);
+        if let Some(member) = self.members[index].take() {
+            self.primary.step(now, Input::Lost(member.seat), &mut self.outputs);
         }
     }
 
     /// What follows from completions: acks, closes, membership.
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         self.primary.turn(&mut self.outputs);
         self.release();
     }
 
     /// Feeds the machine.
-    pub fn step(&mut self, now: Time, input: Input) {
+    pub(super) fn step(&mut self, now: Time, input: Input) {
         self.primary.step(now, input, &mut self.outputs);
         self.release();
     }
@@ -217,11 +222,11 @@ impl Replicator {
     fn release(&mut self) {
         for output in &self.outputs {
             match output {
-                Output::Forget(segment, _) => self.locals.retain(|local| local.identity.segment != *segment),
+                Output::Forget(segment, _) => self.segments.retain(|open| open.identity.segment != *segment),
                 Output::Disconnect(seat) => {
                     let index = usize::from(seat.index);
-                    self.links[index].take_if(|link| link.seat == *seat);
-                    self.locals.iter_mut().for_each(|local| local.remotes[index] = None);
+                    self.members[index].take_if(|member| member.seat == *seat);
+                    self.segments.iter_mut().for_each(|segment| segment.remotes[index] = None);
                 }
                 _ => {}
             }
@@ -229,38 +234,30 @@ impl Replicator {
     }
 
     /// Everything up to here may be acknowledged.
-    pub fn acked(&self) -> Position {
+    pub(super) fn acked(&self) -> Position {
         self.primary.acked()
     }
 
     /// Local memory for a segment.
-    pub fn prepared(&mut self, identity: SegmentIdentity, fresh: AppendBuffer, shared: SharedBuffer) {
-        self.locals.push_back(Local { identity, fresh: Some(fresh), shared, remotes: [const { None }; MEMBERS_MAX] });
+    pub(super) fn prepared(&mut self, identity: SegmentIdentity, fresh: AppendBuffer, shared: SharedBuffer) {
+        let remotes = [const { None }; MEMBERS_MAX];
+        self.segments.push_back(OpenSegment { identity, fresh: Some(fresh), shared, remotes });
     }
 
     /// A member's data channel.
-    pub fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>) {
-        self.links[usize::from(seat.index)] = Some(Link { seat, channel });
+    pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>) {
+        self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel });
     }
 
     /// A member has lent its buffer for a segment.
-    pub fn opened(&mut self, seat: Seat, segment: SegmentId, remote: RemoteBuffer, now: Time) {
-        let local = self.locals.iter_mut().find(|local| local.identity.segment == segment);
-        // A late answer for a seat that has been given to another member must not point that one's posts astray.
-        let linked = self.links[usize::from(seat.index)].as_ref().is_some_and(|link| link.seat == seat);
-        if let Some(local) = local.filter(|_| linked) {
-            local.remotes[usize::from(seat.index)] = Some(remote);
+    pub(super) fn opened(&mut self, seat: Seat, segment: SegmentId, remote: RemoteBuffer, now: Time) {
+        let index = usize::from(seat.index);
+        let open = self.segments.iter_mut().find(|open| open.identity.segment == segment);
+        // A late answer for a seat that another member has now must not redirect that one's posts.
+        let is_current = self.members[index].as_ref().is_some_and(|member| member.seat == seat);
+        if let Some(open) = open.filter(|_| is_current) {
+            open.remotes[index] = Some(remote);
             self.step(now, Input::Opened(seat, segment));
         }
     }
-
-    /// Channels whose completions can be waited for.
-    pub fn channels(&self) -> impl Iterator<Item = &dyn Channel> {
-        self.links.iter().flatten().map(|link| &*link.channel)
-    }
-}
-
-/// Bytes that an append of these payload lengths takes in the log.
-pub fn size_of(lengths: impl Iterator<Item = usize>) -> usize {
-    append_size(lengths)
 }

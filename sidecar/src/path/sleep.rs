@@ -1,4 +1,4 @@
-//! Sleeping on everything at once: clients, the listener, data channels, and a bell that control rings.
+//! Sleeping on everything at once: clients, the listener, data channels, and control.
 //!
 //! Used by [`Path`](super::Path) when there is nothing to do.
 
@@ -17,14 +17,14 @@ use rustix::io::Errno;
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A new bell.
+    /// An eventfd.
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Rings it.
+    /// Ends the path's sleep, or its next one.
     pub fn wake(&self) {
-        // A full counter means that it rings already.
+        // A full counter means that it is readable already.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -34,12 +34,12 @@ impl Waker {
 pub(super) enum Token {
     Listener,
     Client(usize),
-    /// A channel or the bell: the next turn looks at them anyway.
+    /// A channel or the waker: the next turn looks at them anyway.
     Other,
 }
 
 const LISTENER: u64 = u64::MAX;
-const BELL: u64 = u64::MAX - 1;
+const WAKER: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
 
 /// Events taken from the kernel at once.
@@ -47,22 +47,22 @@ pub(super) const EVENTS: usize = 32;
 
 pub(super) struct Sleeper {
     epoll: OwnedFd,
-    bell: Waker,
+    waker: Waker,
 }
 
 impl Sleeper {
-    pub(super) fn new(bell: &Waker, listener: &UnixListener) -> io::Result<Sleeper> {
+    pub(super) fn new(waker: &Waker, listener: &UnixListener) -> io::Result<Sleeper> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &*bell.0, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
-        Ok(Sleeper { epoll, bell: bell.clone() })
+        epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        Ok(Sleeper { epoll, waker: waker.clone() })
     }
 
-    pub(super) fn watch_client(&self, fd: BorrowedFd<'_>, place: usize) -> io::Result<()> {
-        // Edge-triggered: a client that is not read from for want of room would ring without end. It stays busy meanwhile, so
+    pub(super) fn watch_client(&self, fd: BorrowedFd<'_>, slot: usize) -> io::Result<()> {
+        // Edge-triggered: a client that is not read from for want of room would end every sleep at once. It stays busy meanwhile, so
         // that every turn looks at it; and one falls idle only after a read has found its socket empty.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(place as u64), flags)?)
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(slot as u64), flags)?)
     }
 
     /// A closed channel leaves the set by itself.
@@ -91,12 +91,12 @@ impl Sleeper {
         for event in events {
             ready.push(match event.data.u64() {
                 LISTENER => Token::Listener,
-                BELL => {
-                    let _ = rustix::io::read(&*self.bell.0, &mut [0_u8; 8]);
+                WAKER => {
+                    let _ = rustix::io::read(&*self.waker.0, &mut [0_u8; 8]);
                     Token::Other
                 }
                 CHANNEL => Token::Other,
-                place => Token::Client(place as usize),
+                slot => Token::Client(slot as usize),
             });
         }
         Ok(())

@@ -24,7 +24,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::{Request, Response, Role, VERSION, decode_response};
-use tailwind_sidecar::path::{Allowed, Command, Event, Options, Path, Shared, Waker};
+use tailwind_sidecar::path::{Allowed, Command, Counters, Event, Options, Path, Waker};
 
 const BACKUPS: usize = 3;
 /// A condition that is not met after so many turns is not going to be.
@@ -65,10 +65,6 @@ impl Channel for Gated {
     fn arm(&mut self) -> bool {
         self.channel.arm()
     }
-
-    fn wants_write(&self) -> bool {
-        self.channel.wants_write()
-    }
 }
 
 impl Bench {
@@ -83,7 +79,7 @@ impl Bench {
             allowed: Allowed::Own,
             segment_size: SegmentSize::DEFAULT,
             batch_memory: 64 << 20,
-            client_patience: Duration::from_secs(60),
+            client_timeout: Duration::from_secs(60),
             spin: Duration::ZERO,
         }
     }
@@ -97,7 +93,7 @@ impl Bench {
         let (events, outbox) = tokio::sync::mpsc::unbounded_channel();
         let segment_size = options.segment_size;
         let waker = Waker::new().unwrap();
-        let path = Path::new(options, "a".into(), listener, inbox, events, Arc::new(Shared::default()), &waker);
+        let path = Path::new(options, "a".into(), listener, inbox, events, Arc::new(Counters::default()), &waker);
         let receivers = (0..BACKUPS).map(|n| {
             let pool = Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
             ShmReceiver::new(pool).unwrap()

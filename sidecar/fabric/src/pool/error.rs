@@ -43,7 +43,7 @@ pub enum PoolError {
         /// The length that goes with it.
         expected: u64,
     },
-    /// No memory for a slot. The only error that may pass by itself: see [`PoolError::retry_later`].
+    /// No memory for a slot. The only error that may pass by itself: the same call may succeed once slots have been released.
     #[error(
         "pool {dir} needs {needed} bytes more and its file system has {free} free: enlarge it or have fewer slots; \
          lending may be tried again when slots have been released"
@@ -66,13 +66,6 @@ pub enum PoolError {
         /// The operating system's answer.
         source: io::Error,
     },
-}
-
-impl PoolError {
-    /// True when the same call may succeed once slots have been released.
-    pub fn retry_later(&self) -> bool {
-        matches!(self, PoolError::NoSpace { .. })
-    }
 }
 
 /// Says what was being done to `path` when the operating system said no.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use crate::contract::SlotId;
+use crate::message::SlotId;
 
 use super::error::{ONE_BY_ONE, PoolError, io_error};
 

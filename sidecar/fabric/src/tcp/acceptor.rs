@@ -1,9 +1,9 @@
-//! The thread that takes connections and lets in those that show a secret.
+//! The thread that accepts connections and admits those that present a secret.
 //!
-//! Started and stopped by [`receiver`](super::receiver); hands whoever knows a secret to [`registry`](super::registry).
-//! One thread for all strangers, so that they cost a socket and forty bytes each and no more. A stranger gets no
-//! answer, only a closed connection, as soon as its first wrong byte is seen; who says nothing is sent away after two
-//! seconds, or earlier when others want its place.
+//! Started and stopped by [`receiver`](super::receiver); passes connections with a valid secret to
+//! [`registry`](super::registry), which has [`connection_reader`](super::connection_reader) serve them. One thread for all
+//! that have not presented one yet, so that each costs a socket and forty bytes and no more. Without a valid hello there is
+//! no answer, only a closed connection: at the first wrong byte, after two seconds, or earlier when others need the room.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,50 +14,51 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::connection_reader;
 use super::registry::Registry;
 use super::wire::{HELLO_SIZE, may_be_hello, parse_hello};
 
-/// Within this time of connecting the whole hello must be here. It needs one packet, sent at once.
-const HELLO_TIME: Duration = Duration::from_secs(2);
-/// Strangers at a time. One more and the one that has waited longest must go: a sender says its hello at once, so that
-/// even under a flood it is through before its turn comes.
-const VISITORS_MAX: usize = 64;
-/// How long no connections are taken after one could not be, as when the process is out of file descriptors.
+/// The whole hello must arrive within this time of connecting. It fits into one packet, which is sent at once.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Handshakes at a time. One more and the oldest is dropped: a sender sends its hello at once, so that even under a flood
+/// it is done before it becomes the oldest.
+const HANDSHAKES_MAX: usize = 64;
+/// Pause in accepting connections after one could not be accepted, as when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The thread, seen from outside. Dropping it closes the port.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     address: SocketAddr,
-    bell: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Handshakes {
     listener: TcpListener,
-    bell: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
     registry: Arc<Registry>,
-    /// Longest here first.
+    /// Oldest first.
     pending: Vec<PendingConnection>,
     accept_after: Option<Instant>,
 }
 
-/// Somebody who has not yet shown a secret.
+/// A connection that has not presented its secret yet.
 struct PendingConnection {
     stream: TcpStream,
     hello: [u8; HELLO_SIZE],
     filled: usize,
-    until: Instant,
+    deadline: Instant,
 }
 
-/// What became of a pending.
-enum Verdict {
-    /// The hello is not all here.
-    Waits,
-    /// Gone, wrong, or too late.
-    Out,
-    /// The hello is all here.
-    Knocks,
+/// How far a handshake is.
+enum HandshakeStatus {
+    /// The hello has not arrived in full.
+    Waiting,
+    /// Closed by the peer, wrong, or too late.
+    Failed,
+    /// The hello is complete.
+    Complete,
 }
 
 impl Acceptor {
@@ -66,11 +67,11 @@ impl Acceptor {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let handshakes =
-            Handshakes { listener, bell: Arc::clone(&bell), registry, pending: Vec::new(), accept_after: None };
+            Handshakes { listener, stop: Arc::clone(&stop), registry, pending: Vec::new(), accept_after: None };
         let thread = thread::Builder::new().name("fabric-tcp-acceptor".into()).spawn(move || handshakes.run())?;
-        Ok(Acceptor { address, bell, thread: Some(thread) })
+        Ok(Acceptor { address, stop, thread: Some(thread) })
     }
 
     /// Where it listens; the port is the real one even if any was asked for.
@@ -78,7 +79,7 @@ impl Acceptor {
         self.address
     }
 
-    /// False when the thread has ended, which it never does by itself unless something is broken.
+    /// False when the thread has ended by itself, which it does only after an error.
     pub(super) fn is_open(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
@@ -87,7 +88,7 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         // An eventfd takes eight bytes, unless its counter is full: then it is readable already.
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -99,33 +100,33 @@ impl Handshakes {
         while self.turn(Instant::now()).is_ok_and(|more| more) {}
     }
 
-    /// Waits for something to happen and deals with it; false when the bell has rung.
+    /// Waits for something to happen and handles it; false when the thread shall stop.
     fn turn(&mut self, now: Instant) -> io::Result<bool> {
         self.accept_after = self.accept_after.filter(|after| now < *after);
-        let (rung, ready) = self.wait(now)?;
-        if rung {
+        let (stopped, ready) = self.wait(now)?;
+        if stopped {
             return Ok(false);
         }
         let now = Instant::now();
-        // From the back, so that removing one does not move those still to be looked at.
-        for place in (0..self.pending.len()).rev() {
-            match self.pending[place].look(ready[place], now) {
-                Verdict::Waits => {}
-                Verdict::Out => drop(self.pending.remove(place)),
-                Verdict::Knocks => self.let_in(place, now),
+        // From the back, so that removing one does not move those still to be handled.
+        for index in (0..self.pending.len()).rev() {
+            match self.pending[index].advance(ready[index], now) {
+                HandshakeStatus::Waiting => {}
+                HandshakeStatus::Failed => drop(self.pending.remove(index)),
+                HandshakeStatus::Complete => self.authenticate(index, now),
             }
         }
-        self.welcome(now);
+        self.accept(now);
         Ok(true)
     }
 
-    /// Sleeps until the bell rings, someone connects, says something, or must go. Who is readable, by place.
+    /// Sleeps until the thread shall stop, a connection arrives, sends something or is too late. Which are readable, by index.
     fn wait(&self, now: Instant) -> io::Result<(bool, Vec<bool>)> {
-        let deadlines = self.pending.iter().map(|pending| pending.until).chain(self.accept_after);
+        let deadlines = self.pending.iter().map(|pending| pending.deadline).chain(self.accept_after);
         let timeout = deadlines.min().map(|deadline| timespec(deadline.saturating_duration_since(now)));
         let accepting = if self.accept_after.is_none() { PollFlags::IN } else { PollFlags::empty() };
         let mut watched = Vec::with_capacity(2 + self.pending.len());
-        watched.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
+        watched.push(PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN));
         watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), accepting));
         watched.extend(self.pending.iter().map(|pending| PollFd::new(&pending.stream, PollFlags::IN)));
         match poll(&mut watched, timeout.as_ref()) {
@@ -136,21 +137,21 @@ impl Handshakes {
         Ok((ready(&watched[0]), watched[2..].iter().map(ready).collect()))
     }
 
-    fn welcome(&mut self, now: Instant) {
+    fn accept(&mut self, now: Instant) {
         while self.accept_after.is_none() {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_err() {
                         continue;
                     }
-                    if self.pending.len() == VISITORS_MAX {
+                    if self.pending.len() == HANDSHAKES_MAX {
                         self.pending.remove(0);
                     }
                     self.pending.push(PendingConnection {
                         stream,
                         hello: [0; HELLO_SIZE],
                         filled: 0,
-                        until: now + HELLO_TIME,
+                        deadline: now + HELLO_TIMEOUT,
                     });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -161,33 +162,33 @@ impl Handshakes {
         }
     }
 
-    fn let_in(&mut self, place: usize, now: Instant) {
-        let PendingConnection { stream, hello, .. } = self.pending.remove(place);
+    fn authenticate(&mut self, index: usize, now: Instant) {
+        let PendingConnection { stream, hello, .. } = self.pending.remove(index);
         let Some(secret) = parse_hello(&hello) else { return };
-        // If the socket or a thread cannot be had, the sender sees a closed connection and asks for another.
+        // If this fails for want of a thread, the sender sees a closed connection and asks for another.
         if stream.set_nonblocking(false).is_ok() && super::tune(&stream).is_ok() {
-            let _ = self.registry.admit(&secret, stream, now);
+            let _ = self.registry.admit(&secret, stream, now, connection_reader::serve);
         }
     }
 }
 
 impl PendingConnection {
-    fn look(&mut self, readable: bool, now: Instant) -> Verdict {
+    fn advance(&mut self, readable: bool, now: Instant) -> HandshakeStatus {
         if readable {
-            // Never more than the hello: what follows it is for the connection_reader.
+            // Never more than the hello: what follows it is for the connection reader.
             match self.stream.read(&mut self.hello[self.filled..]) {
-                Ok(0) => return Verdict::Out,
+                Ok(0) => return HandshakeStatus::Failed,
                 Ok(count) => self.filled += count,
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(_) => return Verdict::Out,
+                Err(_) => return HandshakeStatus::Failed,
             }
         }
         if self.filled == HELLO_SIZE {
-            Verdict::Knocks
-        } else if now >= self.until || !may_be_hello(&self.hello[..self.filled]) {
-            Verdict::Out
+            HandshakeStatus::Complete
+        } else if now >= self.deadline || !may_be_hello(&self.hello[..self.filled]) {
+            HandshakeStatus::Failed
         } else {
-            Verdict::Waits
+            HandshakeStatus::Waiting
         }
     }
 }

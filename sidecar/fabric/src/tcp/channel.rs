@@ -13,13 +13,14 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, ChannelError, RemoteBuffer};
+use crate::contract::{Channel, RemoteBuffer};
+use crate::error::ChannelError;
 
 use super::wire::{ACK_SIZE, HEADER_SIZE, Header};
 
 /// Writes posted and not completed: at some KB each, a few MB on the way, more than a 100 Gbit/s network holds in 100
 /// µs.
-pub const QUEUE_MAX: usize = 1024;
+const QUEUE_MAX: usize = 1024;
 /// Writes handed to the kernel in one call.
 const GATHER_MAX: usize = 16;
 /// Acknowledgements read in one call. Only the last one counts.
@@ -27,7 +28,7 @@ const ACKS_MAX: usize = 64;
 
 /// One ordered stream of writes over one connection.
 #[derive(Debug)]
-pub struct TcpChannel {
+pub(super) struct TcpChannel {
     stream: TcpStream,
     /// Writes whose bytes the socket has not all taken. Its capacity is [`QUEUE_MAX`], and is never exceeded.
     unsent: VecDeque<Write>,
@@ -167,16 +168,15 @@ impl Channel for TcpChannel {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let RemoteBuffer::Tcp { key, length } = *remote else { panic!("a tcp channel writes tcp buffers") };
         assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
-        assert!(range.end <= length, "a write lies within its slot");
+        assert!(range.end <= remote.length, "a write lies within its slot");
         if self.posted - self.completed == QUEUE_MAX as u64 {
             return Err(ChannelError::QueueFull);
         }
         self.posted += 1;
-        let header =
-            Header { key, offset: range.start, length: range.end - range.start, sequence: self.posted as u32 }.encode();
-        self.unsent.push_back(Write { header, local: local.clone(), range });
+        let (key, sequence) = (remote.key, self.posted as u32);
+        let header = Header { key, offset: range.start, length: range.end - range.start, sequence };
+        self.unsent.push_back(Write { header: header.encode(), local: local.clone(), range });
         // With others waiting before it the socket is full: the next poll sends them together.
         if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
     }
@@ -205,9 +205,5 @@ impl Channel for TcpChannel {
     /// A socket stays readable until it is read.
     fn arm(&mut self) -> bool {
         self.failure.is_some()
-    }
-
-    fn wants_write(&self) -> bool {
-        !self.unsent.is_empty()
     }
 }

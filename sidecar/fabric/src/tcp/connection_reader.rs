@@ -1,31 +1,30 @@
 //! One thread for each channel: reads frames from the socket and writes them into the lent slots.
 //!
-//! Started by [`registry`](super::registry) when the [`acceptor`](super::acceptor) has seen the right secret; calls the
-//! lendings of [`registry`](super::registry) and acknowledges. Plain blocking reads: a thread that sleeps in `recv(2)`
-//! costs nothing, wakes as fast as anything does, and `shutdown(2)` and a join make it end, which is all that
-//! revocation asks for.
+//! Started by the registry when the acceptor has received a valid secret; calls the lendings of
+//! [`registry`](super::registry) and acknowledges. Plain blocking reads: a thread that sleeps in `recv(2)` costs nothing,
+//! wakes as fast as anything does, and `shutdown(2)` and a join make it end, which is all that revocation needs.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use crate::contract::Writer;
+use crate::message::Writer;
 
-use super::registry::{Lending, Registry};
+use super::registry::{LentSlot, Registry};
 use super::wire::{HEADER_SIZE, Header};
 
 /// Bytes taken from the socket at a time: many small frames to a system call, and little enough to be still in the
 /// cache when they are copied into the slot.
-const INBOX_SIZE: usize = 256 * 1024;
+const BUFFER_SIZE: usize = 256 * 1024;
 
 /// The receiving end of one channel.
 #[derive(Debug)]
-pub(super) struct ConnectionReader {
-    registry: Arc<Registry>,
+struct ConnectionReader<'a> {
+    registry: &'a Registry,
     writer: Writer,
-    stream: Arc<TcpStream>,
+    stream: &'a TcpStream,
     /// The lending of the last frame: the next one nearly always names the same.
-    lending: Option<Arc<Lending>>,
+    lending: Option<Arc<LentSlot>>,
     /// The frame whose bytes are arriving.
     open: Option<Frame>,
     /// acknowledged ≤ applied.
@@ -36,38 +35,35 @@ pub(super) struct ConnectionReader {
 /// What is still to come of a frame.
 #[derive(Debug)]
 struct Frame {
-    lending: Arc<Lending>,
+    lending: Arc<LentSlot>,
     offset: u32,
     left: u32,
 }
 
-impl ConnectionReader {
-    /// For a connection that has shown `writer`'s secret.
-    pub(super) fn new(registry: Arc<Registry>, writer: Writer, stream: Arc<TcpStream>) -> ConnectionReader {
-        ConnectionReader { registry, writer, stream, lending: None, open: None, applied: 0, acknowledged: 0 }
-    }
+/// Serves a connection that has presented `writer`'s secret, until either side ends it or the sender breaks a rule.
+pub(super) fn serve(registry: &Registry, writer: Writer, stream: &TcpStream) {
+    let mut reader =
+        ConnectionReader { registry, writer, stream, lending: None, open: None, applied: 0, acknowledged: 0 };
+    // Whatever went wrong, the answer is the same: a closed connection. The sender knows why, or must not know.
+    let _ = reader.serve();
+    let _ = stream.shutdown(Shutdown::Both);
+}
 
-    /// Serves the channel until either side ends it or the sender does what it may not.
-    pub(super) fn run(mut self) {
-        // Whatever went wrong, the answer is the same: a closed connection. The sender knows why, or must not know.
-        let _ = self.serve();
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
+impl ConnectionReader<'_> {
     fn serve(&mut self) -> io::Result<()> {
         self.acknowledge()?;
-        let mut inbox = vec![0; INBOX_SIZE];
+        let mut buffer = vec![0; BUFFER_SIZE];
         let mut filled = 0;
         loop {
-            match (&*self.stream).read(&mut inbox[filled..]) {
+            match self.stream.read(&mut buffer[filled..]) {
                 Ok(0) => return Ok(()),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
-            let taken = self.apply(&inbox[..filled]).ok_or(io::ErrorKind::InvalidData)?;
+            let taken = self.apply(&buffer[..filled]).ok_or(io::ErrorKind::InvalidData)?;
             // What is left is a part of a header.
-            inbox.copy_within(taken..filled, 0);
+            buffer.copy_within(taken..filled, 0);
             filled -= taken;
             if self.acknowledged < self.applied {
                 self.acknowledge()?;
@@ -90,7 +86,7 @@ impl ConnectionReader {
                 }
             };
             let count = (frame.left as usize).min(bytes.len() - taken);
-            // Also when no bytes come with it: an empty write proves that the lending stands.
+            // Also when no bytes come with it: an empty write proves that the lending is not over.
             if !frame.lending.write(frame.offset, &bytes[taken..taken + count]) {
                 return None;
             }
@@ -122,7 +118,7 @@ impl ConnectionReader {
     }
 
     fn acknowledge(&mut self) -> io::Result<()> {
-        (&*self.stream).write_all(&self.applied.to_le_bytes())?;
+        self.stream.write_all(&self.applied.to_le_bytes())?;
         self.acknowledged = self.applied;
         Ok(())
     }

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::contract::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
+use crate::contract::Receiver;
+use crate::error::FabricError;
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
 use crate::secret::{self, Secret};
 
@@ -48,20 +50,20 @@ impl Receiver for TcpReceiver {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.registry.check(writer)?;
         let Offer::Tcp = offer else {
-            return Err(FabricError::Mismatch { ours: FabricKind::Tcp, theirs: offer.kind() });
+            return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
         if !self.acceptor.is_open() {
             let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
             return Err(FabricError::io("accept a data connection")(ended));
         }
-        let secret = Secret::random()?;
+        let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
         self.registry.expect(writer, secret.clone(), Instant::now());
         Ok(ChannelAnswer::Tcp { address: self.acceptor.address(), secret })
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
         self.registry.check(writer)?;
-        let key = secret::key()?;
+        let key = secret::key().map_err(FabricError::io("draw a key"))?;
         self.registry.end(slot);
         let memory = self.pool.fresh(slot)?;
         let length = memory.slot_size();

@@ -1,8 +1,8 @@
 //! Who may write what over TCP: secrets, lendings and open connections, under one lock.
 //!
-//! The control calls of [`receiver`](super::receiver) fill and revoke it, the [`acceptor`](super::acceptor) spends secrets, the
-//! [`connection_reader`](super::connection_reader) threads look lendings up. The lock is held for table work only, never while a thread is
-//! waited for or bytes move. Steps 1 to 4 of the proof in [`tcp`](super) are this file.
+//! The receiver's control calls fill and revoke it, the acceptor spends secrets, the connection readers look lendings up.
+//! The lock is held for table work only, never while a thread is waited for or bytes move. Steps 1 to 4 of the proof in
+//! [`tcp`](super) are this file.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::contract::{FabricError, SlotId, Writer};
+use crate::error::FabricError;
 use crate::mapping::Mapping;
+use crate::message::{SlotId, Writer};
 use crate::secret::{SECRET_SIZE, Secret};
-
-use super::connection_reader::ConnectionReader;
 
 /// How long a secret waits for its connection: the answer's way to the sender, and the sender's way here.
 const SECRET_LIFETIME: Duration = Duration::from_secs(10);
@@ -28,7 +27,7 @@ const CONNECTIONS_MAX: usize = 1024;
 
 /// One writer's right to write one slot.
 #[derive(Debug)]
-pub(super) struct Lending {
+pub(super) struct LentSlot {
     writer: Writer,
     key: u64,
     length: u32,
@@ -48,7 +47,7 @@ struct State {
     /// Oldest first.
     secrets: VecDeque<Admission>,
     /// By slot.
-    lendings: Vec<Option<Arc<Lending>>>,
+    lendings: Vec<Option<Arc<LentSlot>>>,
     connections: Vec<Connection>,
     connections_ever: u64,
 }
@@ -70,14 +69,13 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
-impl Lending {
+impl LentSlot {
     /// Whether a write of `length` bytes at `offset` lies within the slot.
     pub(super) fn holds(&self, offset: u32, length: u32) -> bool {
         u64::from(offset) + u64::from(length) <= u64::from(self.length)
     }
 
-    /// Copies `bytes` into the slot, if the lending still stands; returns whether it does. The caller has asked whether
-    /// the slot holds them.
+    /// Copies `bytes` into the slot unless the lending is over; returns whether it did. The caller has checked the range.
     #[must_use]
     pub(super) fn write(&self, offset: u32, bytes: &[u8]) -> bool {
         match &*lock(&self.memory) {
@@ -132,7 +130,7 @@ impl Registry {
 
     /// Lends `memory` to `writer` under `key`.
     pub(super) fn lend(&self, writer: Writer, slot: SlotId, key: u64, memory: Arc<Mapping>) {
-        let lending = Lending { writer, key, length: memory.slot_size(), memory: Mutex::new(Some(memory)) };
+        let lending = LentSlot { writer, key, length: memory.slot_size(), memory: Mutex::new(Some(memory)) };
         lock(&self.state).lendings[slot.0 as usize] = Some(Arc::new(lending));
     }
 
@@ -145,31 +143,32 @@ impl Registry {
     }
 
     /// The lending that `key` names, if it is `writer`'s.
-    pub(super) fn find(&self, writer: Writer, key: u64) -> Option<Arc<Lending>> {
+    pub(super) fn find(&self, writer: Writer, key: u64) -> Option<Arc<LentSlot>> {
         let state = lock(&self.state);
         state.lendings.iter().flatten().find(|lending| lending.key == key && lending.writer == writer).cloned()
     }
 
-    /// Spends the secret that a stranger has presented: opens the channel of its writer, or drops the connection. The
-    /// secret is taken and the thread entered in the table under one lock, so that a revocation sees either or neither.
+    /// Spends the secret that a peer has presented: serves the channel of its writer in a thread of its own, or drops the
+    /// connection. The secret is taken and the thread entered in the table under one lock, so that a revocation sees either
+    /// or neither.
     pub(super) fn admit(
         self: &Arc<Self>,
         presented: &[u8; SECRET_SIZE],
         stream: TcpStream,
         now: Instant,
+        serve: fn(&Registry, Writer, &TcpStream),
     ) -> io::Result<()> {
         let mut state = lock(&self.state);
         state.secrets.retain(|admission| now < admission.until);
-        let place = state.secrets.iter().position(|admission| admission.secret.matches(presented));
-        let Some(admission) = place.and_then(|place| state.secrets.remove(place)) else { return Ok(()) };
+        let index = state.secrets.iter().position(|admission| admission.secret.matches(presented));
+        let Some(admission) = index.and_then(|index| state.secrets.remove(index)) else { return Ok(()) };
         if state.connections.len() == CONNECTIONS_MAX {
             return Ok(());
         }
         let (id, writer, stream) = (state.connections_ever, admission.writer, Arc::new(stream));
-        let connection_reader = ConnectionReader::new(Arc::clone(self), writer, Arc::clone(&stream));
-        let registry = Arc::clone(self);
-        let thread = thread::Builder::new().name("fabric-tcp-connection_reader".into()).spawn(move || {
-            connection_reader.run();
+        let (registry, socket) = (Arc::clone(self), Arc::clone(&stream));
+        let thread = thread::Builder::new().name("fabric-tcp-read".into()).spawn(move || {
+            serve(&registry, writer, &socket);
             registry.forget(id);
         })?;
         state.connections_ever += 1;
@@ -189,11 +188,11 @@ impl Registry {
         self.stop(lock(&self.state), |_| true)
     }
 
-    fn stop(&self, mut state: MutexGuard<'_, State>, whom: impl Fn(Writer) -> bool) -> Result<(), FabricError> {
-        state.secrets.retain(|admission| !whom(admission.writer));
-        let over = |lending: &mut Option<Arc<Lending>>| lending.take_if(|lending| whom(lending.writer));
-        let lendings: Vec<Arc<Lending>> = state.lendings.iter_mut().filter_map(over).collect();
-        let connections: Vec<Connection> = state.connections.extract_if(.., |open| whom(open.writer)).collect();
+    fn stop(&self, mut state: MutexGuard<'_, State>, is_over: impl Fn(Writer) -> bool) -> Result<(), FabricError> {
+        state.secrets.retain(|admission| !is_over(admission.writer));
+        let take = |lending: &mut Option<Arc<LentSlot>>| lending.take_if(|lending| is_over(lending.writer));
+        let lendings: Vec<Arc<LentSlot>> = state.lendings.iter_mut().filter_map(take).collect();
+        let connections: Vec<Connection> = state.connections.extract_if(.., |open| is_over(open.writer)).collect();
         // The threads need the lock to end.
         drop(state);
 
@@ -232,7 +231,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let before = lock(&registry.state).connections_ever;
-        registry.admit(&secret.digits().unwrap(), listener.accept().unwrap().0, now).unwrap();
+        registry.admit(&secret.digits().unwrap(), listener.accept().unwrap().0, now, |_, _, _| {}).unwrap();
         lock(&registry.state).connections_ever > before
     }
 
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_secret_makes_room() {
+    fn the_oldest_secret_is_forgotten_first() {
         let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
         let secrets: Vec<Secret> = (0..=SECRETS_MAX).map(|_| Secret::random().unwrap()).collect();
         for secret in &secrets {
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_takes_secrets_too() {
+    fn a_revocation_removes_secrets_too() {
         let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
         let (revoked, spared) = (Secret::random().unwrap(), Secret::random().unwrap());
         registry.expect(Writer(1), revoked.clone(), start);

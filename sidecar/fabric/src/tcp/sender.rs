@@ -1,20 +1,22 @@
 //! The sending half: opens channels, and takes grants as they are.
 //!
-//! Called by the sidecar's control code, off the append path; makes a [`TcpChannel`] for it.
+//! Called by the sidecar's control code, off the append path; makes a `TcpChannel` for it.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::buffer::{AppendBuffer, SharedBuffer};
-use crate::contract::{Channel, ChannelAnswer, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender};
+use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
+use crate::error::FabricError;
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer};
 use crate::secret::Secret;
 
 use super::channel::TcpChannel;
 use super::wire::{ACK_SIZE, hello};
 
-/// From the first packet to the receiver's first word.
-const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// From the first packet to the receiver's first answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes channels to receivers anywhere on the network.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,10 +36,8 @@ impl Sender for TcpSender {
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        match *grant {
-            Grant::Tcp { key, length } => Ok(RemoteBuffer::Tcp { key, length }),
-            ref other => Err(mismatch(other.kind())),
-        }
+        let Grant::Tcp { key, length } = *grant else { return Err(FabricError::mismatch(self.kind(), grant.kind())) };
+        Ok(RemoteBuffer { address: 0, key, length, memory: None })
     }
 }
 
@@ -48,7 +48,9 @@ impl Opening for TcpSender {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Tcp { address, secret } = answer else { return Err(mismatch(answer.kind())) };
+        let ChannelAnswer::Tcp { address, secret } = answer else {
+            return Err(FabricError::mismatch(self.kind(), answer.kind()));
+        };
         let host = if address.ip().is_unspecified() { peer } else { address.ip() };
         let address = SocketAddr::new(host, address.port());
         let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
@@ -56,12 +58,12 @@ impl Opening for TcpSender {
     }
 }
 
-/// Connects, shows the secret and waits for the receiver's first word; blocking, and bounded.
+/// Connects, presents the secret and waits for the first acknowledgement; blocking, and bounded.
 fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
     let invalid = |message| io::Error::new(io::ErrorKind::InvalidData, message);
-    let deadline = Instant::now() + CONNECT_TIME;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     let secret = secret.digits().ok_or_else(|| invalid("the secret has the wrong length"))?;
-    let mut stream = TcpStream::connect_timeout(&address, CONNECT_TIME)?;
+    let mut stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
     super::tune(&stream)?;
     // An empty socket buffer takes a hello at once.
     stream.write_all(&hello(&secret))?;
@@ -82,12 +84,8 @@ fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
         }
     }
     if u64::from_le_bytes(ready) != 0 {
-        return Err(invalid("this is no receiver of tailwind data"));
+        return Err(invalid("the peer is not a receiver of tailwind data"));
     }
     stream.set_nonblocking(true)?;
     Ok(TcpChannel::new(stream))
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Tcp, theirs }
 }

@@ -1,4 +1,4 @@
-//! The sending end of one channel: work requests are staged, chained and rung in together.
+//! The sending end of one channel: work requests are staged, chained and posted together.
 //!
 //! Called by the append path. All memory is there from the start: no call allocates, blocks or locks.
 
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, ChannelError, RemoteBuffer};
+use crate::contract::{Channel, RemoteBuffer};
+use crate::error::ChannelError;
 
 use super::device::status_text;
 use super::events::Health;
@@ -33,7 +34,7 @@ const PROBE: u64 = u64::MAX;
 
 /// One ordered stream of writes over one queue pair.
 #[derive(Debug)]
-pub struct VerbsChannel {
+pub(super) struct VerbsChannel {
     /// First, so that it goes before the memory that its work requests name.
     pair: QueuePair,
     staged: Staged,
@@ -44,16 +45,16 @@ pub struct VerbsChannel {
     message_max: u32,
     /// Writes so far; the number of the last one. `posted - in_flight.len()` have completed.
     posted: u64,
-    /// Completed and not yet told.
-    untold: u32,
+    /// Completed and not yet reported.
+    unreported: u32,
     /// An empty write of the channel's own is on its way.
     probing: bool,
     /// When there was last a sign of life.
     alive: Instant,
-    /// The completion queue will ring.
+    /// The next completion will make `readiness` readable.
     armed: bool,
     health: Arc<Health>,
-    /// Holds the completion queue's file descriptor and the bell of `health`.
+    /// Readable when the completion queue's file descriptor or that of `health` is.
     readiness: OwnedFd,
     failure: Option<ChannelError>,
 }
@@ -71,7 +72,7 @@ impl fmt::Debug for Staged {
     }
 }
 
-// SAFETY: the pointers in it are set, used and forgotten within `VerbsChannel::ring`.
+// SAFETY: the pointers in it are set, used and forgotten within `VerbsChannel::post_staged`.
 unsafe impl Send for Staged {}
 
 impl VerbsChannel {
@@ -83,7 +84,7 @@ impl VerbsChannel {
         message_max: u32,
     ) -> io::Result<VerbsChannel> {
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let (completed, failed) = (pair.completions().fd(), health.bell());
+        let (completed, failed) = (pair.completions().fd(), health.fd());
         epoll::add(&readiness, completed, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         epoll::add(&readiness, failed, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
         Ok(VerbsChannel {
@@ -97,7 +98,7 @@ impl VerbsChannel {
             depth,
             message_max,
             posted: 0,
-            untold: 0,
+            unreported: 0,
             probing: false,
             alive: Instant::now(),
             armed: false,
@@ -108,7 +109,7 @@ impl VerbsChannel {
     }
 
     /// Hands what is staged to the card: one doorbell, and a completion for the last of them, which speaks for all.
-    fn ring(&mut self) -> Result<(), ChannelError> {
+    fn post_staged(&mut self) -> Result<(), ChannelError> {
         let Staged { requests, pieces, count } = &mut self.staged;
         let Some(last) = count.checked_sub(1) else { return Ok(()) };
         for at in (0..=last).rev() {
@@ -157,7 +158,7 @@ impl VerbsChannel {
                 let open = self.posted - completion.wr_id();
                 while self.in_flight.len() as u64 > open {
                     self.in_flight.pop_front();
-                    self.untold += 1;
+                    self.unreported += 1;
                 }
             }
             if count < taken.len() {
@@ -182,12 +183,12 @@ impl VerbsChannel {
         self.failure.get_or_insert(failure);
     }
 
-    /// Rings, and takes what has completed.
+    /// Posts what is staged, and takes what has completed.
     fn work(&mut self) {
         if self.failure.is_some() {
             return;
         }
-        let result = if self.health.has_failed() { Err(ChannelError::Disconnected) } else { self.ring() };
+        let result = if self.health.has_failed() { Err(ChannelError::Disconnected) } else { self.post_staged() };
         // What had completed before something broke counts.
         if let Err(failure) = self.take().and(result) {
             self.fail(failure);
@@ -214,34 +215,30 @@ impl Channel for VerbsChannel {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let RemoteBuffer::Verbs { address, key, length } = *remote else {
-            panic!("a verbs channel writes verbs buffers")
-        };
         assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
-        assert!(range.end <= length, "a write lies within its slot");
+        assert!(range.end <= remote.length, "a write lies within its slot");
         let size = range.end - range.start;
         assert!(size <= self.message_max, "a write is no longer than the device takes");
-        let region = local.region().expect("a verbs channel posts memory that its sender has allocated");
-        assert!(
-            region.belongs_to(self.pair.domain()),
-            "a verbs channel posts memory that its own sender has allocated"
-        );
+        let local_key = local.key_in(self.pair.domain().id());
+        let local_key = local_key.expect("a verbs channel posts memory that its own sender has allocated");
         if self.in_flight.len() == self.depth {
             return Err(ChannelError::QueueFull);
         }
         self.posted += 1;
         let start = u64::from(range.start);
-        self.stage(self.posted, (address + start, key), (region.address() + start, region.local_key()), size);
+        // An rkey has 32 bits: `attach` has widened it.
+        let target = (remote.address + start, remote.key as u32);
+        self.stage(self.posted, target, (local.address() + start, local_key), size);
         self.in_flight.push_back(local.clone());
         if self.staged.count == STAGED_MAX {
-            self.ring().inspect_err(|failure| self.fail(*failure))?;
+            self.post_staged().inspect_err(|failure| self.fail(*failure))?;
         }
         Ok(())
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
         self.work();
-        match (std::mem::take(&mut self.untold), self.failure) {
+        match (std::mem::take(&mut self.unreported), self.failure) {
             (0, Some(failure)) => Err(failure),
             (completed, _) => Ok(completed),
         }
@@ -256,12 +253,8 @@ impl Channel for VerbsChannel {
         if !self.armed || self.pair.completions().take_event() {
             self.armed = self.pair.completions().notify().is_ok();
         }
-        // What completed before it was armed will not ring. Also true where it cannot be armed: then nobody may sleep.
+        // What completed before it was armed wakes nobody. Also true where it cannot be armed: then nobody may sleep.
         self.work();
-        self.untold > 0 || self.failure.is_some() || !self.armed
-    }
-
-    fn wants_write(&self) -> bool {
-        false
+        self.unreported > 0 || self.failure.is_some() || !self.armed
     }
 }

@@ -1,6 +1,6 @@
 //! Devices, their ports and GIDs: what the host has, and an open device.
 //!
-//! [`survey`] is asked by the preflight and by whoever chooses; [`Context`] is what everything else hangs on.
+//! [`list_devices`] is called by the preflight and before a port is selected; everything else needs a [`Context`].
 
 use std::ffi::CStr;
 use std::io;
@@ -16,7 +16,7 @@ use super::{check, ffi};
 const GIDS_MAX: u32 = 256;
 
 /// Every RDMA device of the host that this process can see. Empty without any, also where the kernel has no RDMA at all.
-pub fn survey() -> io::Result<Vec<DeviceReport>> {
+pub fn list_devices() -> io::Result<Vec<DeviceReport>> {
     let devices = match Devices::list() {
         Ok(devices) => devices,
         // No RDMA in this kernel: ibv_get_device_list(3).

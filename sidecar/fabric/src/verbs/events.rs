@@ -1,6 +1,6 @@
 //! What a device reports outside of any work request: a broken queue, a port that went down, its own death.
 //!
-//! One thread for each open device waits for events and marks what they hit. A marked channel fails at its next poll and
+//! One thread for each open device waits for events and marks what they concern. A marked channel fails at its next poll and
 //! wakes whoever sleeps on it: so each of these becomes the loss of a member, never the end of the process.
 
 use std::io;
@@ -18,17 +18,17 @@ use super::device::{Context, event_text};
 use super::ffi;
 use super::queue::QueuePair;
 
-/// Whether something still works, and a bell for when it stops.
+/// Whether something still works, and a file descriptor that tells when it fails.
 #[derive(Debug)]
 pub(super) struct Health {
     failed: AtomicBool,
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
 impl Health {
     fn new() -> io::Result<Health> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Health { failed: AtomicBool::new(false), bell })
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Health { failed: AtomicBool::new(false), event })
     }
 
     /// True once it has failed, for good.
@@ -37,48 +37,48 @@ impl Health {
     }
 
     /// Readable once it has failed.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     fn fail(&self) {
         self.failed.store(true, Ordering::Release);
-        // A full counter means that it rings already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        // A full counter means that it is readable already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 
 /// A queue pair that is watched.
 #[derive(Debug)]
-struct Patient {
+struct WatchedQueuePair {
     queue_pair: usize,
     completions: usize,
     port: u8,
     health: Weak<Health>,
 }
 
-/// What an event hits.
+/// What an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
     QueuePair(usize),
     CompletionQueue(usize),
     Port(u8),
     Device,
-    /// Good to know.
+    /// Information only.
     Nothing,
 }
 
 /// Waits for the events of one device, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    shared: Arc<Shared>,
+    events: Arc<EventLoop>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct EventLoop {
     context: Arc<Context>,
-    patients: Mutex<Vec<Patient>>,
+    watched: Mutex<Vec<WatchedQueuePair>>,
     device: Health,
     stop: OwnedFd,
 }
@@ -86,45 +86,45 @@ struct Shared {
 impl Watcher {
     /// Starts the thread.
     pub(super) fn start(context: &Arc<Context>) -> io::Result<Watcher> {
-        let shared = Arc::new(Shared {
+        let events = Arc::new(EventLoop {
             context: Arc::clone(context),
-            patients: Mutex::default(),
+            watched: Mutex::default(),
             device: Health::new()?,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
-        fcntl_setfl(shared.events(), OFlags::NONBLOCK)?;
+        fcntl_setfl(events.fd(), OFlags::NONBLOCK)?;
         let thread = std::thread::Builder::new().name("fabric-events".into()).spawn({
-            let shared = Arc::clone(&shared);
-            move || shared.run()
+            let events = Arc::clone(&events);
+            move || events.run()
         })?;
-        Ok(Watcher { shared, thread: Some(thread) })
+        Ok(Watcher { events, thread: Some(thread) })
     }
 
     /// Watches a queue pair and its completion queue for as long as the result lives.
     pub(super) fn watch(&self, pair: &QueuePair, port: u8) -> io::Result<Arc<Health>> {
         let health = Arc::new(Health::new()?);
-        let patient = Patient {
+        let entry = WatchedQueuePair {
             queue_pair: pair.identity(),
             completions: pair.completions().identity(),
             port,
             health: Arc::downgrade(&health),
         };
-        let mut patients = self.shared.patients.lock().unwrap_or_else(PoisonError::into_inner);
-        patients.retain(|patient| patient.health.strong_count() > 0);
-        patients.push(patient);
+        let mut watched = self.events.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|entry| entry.health.strong_count() > 0);
+        watched.push(entry);
         Ok(health)
     }
 
     /// True once the device itself has failed: only a new process can use it again.
     pub(super) fn device_has_failed(&self) -> bool {
-        self.shared.device.has_failed()
+        self.events.device.has_failed()
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
         // An eventfd takes at least one.
-        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.events.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did there is nothing left to do for it.
             let _ = thread.join();
@@ -132,8 +132,8 @@ impl Drop for Watcher {
     }
 }
 
-impl Shared {
-    fn events(&self) -> BorrowedFd<'_> {
+impl EventLoop {
+    fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: an open context's structure is valid, and nobody changes this field.
         let fd = unsafe { &*self.context.raw() }.async_fd;
         // SAFETY: open for as long as the context.
@@ -143,12 +143,12 @@ impl Shared {
     fn run(&self) {
         loop {
             let mut ready =
-                [PollFd::new(&self.stop, PollFlags::IN), PollFd::from_borrowed_fd(self.events(), PollFlags::IN)];
+                [PollFd::new(&self.stop, PollFlags::IN), PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
             match poll(&mut ready, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(device = self.context.name(), %error, "wait for events of the device");
-                    return self.strike(Scope::Device);
+                    return self.fail(Scope::Device);
                 }
             }
             if !ready[0].revents().is_empty() {
@@ -161,11 +161,11 @@ impl Shared {
                     Scope::Nothing => tracing::info!(device = self.context.name(), event = %text, "RDMA device"),
                     _ => tracing::warn!(device = self.context.name(), event = %text, "RDMA device"),
                 }
-                self.strike(scope);
+                self.fail(scope);
             }
             if gone {
                 tracing::error!(device = self.context.name(), "the RDMA device has gone");
-                return self.strike(Scope::Device);
+                return self.fail(Scope::Device);
             }
         }
     }
@@ -187,19 +187,19 @@ impl Shared {
         Some((text, scope))
     }
 
-    fn strike(&self, scope: Scope) {
+    fn fail(&self, scope: Scope) {
         if scope == Scope::Device {
             self.device.fail();
         }
-        let patients = self.patients.lock().unwrap_or_else(PoisonError::into_inner);
-        let hit = |patient: &&Patient| match scope {
-            Scope::QueuePair(identity) => patient.queue_pair == identity,
-            Scope::CompletionQueue(identity) => patient.completions == identity,
-            Scope::Port(number) => patient.port == number,
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let concerned = |entry: &&WatchedQueuePair| match scope {
+            Scope::QueuePair(identity) => entry.queue_pair == identity,
+            Scope::CompletionQueue(identity) => entry.completions == identity,
+            Scope::Port(number) => entry.port == number,
             Scope::Device => true,
             Scope::Nothing => false,
         };
-        patients.iter().filter(hit).filter_map(|patient| patient.health.upgrade()).for_each(|health| health.fail());
+        watched.iter().filter(concerned).filter_map(|entry| entry.health.upgrade()).for_each(|health| health.fail());
     }
 }
 

@@ -54,6 +54,11 @@ impl Domain {
         self.raw.as_ptr()
     }
 
+    /// Tells it from every other domain that is alive.
+    pub(super) fn id(&self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -69,7 +74,7 @@ impl Drop for Domain {
 
 /// Memory that a card may reach: `ibv_reg_mr(3)`. The kernel pins its pages, so that even a card that outlives this object
 /// writes to them and nothing else.
-pub(crate) struct Region {
+pub(super) struct Region {
     raw: NonNull<ffi::ibv_mr>,
     domain: Arc<Domain>,
 }
@@ -119,11 +124,6 @@ impl Region {
     /// Where it begins.
     pub(super) fn address(&self) -> u64 {
         self.attributes().addr as u64
-    }
-
-    /// Whether queue pairs of this domain may use it.
-    pub(super) fn belongs_to(&self, domain: &Arc<Domain>) -> bool {
-        Arc::ptr_eq(&self.domain, domain)
     }
 
     /// The barrier of `ibv_dereg_mr(3)`: when it returns without an error the card does not reach the memory any more.

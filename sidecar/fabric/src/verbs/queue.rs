@@ -10,8 +10,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::device::{Context, mtu_of_bytes};
 use super::memory::Domain;
+use super::port::Port;
 use super::{Tuning, check, ffi};
-use crate::contract::Endpoint;
+use crate::message::Endpoint;
 
 /// How often IPv6 routers may pass a RoCE packet on.
 const HOP_LIMIT: u8 = 64;
@@ -127,14 +128,6 @@ unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
 
-/// This end's port.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LocalPort {
-    pub(super) number: u8,
-    pub(super) gid_index: u8,
-    pub(super) mtu: u16,
-}
-
 impl QueuePair {
     /// A queue pair with room for `depth` work requests, of which the card copies up to `inline` bytes, or fewer if it has no
     /// room for so many. Nothing is ever received on it.
@@ -225,7 +218,7 @@ impl QueuePair {
     }
 
     /// INIT → RTR → RTS: connected to `remote`, with packets that count from `first_psn`.
-    pub(super) fn connect(&self, port: LocalPort, remote: &Endpoint, first_psn: u32, tuning: Tuning) -> io::Result<()> {
+    pub(super) fn connect(&self, port: &Port, remote: &Endpoint, first_psn: u32, tuning: Tuning) -> io::Result<()> {
         let mut address = ffi::ibv_ah_attr {
             grh: ffi::ibv_global_route {
                 flow_label: 0,
@@ -266,8 +259,8 @@ impl QueuePair {
         let mut attributes = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
             sq_psn: first_psn,
-            timeout: tuning.patience.exponent(),
-            retry_cnt: tuning.patience.retries(),
+            timeout: tuning.retry.exponent(),
+            retry_cnt: tuning.retry.retries(),
             rnr_retry: RNR_RETRY,
             max_rd_atomic: 1,
             ..Default::default()

@@ -6,15 +6,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use super::choice::Choice;
 use super::device::Context;
 use super::events::Watcher;
 use super::memory::{Access, Domain, Region};
+use super::port::Port;
 use super::queue::{CompletionQueue, QueuePair};
-use super::sender::OpenPort;
+use super::select::SelectedPort;
 use super::{Tuning, ffi};
-use crate::contract::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, Receiver, SlotId, Writer};
+use crate::contract::Receiver;
+use crate::error::FabricError;
 use crate::mapping::Mapping;
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
 use crate::secret;
 
@@ -36,7 +38,7 @@ pub struct VerbsReceiver {
     /// does it.
     stuck: Option<String>,
     completions: Arc<CompletionQueue>,
-    port: OpenPort,
+    port: Port,
     tuning: Tuning,
     watcher: Watcher,
     context: Arc<Context>,
@@ -48,7 +50,7 @@ pub struct VerbsReceiver {
 #[derive(Debug)]
 struct WriterRights {
     pairs: Newest<QueuePair>,
-    lendings: BTreeMap<SlotId, Lending>,
+    lendings: BTreeMap<SlotId, RegisteredSlot>,
     domain: Arc<Domain>,
 }
 
@@ -75,7 +77,7 @@ impl<T> Newest<T> {
 
 /// One slot that a card may write. The registration goes before the mapping.
 #[derive(Debug)]
-struct Lending {
+struct RegisteredSlot {
     region: Region,
     _memory: Arc<Mapping>,
 }
@@ -83,18 +85,18 @@ struct Lending {
 impl VerbsReceiver {
     /// Takes the pool over and opens the device. Writers of an earlier life are revoked by this (promise 7): over RDMA their
     /// rights died with their process, but the pool may have served [`shm`](crate::shm).
-    pub fn open(pool: Arc<Pool>, choice: &Choice, tuning: Tuning) -> Result<VerbsReceiver, FabricError> {
+    pub fn open(pool: Arc<Pool>, selected: &SelectedPort, tuning: Tuning) -> Result<VerbsReceiver, FabricError> {
         let pool = pool.claim()?;
         pool.freeze_strays()?;
         let open = || {
-            let context = Arc::new(Context::open(&choice.device)?);
-            let port = OpenPort::find(&context, choice)?;
+            let context = Arc::new(Context::open(&selected.device)?);
+            let port = Port::find(&context, selected)?;
             let completions = Arc::new(CompletionQueue::new(&context, COMPLETIONS)?);
             let watcher = Watcher::start(&context)?;
             Ok((context, port, completions, watcher))
         };
         let (context, port, completions, watcher) =
-            open().map_err(FabricError::io(format!("open RDMA device {choice}")))?;
+            open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
         let (writers, revoked_below, stuck) = (BTreeMap::new(), Writer(0), None);
         Ok(VerbsReceiver { writers, revoked_below, stuck, completions, port, tuning, watcher, context, pool })
     }
@@ -136,7 +138,7 @@ impl VerbsReceiver {
     /// Ends the lending of a slot, whoever has it.
     fn end(&mut self, slot: SlotId) -> io::Result<()> {
         for rights in self.writers.values_mut() {
-            if let Some(Lending { region, _memory: memory }) = rights.lendings.remove(&slot) {
+            if let Some(RegisteredSlot { region, _memory: memory }) = rights.lendings.remove(&slot) {
                 region.deregister()?;
                 drop(memory);
             }
@@ -150,7 +152,7 @@ impl WriterRights {
     fn revoke(self, completions: &CompletionQueue) -> io::Result<()> {
         let WriterRights { pairs, lendings, domain } = self;
         destroy(pairs.0, completions)?;
-        for Lending { region, _memory: memory } in lendings.into_values() {
+        for RegisteredSlot { region, _memory: memory } in lendings.into_values() {
             region.deregister()?;
             drop(memory);
         }
@@ -180,19 +182,21 @@ impl Receiver for VerbsReceiver {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
         self.check(writer)?;
         let Offer::Verbs { endpoint: remote } = offer else {
-            return Err(FabricError::Mismatch { ours: FabricKind::Verbs, theirs: offer.kind() });
+            return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
         let cannot_connect = || FabricError::io(format!("connect a queue pair to {}", remote.gid));
         self.make_room(writer).map_err(cannot_connect())?;
-        let first_psn = secret::packet_number()?;
-        let (port, tuning, completions) = (self.port.clone(), self.tuning, Arc::clone(&self.completions));
+        let (port, tuning, completions) = (self.port, self.tuning, Arc::clone(&self.completions));
         let mut accept = || {
             let rights = self.rights(writer)?;
+            let first_psn = secret::packet_number()?;
             let pair = QueuePair::new(&rights.domain, &completions, DEPTH, 0)?;
-            pair.initialise(port.local.number, Access::RemoteWrite.flags())?;
-            pair.connect(port.local, remote, first_psn, tuning)?;
-            let answer =
-                ChannelAnswer::Verbs { endpoint: port.endpoint(&pair, first_psn), in_order: pair.places_in_order() };
+            pair.initialise(port.number, Access::RemoteWrite.flags())?;
+            pair.connect(&port, remote, first_psn, tuning)?;
+            let answer = ChannelAnswer::Verbs {
+                endpoint: port.endpoint(pair.number(), first_psn),
+                in_order: pair.places_in_order(),
+            };
             rights.pairs.push(pair);
             Ok(answer)
         };
@@ -212,7 +216,7 @@ impl Receiver for VerbsReceiver {
             let region =
                 unsafe { Region::register(&rights.domain, memory.address(), length as usize, Access::RemoteWrite) }?;
             let grant = Grant::Verbs { address: region.address(), key: region.remote_key(), length };
-            rights.lendings.insert(slot, Lending { region, _memory: memory });
+            rights.lendings.insert(slot, RegisteredSlot { region, _memory: memory });
             Ok(grant)
         };
         lend().map_err(FabricError::io(format!("register slot {}", slot.0)))

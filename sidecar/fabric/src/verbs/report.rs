@@ -1,4 +1,4 @@
-//! What a survey of the host's RDMA devices finds.
+//! What [`list_devices`](super::list_devices) finds.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,6 +1,6 @@
 //! The sending half: registers local memory, prepares queue pairs and connects them.
 //!
-//! Called by the sidecar's control code, off the append path; makes a [`VerbsChannel`] for it.
+//! Called by the sidecar's control code, off the append path; makes a `VerbsChannel` for it.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use super::Tuning;
 use super::channel::VerbsChannel;
-use super::choice::Choice;
 use super::device::Context;
 use super::events::{Health, Watcher};
 use super::memory::{Access, Domain, Region};
-use super::queue::{CompletionQueue, LocalPort, QueuePair};
-use super::report::PortReport;
-use crate::buffer::{AppendBuffer, SharedBuffer};
-use crate::contract::{
-    Channel, ChannelAnswer, Endpoint, FabricError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender,
-};
+use super::port::Port;
+use super::queue::{CompletionQueue, QueuePair};
+use super::select::SelectedPort;
+use crate::buffer::{AppendBuffer, Registration, SharedBuffer};
+use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
+use crate::error::FabricError;
+use crate::message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer};
 use crate::secret;
 
 /// Writes posted and not completed, if the device has room for so many: at some KB each about 1 MB on the way, more than a
@@ -30,19 +30,19 @@ const INLINE: u32 = 256;
 /// Makes channels to receivers on the same fabric of cards and switches.
 #[derive(Debug)]
 pub struct VerbsSender {
-    shared: Arc<Shared>,
+    device: Arc<OpenDevice>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct OpenDevice {
     domain: Arc<Domain>,
-    port: OpenPort,
+    port: Port,
     tuning: Tuning,
     depth: u32,
     watcher: Watcher,
 }
 
-impl Shared {
+impl OpenDevice {
     fn queue_pair(&self) -> io::Result<QueuePair> {
         // Each write may leave a completion when the queue pair fails.
         let completions = Arc::new(CompletionQueue::new(self.domain.context(), self.depth + 1)?);
@@ -50,34 +50,9 @@ impl Shared {
     }
 }
 
-/// A port as both halves of the fabric hold it.
-#[derive(Clone, Debug)]
-pub(super) struct OpenPort {
-    pub(super) local: LocalPort,
-    gid: std::net::Ipv6Addr,
-    lid: u16,
-    pub(super) message_max: u32,
-}
-
-impl OpenPort {
-    /// Looks again: the choice was made on what a survey saw.
-    pub(super) fn find(context: &Context, choice: &Choice) -> io::Result<OpenPort> {
-        let PortReport { number, mtu, lid, message_max, gids, .. } = context.port(choice.port)?;
-        let gid = gids.iter().find(|gid| gid.index == choice.gid_index);
-        let gid = gid.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the GID has gone"))?.gid;
-        let local = LocalPort { number, gid_index: choice.gid_index, mtu };
-        Ok(OpenPort { local, gid, lid, message_max })
-    }
-
-    /// One end of a connection, as the other side must know it.
-    pub(super) fn endpoint(&self, pair: &QueuePair, first_psn: u32) -> Endpoint {
-        Endpoint { queue_pair: pair.number(), gid: self.gid, lid: self.lid, first_psn, mtu: self.local.mtu }
-    }
-}
-
 /// One queue pair, initialised, whose other side is not known yet.
 struct VerbsOpening {
-    shared: Arc<Shared>,
+    device: Arc<OpenDevice>,
     pair: QueuePair,
     health: Arc<Health>,
     endpoint: Endpoint,
@@ -85,23 +60,23 @@ struct VerbsOpening {
 
 impl VerbsSender {
     /// Opens the device.
-    pub fn open(choice: &Choice, tuning: Tuning) -> Result<VerbsSender, FabricError> {
+    pub fn open(selected: &SelectedPort, tuning: Tuning) -> Result<VerbsSender, FabricError> {
         let open = || {
-            let context = Arc::new(Context::open(&choice.device)?);
-            let port = OpenPort::find(&context, choice)?;
+            let context = Arc::new(Context::open(&selected.device)?);
+            let port = Port::find(&context, selected)?;
             // The channel's own probe takes a place too.
             let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(2) as u32 - 1);
             let watcher = Watcher::start(&context)?;
             let domain = Arc::new(Domain::new(context)?);
-            Ok(Shared { domain, port, tuning, depth, watcher })
+            Ok(OpenDevice { domain, port, tuning, depth, watcher })
         };
-        let shared = open().map_err(FabricError::io(format!("open RDMA device {choice}")))?;
-        Ok(VerbsSender { shared: Arc::new(shared) })
+        let device = open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
+        Ok(VerbsSender { device: Arc::new(device) })
     }
 
     /// Bytes that the device takes with a work request itself, found by trying.
     pub(super) fn inline_max(&self) -> Result<u32, FabricError> {
-        self.shared.queue_pair().map(|pair| pair.inline_max()).map_err(FabricError::io("make a queue pair"))
+        self.device.queue_pair().map(|pair| pair.inline_max()).map_err(FabricError::io("make a queue pair"))
     }
 }
 
@@ -114,31 +89,33 @@ impl Sender for VerbsSender {
         let register = |address, length| {
             // SAFETY: the buffer keeps the memory mapped until the region is gone (see `AppendBuffer::registered`), and a card
             // only reads what is registered for local use.
-            unsafe { Region::register(&self.shared.domain, address, length, Access::Local) }
+            let region = unsafe { Region::register(&self.device.domain, address, length, Access::Local) }?;
+            let (local_key, domain) = (region.local_key(), self.device.domain.id());
+            Ok(Registration { local_key, domain, _region: Box::new(region) })
         };
         AppendBuffer::registered(length, register)
             .map_err(FabricError::io(format!("allocate and register a buffer of {length} bytes")))
     }
 
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
-        let first_psn = secret::packet_number()?;
         let begin = || {
-            let Shared { port, watcher, .. } = &*self.shared;
-            let pair = self.shared.queue_pair()?;
-            pair.initialise(port.local.number, Access::Local.flags())?;
-            let health = watcher.watch(&pair, port.local.number)?;
-            let endpoint = port.endpoint(&pair, first_psn);
-            Ok(VerbsOpening { shared: Arc::clone(&self.shared), pair, health, endpoint })
+            let first_psn = secret::packet_number()?;
+            let OpenDevice { port, watcher, .. } = &*self.device;
+            let pair = self.device.queue_pair()?;
+            pair.initialise(port.number, Access::Local.flags())?;
+            let health = watcher.watch(&pair, port.number)?;
+            let endpoint = port.endpoint(pair.number(), first_psn);
+            Ok(VerbsOpening { device: Arc::clone(&self.device), pair, health, endpoint })
         };
         let opening = begin().map_err(FabricError::io("make a queue pair"))?;
         Ok(Box::new(opening))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
-        match *grant {
-            Grant::Verbs { address, key, length } => Ok(RemoteBuffer::Verbs { address, key, length }),
-            ref other => Err(mismatch(other.kind())),
-        }
+        let Grant::Verbs { address, key, length } = *grant else {
+            return Err(FabricError::mismatch(FabricKind::Verbs, grant.kind()));
+        };
+        Ok(RemoteBuffer { address, key: key.into(), length, memory: None })
     }
 }
 
@@ -148,17 +125,15 @@ impl Opening for VerbsOpening {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Verbs { endpoint: remote, .. } = answer else { return Err(mismatch(answer.kind())) };
-        let VerbsOpening { shared, pair, health, endpoint } = *self;
+        let ChannelAnswer::Verbs { endpoint: remote, .. } = answer else {
+            return Err(FabricError::mismatch(FabricKind::Verbs, answer.kind()));
+        };
+        let VerbsOpening { device, pair, health, endpoint } = *self;
         let connect = || {
-            pair.connect(shared.port.local, remote, endpoint.first_psn, shared.tuning)?;
-            VerbsChannel::new(pair, health, shared.depth as usize, shared.port.message_max)
+            pair.connect(&device.port, remote, endpoint.first_psn, device.tuning)?;
+            VerbsChannel::new(pair, health, device.depth as usize, device.port.message_max)
         };
         let channel = connect().map_err(FabricError::io(format!("connect a queue pair to {}", remote.gid)))?;
         Ok(Box::new(channel))
     }
-}
-
-fn mismatch(theirs: FabricKind) -> FabricError {
-    FabricError::Mismatch { ours: FabricKind::Verbs, theirs }
 }

@@ -83,7 +83,7 @@ fn lap_byte(lap: usize) -> u8 {
 }
 
 /// The heart of it. A writer runs as fast as it can; somewhere in the middle it is revoked; it tries on.
-pub(crate) fn no_byte_lands_after_a_revocation_and_none_that_completed_is_missing<H: Harness>() {
+pub(crate) fn a_revocation_is_a_barrier_for_a_busy_writer<H: Harness>() {
     const ROUNDS: u64 = 100;
     let mut random = Random::new();
     let mut world = World::new::<H>();

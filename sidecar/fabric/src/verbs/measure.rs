@@ -1,6 +1,6 @@
-//! The preflight's measurements: does a device really write, how fast, and after what time does a dead end show?
+//! What the preflight measures: whether a device really writes, how fast, and after what time a dead peer shows.
 //!
-//! Asked by `tailwind-sidecar doctor`. Everything goes through the two halves of this fabric,
+//! Called by `tailwind-sidecar doctor`. Everything goes through the two halves of this fabric,
 //! as records do.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Tuning;
-use super::choice::Choice;
 use super::receiver::VerbsReceiver;
+use super::select::SelectedPort;
 use super::sender::VerbsSender;
 use crate::buffer::SharedBuffer;
-use crate::contract::{
-    Channel, ChannelAnswer, ChannelError, Endpoint, FabricError, Receiver, RemoteBuffer, Sender, SlotId, Writer,
-};
+use crate::contract::{Channel, Receiver, RemoteBuffer, Sender};
+use crate::error::{ChannelError, FabricError};
+use crate::message::{ChannelAnswer, Endpoint, SlotId, Writer};
 use crate::pool::Pool;
 
 /// Writes that are timed.
@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What was measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial {
+pub struct Measurements {
     /// Zeroed memory of one slot, registered and its key made: the median.
     pub lending: Duration,
     /// The same slot's deregistration: the median.
@@ -44,9 +44,9 @@ pub struct Trial {
 }
 
 /// Lends slots of `pool`, writes to one of them through the device and then into nothing. The pool's first slot is lost.
-pub fn trial(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> Result<Trial, FabricError> {
-    let mut receiver = VerbsReceiver::open(Arc::clone(pool), choice, tuning)?;
-    let sender = VerbsSender::open(choice, tuning)?;
+pub fn measure(pool: &Arc<Pool>, selected: &SelectedPort, tuning: Tuning) -> Result<Measurements, FabricError> {
+    let mut receiver = VerbsReceiver::open(Arc::clone(pool), selected, tuning)?;
+    let sender = VerbsSender::open(selected, tuning)?;
     let (mut lendings, mut endings) = (Vec::new(), Vec::new());
     for _ in 0..LENDINGS {
         let start = Instant::now();
@@ -83,7 +83,7 @@ pub fn trial(pool: &Arc<Pool>, choice: &Choice, tuning: Tuning) -> Result<Trial,
     receiver.revoke_below(Writer(2))?;
     let inline_max = sender.inline_max()?;
     let (lending, ending, write) = (median(lendings), median(endings), median(writes));
-    Ok(Trial { lending, ending, write, black_hole, inline_max, in_order })
+    Ok(Measurements { lending, ending, write, black_hole, inline_max, in_order })
 }
 
 /// From the post to the completion; `None` for an error that never comes.

@@ -20,33 +20,35 @@ const RETRIES_MAX: u8 = 7;
 /// little time and forgive one lost packet less; an exponent less would take a busy switch for a dead one. And 7 is no
 /// number to soft-RoCE (`rxe`), which then repeats for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryPolicy {
     exponent: u8,
     retries: u8,
 }
 
-/// What cannot be a patience.
+/// Not a retry policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "must be EXPONENT/RETRIES, 1 to {EXPONENT_MAX} and 1 to {RETRIES_MAX}, such as 11/6: a write is sent 1 + RETRIES times, \
      4.096 µs × 2^EXPONENT apart"
 )]
-pub struct BadPatience;
+pub struct InvalidRetryPolicy;
 
-impl Patience {
+impl RetryPolicy {
     /// Both must be at least 1: exponent 0 waits for ever, and without a repetition one lost packet is a lost member.
-    pub fn new(exponent: u8, retries: u8) -> Result<Patience, BadPatience> {
+    fn new(exponent: u8, retries: u8) -> Result<RetryPolicy, InvalidRetryPolicy> {
         let fits = (1..=EXPONENT_MAX).contains(&exponent) && (1..=RETRIES_MAX).contains(&retries);
-        fits.then_some(Patience { exponent, retries }).ok_or(BadPatience)
+        fits.then_some(RetryPolicy { exponent, retries }).ok_or(InvalidRetryPolicy)
     }
 
     /// For `ibv_qp_attr.timeout`.
-    pub fn exponent(self) -> u8 {
+    #[cfg(feature = "verbs")]
+    pub(super) fn exponent(self) -> u8 {
         self.exponent
     }
 
     /// For `ibv_qp_attr.retry_cnt`.
-    pub fn retries(self) -> u8 {
+    #[cfg(feature = "verbs")]
+    pub(super) fn retries(self) -> u8 {
         self.retries
     }
 
@@ -62,22 +64,25 @@ impl Patience {
     }
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { exponent: 11, retries: 6 }
+impl Default for RetryPolicy {
+    fn default() -> RetryPolicy {
+        RetryPolicy { exponent: 11, retries: 6 }
     }
 }
 
-impl FromStr for Patience {
-    type Err = BadPatience;
+impl FromStr for RetryPolicy {
+    type Err = InvalidRetryPolicy;
 
-    fn from_str(text: &str) -> Result<Patience, BadPatience> {
-        let (exponent, retries) = text.split_once('/').ok_or(BadPatience)?;
-        Patience::new(exponent.parse().map_err(|_| BadPatience)?, retries.parse().map_err(|_| BadPatience)?)
+    fn from_str(text: &str) -> Result<RetryPolicy, InvalidRetryPolicy> {
+        let (exponent, retries) = text.split_once('/').ok_or(InvalidRetryPolicy)?;
+        RetryPolicy::new(
+            exponent.parse().map_err(|_| InvalidRetryPolicy)?,
+            retries.parse().map_err(|_| InvalidRetryPolicy)?,
+        )
     }
 }
 
-impl fmt::Display for Patience {
+impl fmt::Display for RetryPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.exponent, self.retries)
     }
@@ -88,18 +93,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_finds_a_dead_host_in_tens_to_hundreds_of_milliseconds() {
-        let patience = Patience::default();
-        assert_eq!(patience.shortest().as_millis(), 58);
-        assert_eq!(patience.longest().as_millis(), 234);
+    fn the_default_finds_a_dead_host_within_235_ms() {
+        let policy = RetryPolicy::default();
+        assert_eq!(policy.shortest().as_millis(), 58);
+        assert_eq!(policy.longest().as_millis(), 234);
     }
 
     #[test]
-    fn is_read_and_written_as_exponent_and_retries() {
-        assert_eq!("14/7".parse(), Patience::new(14, 7));
-        assert_eq!(Patience::default().to_string(), "11/6");
+    fn text_is_exponent_and_retries() {
+        assert_eq!("14/7".parse(), RetryPolicy::new(14, 7));
+        assert_eq!(RetryPolicy::default().to_string(), "11/6");
         for bad in ["", "11", "11/", "0/7", "11/0", "32/7", "11/8", "a/7", "-1/7"] {
-            assert_eq!(bad.parse::<Patience>(), Err(BadPatience), "{bad}");
+            assert_eq!(bad.parse::<RetryPolicy>(), Err(InvalidRetryPolicy), "{bad}");
         }
     }
 }

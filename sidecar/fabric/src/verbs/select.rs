@@ -1,14 +1,14 @@
 //! Which device, port and GID to use: never "the first one".
 //!
-//! Pure: from what a survey found and what the person or the device plugin selector. Asked by the
-//! sidecar's and the backup's start, and by the preflight.
+//! Pure: from what [`list_devices`](super::list_devices) found and what the administrator or the device plugin asks for.
+//! Called at the start of sidecars and backups, and by the preflight.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use super::report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};
 
-/// What narrows the choice down.
+/// Which ports are acceptable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSelector {
     /// A device by name.
@@ -23,9 +23,9 @@ pub struct DeviceSelector {
     pub address: Option<IpAddr>,
 }
 
-/// One port of one device, and where its address stands.
+/// One port of one device, and the GID to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct SelectedPort {
     /// The device's name.
     pub device: String,
     /// From 1.
@@ -34,31 +34,31 @@ pub struct Choice {
     pub gid_index: u8,
 }
 
-/// Why there is no choice. Each says what to do.
+/// Why no port was selected. Each message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoChoice {
+pub enum SelectError {
     /// The host has none, or the container may not see it.
     #[error(
         "this host has no RDMA device: in a pod, request one from the device plugin; on a host, load the card's driver"
     )]
     NoDevice,
-    /// What was wished for is not there.
-    #[error("there is no RDMA device {wished}: found {found}")]
+    /// The wanted device is not there.
+    #[error("there is no RDMA device {wanted}: found {found}")]
     NotFound {
-        /// What was wished for.
-        wished: String,
+        /// The wanted device.
+        wanted: String,
         /// What is there.
         found: String,
     },
     /// Devices, but none with an active port and an address of ours.
     #[error("no RDMA device can be used: {0}")]
     Unusable(String),
-    /// More than one would do.
+    /// More than one is acceptable.
     #[error("several RDMA devices would do ({0}): choose one with --rdma-device NAME or NAME/PORT")]
     Ambiguous(String),
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for SelectedPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} GID {}", self.device, self.port, self.gid_index)
     }
@@ -79,36 +79,36 @@ impl DeviceSelector {
     }
 }
 
-/// Chooses. Of several ports that would do it takes the one with the wished address, if there is exactly one.
-pub fn choose(devices: &[DeviceReport], selector: &DeviceSelector) -> Result<Choice, NoChoice> {
+/// Selects a port: of several acceptable ones the one with the wanted address, if there is exactly one.
+pub fn select(devices: &[DeviceReport], selector: &DeviceSelector) -> Result<SelectedPort, SelectError> {
     if devices.is_empty() {
-        return Err(NoChoice::NoDevice);
+        return Err(SelectError::NoDevice);
     }
-    let candidates: Vec<&DeviceReport> = devices.iter().filter(|device| is_wished(device, selector)).collect();
+    let candidates: Vec<&DeviceReport> = devices.iter().filter(|device| is_candidate(device, selector)).collect();
     if candidates.is_empty() {
-        let wished = selector.device.clone().unwrap_or_else(|| format!("at PCI {}", selector.pci.join(" or ")));
-        return Err(NoChoice::NotFound { wished, found: names(devices.iter()) });
+        let wanted = selector.device.clone().unwrap_or_else(|| format!("at PCI {}", selector.pci.join(" or ")));
+        return Err(SelectError::NotFound { wanted, found: names(devices.iter()) });
     }
     let ports = candidates.iter().flat_map(|device| device.ports.iter().map(move |port| (*device, port)));
-    let ports = ports.filter(|(_, port)| selector.port.is_none_or(|wished| port.number == wished));
+    let ports = ports.filter(|(_, port)| selector.port.is_none_or(|wanted| port.number == wanted));
     let usable: Vec<_> = ports.filter_map(|(device, port)| Some((device, port, best_gid(port, selector)?))).collect();
     let of_address: Vec<_> =
         usable.iter().filter(|(_, _, gid)| selector.address == Some(gid.address())).copied().collect();
     match (&usable[..], &of_address[..]) {
         ([(device, port, gid)], _) | (_, [(device, port, gid)]) => {
-            Ok(Choice { device: device.name.clone(), port: port.number, gid_index: gid.index })
+            Ok(SelectedPort { device: device.name.clone(), port: port.number, gid_index: gid.index })
         }
-        ([], _) => Err(NoChoice::Unusable(why_not(&candidates, selector))),
+        ([], _) => Err(SelectError::Unusable(why_not(&candidates, selector))),
         _ => {
             let found =
                 usable.iter().map(|(device, port, gid)| format!("{}/{} {}", device.name, port.number, gid.address()));
-            Err(NoChoice::Ambiguous(found.collect::<Vec<_>>().join(", ")))
+            Err(SelectError::Ambiguous(found.collect::<Vec<_>>().join(", ")))
         }
     }
 }
 
-/// A name that was asked for goes before what a plugin gave.
-fn is_wished(device: &DeviceReport, selector: &DeviceSelector) -> bool {
+/// A device named by the administrator takes precedence over those of a plugin.
+fn is_candidate(device: &DeviceReport, selector: &DeviceSelector) -> bool {
     match &selector.device {
         Some(name) => device.name == *name,
         None => selector.pci.is_empty() || device.pci.as_ref().is_some_and(|pci| selector.pci.contains(pci)),
@@ -141,9 +141,9 @@ fn why_not(devices: &[&DeviceReport], selector: &DeviceSelector) -> String {
         if let Some(problem) = &device.problem {
             return vec![format!("{} cannot be opened ({problem})", device.name)];
         }
-        let ports = device.ports.iter().filter(|port| selector.port.is_none_or(|wished| port.number == wished));
+        let ports = device.ports.iter().filter(|port| selector.port.is_none_or(|wanted| port.number == wanted));
         let reasons: Vec<String> =
-            ports.map(|port| format!("{}/{} {}", device.name, port.number, lacks(port, selector))).collect();
+            ports.map(|port| format!("{}/{} {}", device.name, port.number, problem_of(port, selector))).collect();
         if reasons.is_empty() {
             vec![format!("{} has no port {}", device.name, selector.port.unwrap_or(1))]
         } else {
@@ -153,8 +153,8 @@ fn why_not(devices: &[&DeviceReport], selector: &DeviceSelector) -> String {
     reasons.collect::<Vec<_>>().join("; ")
 }
 
-/// What keeps a port from being used.
-fn lacks(port: &PortReport, selector: &DeviceSelector) -> String {
+/// Why a port cannot be used.
+fn problem_of(port: &PortReport, selector: &DeviceSelector) -> String {
     if !port.is_active {
         return "is not active: check cable, switch port and `ip link`".to_owned();
     }
@@ -211,46 +211,46 @@ mod tests {
         ]
     }
 
-    fn choice(device: &str, port: u8, gid_index: u8) -> Result<Choice, NoChoice> {
-        Ok(Choice { device: device.to_owned(), port, gid_index })
+    fn selected(device: &str, port: u8, gid_index: u8) -> Result<SelectedPort, SelectError> {
+        Ok(SelectedPort { device: device.to_owned(), port, gid_index })
     }
 
     #[test]
-    fn takes_version_2_with_an_address_of_ours_from_a_table_with_holes() {
+    fn selects_roce_v2_with_a_local_address() {
         let devices = [device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))])];
-        assert_eq!(choose(&devices, &DeviceSelector::default()), choice("mlx5_0", 1, 9));
+        assert_eq!(select(&devices, &DeviceSelector::default()), selected("mlx5_0", 1, 9));
         let selector = DeviceSelector { address: Some("fd00::1".parse().unwrap()), ..DeviceSelector::default() };
-        assert_eq!(choose(&devices, &selector), choice("mlx5_0", 1, 11), "the group's own network goes first");
+        assert_eq!(select(&devices, &selector), selected("mlx5_0", 1, 11), "the wanted address wins");
         let selector = DeviceSelector { gid_index: Some(5), ..DeviceSelector::default() };
-        assert_eq!(choose(&devices, &selector), choice("mlx5_0", 1, 5), "who asks for an entry gets it");
+        assert_eq!(select(&devices, &selector), selected("mlx5_0", 1, 5), "an explicit index wins");
     }
 
     #[test]
-    fn a_device_of_the_plugin_is_taken_and_no_other() {
+    fn only_devices_of_the_plugin_are_selected() {
         let devices = [
             device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_3", Some("0000:03:00.5"), vec![port(1, table("::ffff:10.9.0.2"))]),
         ];
         let selector = |pci: &str| DeviceSelector { pci: vec![pci.to_owned()], ..DeviceSelector::default() };
-        assert_eq!(choose(&devices, &selector("0000:03:00.5")), choice("mlx5_3", 1, 9));
-        let error = choose(&devices, &selector("0000:81:00.1")).unwrap_err().to_string();
+        assert_eq!(select(&devices, &selector("0000:03:00.5")), selected("mlx5_3", 1, 9));
+        let error = select(&devices, &selector("0000:81:00.1")).unwrap_err().to_string();
         assert_eq!(
             error,
             "there is no RDMA device at PCI 0000:81:00.1: found mlx5_0 at 0000:03:00.0, mlx5_3 at 0000:03:00.5"
         );
         let named = DeviceSelector { device: Some("mlx5_0".into()), ..selector("0000:03:00.5") };
-        assert_eq!(choose(&devices, &named), choice("mlx5_0", 1, 9), "a person goes before a plugin");
+        assert_eq!(select(&devices, &named), selected("mlx5_0", 1, 9), "an explicit name wins");
     }
 
     #[test]
-    fn of_several_the_one_in_the_groups_network_or_none() {
+    fn of_several_ports_the_address_decides() {
         let devices = [
             device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_1", None, vec![port(1, table("::ffff:10.8.0.1"))]),
         ];
         let selector = DeviceSelector { address: Some("10.8.0.1".parse().unwrap()), ..DeviceSelector::default() };
-        assert_eq!(choose(&devices, &selector), choice("mlx5_1", 1, 9));
-        let error = choose(&devices, &DeviceSelector::default()).unwrap_err().to_string();
+        assert_eq!(select(&devices, &selector), selected("mlx5_1", 1, 9));
+        let error = select(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
             "several RDMA devices would do (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
@@ -259,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn says_what_every_port_lacks() {
+    fn the_error_names_the_problem_of_every_port() {
         let mut down = port(1, table("::ffff:10.9.0.1"));
         down.is_active = false;
         let foreign = port(2, vec![gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false)]);
         let closed = DeviceReport { problem: Some("Permission denied".into()), ..device("mlx5_1", None, vec![]) };
         let devices = [device("mlx5_0", None, vec![down, foreign, port(3, vec![])]), closed];
-        let error = choose(&devices, &DeviceSelector::default()).unwrap_err().to_string();
+        let error = select(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
             "no RDMA device can be used: mlx5_0/1 is not active: check cable, switch port and `ip link`; mlx5_0/2 has no RoCE \
@@ -273,18 +273,18 @@ mod tests {
              (Multus), or an address on it; mlx5_0/3 has no RoCE v2 GID: give its interface an IP address; mlx5_1 cannot be \
              opened (Permission denied)"
         );
-        assert_eq!(choose(&[], &DeviceSelector::default()), Err(NoChoice::NoDevice));
+        assert_eq!(select(&[], &DeviceSelector::default()), Err(SelectError::NoDevice));
     }
 
     #[test]
     fn infiniband_needs_no_address() {
         let mut port = port(1, vec![gid(0, "fe80::2:c903:0:1", GidKind::InfiniBand, false)]);
         port.link = LinkLayer::InfiniBand;
-        assert_eq!(choose(&[device("mlx5_0", None, vec![port])], &DeviceSelector::default()), choice("mlx5_0", 1, 0));
+        assert_eq!(select(&[device("mlx5_0", None, vec![port])], &DeviceSelector::default()), selected("mlx5_0", 1, 0));
     }
 
     #[test]
-    fn reads_what_device_plugins_leave_in_the_environment() {
+    fn reads_variables_of_device_plugins() {
         let variables = [
             ("PCIDEVICE_NVIDIA_COM_CX6", "0000:03:00.5,0000:03:00.2"),
             ("PCIDEVICE_NVIDIA_COM_CX6_INFO", "{\"0000:03:00.5\":{}}"),

@@ -1,0 +1,62 @@
+//! What can go wrong: [`FabricError`] in control calls, [`ChannelError`] on the append path.
+
+use std::io;
+
+use crate::message::{FabricKind, Writer};
+use crate::pool::PoolError;
+
+/// What went wrong on either side, outside the write path.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// The pool cannot give memory; try again when buffers have been freed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The other side speaks another fabric.
+    #[error("fabric mismatch: this side runs {ours}, the other side {theirs}: give both the same --fabric")]
+    Mismatch {
+        /// This side.
+        ours: FabricKind,
+        /// The other side.
+        theirs: FabricKind,
+    },
+    /// The writer has been revoked.
+    #[error("writer {0:?} has been revoked")]
+    Revoked(Writer),
+    /// The operating system said no.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was being done, in the present tense.
+        action: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+impl FabricError {
+    pub(crate) fn mismatch(ours: FabricKind, theirs: FabricKind) -> FabricError {
+        FabricError::Mismatch { ours, theirs }
+    }
+
+    /// Says what was being done when the operating system said no.
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> FabricError {
+        let action = action.into();
+        move |source| FabricError::Io { action, source }
+    }
+}
+
+/// Why a write was not taken or did not complete. Apart from `QueueFull` it is final for the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChannelError {
+    /// Too many writes in flight: poll, then post again. Not an error of the channel.
+    #[error("send queue full")]
+    QueueFull,
+    /// The receiver has revoked this writer or ended this lending.
+    #[error("write right revoked by the receiver")]
+    Revoked,
+    /// The other side is gone or does not answer.
+    #[error("connection to the receiver lost")]
+    Disconnected,
+    /// The other side broke the data protocol.
+    #[error("the receiver broke the data protocol")]
+    Protocol,
+}

@@ -1,0 +1,144 @@
+//! What travels between the two halves of a fabric, inside the control RPC, and the numbers that name things there.
+//!
+//! A channel is opened by an [`Offer`] and its [`ChannelAnswer`]; a [`Grant`] follows for each lending.
+
+use std::fmt;
+use std::net::{Ipv6Addr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::secret::Secret;
+
+/// One incarnation of a sender. All channels and lendings of a writer are revoked together. The protocol uses the
+/// epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Writer(pub u64);
+
+/// A slot of a receiver's pool: memory for one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SlotId(pub u32);
+
+/// Which implementation moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricKind {
+    /// One-sided RDMA writes by network card; the receiver's CPU does nothing.
+    Verbs,
+    /// Memory of the same host, written directly.
+    Shm,
+    /// TCP, on any network; the receiver's CPU copies.
+    Tcp,
+}
+
+impl fmt::Display for FabricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FabricKind::Verbs => "verbs",
+            FabricKind::Shm => "shm",
+            FabricKind::Tcp => "tcp",
+        })
+    }
+}
+
+/// One end of a reliable connection, as the other end must know it: `ibv_modify_qp(3)`, INIT to RTR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Queue-pair number, 24 bits.
+    pub queue_pair: u32,
+    /// The port's GID: on RoCE its IP address, IPv4 as `::ffff:a.b.c.d`.
+    pub gid: Ipv6Addr,
+    /// The port's local identifier on InfiniBand; 0 on RoCE.
+    pub lid: u16,
+    /// Number of the first packet that this end sends, 24 bits: random, so that packets of an earlier connection with the
+    /// same queue-pair numbers do not fit.
+    pub first_psn: u32,
+    /// Bytes of a packet that this end's port takes: 256 to 4096.
+    pub mtu: u16,
+}
+
+/// What a sender tells a receiver to open a channel; travels inside the control RPC.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "fabric", rename_all = "lowercase")]
+pub enum Offer {
+    /// The sender's end of the connection.
+    Verbs {
+        /// Where writes will come from.
+        endpoint: Endpoint,
+    },
+    /// Same host: nothing to say.
+    Shm,
+    /// The receiver answers with an address and a secret.
+    Tcp,
+}
+
+/// What a receiver answers to an [`Offer`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "fabric", rename_all = "lowercase")]
+pub enum ChannelAnswer {
+    /// The receiver's end of the connection, ready for writes.
+    Verbs {
+        /// Where writes go.
+        endpoint: Endpoint,
+        /// The receiver's card places the bytes of a write by rising address: `ibv_query_qp_data_in_order(3)`. Reported
+        /// to people; nothing rests on it.
+        in_order: bool,
+    },
+    /// Same host: nothing to say.
+    Shm,
+    /// Connect to this port (of the host that answered, when the address is unspecified) and present the secret.
+    Tcp {
+        /// Where the receiver listens for data.
+        address: SocketAddr,
+        /// Good for one connection of this writer.
+        secret: Secret,
+    },
+}
+
+/// The right to write one lent slot; travels inside the control RPC.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "fabric", rename_all = "lowercase")]
+pub enum Grant {
+    /// Registered memory.
+    Verbs {
+        /// Where the slot begins in the receiver's address space.
+        address: u64,
+        /// The rkey of this lending.
+        key: u32,
+        /// Bytes of the slot.
+        length: u32,
+    },
+    /// A memory-backed file that the sender maps.
+    Shm {
+        /// Absolute path of the file.
+        path: String,
+        /// Stands in the file too: a path that has meanwhile been lent anew does not open to an old grant.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
+    /// A random key that each write names, as an rkey is on RDMA.
+    Tcp {
+        /// The key.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
+}
+
+macro_rules! kind {
+    ($($message:ident)*) => {$(
+        impl $message {
+            /// The fabric that it is for.
+            pub(crate) fn kind(&self) -> FabricKind {
+                match self {
+                    $message::Verbs { .. } => FabricKind::Verbs,
+                    $message::Shm { .. } => FabricKind::Shm,
+                    $message::Tcp { .. } => FabricKind::Tcp,
+                }
+            }
+        }
+    )*};
+}
+kind!(Offer ChannelAnswer Grant);

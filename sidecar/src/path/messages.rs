@@ -1,0 +1,98 @@
+//! What control and the append path send each other, and the numbers that the path publishes.
+
+use std::sync::atomic::AtomicU64;
+
+use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
+use tailwind_protocol::ids::{Epoch, SegmentId};
+use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::primary::{Input, Output, Primary, Seat};
+use tailwind_protocol::socket::Role;
+use tokio::sync::oneshot;
+
+use super::connection::DetachedConnection;
+use super::description::Description;
+
+/// From control to the path.
+pub enum Command {
+    /// This sidecar is not primary now.
+    Wait {
+        /// Standby or recovering.
+        role: Role,
+        /// The epoch as far as known.
+        epoch: u64,
+        /// Who is primary, if known.
+        primary: String,
+    },
+    /// This sidecar is primary from now on; everything up to `last` is acknowledged.
+    Lead(Box<Primary>, u64),
+    /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
+    /// seat is somebody else's, and another swap may be under way.
+    Input(Epoch, Input),
+    /// Local memory for a segment, of whose epoch's term it is.
+    Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
+    /// A member's data channel, in the term of this epoch.
+    Connected(Epoch, Seat, Box<dyn Channel>),
+    /// A member's buffer for a segment, in the term of this epoch.
+    Opened(Epoch, Seat, SegmentId, RemoteBuffer),
+    /// A connection comes back from the reader.
+    Adopt(DetachedConnection),
+    /// A connection that the reader had has ended.
+    Left,
+    /// Queue these bytes for a client that asked for the status.
+    Answer(ClientId, u64, String),
+    /// Describe yourself.
+    Describe(oneshot::Sender<Description>),
+    /// End: tell the clients and stop.
+    End,
+}
+
+/// From the path to control.
+#[derive(Debug)]
+pub enum Event {
+    /// The machine wants this done.
+    Output(Output),
+    /// A client wants to read: the connection is the reader's now.
+    Read {
+        /// The connection.
+        detached: DetachedConnection,
+        /// The request's number.
+        request: u64,
+        /// First record wanted.
+        from: u64,
+        /// Most records wanted; 0 for no limit.
+        limit: u64,
+        /// Go on after the end.
+        tail: bool,
+    },
+    /// A client asked for the status.
+    Status(ClientId, u64),
+}
+
+/// Names a connection; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(pub(super) u64);
+
+/// Numbers that others read while the path runs.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// LSN of the last acknowledged record.
+    pub acked: AtomicU64,
+    /// First record that can be read.
+    pub first: AtomicU64,
+    /// Grows with every turn: a path that hangs is noticed by it.
+    pub turns: AtomicU64,
+    /// Records appended by clients.
+    pub records: AtomicU64,
+    /// Appends (records or batches) taken.
+    pub appends: AtomicU64,
+    /// Payload bytes taken.
+    pub bytes: AtomicU64,
+    /// Clients connected now.
+    pub clients: AtomicU64,
+    /// Frames refused.
+    pub refused: AtomicU64,
+    /// Readers that wait for new records, and their wake-up.
+    pub tailing: AtomicU64,
+    /// Woken once per turn in which records were acknowledged, if anybody waits.
+    pub news: tokio::sync::Notify,
+}

@@ -1,0 +1,154 @@
+//! What clients wait for: acks of their appends, and barriers that have not passed.
+//!
+//! Part of [`Path`]: `requests` adds to it, every turn answers what is due.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use tailwind_protocol::config::Time;
+use tailwind_protocol::ids::Position;
+use tailwind_protocol::primary::Post;
+use tailwind_protocol::socket::{ErrorCode, Response};
+
+use super::connection::{ClientConnection, Owed};
+use super::messages::ClientId;
+use super::replicator::Placed;
+use super::{Path, RoleState};
+
+/// Appends that wait for their ack, over all connections: 64 Ki × 48 bytes = 3 MiB, allocated at the start.
+const APPENDS_MAX: usize = 64 << 10;
+/// Barriers that may wait, over all connections; one more waits in its connection's inbox.
+const BARRIERS_MAX: usize = 64;
+
+/// An append that waits for its ack.
+struct PendingAppend {
+    end: Position,
+    lsn: u64,
+    client: ClientId,
+    slot: u32,
+    request: u64,
+}
+
+struct PendingBarrier {
+    after: Post,
+    client: ClientId,
+    request: u64,
+}
+
+/// Appends and barriers in the order in which they were taken.
+pub(super) struct Pending {
+    appends: VecDeque<PendingAppend>,
+    barriers: Vec<PendingBarrier>,
+    left_behind: Position,
+}
+
+impl Pending {
+    pub(super) fn new() -> Pending {
+        Pending {
+            appends: VecDeque::with_capacity(APPENDS_MAX),
+            barriers: Vec::with_capacity(BARRIERS_MAX),
+            left_behind: Position::default(),
+        }
+    }
+
+    /// Appends that wait.
+    pub(super) fn appends(&self) -> usize {
+        self.appends.len()
+    }
+
+    pub(super) fn may_append(&self) -> bool {
+        self.appends.len() < APPENDS_MAX
+    }
+
+    pub(super) fn may_add_barrier(&self) -> bool {
+        self.barriers.len() < BARRIERS_MAX
+    }
+
+    pub(super) fn add_append(&mut self, placed: Placed, client: ClientId, slot: usize, request: u64) {
+        let (lsn, slot) = (placed.last.0, slot as u32);
+        self.appends.push_back(PendingAppend { end: placed.end, lsn, client, slot, request });
+    }
+
+    pub(super) fn add_barrier(&mut self, after: Post, client: ClientId, request: u64) {
+        self.barriers.push(PendingBarrier { after, client, request });
+    }
+
+    /// True while an append up to this position is not acknowledged.
+    pub(super) fn waits_up_to(&self, end: Position) -> bool {
+        self.appends.front().is_some_and(|append| append.end <= end)
+    }
+
+    /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
+    /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
+    pub(super) fn left_behind(&self) -> Position {
+        self.left_behind
+    }
+
+    /// A connection is closed: its barriers are forgotten, its appends are not.
+    pub(super) fn on_close(&mut self, client: &ClientConnection) {
+        self.barriers.retain(|barrier| barrier.client != client.id);
+        if let (true, Some(last)) = (client.outbox.has_appends(), self.appends.back()) {
+            // Perhaps another client's, and so a little later than needed.
+            self.left_behind = last.end;
+        }
+    }
+
+    /// A term is over: nothing of it will be acknowledged here.
+    pub(super) fn on_role_lost(&mut self) {
+        self.left_behind = Position::default();
+    }
+}
+
+impl Path {
+    /// Acknowledges, in order, everything that every needed member has.
+    pub(super) fn acknowledge(&mut self) {
+        let RoleState::Leading(replicator) = &self.state else { return };
+        let acked = replicator.acked();
+        let mut last = 0;
+        while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
+            last = append.lsn;
+            if let Some(client) = self.clients.get(append.slot, append.client) {
+                client.outbox.settle(Owed::Append, append.request, &Response::Ack { lsn: append.lsn });
+            }
+        }
+        if last > 0 {
+            self.counters.acked.store(last, Ordering::Release);
+            if self.counters.tailing.load(Ordering::Relaxed) > 0 {
+                self.counters.news.notify_waiters();
+            }
+        }
+    }
+
+    /// Answers the barriers that every needed member has passed.
+    pub(super) fn pass_barriers(&mut self, now: Time) {
+        let RoleState::Leading(replicator) = &mut self.state else { return };
+        let Some(newest) = self.pending.barriers.last() else { return };
+        replicator.probe(newest.after, now);
+        let passed = Response::BarrierPassed { epoch: self.epoch, last: self.counters.acked.load(Ordering::Relaxed) };
+        self.pending.barriers.retain(|barrier| {
+            if !replicator.primary().passed(barrier.after) {
+                return true;
+            }
+            if let Some(client) = self.clients.by_id(barrier.client) {
+                client.outbox.settle(Owed::Barrier, barrier.request, &passed);
+            }
+            false
+        });
+    }
+
+    /// Tells every client whose appends or barriers wait that nobody will answer them.
+    pub(super) fn fail_pending(&mut self, message: &str) {
+        let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
+        for append in self.pending.appends.drain(..) {
+            if let Some(client) = self.clients.get(append.slot, append.client) {
+                client.outbox.settle(Owed::Append, append.request, &refusal(ErrorCode::UnknownOutcome, message));
+            }
+        }
+        for barrier in self.pending.barriers.drain(..) {
+            if let Some(client) = self.clients.by_id(barrier.client) {
+                let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
+                client.outbox.settle(Owed::Barrier, barrier.request, &refusal);
+            }
+        }
+    }
+}

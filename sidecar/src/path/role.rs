@@ -1,0 +1,91 @@
+//! Who this sidecar is for its clients: the change of role, and what they are told of it.
+//!
+//! Part of [`Path`]; called when control commands it, or when the primary's machine steps down.
+
+use std::sync::atomic::Ordering;
+
+use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::primary::Primary;
+use tailwind_protocol::socket::{ErrorCode, Response, Role};
+
+use super::Path;
+use super::connection::Broken;
+use super::replicator::Replicator;
+
+/// What a client is told about each append that was in flight when this sidecar lost its role.
+const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
+                         the log; connect again and read from your last acknowledged LSN on to find out";
+
+/// Primary with its log, or not primary.
+pub(super) enum RoleState {
+    Waiting { role: Role },
+    Leading(Box<Replicator>),
+}
+
+impl RoleState {
+    /// Acts on the replicator, unless the term of this epoch is over.
+    pub(super) fn in_term(&mut self, epoch: Epoch, act: impl FnOnce(&mut Replicator)) {
+        match self {
+            RoleState::Leading(replicator) if replicator.primary().config().epoch == epoch => act(replicator),
+            _ => {}
+        }
+    }
+}
+
+impl Path {
+    pub(super) fn role(&self) -> Role {
+        match &self.state {
+            RoleState::Leading(_) => Role::Primary,
+            RoleState::Waiting { role } => *role,
+        }
+    }
+
+    /// This sidecar is not, or no longer, primary: whatever waits will not be acknowledged here any more.
+    pub(super) fn wait(&mut self, role: Role, epoch: u64, primary: String) {
+        // Epochs only grow; 0 means that nothing new is known.
+        let epoch = self.epoch.max(epoch);
+        let changed = (self.role(), self.epoch, &self.primary_name) != (role, epoch, &primary);
+        if let RoleState::Leading(_) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
+            // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
+            for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
+                client.outbox.broken = Some(Broken::RoleLost);
+                client.outbox.read_after = None;
+            }
+            self.pending.on_role_lost();
+        }
+        self.epoch = epoch;
+        self.primary_name = primary;
+        self.fail_pending(LOST_ROLE);
+        if changed {
+            self.announce_role();
+        }
+    }
+
+    pub(super) fn lead(&mut self, primary: Primary, last: u64) {
+        self.epoch = primary.config().epoch.0;
+        self.primary_name.clone_from(&self.me);
+        self.counters.first.store(primary.first_readable().0, Ordering::Release);
+        self.counters.acked.store(last, Ordering::Release);
+        self.state = RoleState::Leading(Box::new(Replicator::new(primary)));
+        self.announce_role();
+        self.welcome_held();
+    }
+
+    /// Tells the clients that this sidecar is ending.
+    pub(super) fn end(&mut self) {
+        self.fail_pending("this sidecar is ending: the append may or may not be in the log");
+        for client in self.clients.iter_mut() {
+            client.outbox.refuse(0, ErrorCode::ShuttingDown, true, 0, "this sidecar is ending");
+        }
+        self.send();
+        self.ended = true;
+    }
+
+    fn announce_role(&mut self) {
+        let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
+        let response = Response::Role { role, epoch, last, primary: &self.primary_name };
+        for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
+            client.outbox.answer(0, &response);
+        }
+    }
+}

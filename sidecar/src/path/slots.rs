@@ -1,0 +1,269 @@
+//! The connected clients: slots, how they are assigned and freed.
+//!
+//! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
+//! are held, a few more admit status requests: whoever wants to know why nobody can connect must be able to connect.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use tailwind_protocol::ids::Position;
+use tailwind_protocol::socket::{ErrorCode, Response, Role};
+
+use super::Path;
+use super::connection::{Broken, ClientConnection, DetachedConnection, Outbox};
+use super::messages::ClientId;
+
+/// Clients at once. Each has an inbox, which holds the largest record, and an outbox: 64 × 1.5 MiB = 96 MiB at most.
+pub const CONNECTIONS_MAX: usize = 64;
+/// More slots, for status requests only.
+const STATUS_SLOTS: usize = 4;
+/// All slots: the ordinary ones come first.
+pub(super) const SLOTS: usize = CONNECTIONS_MAX + STATUS_SLOTS;
+/// A connection without a hello is closed after so long, so that it does not hold a slot.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection in a slot for status requests is closed after so long, whatever it does.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// When it may be worth connecting again.
+const CONNECT_RETRY_MS: u32 = 1000;
+
+/// True for a slot in which only the status may be asked for.
+pub(super) fn is_for_status(slot: usize) -> bool {
+    slot >= CONNECTIONS_MAX
+}
+
+/// The answer to a client that wants more than such a slot gives.
+pub(super) fn refuse_slot(outbox: &mut Outbox, request: u64) {
+    let message = format!("{CONNECTIONS_MAX} clients are connected already; only the status can be asked for now");
+    outbox.refuse(request, ErrorCode::Busy, true, CONNECT_RETRY_MS, &message);
+}
+
+/// The clients, by slot.
+pub(super) struct ClientSlots {
+    slots: Vec<Option<ClientConnection>>,
+    /// The slot whose client is out of it, while its requests are processed.
+    taken: Option<usize>,
+    /// Connections that are with the reader: each keeps its claim to a slot.
+    with_reader: usize,
+    last_id: u64,
+}
+
+impl ClientSlots {
+    pub(super) fn new() -> ClientSlots {
+        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), taken: None, with_reader: 0, last_id: 0 }
+    }
+
+    /// Connections, also those with the reader.
+    pub(super) fn count(&self) -> usize {
+        self.slots.iter().flatten().count() + self.with_reader
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ClientConnection> {
+        self.slots.iter_mut().flatten()
+    }
+
+    pub(super) fn in_slot(&mut self, slot: usize) -> Option<&mut ClientConnection> {
+        self.slots[slot].as_mut()
+    }
+
+    /// The client in this slot, if it still is that one.
+    pub(super) fn get(&mut self, slot: u32, id: ClientId) -> Option<&mut ClientConnection> {
+        self.slots[slot as usize].as_mut().filter(|client| client.id == id)
+    }
+
+    pub(super) fn by_id(&mut self, id: ClientId) -> Option<&mut ClientConnection> {
+        self.iter_mut().find(|client| client.id == id)
+    }
+
+    /// Takes a client out of its slot, which nobody else gets meanwhile. [`ClientSlots::put_back`] or
+    /// [`ClientSlots::give_to_reader`] must follow.
+    pub(super) fn take(&mut self, slot: usize) -> Option<ClientConnection> {
+        let client = self.slots[slot].take()?;
+        self.taken = Some(slot);
+        Some(client)
+    }
+
+    pub(super) fn put_back(&mut self, slot: usize, client: ClientConnection) {
+        self.taken = None;
+        self.slots[slot] = Some(client);
+    }
+
+    /// The client that was taken out is with the reader from now on.
+    pub(super) fn give_to_reader(&mut self) {
+        self.taken = None;
+        self.with_reader += 1;
+    }
+
+    /// A free slot. As many others stay free as there are connections with the reader, which claim them.
+    fn free_slot(&self) -> Option<usize> {
+        let free = |slot: &usize| self.slots[*slot].is_none() && self.taken != Some(*slot);
+        (0..CONNECTIONS_MAX).filter(free).nth(self.with_reader)
+    }
+
+    /// A free slot for status requests, or else the one with the oldest connection that waits for no report.
+    fn status_slot(&self) -> Option<usize> {
+        let age = |slot: &usize| match &self.slots[*slot] {
+            None => Some(0),
+            Some(client) => client.outbox.is_settled().then_some(client.id.0),
+        };
+        (CONNECTIONS_MAX..SLOTS).filter(|slot| age(slot).is_some()).min_by_key(age)
+    }
+}
+
+impl Path {
+    /// Accepts new clients.
+    pub(super) fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    // A socket that blocks would stop the path for everybody.
+                    if let Err(error) = stream.set_nonblocking(true) {
+                        tracing::warn!(%error, "make a client's socket non-blocking");
+                        continue;
+                    }
+                    let client = self.connection(DetachedConnection::fresh(stream));
+                    self.admit(client);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(%error, "accept a client");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn connection(&mut self, detached: DetachedConnection) -> ClientConnection {
+        self.clients.last_id += 1;
+        ClientConnection::new(ClientId(self.clients.last_id), detached, self.options.segment_size)
+    }
+
+    /// Assigns a slot to a new connection if its user may have one.
+    fn admit(&mut self, mut client: ClientConnection) {
+        if let Err(why) = self.check_user(&client) {
+            client.outbox.refuse(0, ErrorCode::NotAllowed, true, 0, &why);
+        } else if let Some(slot) = self.clients.free_slot().or_else(|| self.make_status_slot()) {
+            return self.assign(slot, client);
+        } else {
+            refuse_slot(&mut client.outbox, 0);
+        }
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        // The answer is lost unless the socket takes it at once.
+        let _ = client.send();
+    }
+
+    /// A connection comes back from the reader: it has kept its claim to a slot.
+    pub(super) fn take_back(&mut self, detached: DetachedConnection) {
+        self.on_left();
+        let epoch = detached.epoch;
+        let mut client = self.connection(detached);
+        // What a dead client has left unread must not be taken after a read that was requested since.
+        if !matches!(hung_up(std::iter::once((0, &client))), Ok(none) if none.is_empty()) {
+            return;
+        }
+        client.outbox.greeted = true;
+        if self.role() != Role::Primary || epoch != self.epoch {
+            // It was with the reader when the others were told.
+            client.outbox.broken.get_or_insert(Broken::RoleLost);
+            let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
+            client.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
+        }
+        let slot = self.clients.free_slot().expect("a connection keeps its claim to a slot while it reads");
+        self.assign(slot, client);
+    }
+
+    /// A connection that the reader had has ended, or is about to get its slot again.
+    pub(super) fn on_left(&mut self) {
+        self.clients.with_reader -= 1;
+        self.counters.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A slot for a status request, whose connection is closed if there is one.
+    fn make_status_slot(&mut self) -> Option<usize> {
+        let slot = self.clients.status_slot()?;
+        if let Some(client) = self.clients.in_slot(slot) {
+            refuse_slot(&mut client.outbox, 0);
+            let _ = client.send();
+        }
+        self.close(slot);
+        Some(slot)
+    }
+
+    fn assign(&mut self, slot: usize, client: ClientConnection) {
+        if let Err(error) = self.sleeper.watch_client(client.fd(), slot) {
+            tracing::warn!(%error, "watch a client");
+            return;
+        }
+        self.counters.clients.fetch_add(1, Ordering::Relaxed);
+        self.clients.slots[slot] = Some(client);
+    }
+
+    fn check_user(&self, client: &ClientConnection) -> Result<(), String> {
+        // Not rustix: an app in another container has no process number here, which the kernel says by a 0, and rustix takes
+        // that for an error.
+        let peer = getsockopt(&client.fd(), PeerCredentials);
+        let uid = peer.map_err(|error| format!("your user cannot be told: {error}"))?.uid();
+        let allowed = self.options.allowed.admits(uid);
+        if allowed { Ok(()) } else { Err(format!("user {uid} is not on the allow-list (--allow-uid)")) }
+    }
+
+    /// Closes every connection whose client has closed it or died, with everything that it sent and that was not taken.
+    /// Where the last append that was taken from such a connection ends; `None` if it cannot be told who is dead.
+    pub(super) fn close_dead(&mut self) -> Option<Position> {
+        // Also those that have not been accepted.
+        self.accept();
+        let clients = self.clients.slots.iter().enumerate();
+        let clients = clients.filter_map(|(slot, client)| Some((slot, client.as_ref()?)));
+        // A poll that fails is tried again in the next turn.
+        for slot in hung_up(clients).ok()? {
+            self.close(slot);
+        }
+        Some(self.pending.left_behind())
+    }
+
+    /// Closes a connection. Its appends that were taken are replicated all the same.
+    pub(super) fn close(&mut self, slot: usize) {
+        if let Some(client) = self.clients.slots[slot].take() {
+            self.sleeper.forget(client.fd());
+            self.pending.on_close(&client);
+            self.batch_memory.leave(client.id, &client.inbox);
+            self.counters.clients.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes connections that keep others from what they need.
+    pub(super) fn close_slow(&mut self) {
+        let timeout = self.options.client_timeout;
+        for slot in 0..SLOTS {
+            let Some(client) = self.clients.in_slot(slot) else { continue };
+            let age = client.since.elapsed();
+            let silent = !client.outbox.greeted && client.outbox.held.is_none() && age > HELLO_TIMEOUT;
+            let half_sent = self.batch_memory.is_short() && client.inbox.half_sent_for() > Some(timeout);
+            if half_sent {
+                tracing::warn!(
+                    ?timeout,
+                    "a batch was half sent for too long while others waited for its memory: disconnected"
+                );
+                let message = format!(
+                    "a batch was half sent for {timeout:?}, and others wait for the memory it takes: nothing of it was \
+                     appended; connect again"
+                );
+                client.outbox.refuse(0, ErrorCode::Busy, true, CONNECT_RETRY_MS, &message);
+                let _ = client.send();
+            }
+            if silent || half_sent || (is_for_status(slot) && age > STATUS_TIMEOUT) {
+                self.close(slot);
+            }
+        }
+    }
+}
+
+/// Slots of these connections whose clients send nothing any more: they closed their end, or died.
+fn hung_up<'a>(clients: impl Iterator<Item = (usize, &'a ClientConnection)>) -> rustix::io::Result<Vec<usize>> {
+    let (slots, mut fds): (Vec<usize>, Vec<PollFd<'_>>) =
+        clients.map(|(slot, client)| (slot, PollFd::from_borrowed_fd(client.fd(), PollFlags::RDHUP))).unzip();
+    retry_on_intr(|| poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
+    Ok(slots.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(slot, _)| slot).collect())
+}
