@@ -1,8 +1,8 @@
 //! Moves a sidecar between its roles: standby → candidate → primary → standby.
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
-//! [`promote`] carries out what the promotion machine says, [`lead`] what the primary machine says, [`member`] speaks to
-//! one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes
+//! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
+//! to one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes
 //! back to a named role and takes the ordinary way again.
 
 pub mod desired;
@@ -11,23 +11,27 @@ pub mod log;
 pub mod member;
 pub mod promote;
 pub mod reader;
+pub mod seat;
 pub mod standby;
 pub mod status;
 pub mod waits;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use tailwind_fabric::Sender;
 use tailwind_protocol::config::{Durability, PrimaryRef};
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::Role;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
 use crate::access::Access;
-use crate::path::{Command, Counters, Event, Waker};
+use crate::path::{ClientRequest, Command, ControlReceivers, Counters, Waker};
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
@@ -121,17 +125,18 @@ pub struct Rules {
 /// The way to the append path.
 #[derive(Clone, Debug)]
 pub struct PathHandle {
-    commands: std::sync::mpsc::Sender<Command>,
+    commands: SyncSender<Command>,
     waker: Waker,
 }
 
 impl PathHandle {
     /// A handle; `waker` is the bell that the path sleeps beside.
-    pub fn new(commands: std::sync::mpsc::Sender<Command>, waker: Waker) -> PathHandle {
+    pub fn new(commands: SyncSender<Command>, waker: Waker) -> PathHandle {
         PathHandle { commands, waker }
     }
 
-    /// Sends a command and wakes the path. A path that is gone ends the process elsewhere.
+    /// Sends a command and wakes the path; waits where there is no room, which the path makes without waiting for anybody. A path
+    /// that is gone ends the process elsewhere.
     pub fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.waker.wake();
@@ -139,24 +144,30 @@ impl PathHandle {
     }
 }
 
-/// Runs the roles for ever. Returns only with an error that a person must see to.
-pub async fn run(context: Arc<Context>, events: mpsc::UnboundedReceiver<Event>) -> anyhow::Result<()> {
-    let (outputs, mut to_carry_out) = mpsc::unbounded_channel();
-    tokio::spawn(sort_events(Arc::clone(&context), events, outputs));
+/// Runs the roles and serves clients for ever. Returns only with an error that a person must see to.
+pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::Result<()> {
+    let ControlReceivers { outputs, requests } = from_path;
+    tokio::select! {
+        end = change_roles(&context, outputs) => end,
+        () = serve_clients(&context, requests) => Err(anyhow::anyhow!("the append path has ended")),
+    }
+}
+
+async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output>) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
     loop {
-        stay_fenced(&context).await;
-        standby::wait_for_turn(&context).await;
+        stay_fenced(context).await;
+        standby::wait_for_turn(context).await;
         if context.desired().fenced {
             continue;
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
-        let outcome = promote::promote(&context).await;
+        let outcome = promote::promote(context).await;
         context.waits.over();
         match outcome {
             promote::Outcome::Won(config, reference) => {
                 let began = Instant::now();
-                let why = lead::lead(&context, config, &reference, &mut to_carry_out).await?;
+                let why = lead::lead(context, config, &reference, &mut outputs).await?;
                 tracing::warn!(group = %context.group, %why, "stepped down");
                 // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.
                 pause = match began.elapsed() {
@@ -188,22 +199,20 @@ async fn stay_fenced(context: &Context) {
     }
 }
 
-/// Reads and status questions are served in every role; what the machine wants goes to whoever leads.
-async fn sort_events(
-    context: Arc<Context>,
-    mut events: mpsc::UnboundedReceiver<Event>,
-    outputs: mpsc::UnboundedSender<tailwind_protocol::primary::Output>,
-) {
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Output(output) => drop(outputs.send(output)),
-            Event::Read { detached, request, from, limit, tail } => {
+/// Reads and questions for the status are served in every role, each in a task of its own: at most as many as there are clients,
+/// and a few questions of each.
+async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<ClientRequest>) {
+    let mut tasks = JoinSet::new();
+    while let Some(request) = requests.recv().await {
+        while tasks.try_join_next().is_some() {}
+        let context = Arc::clone(context);
+        match request {
+            ClientRequest::Read { detached, request, from, limit, tail } => {
                 let wanted = reader::Wanted { request, from, limit, tail };
-                tokio::spawn(reader::serve(Arc::clone(&context), detached, wanted));
+                tasks.spawn(reader::serve(context, detached, wanted));
             }
-            Event::Status(client, request) => {
-                let context = Arc::clone(&context);
-                tokio::spawn(async move {
+            ClientRequest::Status(client, request) => {
+                tasks.spawn(async move {
                     let json = status::json(&context).await;
                     context.path.send(Command::Answer(client, request, json));
                 });

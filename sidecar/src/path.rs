@@ -1,6 +1,6 @@
 //! The append path: one thread that owns the clients, the log's open end and the data channels.
 //!
-//! Started by [`run`](crate::run); talks to [`control`](crate::control) by [`Command`]s (in) and [`Event`]s (out). One
+//! Started by [`run`](crate::run); talks to [`control`](crate::control) by [`Command`]s (in), the machine's outputs and [`ClientRequest`]s (out). One
 //! [`Path::turn`] looks at everything once without blocking; [`Path::run`] spins for a bounded time while there is work
 //! and sleeps on `epoll(7)` otherwise. Per record it makes no system call but the sockets' reads and writes, takes no
 //! lock and allocates nothing.
@@ -31,12 +31,13 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
-use tokio::sync::mpsc;
 
 use batch_memory::BatchMemory;
 use connection::Owed;
 pub use description::{Description, Ladder, MemberDescription};
-pub use messages::{ClientId, Command, Counters, Event};
+pub use messages::{
+    COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, control_channels,
+};
 pub use options::{Allowed, Options};
 use pending::Pending;
 pub(crate) use requests::trimmed;
@@ -63,7 +64,7 @@ pub struct Path {
     pending: Pending,
     listener: UnixListener,
     commands: Receiver<Command>,
-    events: mpsc::UnboundedSender<Event>,
+    control: ControlSenders,
     counters: Arc<Counters>,
     sleeper: Sleeper,
     /// Room for what a sleep brings.
@@ -80,7 +81,7 @@ impl Path {
         me: String,
         listener: UnixListener,
         commands: Receiver<Command>,
-        events: mpsc::UnboundedSender<Event>,
+        control: ControlSenders,
         counters: Arc<Counters>,
         waker: &Waker,
     ) -> io::Result<Path> {
@@ -97,7 +98,7 @@ impl Path {
             pending: Pending::new(),
             listener,
             commands,
-            events,
+            control,
             counters,
             sleeper,
             ready: Vec::with_capacity(sleep::EVENTS),
@@ -208,10 +209,12 @@ impl Path {
     fn report(&mut self) {
         let RoleState::Leading(replicator) = &mut self.state else { return };
         let mut over = false;
-        for output in replicator.outputs.drain(..) {
+        // What finds no room now stays with the replicator until a later turn.
+        let room = self.control.outputs.capacity().min(replicator.outputs.len());
+        for output in replicator.outputs.drain(..room) {
             over |= matches!(output, Output::StepDown(_));
             // Control is gone only when the process ends.
-            drop(self.events.send(Event::Output(output)));
+            drop(self.control.outputs.try_send(output));
         }
         if over {
             self.wait(Role::Recovering, self.epoch, String::new());
@@ -249,13 +252,13 @@ impl Path {
             Command::End => self.end(),
             Command::Input(epoch, input) => self.state.in_term(epoch, |replicator| replicator.step(now, input)),
             Command::Prepared(identity, fresh, shared) => {
-                self.state.in_term(identity.epoch, |replicator| replicator.prepared(identity, fresh, shared));
+                self.state.in_term(identity.epoch, |replicator| replicator.prepared(identity, fresh, shared, now));
             }
             Command::Connected(epoch, seat, channel) => self.state.in_term(epoch, |replicator| {
                 if let Some(fd) = channel.readiness() {
                     self.sleeper.watch_channel(fd);
                 }
-                replicator.connected(seat, channel);
+                replicator.connected(seat, channel, now);
             }),
             Command::Opened(epoch, seat, segment, remote) => {
                 self.state.in_term(epoch, |replicator| replicator.opened(seat, segment, remote, now));

@@ -30,7 +30,7 @@ use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Entry};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
-use crate::path::{Allowed, Command, Counters, Options as PathOptions, Path, Waker};
+use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
@@ -122,13 +122,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
     let sender = crate::fabric::sender(fabric, &rdma, address.ip())?;
     let waker = Waker::new().context("make the append path's bell")?;
-    let (commands, inbox) = std::sync::mpsc::channel();
-    let (events, outbox) = mpsc::unbounded_channel();
+    let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
+    let (to_control, from_path) = control_channels();
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
     let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout: client_patience, spin };
-    let path = Path::new(path_options, name.to_string(), listener, inbox, events, Arc::clone(&shared), &waker)
+    let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {
         me: PrimaryRef { id: name.clone(), control: advertise.unwrap_or_else(|| address.to_string()) },
@@ -162,7 +162,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let entry = access.entry(PeerRole::Sidecar);
     let guarded = http::serve(endpoint, router(&context, interval), entry, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
-    let roles = control::run(Arc::clone(&context), outbox);
+    let roles = control::run(Arc::clone(&context), from_path);
     let result = tokio::select! {
         result = roles => result,
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bench::{Bench, Client, ack};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::{Batch, HELLO_HOLD, Request, VERSION, batch_log_size, encode_batch, put_batch_record};
-use tailwind_sidecar::path::{CONNECTIONS_MAX, Command, Event, Options};
+use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
 const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
 
@@ -109,7 +109,7 @@ fn appends_after_the_stop_of_a_dead_reader_never_land() {
     let mut bench = Bench::new();
     let mut dying = bench.client();
     dying.send(&[READ]);
-    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
     dying.send(&[append(b"late")]);
     drop(dying);
@@ -129,7 +129,7 @@ fn a_reader_that_missed_a_change_of_role_may_not_append() {
     let mut bench = Bench::new();
     let mut old = bench.client();
     old.send(&[READ]);
-    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     bench.follow(2);
     bench.settle();
     bench.lead(3);
@@ -152,8 +152,8 @@ fn the_status_is_served_when_all_slots_are_taken() {
     let mut clients = fill_slots(&mut bench);
     let mut asking = bench.client();
     asking.send(&[Request::Status]);
-    let question = bench.until("the question", |bench| bench.events.try_recv().ok());
-    let Event::Status(client, request) = question else { panic!("{question:?}") };
+    let question = bench.until("the question", |bench| bench.from_path.requests.try_recv().ok());
+    let ClientRequest::Status(client, request) = question else { panic!("{question:?}") };
     // Others who come meanwhile do not push it out, however many.
     let silent: Vec<Client> = (0..20).map(|_| bench.stranger()).collect();
     bench.settle();
@@ -183,7 +183,7 @@ fn a_connection_keeps_its_slot_while_it_reads() {
     let mut bench = Bench::new();
     let mut clients = fill_slots(&mut bench);
     clients[0].send(&[READ]);
-    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     let mut late = bench.client();
     late.send(&[append(b"no")]);
     assert!(bench.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));

@@ -4,7 +4,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
@@ -13,7 +13,9 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::Role;
-use tailwind_sidecar::path::{Allowed, Command, Counters, Description, Options, Path, Waker};
+use tailwind_sidecar::path::{
+    Allowed, COMMANDS_MAX, Command, ControlReceivers, Counters, Description, Options, Path, Waker, control_channels,
+};
 
 const BACKUPS: usize = 3;
 
@@ -36,7 +38,8 @@ fn configuration(epoch: u64) -> Configuration {
 
 struct Bench {
     path: Path,
-    commands: Sender<Command>,
+    commands: SyncSender<Command>,
+    _from_path: ControlReceivers,
     _folder: tempfile::TempDir,
 }
 
@@ -45,8 +48,8 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let (commands, inbox) = channel();
-        let (events, _outbox) = tokio::sync::mpsc::unbounded_channel();
+        let (commands, inbox) = sync_channel(COMMANDS_MAX);
+        let (to_control, from_path) = control_channels();
         let options = Options {
             allowed: Allowed::Own,
             segment_size: SegmentSize::MIN,
@@ -55,8 +58,8 @@ impl Bench {
             batch_memory: 1 << 20,
         };
         let (shared, waker) = (Arc::new(Counters::default()), Waker::new().unwrap());
-        let path = Path::new(options, "a".into(), listener, inbox, events, shared, &waker).unwrap();
-        Bench { path, commands, _folder: folder }
+        let path = Path::new(options, "a".into(), listener, inbox, to_control, shared, &waker).unwrap();
+        Bench { path, commands, _from_path: from_path, _folder: folder }
     }
 
     /// Begins a term; its first seat.
@@ -68,6 +71,7 @@ impl Bench {
             segment_size: SegmentSize::MIN,
             open_patience_ms: 60_000,
             recruit_interval_ms: 60_000,
+            swap_interval_ms: 60_000,
         };
         let mut outputs = Vec::new();
         let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);

@@ -133,7 +133,10 @@ impl LogView {
 
     /// A segment is about to be opened.
     pub fn opened(&self, identity: SegmentIdentity, memory: SharedBuffer) {
-        self.change(|inner| inner.open.push_back((identity, memory)));
+        self.change(|inner| {
+            let at = inner.open.partition_point(|(known, _)| known.segment < identity.segment);
+            inner.open.insert(at, (identity, memory));
+        });
     }
 
     /// A segment is closed at every member; its memory may go.

@@ -10,13 +10,11 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_fabric::{Channel, ChannelAnswer, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
-use tailwind_protocol::backup::EPOCH_MAX;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::promotion::Failure;
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty,
+    Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
     FenceRequest, FetchRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose,
     Refusal, TrimRequest, path,
 };
@@ -141,8 +139,7 @@ impl MemberLink {
     /// Brings a segment to its disk up to `end`; how far it is there, which may be less.
     pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<Offset, Failure> {
         let request = FlushRequest { caller: self.caller(), identity, end };
-        // What was asked for has completed; nothing that the backup says makes more of it.
-        self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end.min(end))
+        self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end)
     }
 
     /// A closed segment's bytes, as the backup has them.
@@ -277,11 +274,7 @@ async fn fetch(
 
 fn failure(error: CallError) -> Failure {
     match error {
-        // Nobody can promise an epoch beyond the last, and counting on from it would overflow.
-        CallError::Refused(Refusal::Fenced { promised }) if promised <= EPOCH_MAX => Failure::Superseded(promised),
-        CallError::Refused(Refusal::ClaimedBefore { promised }) if promised <= EPOCH_MAX => {
-            Failure::ClaimedBefore(promised)
-        }
+        CallError::Refused(refusal) => refusal.into(),
         other => Failure::Unreachable(other.to_string()),
     }
 }

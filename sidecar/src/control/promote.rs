@@ -1,17 +1,17 @@
-//! Carries out a promotion: every output of the machine becomes a call, every answer an input.
+//! Executes a promotion: every output of the machine becomes a call, every answer an input.
 //!
 //! Called by [`control::run`](super::run); decides nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tailwind_protocol::config::{Configuration, MemberRef, SwapOutcome, Time};
+use tailwind_protocol::config::{Configuration, MemberRef, Time};
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::promotion::{Failure, Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task, Waiting};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::Inventory;
-use tokio::sync::mpsc;
+use tailwind_protocol::rpc::{Failure, Inventory};
+use tokio::task::JoinSet;
 
 use super::log::Sources;
 use super::member::{MemberLink, survey};
@@ -24,8 +24,6 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
 /// flush of one a few.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before a swap of unknown outcome is sent again.
-const SWAP_AGAIN: Duration = Duration::from_millis(100);
 /// The same trouble is logged at most so often.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -55,7 +53,8 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
     }
-    let (answers, mut inputs) = mpsc::unbounded_channel();
+    // A few for each member; what is under way when the promotion ends ends with it.
+    let mut tasks = JoinSet::new();
     let mut outputs = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
     let mut ticks = tokio::time::interval(TICK);
@@ -84,12 +83,15 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                     if !matches!(other, Output::ReadConfig | Output::Survey | Output::Fence(..)) {
                         context.waits.over();
                     }
-                    carry_out(context, &links, other, answers.clone());
+                    execute(context, &links, other, &mut tasks);
                 }
             }
         }
         let input = tokio::select! {
-            Some(input) = inputs.recv() => input,
+            Some(done) = tasks.join_next() => match done {
+                Ok(input) => input,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            },
             _ = ticks.tick() => Input::Tick,
             () = context.desires(|now| !now.wants_the_same(&desired)) => return Outcome::Disturbed,
         };
@@ -114,26 +116,20 @@ impl Links {
     }
 }
 
-fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mpsc::UnboundedSender<Input>) {
+fn execute(context: &Arc<Context>, links: &Links, output: Output, tasks: &mut JoinSet<Input>) {
     let context = Arc::clone(context);
     match output {
-        Output::ReadConfig => spawn(answers, async move { Input::Read(context.store.read().await) }),
-        Output::Survey => spawn(answers, async move {
+        Output::ReadConfig => drop(tasks.spawn(async move { Input::Read(context.store.read().await) })),
+        Output::Survey => drop(tasks.spawn(async move {
             let found = survey(&context).await;
             // The next survey, if one is needed, comes at the pace of the answers.
             tokio::time::sleep(RETRY).await;
             Input::Surveyed(found)
-        }),
-        Output::Swap(swap) => spawn(answers, async move {
-            let outcome = context.store.swap(swap).await;
-            if outcome == SwapOutcome::Unknown {
-                tokio::time::sleep(SWAP_AGAIN).await;
-            }
-            Input::Swapped(outcome)
-        }),
+        })),
+        Output::Swap(swap) => drop(tasks.spawn(async move { Input::Swapped(context.store.swap(swap).await) })),
         Output::Fence(config, member) => {
             let link = links.get(&context, &config, &member);
-            spawn(answers, async move {
+            tasks.spawn(async move {
                 let result = link.fence(config.epoch.before()).await;
                 log_fence(&config, &member.id, &result);
                 Input::Fenced(config.epoch, member.id, result)
@@ -141,17 +137,17 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
         }
         Output::Trim(config, member, below) => {
             let link = links.get(&context, &config, &member);
-            spawn(answers, async move { Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await) });
+            tasks.spawn(async move { Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await) });
         }
         Output::Drop(config, member, copies) => {
             let link = links.get(&context, &config, &member);
-            spawn(answers, async move {
-                Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await)
-            });
+            tasks.spawn(
+                async move { Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await) },
+            );
         }
         Output::Close(config, member, identity, closure) => {
             let link = links.get(&context, &config, &member);
-            spawn(answers, async move {
+            tasks.spawn(async move {
                 let result = link.close(identity, closure).await;
                 Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), result)
             });
@@ -160,7 +156,7 @@ fn carry_out(context: &Arc<Context>, links: &Links, output: Output, answers: mps
             let link = links.get(&context, &config, &member);
             let holders = config.members.iter().filter(|member| holders.contains(&member.id));
             let sources = Sources::new(holders.map(|holder| links.get(&context, &config, holder)).collect());
-            spawn(answers, async move {
+            tasks.spawn(async move {
                 let result = install(&context, &link, &sources, identity, closure).await;
                 Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result)
             });
@@ -178,14 +174,6 @@ async fn install(
 ) -> Result<(), Failure> {
     let image = sources.fetch(context, identity, closure).await.map_err(Failure::Unreachable)?;
     link.install(identity, closure, &image).await
-}
-
-fn spawn(answers: mpsc::UnboundedSender<Input>, work: impl Future<Output = Input> + Send + 'static) {
-    tokio::spawn(async move {
-        // A promotion that has ended no longer listens.
-        let input = work.await;
-        drop(answers.send(input));
-    });
 }
 
 fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventory, Failure>) {

@@ -7,10 +7,11 @@ use tailwind_protocol::ids::{Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::socket::Role;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::connection::DetachedConnection;
 use super::description::Description;
+use super::slots::SLOTS;
 
 /// From control to the path.
 pub enum Command {
@@ -46,11 +47,45 @@ pub enum Command {
     End,
 }
 
-/// From the path to control.
+/// Commands on their way to the path. It drains them every turn and never waits for control, so whoever finds no room waits a
+/// moment. More than control can have under way at once: for each of [`MEMBERS_MAX`](tailwind_protocol::config::MEMBERS_MAX)
+/// seats a few answers, one for each client, and those of the term.
+pub const COMMANDS_MAX: usize = 1024;
+
+/// Requests of clients on their way to control: a read, or a few questions for the status, from each slot. What finds no room
+/// stays in its client's inbox.
+const CLIENT_REQUESTS_MAX: usize = SLOTS * 4;
+
+/// Outputs on their way to control. A term that begins or loses a member wants some dozens at once; what finds no room stays
+/// with the machine.
+const OUTPUTS_MAX: usize = 256;
+
+/// A new pair of channels from the path to control.
+pub fn control_channels() -> (ControlSenders, ControlReceivers) {
+    let (outputs, output_receiver) = mpsc::channel(OUTPUTS_MAX);
+    let (requests, request_receiver) = mpsc::channel(CLIENT_REQUESTS_MAX);
+    (ControlSenders { outputs, requests }, ControlReceivers { outputs: output_receiver, requests: request_receiver })
+}
+
+/// The path's end of the channels to control.
 #[derive(Debug)]
-pub enum Event {
-    /// The machine wants this done.
-    Output(Output),
+pub struct ControlSenders {
+    pub(super) outputs: mpsc::Sender<Output>,
+    pub(super) requests: mpsc::Sender<ClientRequest>,
+}
+
+/// Control's end.
+#[derive(Debug)]
+pub struct ControlReceivers {
+    /// What the machine wants done.
+    pub outputs: mpsc::Receiver<Output>,
+    /// What clients ask.
+    pub requests: mpsc::Receiver<ClientRequest>,
+}
+
+/// What a client asks that the path does not answer itself.
+#[derive(Debug)]
+pub enum ClientRequest {
     /// A client wants to read: the connection is the reader's now.
     Read {
         /// The connection.

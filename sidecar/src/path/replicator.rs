@@ -239,14 +239,16 @@ impl Replicator {
     }
 
     /// Local memory for a segment.
-    pub(super) fn prepared(&mut self, identity: SegmentIdentity, fresh: AppendBuffer, shared: SharedBuffer) {
+    pub(super) fn prepared(&mut self, identity: SegmentIdentity, fresh: AppendBuffer, shared: SharedBuffer, now: Time) {
         let remotes = [const { None }; MEMBERS_MAX];
         self.segments.push_back(OpenSegment { identity, fresh: Some(fresh), shared, remotes });
+        self.step(now, Input::Prepared(identity.segment));
     }
 
     /// A member's data channel.
-    pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>) {
+    pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>, now: Time) {
         self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel });
+        self.step(now, Input::Connected(seat));
     }
 
     /// A member has lent its buffer for a segment.

@@ -14,7 +14,7 @@ use tailwind_protocol::socket::{
 
 use super::connection::{Broken, ClientConnection, INFLIGHT_MAX, Inbox, Outbox, Owed};
 use super::slots::{SLOTS, is_for_status, refuse_slot};
-use super::{ClientId, Event, Path, RoleState};
+use super::{ClientId, ClientRequest, Path, RoleState};
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,8 @@ impl Path {
                     self.batch_memory.leave(client.id, &client.inbox);
                     self.clients.give_to_reader();
                     let detached = client.detach(self.epoch);
-                    drop(self.events.send(Event::Read { detached, request, from, limit, tail }));
+                    // Control is gone only when the process ends.
+                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, from, limit, tail }));
                     return;
                 }
             }
@@ -96,9 +97,10 @@ impl Path {
                 self.refuse(context, ErrorCode::BadFrame, true, "the first frame must be a hello")
             }
             Request::Status if !context.outbox.may_ask_status() => Outcome::Later,
+            Request::Status | Request::Read { .. } if self.control.requests.capacity() == 0 => Outcome::Later,
             Request::Status => {
                 context.outbox.owe(Owed::Status);
-                drop(self.events.send(Event::Status(context.client, context.request)));
+                drop(self.control.requests.try_send(ClientRequest::Status(context.client, context.request)));
                 Outcome::Done
             }
             _ if is_for_status(context.slot) => self.refuse_slot(context),

@@ -24,7 +24,9 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::{Request, Response, Role, VERSION, decode_response};
-use tailwind_sidecar::path::{Allowed, Command, Counters, Event, Options, Path, Waker};
+use tailwind_sidecar::path::{
+    Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, Options, Path, Waker, control_channels,
+};
 
 const BACKUPS: usize = 3;
 /// A condition that is not met after so many turns is not going to be.
@@ -33,12 +35,12 @@ const TURNS_MAX: usize = 100_000;
 /// A path that leads, with three backups' memory behind it.
 pub struct Bench {
     pub path: Path,
-    pub events: tokio::sync::mpsc::UnboundedReceiver<Event>,
+    pub from_path: ControlReceivers,
     pub shut: Arc<AtomicBool>,
     segment_size: SegmentSize,
     receivers: Vec<ShmReceiver>,
     terms: u64,
-    commands: std::sync::mpsc::Sender<Command>,
+    commands: std::sync::mpsc::SyncSender<Command>,
     folder: tempfile::TempDir,
 }
 
@@ -89,18 +91,18 @@ impl Bench {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let (commands, inbox) = std::sync::mpsc::channel();
-        let (events, outbox) = tokio::sync::mpsc::unbounded_channel();
+        let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
+        let (to_control, from_path) = control_channels();
         let segment_size = options.segment_size;
         let waker = Waker::new().unwrap();
-        let path = Path::new(options, "a".into(), listener, inbox, events, Arc::new(Counters::default()), &waker);
+        let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::new(Counters::default()), &waker);
         let receivers = (0..BACKUPS).map(|n| {
             let pool = Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
             ShmReceiver::new(pool).unwrap()
         });
         let mut bench = Bench {
             path: path.unwrap(),
-            events: outbox,
+            from_path,
             shut: Arc::new(AtomicBool::new(false)),
             segment_size,
             receivers: receivers.collect(),
@@ -121,6 +123,7 @@ impl Bench {
             segment_size: self.segment_size,
             open_patience_ms: 60_000,
             recruit_interval_ms: 60_000,
+            swap_interval_ms: 60_000,
         };
         let mut outputs = Vec::new();
         let primary = Primary::new(configuration(epoch), rules, &Reference::default(), 7, Time(0), &mut outputs);
@@ -128,27 +131,36 @@ impl Bench {
         // Slots that an earlier term was lent are not used again.
         let (writer, slots) = (Writer(epoch), 2 * self.terms as u32);
         self.terms += 1;
-        for output in outputs {
-            match output {
-                Output::Connect(seat, _) => {
-                    let receiver = &mut self.receivers[usize::from(seat.index)];
-                    let answer = receiver.accept(writer, &ShmSender.offer()).unwrap();
-                    let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
-                    let gated = Box::new(Gated { channel, shut: Arc::clone(&self.shut) });
-                    self.command(Command::Connected(Epoch(epoch), seat, gated));
-                }
-                Output::Prepare(identity) => {
-                    let (fresh, shared) = ShmSender.allocate(identity.size.bytes()).unwrap();
-                    self.command(Command::Prepared(identity, fresh, shared));
-                }
-                Output::Open(seat, identity) => {
-                    let slot = SlotId(slots + identity.segment.0 as u32);
-                    let grant = self.receivers[usize::from(seat.index)].lend(writer, slot).unwrap();
-                    let remote = ShmSender.attach(&grant).unwrap();
-                    self.command(Command::Opened(Epoch(epoch), seat, identity.segment, remote));
-                }
-                other => panic!("unexpected at the start: {other:?}"),
+        while !outputs.is_empty() {
+            for output in outputs.drain(..) {
+                self.execute(writer, slots, output);
             }
+            self.path.turn().unwrap();
+            outputs.extend(std::iter::from_fn(|| self.from_path.outputs.try_recv().ok()));
+        }
+    }
+
+    fn execute(&mut self, writer: Writer, slots: u32, output: Output) {
+        let epoch = Epoch(writer.0);
+        match output {
+            Output::Connect(seat, _) => {
+                let receiver = &mut self.receivers[usize::from(seat.index)];
+                let answer = receiver.accept(writer, &ShmSender.offer()).unwrap();
+                let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
+                let gated = Box::new(Gated { channel, shut: Arc::clone(&self.shut) });
+                self.command(Command::Connected(epoch, seat, gated));
+            }
+            Output::Prepare(identity) => {
+                let (fresh, shared) = ShmSender.allocate(identity.size.bytes()).unwrap();
+                self.command(Command::Prepared(identity, fresh, shared));
+            }
+            Output::Open(seat, identity) => {
+                let slot = SlotId(slots + identity.segment.0 as u32);
+                let grant = self.receivers[usize::from(seat.index)].lend(writer, slot).unwrap();
+                let remote = ShmSender.attach(&grant).unwrap();
+                self.command(Command::Opened(epoch, seat, identity.segment, remote));
+            }
+            other => panic!("unexpected at the start: {other:?}"),
         }
     }
 
@@ -205,8 +217,9 @@ impl Bench {
     }
 
     /// A client's read that the path has handed over, if it has.
-    pub fn handed_over(&mut self) -> Option<Event> {
-        std::iter::from_fn(|| self.events.try_recv().ok()).find(|event| matches!(event, Event::Read { .. }))
+    pub fn handed_over(&mut self) -> Option<ClientRequest> {
+        let requests = &mut self.from_path.requests;
+        std::iter::from_fn(|| requests.try_recv().ok()).find(|request| matches!(request, ClientRequest::Read { .. }))
     }
 }
 
