@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_the_members_in_the_set() {
+    fn copies_counts_the_members_in_the_set() {
         let status =
             r#"{"role":"primary","members":[{"standing":"in set"},{"standing":"catching up"},{"standing":"in set"}]}"#;
         assert_eq!(copies(status), Some(2));

@@ -12,7 +12,7 @@ use tailwind_client::{Error, Event, Lsn, Options};
 use tailwind_protocol::socket::{Request, Response};
 
 #[tokio::test]
-async fn every_function_works_against_a_small_sidecar() {
+async fn all_functions_work() {
     let server = Server::new(sidecar);
     let mut client = Client::connect(server.path()).await.unwrap();
     assert_eq!(client.welcome().limits.inflight_max, 1000);
@@ -40,7 +40,7 @@ async fn every_function_works_against_a_small_sidecar() {
 }
 
 #[tokio::test]
-async fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
+async fn pipelining_does_not_deadlock() {
     let server = Server::new(|peer| stubborn(peer, 1000));
     let mut client = Client::connect(server.path()).await.unwrap();
     for _ in 0..100_000 {
@@ -52,7 +52,7 @@ async fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
 }
 
 #[tokio::test]
-async fn large_records_do_not_deadlock_either() {
+async fn large_records_do_not_deadlock() {
     let server = Server::new(|peer| stubborn(peer, 4));
     let mut client = Client::connect(server.path()).await.unwrap();
     for _ in 0..40 {
@@ -64,7 +64,7 @@ async fn large_records_do_not_deadlock_either() {
 }
 
 #[tokio::test]
-async fn a_dropped_future_loses_nothing() {
+async fn dropped_future_loses_nothing() {
     let (sender, late) = std::sync::mpsc::channel();
     let server = Server::new(move |mut peer| {
         peer.welcome();
@@ -81,7 +81,7 @@ async fn a_dropped_future_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_an_error_after_which_the_client_goes_on() {
+async fn client_is_usable_after_a_timeout() {
     let server = Server::new(|mut peer| {
         peer.welcome();
         assert!(peer.next(|_, _| ()).is_none());

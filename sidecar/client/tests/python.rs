@@ -25,7 +25,7 @@ fn python(server: Server, script: &str) {
 }
 
 #[test]
-fn every_function_works_against_a_small_sidecar() {
+fn all_functions_work() {
     python(
         Server::new(sidecar),
         r#"
@@ -71,7 +71,7 @@ fn pipelining_does_not_deadlock() {
 }
 
 #[test]
-fn large_records_do_not_deadlock_either() {
+fn large_records_do_not_deadlock() {
     python(
         Server::new(|peer| stubborn(peer, 4)),
         "for _ in range(40): client.submit(bytes(1 << 20))\nassert client.flush() == 40",

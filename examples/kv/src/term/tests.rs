@@ -90,7 +90,7 @@ fn contents(store: &Store, now: u64) -> Vec<(Bytes, Bytes, Option<u64>)> {
 }
 
 #[test]
-fn a_write_is_seen_and_answered_after_its_ack_and_not_before() {
+fn writes_are_visible_only_after_their_ack() {
     let mut stage = Stage::new(CALM);
     stage.ask(1, 0, &["set a 1", "get a", "incr a"]);
     stage.ask(1, 1, &["get a"]);
@@ -105,7 +105,7 @@ fn a_write_is_seen_and_answered_after_its_ack_and_not_before() {
 }
 
 #[test]
-fn a_strict_read_waits_for_a_barrier_that_began_after_it() {
+fn strict_read_waits_for_a_later_barrier() {
     let mut stage = Stage::new(Rules { strict_reads: true, ..CALM });
     stage.ask(1, 0, &["get a"]);
     assert_eq!(stage.barriers, 1);
@@ -127,7 +127,7 @@ fn a_strict_read_waits_for_a_barrier_that_began_after_it() {
 }
 
 #[test]
-fn a_key_that_was_seen_as_gone_is_not_there_again() {
+fn expired_key_does_not_reappear() {
     let mut stage = Stage::new(CALM);
     stage.ask(100, 0, &["set a 1 px 50"]);
     stage.ack(100);
@@ -149,7 +149,7 @@ fn a_key_that_was_seen_as_gone_is_not_there_again() {
 }
 
 #[test]
-fn strange_records_end_the_turn() {
+fn unknown_records_end_the_term() {
     let mut stage = Stage::new(CALM);
     stage.ask(1, 0, &["set a 1"]);
     assert_eq!(stage.term.on_ack(1, 2), Err(Gap { expected: 1, found: 2 }));
@@ -158,7 +158,7 @@ fn strange_records_end_the_turn() {
 }
 
 #[test]
-fn the_end_of_a_turn_leaves_nobody_without_an_answer() {
+fn end_of_a_term_answers_all_requests() {
     let mut stage = Stage::new(CALM);
     stage.ask(1, 0, &["set a 1", "get a"]);
     stage.ask(1, 1, &["set b 1", "set c 1"]);
@@ -171,7 +171,7 @@ fn the_end_of_a_turn_leaves_nobody_without_an_answer() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_logs_nothing() {
+fn oversized_values_are_refused_and_not_logged() {
     let mut stage = Stage::new(Rules { memory_max: 300, ..CALM });
     stage.ask(1, 0, &[&format!("set a {}", "x".repeat(300)), "set b 1", "set c 1"]);
     assert_eq!(stage.log.len(), 2);
@@ -187,7 +187,7 @@ fn what_is_too_large_is_refused_and_logs_nothing() {
 }
 
 #[test]
-fn the_log_does_not_grow_for_ever() {
+fn log_is_compacted() {
     let mut stage = Stage::new(RULES);
     for n in 0..2000 {
         stage.ask(1, 0, &[&format!("set k{} {n}", n % 5)]);
@@ -225,7 +225,7 @@ proptest! {
     /// Whenever the primary dies, the next one reads from the log what the dead one held: from the log's beginning, and from
     /// wherever it was trimmed. Chunks are small, so that a snapshot takes many rounds and writes come between.
     #[test]
-    fn a_replay_gives_what_the_primary_had(
+    fn replay_restores_the_primary_state(
         moves in proptest::collection::vec((line(), 0..4usize, 0..3u64), 1..300),
         chunk_size in 5..40usize,
     ) {
