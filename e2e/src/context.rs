@@ -124,7 +124,7 @@ pub fn cannot_run(test: &str, why: &str) {
     print_line(&format!("cannot run: {test}: {why}"));
 }
 
-/// Tells whoever reads along what a test has measured.
+/// Prints what a test has measured.
 pub fn note(line: &str) {
     print_line(&format!("note: {line}"));
 }

@@ -3,7 +3,7 @@
 //! `append` waits until its sidecar is primary, reads the whole log, and appends numbered records with many in flight; it may
 //! be killed or frozen at any moment. It reports to a ledger in a pod (`ledger`), or to a file that
 //! [`fleet`](tailwind_e2e::machines::fleet) reads. What is checked is in [`ledger`](tailwind_e2e::cluster::ledger).
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that tells people what it does")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -389,7 +389,7 @@ impl Reporter {
     }
 }
 
-/// In one call, so that nobody reads half a line for long.
+/// In one call, so that a reader seldom meets half a line.
 fn write_line(to: &mut impl Write, value: &impl serde::Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(value).context("encode a line")?;
     line.push(b'\n');

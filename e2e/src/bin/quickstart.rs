@@ -131,7 +131,7 @@ fn main() -> Result<()> {
     app.append_until(&group, total, |acked| progress.set_position(acked))?;
     progress.finish_and_clear();
     let took = started.elapsed();
-    // With a single copy there is nobody left to copy from, and the spare cannot be filled.
+    // With a single copy no member is left to copy from, and the spare cannot be filled.
     let refilled = group.wait("the spare to be filled", |group| {
         let members = group.members();
         members.len() == copies && !members.contains(&victim)

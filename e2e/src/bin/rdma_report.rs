@@ -155,7 +155,7 @@ fn perftest(device: &str, address: &str) -> Result<f64> {
     let rate: f64 = line
         .and_then(|line| line.split_whitespace().nth(4))
         .and_then(|rate| rate.parse().ok())
-        .with_context(|| format!("perftest says: {text}{}", String::from_utf8_lossy(&client.stderr)))?;
+        .with_context(|| format!("unexpected output of perftest: {text}{}", String::from_utf8_lossy(&client.stderr)))?;
     Ok(1.0 / rate)
 }
 

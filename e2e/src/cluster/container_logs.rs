@@ -82,10 +82,13 @@ impl ContainerLogs {
             let kinds = ["initContainerStatuses", "containerStatuses"].map(|kind| pod["status"][kind].as_array());
             for status in kinds.into_iter().flatten().flatten() {
                 let (container, starts) = (text(status, "/name"), status["restartCount"].as_u64().unwrap_or(0));
-                all.insert(format!("{name}/{container}/{starts}"), self.said(cluster, &[name, "-c", container]));
+                all.insert(
+                    format!("{name}/{container}/{starts}"),
+                    self.kubectl_logs(cluster, &[name, "-c", container]),
+                );
                 // Of the lives before this one the last is all that Kubernetes remembers.
                 if let Some(before) = starts.checked_sub(1) {
-                    let lines = self.said(cluster, &[name, "-c", container, "--previous"]);
+                    let lines = self.kubectl_logs(cluster, &[name, "-c", container, "--previous"]);
                     all.insert(format!("{name}/{container}/{before}"), lines);
                 }
             }
@@ -93,10 +96,11 @@ impl ContainerLogs {
         Ok(all)
     }
 
-    fn said(&self, cluster: &Cluster, whom: &[&str]) -> Vec<String> {
+    fn kubectl_logs(&self, cluster: &Cluster, arguments: &[&str]) -> Vec<String> {
         let since = format!("--since={}s", self.began.elapsed().as_secs() + 1);
-        let said = cluster.kubectl(&[&["logs", "-n", &self.namespace, &since], whom].concat(), "").unwrap_or_default();
-        said.lines().map(str::to_owned).collect()
+        let lines =
+            cluster.kubectl(&[&["logs", "-n", &self.namespace, &since], arguments].concat(), "").unwrap_or_default();
+        lines.lines().map(str::to_owned).collect()
     }
 }
 

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -18,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::context::cannot_run;
+use crate::context::{cannot_run, exclusive};
 use crate::wait::poll;
 
 /// How long a condition may take to come true: a node that is lost is given up after some 15 s, and two processors are
@@ -36,12 +37,14 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     runtime: Runtime,
     client: Client,
+    _exclusive: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
-    /// The cluster that the environment names: in `TAILWIND_CLUSTER` the folder of one on this machine, or else in
+    /// The cluster that the environment names, for this test alone: in `TAILWIND_CLUSTER` the folder of one on this machine, or else in
     /// `KUBECONFIG` any other. From here on this thread, and what it starts, is in the cluster's network.
     pub fn join() -> Result<Cluster> {
+        let exclusive = exclusive();
         let folder = std::env::var_os("TAILWIND_CLUSTER").map(PathBuf::from);
         let kubeconfig = match &folder {
             Some(folder) => {
@@ -54,15 +57,17 @@ impl Cluster {
         };
         let runtime = Builder::new_current_thread().enable_all().build().context("make a runtime")?;
         let client = runtime.block_on(connect(&kubeconfig))?;
-        Ok(Cluster { folder, kubeconfig, runtime, client })
+        Ok(Cluster { folder, kubeconfig, runtime, client, _exclusive: exclusive })
     }
 
-    /// True if tests may break its nodes and its control plane. Otherwise says so where `./check` finds it.
-    pub fn may_be_broken(&self, test: &str) -> bool {
-        if self.folder.is_none() {
+    /// The same if tests may break its nodes and its control plane. Otherwise says so where `./check` finds it.
+    pub fn join_own(test: &str) -> Result<Option<Cluster>> {
+        let cluster = Cluster::join()?;
+        if cluster.folder.is_none() {
             cannot_run(test, "takes a cluster of its own; KUBECONFIG names another");
+            return Ok(None);
         }
-        self.folder.is_some()
+        Ok(Some(cluster))
     }
 
     /// The folder of the cluster on this machine.
@@ -79,8 +84,8 @@ impl Cluster {
         // The host's network, where its links are made.
         let output = Command::new(script).arg(folder).args(arguments).stdin(Stdio::null()).output();
         let output = output.context("run e2e/cluster/cluster")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "cluster {}: {said}", arguments.join(" "));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "cluster {}: {errors}", arguments.join(" "));
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -143,7 +148,7 @@ impl Cluster {
         self.ask("DELETE", path, "application/json", None).map(|_| ())
     }
 
-    /// Asks the API server anything; `None` if it says 404.
+    /// Sends any request to the API server; `None` if the status is 404.
     pub fn ask(&self, method: &str, path: &str, content_type: &str, body: Option<&Value>) -> Result<Option<Value>> {
         let body = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
         let request = Request::builder().method(method).uri(path).header("content-type", content_type).body(body)?;
@@ -156,7 +161,7 @@ impl Cluster {
         }
     }
 
-    /// Creates or changes objects as `kubectl apply` does; fails with what it says.
+    /// Creates or changes objects as `kubectl apply` does; fails with its message.
     pub fn apply(&self, objects: &[Value]) -> Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         self.kubectl(&["apply", "-f", "-"], &list.to_string()).map(|_| ())
@@ -234,7 +239,7 @@ fn run(command: &mut Command, input: &str) -> Result<String> {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("start {name}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // It may end without having read everything, and then says why.
+        // It may end without having read everything, with a message.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(|| format!("wait for {name}"))?;

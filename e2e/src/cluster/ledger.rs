@@ -1,7 +1,7 @@
 //! Checks what loaders report: every acknowledged record, and every replay of the log.
 //!
 //! A loader (the app in a pod) reports to a ledger in a pod of its own, which no test kills; both are the program `loader`.
-//! An ack counts once it is here, because only then somebody could have relied on it. [`Ledger`] compares each report with
+//! An ack counts once it is here, because only then an app could rely on it. [`Ledger`] compares each report with
 //! the earlier ones: a record acknowledged and missing in a later replay was lost, two records with one LSN mean two
 //! primaries. The checks know nothing of segments and members.
 
@@ -109,7 +109,7 @@ pub enum LedgerRequest {
         /// The error, or [`STOPPED`].
         why: String,
     },
-    /// The whole log, because somebody asked for it.
+    /// The whole log, because a test asked for it.
     Replayed {
         /// The number of the request.
         request: u64,
@@ -118,7 +118,7 @@ pub enum LedgerRequest {
         /// The whole log.
         runs: Vec<Run>,
     },
-    /// The loader has read a record that nobody submitted.
+    /// The loader has read a record that was never submitted.
     Violation {
         /// What.
         what: String,

@@ -141,7 +141,7 @@ impl<'c> Namespace<'c> {
         self.cluster.ask("DELETE", &self.core(&format!("pods/{pod}")), "application/json", Some(&options)).map(|_| ())
     }
 
-    /// The newest events here: what Kubernetes says about what went wrong.
+    /// The newest events here: what Kubernetes reports as wrong.
     pub fn events(&self) -> String {
         let events = self.cluster.list(&self.core("events")).unwrap_or_default();
         let lines = events.iter().rev().take(30).map(|event| {
@@ -186,8 +186,13 @@ impl<'c> Namespace<'c> {
             Ok(report) if report.violations.is_empty() && !condition(&report) => None,
             found => Some(found),
         });
-        let report = found
-            .with_context(|| format!("waited {TIMEOUT:?} for {what}: {:#?}\n{}", self.report(), self.events()))??;
+        let report = found.with_context(|| {
+            format!(
+                "waited {TIMEOUT:?} for {what}: {:#?}\n{}",
+                self.report().map(|report| report.sessions),
+                self.events()
+            )
+        })??;
         ensure!(report.violations.is_empty(), "violations: {:#?}", report.violations);
         Ok(report)
     }
@@ -224,15 +229,14 @@ impl<'c> Namespace<'c> {
         self.wait_for_report("the log to be read", |report| report.replayed >= request)
     }
 
-    /// The end of a test: the log is whole, and no program has logged anything that a healthy one does not, but warnings
-    /// with one of the words `expected`. Prints what happened.
+    /// The end of a test: the log is whole, and no program has logged an error or a warning but those expected.
     pub fn finish(mut self, expected: &[&str]) -> Result<LedgerReport> {
         let report = self.replay()?;
         self.check_logs(expected)?;
         Ok(report)
     }
 
-    /// Nothing is wrong with the log so far as it was read, and with the logs of programs, as [`Namespace::finish`] looks at them.
+    /// No program has logged an error or a warning but those expected.
     pub fn check_logs(&mut self, expected: &[&str]) -> Result<()> {
         self.finished = true;
         let mut logs = self.logs.finish(self.cluster)?;
@@ -272,7 +276,7 @@ impl Drop for Namespace<'_> {
     }
 }
 
-/// An image by its short name. On this machine's cluster they are loaded; elsewhere `TAILWIND_IMAGES` says where they lie,
+/// An image by its short name. On this machine's cluster they are loaded; elsewhere `TAILWIND_IMAGES` names their place,
 /// such as `registry.example/tailwind-`.
 pub fn image(name: &str) -> String {
     format!("{}:e2e", image_name(name))

@@ -66,7 +66,7 @@ fn restore(cluster: &Cluster) -> Result<()> {
     for node in cluster.list("/api/v1/nodes")? {
         let name = text(&node, "/metadata/name");
         if !holds(&node, "Ready") {
-            // Perhaps it runs, and is cut off or has come up in part.
+            // It may run, and be cut off or have come up in part.
             let _ = cluster.node(name, "kill");
             cluster.node(name, "start")?;
         }
@@ -162,7 +162,7 @@ impl<'c> OperatedGroup<'c> {
     /// Makes the group, or changes its spec.
     pub fn ask_for(&self, spec: Value) -> Result<()> {
         let metadata = json!({"name": GROUP, "namespace": self.namespace.name});
-        // The definition has just been made, perhaps.
+        // The definition may have just been made.
         let group = json!({"apiVersion": API, "kind": "ReplicaGroup", "metadata": metadata, "spec": spec});
         self.namespace.cluster.apply(&[group])
     }
@@ -260,7 +260,7 @@ impl<'c> OperatedGroup<'c> {
         Ok(group)
     }
 
-    /// Waits until all app pods are ready: the primary, and whoever would take over.
+    /// Waits until all app pods are ready: the primary, and the standby.
     pub fn wait_for_standby(&self) -> Result<()> {
         let deployment = self.namespace.path("apps/v1", "deployments/app");
         let ready = self.namespace.cluster.wait("all app pods to be ready", || {
@@ -328,9 +328,9 @@ impl<'c> OperatedGroup<'c> {
         let containers = apps.chain(self.backups()?.into_iter().map(|pod| (pod, "backup")));
         let count = |(pod, container): (Value, &str)| {
             let name = text(&pod, "/metadata/name").to_owned();
-            let said =
+            let log =
                 self.namespace.cluster.kubectl(&["logs", "-n", &self.namespace.name, &name, "-c", container], "")?;
-            Ok((name, said.matches("certificate reloaded").count()))
+            Ok((name, log.matches("certificate reloaded").count()))
         };
         containers.map(count).collect()
     }
@@ -338,11 +338,11 @@ impl<'c> OperatedGroup<'c> {
     /// How often these words are in the operators' logs.
     pub fn count_in_operator_logs(&self, words: &str) -> Result<usize> {
         let pods = self.namespace.cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
-        let said = |pod: &Value| self.namespace.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
-        pods.iter().map(|pod| Ok(said(pod)?.matches(words).count())).sum()
+        let log = |pod: &Value| self.namespace.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
+        pods.iter().map(|pod| Ok(log(pod)?.matches(words).count())).sum()
     }
 
-    /// Has the operator look at the group: nothing tells it of changes to secrets.
+    /// Has the operator look at the group: it does not watch secrets.
     pub fn wake_operator(&self) -> Result<()> {
         self.change(&touched())
     }

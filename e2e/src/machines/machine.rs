@@ -24,7 +24,7 @@ use crate::processes::observer::TIMEOUT;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a command in a machine may take, unless [`Machine::run_within`] says otherwise.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest life of a machine, in case that nobody is left to end it.
+/// Longest life of a machine, in case the test dies before it.
 const LIFE_S: &str = "1800";
 /// How often a condition is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -71,10 +71,13 @@ impl Wire {
             let machine = match Machine::connect(id, script, self.folder.path(), deadline) {
                 Ok(machine) => machine,
                 Err(error) => {
-                    note(&format!("machine {id} is booted again: {error:#}; its kernel said: {}", self.kernel_log(id)));
+                    note(&format!(
+                        "machine {id} is booted again: {error:#}; its kernel's log: {}",
+                        self.kernel_log(id)
+                    ));
                     let again = self.start(id, hardware)?;
                     Machine::connect(id, again, self.folder.path(), Instant::now() + BOOT_TIMEOUT).with_context(
-                        || format!("the wire says: {}; the kernel: {}", self.script.log(), self.kernel_log(id)),
+                        || format!("log of the wire: {}; of the kernel: {}", self.script.log(), self.kernel_log(id)),
                     )?
                 }
             };
@@ -266,7 +269,7 @@ impl Machine {
     }
 }
 
-/// A script of `e2e/rdma` that runs until it is told to end.
+/// A script of `e2e/rdma` that runs until it is asked to end.
 #[derive(Debug)]
 struct Script {
     child: Child,
@@ -302,7 +305,7 @@ impl Script {
         }
     }
 
-    /// Tells it to end, which it does after it has killed what it has started.
+    /// Asks it to end, which it does after it has killed what it has started.
     fn end(&mut self) {
         let deadline = Instant::now() + TIMEOUT;
         let mut signal = Some(Signal::TERM);

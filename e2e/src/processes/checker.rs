@@ -113,7 +113,11 @@ mod tests {
         };
         assert_eq!(damaged(&|log| drop(log.remove(50))).lost, 1, "a gap");
         assert_eq!(damaged(&|log| log.truncate(97)).lost, 3, "acknowledged records missing at the end");
-        assert_eq!(damaged(&|log| log.push((101, INPUT.record(101)))).duplicated, 1, "a record that nobody submitted");
+        assert_eq!(
+            damaged(&|log| log.push((101, INPUT.record(101)))).duplicated,
+            1,
+            "a record that was never submitted"
+        );
         assert_eq!(damaged(&|log| log.insert(51, log[50].clone())).duplicated, 1, "a record twice");
         assert!(!damaged(&|log| log.swap(50, 51)).is_clean(), "two records in the wrong order");
         assert_eq!(damaged(&|log| log[50].1.push(0)).lost, 1, "a record that is longer");

@@ -1,6 +1,6 @@
-//! What a disk, a person or a backup tool can do to a group's files while nobody looks.
+//! What a disk, a person or a backup tool can do to a group's files.
 //!
-//! Used by `tests/evidence.rs`. The files are those of a backup's flush folder and of the config store.
+//! The files are those of a backup's flush folder and of the config store.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -92,7 +92,7 @@ pub fn put_back(config: &Path, contents: &Files) -> Result<()> {
         fs::remove_file(folder.join(name)).with_context(|| format!("remove {name}"))?;
     }
     contents.iter().try_for_each(|(name, bytes)| {
-        // Under another name first: whoever reads meanwhile finds it whole.
+        // Under another name first: a reader finds it whole.
         let temporary = folder.join("put-back");
         fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, folder.join(name))).context("put back")
     })

@@ -40,7 +40,7 @@ pub struct Setup {
     pub backup_options: Vec<(&'static str, String)>,
     /// Folder with `ca.pem` and, for each process, `NAME.pem` and `NAME.key`: the control RPC by mutual TLS.
     pub certificates: Option<PathBuf>,
-    /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if that says which.
+    /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if set.
     pub memory: PathBuf,
 }
 
@@ -327,7 +327,7 @@ impl Group {
         self.folder.path().join("control.token")
     }
 
-    /// Gives a backup that does not run another port; sidecars that are started from now on are told.
+    /// Gives a backup that does not run another port; sidecars that are started from now on look for it there.
     pub fn move_backup(&mut self, index: usize) -> Result<()> {
         self.backups[index].port = free_port()?;
         Ok(())

@@ -267,7 +267,7 @@ pub fn resident_memory(pid: u32) -> Option<u64> {
     Some((resident - shared) * rustix::param::page_size() as u64)
 }
 
-/// A port that nobody listens on at the moment, below those that the kernel gives to outgoing connections: one of these
+/// A port that is not in use, below those that the kernel gives to outgoing connections: one of these
 /// could take the port of a process that is being restarted.
 pub fn free_port() -> Result<u16> {
     const FIRST: u16 = 10_000;

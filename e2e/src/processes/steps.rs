@@ -23,7 +23,7 @@ pub const OUTAGE: [&str; 7] = [
     "stepped down",
 ];
 
-/// A client of whoever is primary.
+/// A client of the primary.
 pub fn primary(group: &Group) -> Result<Client> {
     group.client(group.wait_for_primary()?, true)
 }

@@ -13,15 +13,14 @@ use serde_json::json;
 use tailwind_e2e::cluster::bare;
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
 use tailwind_e2e::cluster::namespace::{Namespace, distribution, image};
-use tailwind_e2e::context::{exclusive, note};
+use tailwind_e2e::context::note;
 use tailwind_e2e::processes::steps::OUTAGE;
 
 // ---- The cluster itself -------------------------------------------------------------------------------------------------
 
-/// A pod with an account finds the API server where every pod finds it, and says who it is.
+/// A pod with an account reaches the API server as every pod does, and is authenticated.
 #[test]
 fn pod_reaches_the_api_server() {
-    let _exclusive = exclusive();
     let cluster = Cluster::join().unwrap();
     let namespace = Namespace::create(&cluster, "account").unwrap();
     let script = "cd /var/run/secrets/kubernetes.io/serviceaccount && curl -sS --cacert ca.crt \
@@ -37,19 +36,15 @@ fn pod_reaches_the_api_server() {
     cluster
         .wait("the pod to end", || Ok((text(&namespace.pod("asks")?, "/status/phase") == "Succeeded").then_some(())))
         .unwrap();
-    let said = cluster.kubectl(&["logs", "-n", &namespace.name, "asks"], "").unwrap();
+    let log = cluster.kubectl(&["logs", "-n", &namespace.name, "asks"], "").unwrap();
     let account = format!("system:serviceaccount:{}:default", namespace.name);
-    assert!(said.contains(&account) && said.contains("Forbidden"), "expected a refusal: {said}");
+    assert!(log.contains(&account) && log.contains("Forbidden"), "expected a refusal: {log}");
 }
 
 /// The API server finds a webhook behind a service, although services have no addresses here.
 #[test]
 fn admission_webhook_is_reached_by_its_service() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("admission_webhook_is_reached_by_its_service") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("admission_webhook_is_reached_by_its_service").unwrap() else { return };
     let namespace = Namespace::create(&cluster, "webhook").unwrap();
     let webhook = webhook::Webhook::start("10.88.0.1:0", &format!("answers.{}.svc", namespace.name));
     let name = json!({"name": "answers", "namespace": namespace.name});
@@ -89,11 +84,7 @@ fn admission_webhook_is_reached_by_its_service() {
 /// Nodes lose their power and come back, and their API server does.
 #[test]
 fn node_dies_and_returns() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("node_dies_and_returns") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("node_dies_and_returns").unwrap() else { return };
     let node = "/api/v1/nodes/node-2";
     let began = Instant::now();
     cluster.node("node-2", "kill").unwrap();
@@ -122,11 +113,7 @@ fn node_dies_and_returns() {
 /// Containers that are killed, and one that is frozen while another takes over, and is resumed.
 #[test]
 fn bare_group_loses_its_primary() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("bare_group_loses_its_primary") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("bare_group_loses_its_primary").unwrap() else { return };
     let namespace = Namespace::create(&cluster, "bare").unwrap();
     let group = bare::start(&namespace, 2, 2).unwrap();
     let mut gaps = Vec::new();
@@ -156,11 +143,7 @@ fn bare_group_loses_its_primary() {
 /// The primary's node, and what else is on it, dies.
 #[test]
 fn bare_group_loses_its_primary_node() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("bare_group_loses_its_primary_node") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("bare_group_loses_its_primary_node").unwrap() else { return };
     let namespace = Namespace::create(&cluster, "bare-node").unwrap();
     bare::start(&namespace, 2, 2).unwrap();
     namespace.wait_for_acks(500).unwrap();

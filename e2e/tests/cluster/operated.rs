@@ -15,7 +15,7 @@ use tailwind_e2e::cluster::namespace::{distribution, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
 };
-use tailwind_e2e::context::{exclusive, note, rounds};
+use tailwind_e2e::context::{note, rounds};
 
 /// A condition of a group; null if it has none of this type.
 fn condition(group: &Value, kind: &str) -> Value {
@@ -37,7 +37,6 @@ fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
 /// From an empty cluster to the first append; then more and fewer backups, a switchover and a fence.
 #[test]
 fn group_lifecycle() {
-    let _exclusive = exclusive();
     let cluster = Cluster::join().unwrap();
     let began = Instant::now();
     let group = OperatedGroup::prepare(&cluster, "lives").unwrap();
@@ -98,7 +97,7 @@ fn group_lifecycle() {
         "fenced, and let go on: {:?} ms without acks",
         pause.map(|pause| (pause.to_us - pause.from_us) / 1000)
     ));
-    // Whoever is fenced or hands over steps down, and a backup that is not needed any more leaves the set by ending.
+    // A primary that is fenced or hands over steps down, and a backup that is not needed any more leaves the set by ending.
     group.finish(&outage_and(&["fenced"])).unwrap();
 }
 
@@ -108,11 +107,7 @@ fn group_lifecycle() {
 /// another takes over, and resumed.
 #[test]
 fn primary_dies() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("primary_dies") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("primary_dies").unwrap() else { return };
     let group = OperatedGroup::start(&cluster, "primary", 2).unwrap();
     // So that there is a standby while the one before is made anew.
     group.start_apps(3).unwrap();
@@ -181,14 +176,10 @@ const FROZEN_OPERATORS: &[&str] = &["lease not", "watch interrupted", "watch of 
 /// Its node loses its power, with the backup on it if there is one; everything is replaced elsewhere before the node is back.
 #[test]
 fn primary_node_dies() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("primary_node_dies") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("primary_node_dies").unwrap() else { return };
     let group = OperatedGroup::prepare(&cluster, "node").unwrap();
     group.ask_for(spec(2)).unwrap();
-    // Twenty rounds take a quarter of an hour, and whoever takes over reads everything that was written in it.
+    // Twenty rounds take a quarter of an hour, and an app that takes over reads everything that was written in it.
     group.start_apps_at(2, 200).unwrap();
     group.wait_until_whole(2).unwrap();
     let mut gaps = Vec::new();
@@ -212,11 +203,7 @@ fn primary_node_dies() {
 /// A backup's container is killed, its pod is deleted at once, its node loses its power: it is replaced and caught up.
 #[test]
 fn backups_die() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("backups_die") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("backups_die").unwrap() else { return };
     let group = OperatedGroup::start(&cluster, "backups", 2).unwrap();
     let last_pause = |since_us: u64| {
         let report = group.namespace.report().unwrap();
@@ -258,18 +245,13 @@ fn backups_die() {
     ));
     cluster.node(&node, "start").unwrap();
     group.wait_until_whole(2).unwrap();
-    // A container that starts again after its pool was wiped says so.
     group.finish(&OUTAGE).unwrap();
 }
 
 /// A change of the spec that replaces every backup, then a drain: never fewer members than wanted, since a node is free.
 #[test]
 fn backups_are_replaced_and_drained() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("backups_are_replaced_and_drained") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("backups_are_replaced_and_drained").unwrap() else { return };
     // A pod that has ended keeps its node for up to a minute on old kubelets; with four nodes there is a free one all the same.
     cluster.node("node-5", "start").unwrap();
     let group = OperatedGroup::start(&cluster, "moves", 2).unwrap();
@@ -319,14 +301,10 @@ fn backups_are_replaced_and_drained() {
 
 // ---- The cluster around a group ---------------------------------------------------------------------------------------------
 
-/// Appends go on without an API server. A member that dies meanwhile stops them until it is back: nobody else may decide.
+/// Appends go on without an API server. A member that dies meanwhile stops them until it is back: only it may decide.
 #[test]
 fn api_server_outage() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("api_server_outage") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("api_server_outage").unwrap() else { return };
     let group = OperatedGroup::start(&cluster, "api", 2).unwrap();
     let member = group.members().unwrap().remove(0);
     let container = cluster.container(&group.namespace.pod(&member).unwrap(), "backup").unwrap();
@@ -342,7 +320,7 @@ fn api_server_outage() {
     let longest = report.pauses.iter().map(|pause| (pause.to_us - pause.from_us) / 1000).max();
     note(&format!("without acks: {} ms", longest.unwrap_or(0)));
 
-    // It takes calls and answers none: whoever takes over waits for its answer, and for no other.
+    // It accepts calls and answers none: a standby waits for its answer before it takes over.
     let (epoch, pod) = group.wait_for_takeover().unwrap();
     let container = cluster.container(&group.namespace.pod(&pod).unwrap(), SIDECAR).unwrap();
     cluster.api("freeze").unwrap();
@@ -375,11 +353,10 @@ const API_AWAY: &[&str] = &[
     "error: could not be renewed",
 ];
 
-/// Certificates are renewed under load, and then their CA, with the time that this takes pulled forward: nobody ever meets
-/// a certificate that it does not trust, and somebody can take over after every step.
+/// Certificates are renewed under load, and then their CA, at once instead of over months: no process ever meets
+/// a certificate that it does not trust, and a standby can take over after every step.
 #[test]
 fn certificates_are_renewed() {
-    let _exclusive = exclusive();
     let cluster = Cluster::join().unwrap();
     let group = OperatedGroup::start(&cluster, "certificates", 2).unwrap();
     let [sidecars, backups, authority] = ["sidecar", "backup", "ca"].map(|of| format!("{GROUP}-tailwind-{of}"));
@@ -479,11 +456,7 @@ const UNINSTALLED: &[&str] =
 /// The chart is upgraded to another image of sidecars, under load; and uninstalled, which leaves groups as they are.
 #[test]
 fn chart_is_upgraded_and_reinstalled() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("chart_is_upgraded_and_reinstalled") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("chart_is_upgraded_and_reinstalled").unwrap() else { return };
     let group = OperatedGroup::start(&cluster, "chart", 2).unwrap();
     image_with_tag(&cluster, "sidecar", "next").unwrap();
     let began = Instant::now();
@@ -532,19 +505,15 @@ fn chart_is_upgraded_and_reinstalled() {
 /// A group that breaks a rule, one whose nodes are too few until one more appears, one whose devices are: each status says why.
 #[test]
 fn impossible_requests_are_reported() {
-    let _exclusive = exclusive();
-    let cluster = Cluster::join().unwrap();
-    if !cluster.may_be_broken("impossible_requests_are_reported") {
-        return;
-    }
+    let Some(cluster) = Cluster::join_own("impossible_requests_are_reported").unwrap() else { return };
     let group = OperatedGroup::prepare(&cluster, "impossible").unwrap();
     let with = |more: &[(&str, Value)]| {
         let mut spec = spec(2);
         more.iter().for_each(|(field, value)| spec[*field] = value.clone());
         spec
     };
-    let said = group.ask_for(with(&[("backups", json!(9))])).unwrap_err().to_string();
-    assert!(said.contains("spec.backups") && said.contains('7'), "{said}");
+    let error = group.ask_for(with(&[("backups", json!(9))])).unwrap_err().to_string();
+    assert!(error.contains("spec.backups") && error.contains('7'), "{error}");
     let rule = "minInSync must not be greater than backups";
     match group.ask_for(with(&[("minInSync", json!(3))])) {
         Ok(()) => {
@@ -603,7 +572,7 @@ fn impossible_requests_are_reported() {
         cluster.node(node, "devices 4").unwrap();
     }
     group.wait_for("every backup to have a node", |group| placeable(group)["status"] == "True").unwrap();
-    // No node here has an RDMA device, whatever it says, and a backup that was asked to use one says so and ends.
+    // No node has a real RDMA device, and a backup that must use one logs an error and ends.
     let crash = group.wait_for("backups to say why they end", |group| words(group).contains("RDMA")).unwrap();
     note(&format!("there are no devices: {}", words(&crash)));
     assert_eq!(text(&condition(&crash, "Degraded"), "/reason"), "BackupCrashes");
@@ -636,7 +605,6 @@ const GROUP_GONE: &[&str] = &["watch the ReplicaGroup", "read the configuration"
 /// A group is deleted under load: nothing of it stays but its app.
 #[test]
 fn group_is_deleted() {
-    let _exclusive = exclusive();
     let cluster = Cluster::join().unwrap();
     let group = OperatedGroup::start(&cluster, "goes", 2).unwrap();
     group.namespace.replay().unwrap();
@@ -671,7 +639,6 @@ fn group_is_deleted() {
 /// The same with its whole namespace.
 #[test]
 fn namespace_is_deleted() {
-    let _exclusive = exclusive();
     let cluster = Cluster::join().unwrap();
     let group = OperatedGroup::start(&cluster, "namespace", 2).unwrap();
     group.namespace.replay().unwrap();

@@ -90,7 +90,7 @@ fn primary_switch_fails() {
     the_primary_is_cut_off(|fleet, cut| fleet.wire().block(1, cut).unwrap());
 }
 
-/// Nobody can reach the machine, and it can reach neither the others nor the config store. The old primary and its app go
+/// The others cannot reach the machine, and it can reach neither the others nor the config store. The old primary and its app go
 /// on as long as they can. The app on the new one begins after the last record of the log;
 /// from then on the old one acknowledges nothing, neither while it is cut off nor afterwards.
 fn the_primary_is_cut_off(cut_off: impl Fn(&mut Fleet, bool)) {

@@ -289,8 +289,9 @@ fn only_allowed_users_can_connect() {
         fs::set_permissions(group.socket(0), fs::Permissions::from_mode(0o666)).unwrap();
         let client = fs::read_to_string(CLIENT).unwrap();
         let script = format!("{client}\nimport sys\nprint('appended', Client(sys.argv[1], timeout=20).append(b'x'))");
-        let mut python = Command::new("python3");
-        python.args(["-B", "-c", &script]).arg(group.socket(0));
+        // Not the first of that name in the path, which `nobody` may not be able to run.
+        let mut python = Command::new("/usr/bin/env");
+        python.args(["python3", "-B", "-c", &script]).arg(group.socket(0));
         let ended = run_to_end(&mut as_nobody(&python)).unwrap();
         match allowed {
             true => assert_eq!(ended.out, "appended 1\n", "{ended:?}"),

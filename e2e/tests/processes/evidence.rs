@@ -31,11 +31,11 @@ on_every_fabric!(
     restored_older_promises_are_detected,
 );
 
-/// What the sidecar says while the log's segments do not make a whole.
+/// Warning while segments of the log are missing.
 const INCOMPLETE: &str = "the log cannot be put together yet";
-/// What it says while nobody can tell where the log ends.
+/// Warning while no member can tell where the log ends.
 const NO_WITNESS: &str = "of the last set's members can tell where the log ends";
-/// What it says when the members know more than the config store.
+/// Warning when the members know more than the config store.
 const OLDER: &str = "the config store is older than the log";
 
 type Damage = (&'static str, fn(&Path));
