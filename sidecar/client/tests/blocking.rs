@@ -6,10 +6,10 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{Peer, Server, WELCOME, sidecar, stubborn};
+use fake::{Peer, Server, WELCOME, sidecar, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Epoch, Error, Event, Lsn, Options, Passed, Role};
+use tailwind_client::{Epoch, Error, Event, Lsn, Options, PassedBarrier, Role};
 use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
@@ -51,7 +51,7 @@ fn all_functions_work() {
     assert_eq!(client.read(Lsn(5), 0).unwrap().next().unwrap().unwrap().1.len(), 1 << 20);
     assert!(client.read(Lsn(6), 0).unwrap().next().is_none());
 
-    assert_eq!(client.barrier().unwrap(), Passed { epoch: Epoch(3), last: Lsn(5) });
+    assert_eq!(client.barrier().unwrap(), PassedBarrier { epoch: Epoch(3), last: Lsn(5) });
     assert_eq!(client.trim(Lsn(3)).unwrap(), Lsn(3));
     assert_eq!(client.status().unwrap(), r#"{"role":"primary"}"#);
 
@@ -77,29 +77,27 @@ fn frames_may_arrive_byte_by_byte() {
     server.join();
 }
 
-#[test]
-fn pipelining_does_not_deadlock() {
-    let server = Server::new(|peer| stubborn(peer, 1000));
+/// Submits records of this size to a sidecar that reads nothing while acks of `group` appends are not taken.
+fn pipeline(group: usize, count: u64, size: usize) {
+    let server = Server::new(move |peer| with_backpressure(peer, group));
     let mut client = Client::connect(server.path()).unwrap();
-    for _ in 0..100_000 {
-        client.submit(&[1; 100]).unwrap();
+    for _ in 0..count {
+        client.submit(&vec![1; size]).unwrap();
     }
-    assert_eq!(client.flush().unwrap(), Some(Lsn(100_000)));
+    assert_eq!(client.flush().unwrap(), Some(Lsn(count)));
     assert_eq!((client.in_flight(), client.flush().unwrap()), (0, None));
     drop(client);
     server.join();
 }
 
 #[test]
+fn pipelining_does_not_deadlock() {
+    pipeline(1000, 100_000, 100);
+}
+
+#[test]
 fn large_records_do_not_deadlock() {
-    let server = Server::new(|peer| stubborn(peer, 4));
-    let mut client = Client::connect(server.path()).unwrap();
-    for _ in 0..40 {
-        client.submit(&vec![1; 1 << 20]).unwrap();
-    }
-    assert_eq!(client.flush().unwrap(), Some(Lsn(40)));
-    drop(client);
-    server.join();
+    pipeline(4, 40, 1 << 20);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod fake;
 
 use std::process::Command;
 
-use fake::{Server, sidecar, stubborn};
+use fake::{Server, sidecar, with_backpressure};
 use tailwind_protocol::socket::{ErrorCode, Request, Response, Role};
 
 /// Runs `script` with `client` connected to the server. Without Python on this machine there is nothing to test.
@@ -65,7 +65,7 @@ with client as same:
 #[test]
 fn pipelining_does_not_deadlock() {
     python(
-        Server::new(|peer| stubborn(peer, 1000)),
+        Server::new(|peer| with_backpressure(peer, 1000)),
         "for _ in range(100_000): client.submit(bytes(100))\nassert client.flush() == 100_000",
     );
 }
@@ -73,7 +73,7 @@ fn pipelining_does_not_deadlock() {
 #[test]
 fn large_records_do_not_deadlock() {
     python(
-        Server::new(|peer| stubborn(peer, 4)),
+        Server::new(|peer| with_backpressure(peer, 4)),
         "for _ in range(40): client.submit(bytes(1 << 20))\nassert client.flush() == 40",
     );
 }

@@ -18,15 +18,19 @@ use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
     Channel, ChannelError, Opening, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::config::{Durability, Time};
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::socket::{Request, Response, Role, VERSION, decode_response};
 use tailwind_sidecar::path::{Allowed, Command, Event, Options, Path, Shared, Waker};
 
-const BACKUPS: usize = 3;
+use configuration::{BACKUPS, configuration};
+
+#[path = "configuration.rs"]
+mod configuration;
+
 /// A condition that is not met after so many turns is not going to be.
 const TURNS_MAX: usize = 100_000;
 
@@ -211,23 +215,6 @@ impl Bench {
     /// A client's read that the path has handed over, if it has.
     pub fn handed_over(&mut self) -> Option<Event> {
         std::iter::from_fn(|| self.events.try_recv().ok()).find(|event| matches!(event, Event::Read { .. }))
-    }
-}
-
-fn configuration(epoch: u64) -> Configuration {
-    let member = |n: usize| MemberRef {
-        id: format!("b{n}").parse().unwrap(),
-        boot: BootId(n as u128),
-        control: format!("127.0.0.1:{n}"),
-    };
-    Configuration {
-        log: LogId(1),
-        epoch: Epoch(epoch),
-        claim: Claim(1),
-        earlier: Vec::new(),
-        version: Version(1),
-        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
-        members: (0..BACKUPS).map(member).collect(),
     }
 }
 

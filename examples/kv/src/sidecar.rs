@@ -1,5 +1,5 @@
-//! The second connection to the sidecar: it hears of changes of role while no record is on its way, carries barriers and
-//! trims past the appends, and asks how many copies there are.
+//! The second connection to the sidecar: it learns of changes of role while no append is in flight, sends barriers and trims
+//! beside the appends, and asks how many copies there are.
 //!
 //! [`turns`](crate::turns) owns one for each turn; the client is the one that has waited for the role.
 
@@ -12,22 +12,22 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::limits::STATUS_INTERVAL;
 
 /// One barrier and one trim may be under way at a time.
-const ERRANDS_MAX: usize = 4;
+const REQUESTS_MAX: usize = 4;
 /// Answers to these, and one status.
-const NEWS_MAX: usize = 8;
+const EVENTS_MAX: usize = 8;
 
-/// What is to be asked of the sidecar.
+/// A request to the sidecar.
 #[derive(Debug)]
-pub enum Errand {
+pub enum SidecarRequest {
     /// Prove that it is still primary.
     Barrier,
-    /// Let go of records below.
+    /// Delete records below.
     Trim(Lsn),
 }
 
-/// What it said.
+/// An answer or a change of role.
 #[derive(Debug)]
-pub enum News {
+pub enum SidecarEvent {
     /// The barrier has passed in this epoch.
     Passed(Epoch),
     /// The first record that can still be read.
@@ -40,38 +40,38 @@ pub enum News {
 
 /// The two ends that the turn holds. Dropping them ends the task.
 #[derive(Debug)]
-pub struct Errands {
-    errands: mpsc::Sender<Errand>,
-    news: mpsc::Receiver<News>,
+pub struct SidecarLink {
+    requests: mpsc::Sender<SidecarRequest>,
+    events: mpsc::Receiver<SidecarEvent>,
 }
 
-impl Errands {
+impl SidecarLink {
     /// Starts the task. `epoch`: that of the turn.
-    pub fn start(client: Client, epoch: Epoch) -> Errands {
-        let (errands, to_do) = mpsc::channel(ERRANDS_MAX);
-        let (tell, news) = mpsc::channel(NEWS_MAX);
+    pub fn start(client: Client, epoch: Epoch) -> SidecarLink {
+        let (requests, received) = mpsc::channel(REQUESTS_MAX);
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
         tokio::spawn(async move {
-            let why = match run(client, epoch, to_do, &tell).await {
+            let why = match run(client, epoch, received, &sender).await {
                 Ok(why) => why,
                 Err(error) => error.to_string(),
             };
-            // A turn that has ended by itself does not listen.
-            let _ = tell.send(News::Lost(why)).await;
+            // A turn that has ended by itself no longer receives.
+            let _ = sender.send(SidecarEvent::Lost(why)).await;
         });
-        Errands { errands, news }
+        SidecarLink { requests, events }
     }
 
-    /// Gives an errand. If the task is gone, its last news say why.
-    pub fn give(&self, errand: Errand) {
+    /// Sends a request. If the task has ended, its last event has the reason.
+    pub fn send(&self, request: SidecarRequest) {
         assert!(
-            !matches!(self.errands.try_send(errand), Err(mpsc::error::TrySendError::Full(_))),
+            !matches!(self.requests.try_send(request), Err(mpsc::error::TrySendError::Full(_))),
             "one barrier and one trim at a time"
         );
     }
 
-    /// Waits for news.
-    pub async fn next(&mut self) -> News {
-        self.news.recv().await.unwrap_or_else(|| News::Lost("the errands' task has ended".to_owned()))
+    /// Waits for the next event.
+    pub async fn next(&mut self) -> SidecarEvent {
+        self.events.recv().await.unwrap_or_else(|| SidecarEvent::Lost("the sidecar link has ended".to_owned()))
     }
 }
 
@@ -79,31 +79,31 @@ impl Errands {
 async fn run(
     mut client: Client,
     epoch: Epoch,
-    mut to_do: mpsc::Receiver<Errand>,
-    tell: &mpsc::Sender<News>,
+    mut received: mpsc::Receiver<SidecarRequest>,
+    sender: &mpsc::Sender<SidecarEvent>,
 ) -> Result<String, Error> {
     let mut ticks = interval(STATUS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let news = tokio::select! {
-            errand = to_do.recv() => match errand {
+        let event = tokio::select! {
+            request = received.recv() => match request {
                 None => return Ok("the turn has ended".to_owned()),
-                Some(Errand::Barrier) => News::Passed(client.barrier().await?.epoch),
-                Some(Errand::Trim(below)) => News::Trimmed(client.trim(below).await?),
+                Some(SidecarRequest::Barrier) => SidecarEvent::Passed(client.barrier().await?.epoch),
+                Some(SidecarRequest::Trim(below)) => SidecarEvent::Trimmed(client.trim(below).await?),
             },
-            standing = client.next_role() => {
-                let standing = standing?;
-                if standing.role == Role::Primary && standing.epoch == epoch {
+            status = client.next_role() => {
+                let status = status?;
+                if status.role == Role::Primary && status.epoch == epoch {
                     continue;
                 }
-                return Ok(format!("the sidecar has lost the role to {}", standing.primary.as_deref().unwrap_or("nobody yet")));
+                return Ok(format!("the sidecar has lost the role to {}", status.primary.as_deref().unwrap_or("nobody yet")));
             }
             _ = ticks.tick() => match copies(&client.status().await?) {
-                Some(copies) => News::Copies(copies),
+                Some(copies) => SidecarEvent::Copies(copies),
                 None => continue,
             },
         };
-        if tell.send(news).await.is_err() {
+        if sender.send(event).await.is_err() {
             return Ok("the turn has ended".to_owned());
         }
     }
