@@ -109,14 +109,14 @@ fn what_comes_after_the_stop_of_a_dead_reader_never_lands() {
     let mut bench = Bench::new();
     let mut dying = bench.client();
     dying.send(&[READ]);
-    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     // The reader has answered the stop and gives the connection back; the append behind it is still in the socket.
     dying.send(&[append(b"late")]);
     drop(dying);
     let mut returned = bench.client();
     returned.send(&[READ]);
     bench.until("the other read", Bench::handed_over);
-    bench.command(Command::Adopt(parcel));
+    bench.command(Command::Adopt(detached));
     bench.settle();
     let mut next = bench.client();
     next.send(&[append(b"next")]);
@@ -129,11 +129,11 @@ fn a_connection_that_read_through_an_epoch_is_told_and_appends_no_more() {
     let mut bench = Bench::new();
     let mut old = bench.client();
     old.send(&[READ]);
-    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     bench.follow(2);
     bench.settle();
     bench.lead(3);
-    bench.command(Command::Adopt(parcel));
+    bench.command(Command::Adopt(detached));
     assert!(bench.hear(&mut old).starts_with("Role { role: Primary, epoch: 3"));
     for request in [Request::Barrier, append(b"no")] {
         old.send(&[request]);
@@ -183,11 +183,11 @@ fn a_connection_keeps_its_place_while_it_reads() {
     let mut bench = Bench::new();
     let mut clients = fill_places(&mut bench);
     clients[0].send(&[READ]);
-    let Event::Read { parcel, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+    let Event::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
     let mut late = bench.client();
     late.send(&[append(b"no")]);
     assert!(bench.hear(&mut late).starts_with("Error { code: Busy, fatal: true"));
-    bench.command(Command::Adopt(parcel));
+    bench.command(Command::Adopt(detached));
     clients[0].send(&[append(b"one")]);
     assert_eq!(bench.hear(&mut clients[0]), ack(1));
     // A reader that ends gives its place up.
