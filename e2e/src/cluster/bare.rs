@@ -62,12 +62,6 @@ impl BareGroup<'_, '_> {
         self.namespace.cluster.apply(&[app(self.namespace, name)])?;
         self.namespace.wait_for_pod(name).map(|_| ())
     }
-
-    /// The status of its `ReplicaGroup`.
-    pub fn status(&self) -> Result<Value> {
-        let group = self.namespace.cluster.get(&self.namespace.path(API, &format!("replicagroups/{GROUP}")))?;
-        Ok(group.context("no such group")?["status"].clone())
-    }
 }
 
 /// Defines `ReplicaGroup` where it is not defined yet. Old servers refuse its rules from `apply`, and drop them from `create`.

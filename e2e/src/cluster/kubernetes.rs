@@ -192,14 +192,6 @@ impl Cluster {
             format!("waited {TIMEOUT:?} for {what}{why}")
         })
     }
-
-    /// Minor version of the server, such as 20.
-    pub fn minor_version(&self) -> Result<u32> {
-        let version = self.get("/version")?.context("the server has no version")?;
-        let minor = text(&version, "/minor");
-        // Vendors add a plus sign.
-        minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().with_context(|| format!("minor version {minor}"))
-    }
 }
 
 /// A container that runs on a node of this machine's cluster.

@@ -219,7 +219,7 @@ pub struct Pause {
 }
 
 /// Shortest time without acks that is reported: an append takes less, and a failover more.
-pub const PAUSE_US: u64 = 50_000;
+pub(crate) const PAUSE_US: u64 = 50_000;
 /// Violations that are kept: one is enough to look for the cause.
 const VIOLATIONS_MAX: usize = 100;
 /// Pauses that are kept, of 50 ms and more each: more than any test lasts.

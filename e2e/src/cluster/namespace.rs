@@ -19,7 +19,7 @@ use crate::wait::poll;
 use crate::workload::percentile;
 
 /// The label of the node that tests leave alone.
-pub const KEPT: &str = "tailwind.test/kept";
+pub(crate) const KEPT: &str = "tailwind.test/kept";
 /// The image of the loader and the ledger.
 const LOADER: &str = "loader";
 /// Where the ledger listens.
@@ -114,7 +114,7 @@ impl<'c> Namespace<'c> {
     }
 
     /// Waits until a pod is ready; as it is then.
-    pub fn wait_for_pod(&self, name: &str) -> Result<Value> {
+    pub(crate) fn wait_for_pod(&self, name: &str) -> Result<Value> {
         let found = self.cluster.wait(&format!("pod {name} to be ready"), || {
             let pod = self.pod(name)?;
             ensure!(holds(&pod, "Ready"), "{}", pod["status"]);
@@ -142,7 +142,7 @@ impl<'c> Namespace<'c> {
     }
 
     /// The newest events here: what Kubernetes reports as wrong.
-    pub fn events(&self) -> String {
+    pub(crate) fn events(&self) -> String {
         let events = self.cluster.list(&self.core("events")).unwrap_or_default();
         let lines = events.iter().rev().take(30).map(|event| {
             format!("{} {}: {}", text(event, "/involvedObject/name"), text(event, "/reason"), text(event, "/message"))

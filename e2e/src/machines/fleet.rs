@@ -1,6 +1,6 @@
 //! A group over several machines on one wire: each has a sidecar and a backup, and records travel by soft-RoCE.
 //!
-//! Used by `tests/machines.rs`. Machines take commands through their consoles, which work while the wire is cut.
+//! Machines take commands through their consoles, which work while the wire is cut.
 //! The config store, certificates, logs and the apps' reports are in the folder that the machines share.
 
 use std::collections::BTreeMap;

@@ -182,7 +182,7 @@ impl Machine {
     }
 
     /// The same with another deadline. What takes longer is killed there.
-    pub fn run_within(&mut self, script: &str, time: Duration) -> Result<ShellOutput> {
+    pub(crate) fn run_within(&mut self, script: &str, time: Duration) -> Result<ShellOutput> {
         self.commands += 1;
         let (begin, end) = (format!("\nbegin-{}\n", self.commands), format!("\nend-{} ", self.commands));
         let seconds = time.as_secs().max(1);

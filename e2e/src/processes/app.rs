@@ -140,7 +140,7 @@ impl<'a, I: Input> App<'a, I> {
 
 /// True for the errors of an outage: a sidecar that is gone or not primary. A wrong LSN, a log that ends too early or a
 /// protocol violation is a failure of the product.
-pub fn is_outage(error: &anyhow::Error) -> bool {
+pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<Error>() {
         Some(error) => matches!(
             error,

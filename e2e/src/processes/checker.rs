@@ -28,7 +28,7 @@ impl Comparison {
 
 /// Compares a log, record by record, with what was submitted.
 #[derive(Debug)]
-pub struct Checker<'a, I: Input> {
+struct Checker<'a, I: Input> {
     input: &'a I,
     /// LSN that must come next.
     expected: u64,
@@ -37,12 +37,12 @@ pub struct Checker<'a, I: Input> {
 
 impl<'a, I: Input> Checker<'a, I> {
     /// The log is read from record `first` on.
-    pub fn new(input: &'a I, first: u64) -> Checker<'a, I> {
+    fn new(input: &'a I, first: u64) -> Checker<'a, I> {
         Checker { input, expected: first, result: Comparison::default() }
     }
 
     /// Takes the next record of the log.
-    pub fn take(&mut self, lsn: u64, payload: &[u8]) {
+    fn take(&mut self, lsn: u64, payload: &[u8]) {
         self.result.read += 1;
         if lsn < self.expected {
             self.result.duplicated += 1;
@@ -53,7 +53,7 @@ impl<'a, I: Input> Checker<'a, I> {
     }
 
     /// The log has ended; records up to `acked` must have been in it, and no others.
-    pub fn finish(mut self, acked: u64) -> Comparison {
+    fn finish(mut self, acked: u64) -> Comparison {
         self.result.lost += (acked + 1).saturating_sub(self.expected);
         self.result.duplicated += self.expected.saturating_sub(acked + 1);
         self.result

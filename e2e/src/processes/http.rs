@@ -39,11 +39,6 @@ pub fn get(port: u16, path: &str) -> io::Result<HttpResponse> {
     request(&mut connect(port)?, "GET", path, b"")
 }
 
-/// Asks with POST in plain HTTP; `body` is JSON.
-pub fn post(port: u16, path: &str, body: &str) -> io::Result<HttpResponse> {
-    request(&mut connect(port)?, "POST", path, body.as_bytes())
-}
-
 /// Asks over a connection and reads to its end.
 pub fn request(stream: &mut (impl Read + Write), method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
     request_with(stream, method, path, "", body)

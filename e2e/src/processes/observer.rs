@@ -50,7 +50,7 @@ impl Observer {
     }
 
     /// A client that waits no longer than `timeout` for any answer.
-    pub fn client_with(&self, index: usize, hold: bool, timeout: Duration) -> Result<Client> {
+    pub(crate) fn client_with(&self, index: usize, hold: bool, timeout: Duration) -> Result<Client> {
         let options = Options { hold, timeout: Some(timeout), ..Options::default() };
         Ok(Client::connect_with(self.socket(index), &options)?)
     }

@@ -78,13 +78,13 @@ pub fn program() -> Result<PathBuf> {
 }
 
 /// The same, able to use RDMA. A program that is named by the environment should be as well.
-pub fn verbs_program() -> Result<PathBuf> {
+pub(crate) fn verbs_program() -> Result<PathBuf> {
     static SIDECAR: Program = Program::sidecar(&["--features", "verbs"]);
     SIDECAR.find()
 }
 
 /// The example app's program.
-pub fn kv_program() -> Result<PathBuf> {
+pub(crate) fn kv_program() -> Result<PathBuf> {
     static KV: Program = Program::kv();
     KV.find()
 }
