@@ -47,7 +47,7 @@ main() {
         start
         export TAILWIND_CLUSTER=$work
     fi
-    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster --test operated -- --test-threads=1 \
+    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster -- --test-threads=1 \
         ${filter:+"$filter"} "${others[@]}"
 }
 

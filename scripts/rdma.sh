@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What needs an RDMA device, in virtual machines that have one: scripts/rdma.sh [ROUNDS]. Part of ./check.
-# ROUNDS is how often each story of e2e/tests/kills.rs is told; the usual 1 is for every day, 30 are for a night.
+# ROUNDS is the number of rounds of each test in e2e/tests/processes/kills.rs: 1 by default, 30 for a night.
 # scripts/rdma.sh --report measures instead: our writes beside perftest's, and the CPU time of a backup.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,13 +36,13 @@ hunt() {
     # The very build that the other tests are made from.
     cargo test --workspace --features "$FEATURES" --locked --no-run 2>&1 | tee "$work/build"
     take tests/contract.rs contract
-    take tests/kills.rs kills
+    take tests/processes/main.rs processes
     take tests/verbs.rs verbs
     strip --strip-debug -o "$work/tailwind-sidecar" "$(target)/debug/tailwind-sidecar"
     printf '#!/bin/sh\nTAILWIND_ROUNDS=%s TAILWIND_SEED=%s exec suite\n' "$rounds" "${TAILWIND_SEED:-$(date +%s)}" >"$work/script"
     cat "$work/script"
     SMP=2 MEM_MB=3584 HUGEPAGES=160 TIMEOUT_S=$((600 + 120 * rounds)) \
-        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,kills} e2e/rdma/suite
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,contract,verbs,processes} e2e/rdma/suite
     TAILWIND_SIDECAR_PROGRAM=$work/tailwind-sidecar \
         cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test machines
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::config::{Durability, SwapOutcome, Time};
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
@@ -17,24 +17,10 @@ use tailwind_sidecar::path::{
     Allowed, COMMANDS_MAX, Command, ControlReceivers, Counters, Description, Options, Path, Waker, control_channels,
 };
 
-const BACKUPS: usize = 3;
+use configuration::{BACKUPS, configuration};
 
-fn configuration(epoch: u64) -> Configuration {
-    let member = |n: usize| MemberRef {
-        id: format!("b{n}").parse().unwrap(),
-        boot: BootId(n as u128),
-        control: format!("127.0.0.1:{n}"),
-    };
-    Configuration {
-        log: LogId(1),
-        epoch: Epoch(epoch),
-        claim: Claim(epoch),
-        earlier: Vec::new(),
-        version: Version(epoch),
-        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
-        members: (0..BACKUPS).map(member).collect(),
-    }
-}
+#[path = "support/configuration.rs"]
+mod configuration;
 
 struct Bench {
     path: Path,

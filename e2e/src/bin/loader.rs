@@ -1,37 +1,45 @@
-//! The app of the tests in a cluster, and the ledger that it reports to.
+//! The load generator of the tests in virtual machines and in a cluster, and the ledger that checks what it reports.
 //!
 //! `append` waits until its sidecar is primary, reads the whole log, and appends numbered records with many in flight; it may
-//! be killed or frozen at any moment. `ledger` keeps what it is told, in a pod that nobody kills. What is checked is in
-//! [`ledger`](tailwind_e2e::ledger).
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that tells people what it does")]
+//! be killed or frozen at any moment. It reports to a ledger in a pod (`ledger`), or to a file that
+//! [`fleet`](tailwind_e2e::machines::fleet) reads. What is checked is in [`ledger`](tailwind_e2e::cluster::ledger).
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Parser};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Ack, Error, Lsn};
-use tailwind_e2e::ledger::{Answer, Ledger, Message, Record, Run, push};
+use tailwind_client::{Ack, Error, Lsn, Options};
+use tailwind_e2e::cluster::ledger::{Ledger, LedgerRequest, LedgerResponse, RecordId, Run, STOPPED, push};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Appends numbered records, or keeps account of them.
+/// Appends numbered records, reads them back, or keeps account of them.
 #[derive(Parser)]
 #[command(name = "loader", max_term_width = 100)]
 enum Command {
-    /// Append through the sidecar of this pod whenever it is primary
+    /// Append through the sidecar of this pod or host whenever it is primary
     Append(Append),
-    /// Take what loaders tell, and answer questions
+    /// Read the log once the sidecar is primary, and print which records it has, as JSON
+    Read {
+        /// The sidecar's
+        #[arg(long)]
+        socket: PathBuf,
+        /// Longest record, without its id of 16 bytes
+        #[arg(long, default_value_t = 200)]
+        length_max: u64,
+    },
+    /// Check what loaders report
     Ledger {
         /// Where
         #[arg(long, default_value = "0.0.0.0:7000")]
         listen: String,
     },
-    /// Do nothing: the program of a pod that only has to be there
-    Idle,
 }
 
 #[derive(Args)]
@@ -40,8 +48,11 @@ struct Append {
     #[arg(long, env = "TAILWIND_SOCKET", default_value = "/run/tailwind/log.sock")]
     socket: PathBuf,
     /// The ledger's HOST:PORT
-    #[arg(long, env = "LEDGER")]
-    ledger: String,
+    #[arg(long, env = "LEDGER", required_unless_present = "report", conflicts_with = "report")]
+    ledger: Option<String>,
+    /// The file to report to, instead of a ledger: for one session, which ends when FILE.stop appears
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Name to report under
     #[arg(long, env = "POD_NAME")]
     name: String,
@@ -51,33 +62,35 @@ struct Append {
     /// Appends in flight
     #[arg(long, default_value_t = 256)]
     window: u64,
-    /// Longest record, without its name of 16 bytes
+    /// Longest record, without its id of 16 bytes
     #[arg(long, default_value_t = 200)]
     length_max: u64,
 }
 
 /// How long the sidecar may take to answer before the loader looks for other things to do.
-const LOOK: Duration = Duration::from_millis(20);
-/// How long it may take to become primary or read the log, before it is asked anew.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Pause before the next attempt to reach somebody.
-const PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How long it may take to become primary or read the log, before it is asked again.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Pause before the next attempt to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How long the ledger may take to be reached, or to take bytes.
-const LEDGER_PATIENCE: Duration = Duration::from_secs(2);
+const LEDGER_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {
-    end_when_told();
+    exit_on_sigterm();
     match Command::parse() {
         Command::Append(options) => append(&options),
-        Command::Ledger { listen } => keep(&listen),
-        Command::Idle => loop {
-            std::thread::park();
-        },
+        Command::Read { socket, length_max } => {
+            let (_, runs) = read_log(&mut connect(&socket)?, length_max)?.map_err(|what| anyhow!(what))?;
+            println!("{}", serde_json::to_string(&runs)?);
+            Ok(())
+        }
+        Command::Ledger { listen } => serve_ledger(&listen),
     }
 }
 
 /// As process 1 of a container this program would not notice SIGTERM.
-fn end_when_told() {
+fn exit_on_sigterm() {
     let ended = || -> std::io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         runtime.block_on(async { signal(SignalKind::terminate())?.recv().await.map_or(Ok(()), |()| Ok(())) })
@@ -90,65 +103,70 @@ fn end_when_told() {
 
 // ---- The loader -------------------------------------------------------------------------------------------------------
 
+/// Waits until the sidecar is primary.
+fn connect(socket: &Path) -> Result<Client, Error> {
+    Client::connect_with(socket, &Options { hold: true, timeout: Some(TIMEOUT), ..Options::default() })
+}
+
 fn append(options: &Append) -> Result<()> {
-    let mut reporter =
-        Reporter { ledger: options.ledger.clone(), stream: None, unread: Vec::new(), requested: 0, told: None };
-    let mut said = String::new();
+    let mut reporter = Reporter::new(options)?;
+    let mut last_error = String::new();
     loop {
-        let connect = tailwind_client::Options { hold: true, timeout: Some(PATIENCE), ..Default::default() };
-        // A standby waits in here for its turn.
-        let mut client = match Client::connect_with(&options.socket, &connect) {
+        let mut client = match connect(&options.socket) {
             Ok(client) => client,
             Err(error) => {
-                // Not every time: a standby waits for long.
-                let why = error.to_string();
-                if why != said {
-                    println!("not yet: {why}");
-                    said = why;
+                // Only once: a standby waits for long.
+                let error = error.to_string();
+                if error != last_error {
+                    println!("not yet: {error}");
+                    last_error = error;
                 }
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_PAUSE);
                 continue;
             }
         };
-        let ended = live(&mut client, options, &mut reporter);
-        let why = ended.err().map_or_else(|| "ended".to_owned(), |error| format!("{error:#}"));
-        println!("lost: {why}");
-        reporter.end_life(why);
-        std::thread::sleep(PAUSE);
+        let ended = run_session(&mut client, options, &mut reporter);
+        let why = ended.err().map_or_else(|| STOPPED.to_owned(), |error| format!("{error:#}"));
+        println!("session ended: {why}");
+        reporter.end_session(why);
+        if options.report.is_some() {
+            return Ok(());
+        }
+        std::thread::sleep(RETRY_PAUSE);
     }
 }
 
-/// One life: from the moment that the sidecar has proved to be primary until it is not, or cannot be reached.
-fn live(client: &mut Client, options: &Append, reporter: &mut Reporter) -> Result<()> {
-    client.set_timeout(Some(PATIENCE)).context("set a timeout")?;
-    let (epoch, runs) = read_log(client, options.length_max, reporter)?;
-    let life = getrandom::u64().map_err(|error| anyhow!("draw a random number: {error}"))?;
-    println!("primary: epoch {epoch}, {} records so far, life {life:x}", runs.last().map_or(0, |run| run.end() - 1));
-    reporter.begin_life(Message::Began { pod: options.name.clone(), epoch, life, runs }, life);
-    client.set_timeout(Some(LOOK)).context("set a timeout")?;
-    let mut flow = Flow { life, submitted: 0, answered: 0, acked: Vec::new() };
-    let (started, mut replayed) = (Instant::now(), 0);
+/// One session: from the moment that the sidecar has proved to be primary until it is not, cannot be reached, or the loader
+/// is to stop.
+fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -> Result<()> {
+    let (epoch, runs) = read_or_report(client, options, reporter)?;
+    let session = getrandom::u64().map_err(|error| anyhow!("draw a random number: {error}"))?;
+    println!(
+        "primary: epoch {epoch}, {} records so far, session {session:x}",
+        runs.last().map_or(0, |run| run.end() - 1)
+    );
+    reporter.begin_session(LedgerRequest::Began { pod: options.name.clone(), epoch, session, runs }, session);
+    let mut flow = Flow { session, submitted: 0, answered: 0, acked: Vec::new() };
+    let (started, mut looked, mut replayed) = (Instant::now(), Instant::now(), 0);
     loop {
+        if looked.elapsed() > POLL_INTERVAL {
+            looked = Instant::now();
+            if reporter.is_stopped() {
+                return flow.finish(client, reporter);
+            }
+        }
         let due = started.elapsed().as_micros() as u64 * options.rate / 1_000_000;
         while flow.submitted < due && flow.in_flight() < options.window {
-            client.submit(&Record { life, number: flow.submitted + 1 }.payload(options.length_max))?;
+            client.submit(&RecordId { session, number: flow.submitted + 1 }.payload(options.length_max))?;
             flow.submitted += 1;
         }
         client.pump()?;
-        let refused = flow.take_acks(client);
-        reporter.tell_acked(&mut flow.acked);
-        if let Some(error) = refused {
-            // Others in flight may have been answered otherwise, and none of it may get lost.
-            flow.drain(client, reporter);
-            return Err(error);
-        }
+        flow.report_acks(client, reporter)?;
         if reporter.requested() > replayed {
             let request = reporter.requested();
             flow.finish(client, reporter)?;
-            client.set_timeout(Some(PATIENCE)).context("set a timeout")?;
-            let (_, runs) = read_log(client, options.length_max, reporter)?;
-            client.set_timeout(Some(LOOK)).context("set a timeout")?;
-            reporter.tell(Message::Replayed { request, life, runs });
+            let (_, runs) = read_or_report(client, options, reporter)?;
+            reporter.report(LedgerRequest::Replayed { request, session, runs });
             replayed = request;
         }
         if flow.in_flight() == 0 {
@@ -157,32 +175,38 @@ fn live(client: &mut Client, options: &Append, reporter: &mut Reporter) -> Resul
     }
 }
 
-/// The epoch of a sidecar that was primary a moment ago, and the whole log.
-fn read_log(client: &mut Client, length_max: u64, reporter: &mut Reporter) -> Result<(u64, Vec<Run>)> {
-    // Without it the answer could be a zombie's, and what is absent there may be in the log.
-    let passed = client.barrier()?;
+/// Reads the log as [`read_log`] does. A record that no loader has made is a violation.
+fn read_or_report(client: &mut Client, options: &Append, reporter: &mut Reporter) -> Result<(u64, Vec<Run>)> {
+    client.set_timeout(Some(TIMEOUT)).context("set a timeout")?;
+    let log = read_log(client, options.length_max)?;
+    client.set_timeout(Some(POLL_INTERVAL)).context("set a timeout")?;
+    log.or_else(|what| {
+        reporter.report(LedgerRequest::Violation { what: what.clone() });
+        bail!(what)
+    })
+}
+
+/// The epoch of a sidecar that was primary a moment ago, and the whole log; or what is wrong with a record.
+fn read_log(client: &mut Client, length_max: u64) -> Result<Result<(u64, Vec<Run>), String>> {
+    // Without it a deposed primary could answer, and what is absent there may be in the log.
+    let barrier = client.barrier()?;
     let mut runs = Vec::new();
     let mut records = client.read(Lsn(1), 0)?;
     while let Some((lsn, payload)) = records.next_record()? {
-        match Record::of_payload(payload, length_max) {
-            Some(Record { life, number }) => push(&mut runs, Run { life, number, lsn: lsn.0, count: 1 }),
-            None => {
-                reporter.tell(Message::Broken {
-                    what: format!("record {lsn} is nothing that was submitted: {payload:x?}"),
-                });
-                bail!("record {lsn} is broken");
-            }
-        }
+        let Some(RecordId { session, number }) = RecordId::of_payload(payload, length_max) else {
+            return Ok(Err(format!("record {lsn} is nothing that was submitted: {payload:x?}")));
+        };
+        push(&mut runs, Run { session, number, lsn: lsn.0, count: 1 });
     }
-    Ok((passed.epoch.0, runs))
+    Ok(Ok((barrier.epoch.0, runs)))
 }
 
-/// What is under way in a life.
+/// Appends in flight of a session.
 struct Flow {
-    life: u64,
+    session: u64,
     submitted: u64,
     answered: u64,
-    /// Acknowledged and not told yet.
+    /// Acknowledged and not reported yet.
     acked: Vec<Run>,
 }
 
@@ -206,7 +230,9 @@ impl Flow {
             // Answers come in the order of submission.
             self.answered += 1;
             match outcome {
-                Ok(lsn) => push(&mut self.acked, Run { life: self.life, number: self.answered, lsn: lsn.0, count: 1 }),
+                Ok(lsn) => {
+                    push(&mut self.acked, Run { session: self.session, number: self.answered, lsn: lsn.0, count: 1 })
+                }
                 Err(error) => refused = refused.or(Some(anyhow::Error::from(error))),
             }
             next = client.try_next_ack();
@@ -214,108 +240,132 @@ impl Flow {
         refused
     }
 
-    /// Waits until everything is answered. The sidecar may take its time: as long as the connection lives it owes answers.
-    fn finish(&mut self, client: &mut Client, reporter: &mut Reporter) -> Result<()> {
-        while self.in_flight() > 0 {
-            let refused = self.take_acks(client);
-            reporter.tell_acked(&mut self.acked);
-            if let Some(error) = refused {
-                self.drain(client, reporter);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes what is answered still, until the connection ends or nothing more comes for a while.
-    fn drain(&mut self, client: &mut Client, reporter: &mut Reporter) {
-        let deadline = Instant::now() + PATIENCE;
+    /// Takes answers and reports the acks. After a refusal others in flight may have been answered otherwise, and no ack
+    /// may get lost: takes answers until the connection ends or none comes for a while, and fails.
+    fn report_acks(&mut self, client: &mut Client, reporter: &mut Reporter) -> Result<()> {
+        let refused = self.take_acks(client);
+        reporter.report_acked(&mut self.acked);
+        let Some(error) = refused else { return Ok(()) };
+        let deadline = Instant::now() + TIMEOUT;
         while self.in_flight() > 0 && Instant::now() < deadline {
             let before = self.answered;
             let refused = self.take_acks(client);
-            reporter.tell_acked(&mut self.acked);
+            reporter.report_acked(&mut self.acked);
             if refused.is_some() && self.answered == before {
                 break;
             }
         }
+        Err(error)
+    }
+
+    /// Waits until everything is answered. The sidecar may take its time: it owes answers as long as the connection lives.
+    fn finish(&mut self, client: &mut Client, reporter: &mut Reporter) -> Result<()> {
+        while self.in_flight() > 0 {
+            self.report_acks(client, reporter)?;
+        }
+        Ok(())
     }
 }
 
-// ---- Its connection to the ledger -------------------------------------------------------------------------------------
+// ---- Its reports ------------------------------------------------------------------------------------------------------
 
-/// Tells the ledger. When the connection breaks, what the ledger may have missed is told again: all of this life.
+/// Reports to a ledger or to a file. When the connection to the ledger breaks, it may have missed something: everything of
+/// this session is repeated.
 struct Reporter {
-    ledger: String,
+    target: Target,
     stream: Option<TcpStream>,
     /// The beginning of a line.
     unread: Vec<u8>,
     requested: u64,
-    told: Option<Told>,
+    reported: Option<Reported>,
 }
 
-/// What has been told of the present life.
-struct Told {
-    life: u64,
-    began: Message,
+enum Target {
+    Ledger(String),
+    File {
+        file: File,
+        /// Its appearance ends the session.
+        stop: PathBuf,
+    },
+}
+
+/// What has been reported of the present session.
+struct Reported {
+    session: u64,
+    began: LedgerRequest,
     acked: Vec<Run>,
 }
 
 impl Reporter {
-    fn begin_life(&mut self, began: Message, life: u64) {
-        self.told = Some(Told { life, began: began.clone(), acked: Vec::new() });
-        self.tell(began);
+    fn new(options: &Append) -> Result<Reporter> {
+        let target = match (&options.report, &options.ledger) {
+            (Some(path), _) => {
+                let file = File::create(path).context("create the report")?;
+                Target::File { file, stop: path.with_extension("stop") }
+            }
+            (None, ledger) => Target::Ledger(ledger.clone().context("--ledger or --report is needed")?),
+        };
+        Ok(Reporter { target, stream: None, unread: Vec::new(), requested: 0, reported: None })
     }
 
-    fn end_life(&mut self, why: String) {
-        if let Some(told) = self.told.take() {
-            self.tell(Message::Lost { life: told.life, why });
+    fn is_stopped(&self) -> bool {
+        matches!(&self.target, Target::File { stop, .. } if stop.exists())
+    }
+
+    fn begin_session(&mut self, began: LedgerRequest, session: u64) {
+        self.reported = Some(Reported { session, began: began.clone(), acked: Vec::new() });
+        self.report(began);
+    }
+
+    fn end_session(&mut self, why: String) {
+        if let Some(reported) = self.reported.take() {
+            self.report(LedgerRequest::Ended { session: reported.session, why });
         }
     }
 
-    fn tell_acked(&mut self, runs: &mut Vec<Run>) {
+    fn report_acked(&mut self, runs: &mut Vec<Run>) {
         for run in runs.drain(..) {
-            if let Some(told) = &mut self.told {
-                push(&mut told.acked, run);
+            if let Some(reported) = &mut self.reported {
+                push(&mut reported.acked, run);
             }
-            self.tell(Message::Acked { run });
+            self.report(LedgerRequest::Acked { run });
         }
     }
 
     /// Returns when it is on its way.
-    fn tell(&mut self, message: Message) {
-        while let Err(error) = self.connect().and_then(|()| self.send(&message)) {
-            println!("no ledger: {error:#}");
+    fn report(&mut self, request: LedgerRequest) {
+        while let Err(error) = self.connect().and_then(|()| self.send(&request)) {
+            println!("not reported yet: {error:#}");
             self.stream = None;
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 
     fn connect(&mut self) -> Result<()> {
+        let Target::Ledger(ledger) = &self.target else { return Ok(()) };
         if self.stream.is_some() {
             return Ok(());
         }
-        let mut addresses = self.ledger.to_socket_addrs().context("find the ledger")?;
+        let mut addresses = ledger.to_socket_addrs().context("find the ledger")?;
         let address = addresses.next().context("the ledger has no address")?;
-        let stream = TcpStream::connect_timeout(&address, LEDGER_PATIENCE).context("connect to the ledger")?;
+        let stream = TcpStream::connect_timeout(&address, LEDGER_TIMEOUT).context("connect to the ledger")?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_micros(1)))?;
         self.stream = Some(stream);
         self.unread.clear();
-        if let Some(Told { began, acked, .. }) = &self.told {
-            let again: Vec<Message> =
-                [began.clone()].into_iter().chain(acked.iter().map(|run| Message::Acked { run: *run })).collect();
-            for message in &again {
-                self.send(message)?;
-            }
+        if let Some(Reported { began, acked, .. }) = &self.reported {
+            let acked = acked.iter().map(|run| LedgerRequest::Acked { run: *run });
+            let again: Vec<_> = [began.clone()].into_iter().chain(acked).collect();
+            again.iter().try_for_each(|request| self.send(request))?;
         }
         Ok(())
     }
 
-    fn send(&mut self, message: &Message) -> Result<()> {
-        let mut line = serde_json::to_vec(message).context("write a message")?;
-        line.push(b'\n');
-        let stream = self.stream.as_mut().context("connected")?;
-        stream.write_all(&line).context("tell the ledger")
+    fn send(&mut self, request: &LedgerRequest) -> Result<()> {
+        match (&mut self.target, &mut self.stream) {
+            (Target::File { file, .. }, _) => write_line(file, request),
+            (Target::Ledger(_), stream) => write_line(stream.as_mut().context("connected")?, request),
+        }
     }
 
     /// The newest replay that the ledger wants.
@@ -331,7 +381,7 @@ impl Reporter {
         }
         while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
-            if let Ok(Answer::Replay { request }) = serde_json::from_slice(&line) {
+            if let Ok(LedgerResponse::Replay { request }) = serde_json::from_slice(&line) {
                 self.requested = self.requested.max(request);
             }
         }
@@ -339,60 +389,63 @@ impl Reporter {
     }
 }
 
-// ---- The ledger -------------------------------------------------------------------------------------------------------
-
-/// The state, and everybody who is connected.
-struct Office {
-    ledger: Ledger,
-    started: Instant,
-    loaders: Vec<TcpStream>,
+/// In one call, so that a reader seldom meets half a line.
+fn write_line(to: &mut impl Write, value: &impl serde::Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(value).context("encode a line")?;
+    line.push(b'\n');
+    to.write_all(&line).context("write a line")
 }
 
-fn keep(listen: &str) -> Result<()> {
+// ---- The ledger -------------------------------------------------------------------------------------------------------
+
+/// The ledger, and the connections to it.
+struct LedgerServer {
+    ledger: Ledger,
+    started: Instant,
+    connections: Vec<TcpStream>,
+}
+
+fn serve_ledger(listen: &str) -> Result<()> {
     let listener = TcpListener::bind(listen).with_context(|| format!("listen on {listen}"))?;
     println!("listening on {listen}");
-    let office = Office { ledger: Ledger::default(), started: Instant::now(), loaders: Vec::new() };
-    let office = Arc::new(Mutex::new(office));
+    let server = LedgerServer { ledger: Ledger::default(), started: Instant::now(), connections: Vec::new() };
+    let server = Arc::new(Mutex::new(server));
     for stream in listener.incoming() {
-        let (stream, office) = (stream.context("accept a connection")?, Arc::clone(&office));
+        let (stream, server) = (stream.context("accept a connection")?, Arc::clone(&server));
         std::thread::spawn(move || {
-            // Whoever was connected has been killed, or knows what was asked.
-            let _ = serve(stream, &office);
+            // The other end was killed, or has its answer.
+            let _ = serve(stream, &server);
         });
     }
     Ok(())
 }
 
-fn serve(mut stream: TcpStream, office: &Mutex<Office>) -> Result<()> {
+fn serve(mut stream: TcpStream, server: &Mutex<LedgerServer>) -> Result<()> {
     stream.set_nodelay(true)?;
     // A loader whose node has lost its power must not hold up the others.
-    stream.set_write_timeout(Some(LEDGER_PATIENCE))?;
+    stream.set_write_timeout(Some(LEDGER_TIMEOUT))?;
     {
-        let mut office = lock(office);
-        office.loaders.push(stream.try_clone()?);
-        let request = office.ledger.requested();
-        answer(&mut stream, &Answer::Replay { request })?;
+        let mut server = lock(server);
+        server.connections.push(stream.try_clone()?);
+        let request = server.ledger.requested();
+        write_line(&mut stream, &LedgerResponse::Replay { request })?;
     }
     for line in BufReader::new(stream.try_clone()?).lines() {
         let line = line.context("read a line")?;
-        let message = serde_json::from_str(&line).with_context(|| format!("understand {line}"))?;
-        let mut office = lock(office);
-        let now_us = office.started.elapsed().as_micros() as u64;
-        match office.ledger.take(message, now_us) {
-            Some(wanted @ Answer::Replay { .. }) => office.loaders.retain_mut(|loader| answer(loader, &wanted).is_ok()),
-            Some(report) => answer(&mut stream, &report)?,
+        let request = serde_json::from_str(&line).with_context(|| format!("decode {line}"))?;
+        let mut server = lock(server);
+        let now_us = server.started.elapsed().as_micros() as u64;
+        match server.ledger.take(request, now_us) {
+            Some(replay @ LedgerResponse::Replay { .. }) => {
+                server.connections.retain_mut(|connection| write_line(connection, &replay).is_ok());
+            }
+            Some(report) => write_line(&mut stream, &report)?,
             None => {}
         }
     }
     Ok(())
 }
 
-fn answer(stream: &mut TcpStream, answer: &Answer) -> Result<()> {
-    let mut line = serde_json::to_vec(answer).context("write an answer")?;
-    line.push(b'\n');
-    stream.write_all(&line).context("answer")
-}
-
-fn lock(office: &Mutex<Office>) -> MutexGuard<'_, Office> {
-    office.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(server: &Mutex<LedgerServer>) -> MutexGuard<'_, LedgerServer> {
+    server.lock().unwrap_or_else(PoisonError::into_inner)
 }

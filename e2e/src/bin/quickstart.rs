@@ -10,8 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use tailwind_e2e::group::{Group, Setup, program};
-use tailwind_e2e::workload::{App, Input, compare, percentile};
+use tailwind_e2e::processes::{
+    app::App,
+    checker::compare,
+    group::{Group, Setup},
+    process::program,
+};
+use tailwind_e2e::workload::{Input, percentile};
 
 /// Kill a primary and a backup in mid-stream, and lose nothing.
 #[derive(Parser)]
@@ -92,7 +97,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     let mut app = App::new(&input, 1);
     app.append_until(&group, one_by_one_count, |acked| progress.set_position(acked))?;
-    let mut one_by_one = std::mem::take(&mut app.seen.latencies);
+    let mut one_by_one = std::mem::take(&mut app.progress.latencies);
 
     // Before anything is killed: what the path can do.
     app = resume(app, &input);
@@ -103,12 +108,12 @@ fn main() -> Result<()> {
     let rate = (pipelined - one_by_one_count) as f64 / streaming.elapsed().as_secs_f64();
     let streamed = streaming.elapsed();
     let cpu = group.cpu_of_backups().saturating_sub(cpu_before);
-    let mut latencies = app.seen.latencies.clone();
+    let mut latencies = app.progress.latencies.clone();
 
-    progress.suspend(|| println!("killing the primary (SIGKILL) after record {}", app.seen.acked));
+    progress.suspend(|| println!("killing the primary (SIGKILL) after record {}", app.progress.acked));
     let killed = Instant::now();
     group.kill_sidecar(0)?;
-    let next = app.seen.acked + 1;
+    let next = app.progress.acked + 1;
     app.append_until(&group, next, |acked| progress.set_position(acked))?;
     let failover = killed.elapsed();
     progress.suspend(|| println!("the standby took over: first ack after {failover:.1?}"));
@@ -117,29 +122,29 @@ fn main() -> Result<()> {
 
     let victim = group.members().first().cloned().context("a member to kill")?;
     let index = group.backup_named(&victim).context("a backup of that name")?;
-    progress.suspend(|| println!("killing {victim} (SIGKILL) after record {}", app.seen.acked));
+    progress.suspend(|| println!("killing {victim} (SIGKILL) after record {}", app.progress.acked));
     let killed = Instant::now();
     group.kill_backup(index)?;
-    let next = app.seen.acked + 1;
+    let next = app.progress.acked + 1;
     app.append_until(&group, next, |acked| progress.set_position(acked))?;
     let backup_outage = killed.elapsed();
     app.append_until(&group, total, |acked| progress.set_position(acked))?;
     progress.finish_and_clear();
     let took = started.elapsed();
-    // With a single copy there is nobody left to copy from, and the spare cannot be filled.
+    // With a single copy no member is left to copy from, and the spare cannot be filled.
     let refilled = group.wait("the spare to be filled", |group| {
         let members = group.members();
         members.len() == copies && !members.contains(&victim)
     })?;
 
-    let acked = app.seen.acked;
-    let found = app.seen.found;
+    let acked = app.progress.acked;
+    let found = app.progress.found;
     drop(app);
     let progress = progress_bar(acked, "read back");
     let reading = Instant::now();
     let primary = group.primary().context("a primary to read from")?;
     let mut client = group.client(primary, true)?;
-    let result = compare(&mut client, &input, acked, |read| progress.set_position(read))?;
+    let result = compare(&mut client, &input, 1, acked, |read| progress.set_position(read))?;
     progress.finish_and_clear();
     let read_rate = result.read as f64 / reading.elapsed().as_secs_f64();
 
@@ -176,7 +181,7 @@ fn main() -> Result<()> {
 /// The same app with a wider window.
 fn resume<'a>(app: App<'a, Lines>, input: &'a Lines) -> App<'a, Lines> {
     let mut wide = App::new(input, WINDOW);
-    wide.seen = app.seen;
+    wide.progress = app.progress;
     wide
 }
 

@@ -10,9 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use serde_json::Value;
-use tailwind_e2e::group::{Group, Setup, Who, program};
-use tailwind_e2e::process::precise_cpu_time;
-use tailwind_e2e::workload::{App, Input};
+use tailwind_e2e::processes::{
+    app::App,
+    group::{Group, Process, Setup},
+    process::{precise_cpu_time, program},
+};
+
+use tailwind_e2e::workload::Input;
 
 /// Turns of each of the two that are compared, one after the other.
 const TURNS: usize = 5;
@@ -61,7 +65,7 @@ fn main() -> Result<()> {
     setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_owned())).to_vec();
     let group = Group::start(setup)?;
     group.wait_for_full_set()?;
-    let backup = group.pid(Who::Backup(0)).context("the backup runs")?;
+    let backup = group.pid(Process::Backup(0)).context("the backup runs")?;
     let cpu = || precise_cpu_time(backup).context("read the backup's CPU time");
 
     // Once the second segment has been lent, ahead of need.
@@ -151,7 +155,7 @@ fn perftest(device: &str, address: &str) -> Result<f64> {
     let rate: f64 = line
         .and_then(|line| line.split_whitespace().nth(4))
         .and_then(|rate| rate.parse().ok())
-        .with_context(|| format!("perftest says: {text}{}", String::from_utf8_lossy(&client.stderr)))?;
+        .with_context(|| format!("unexpected output of perftest: {text}{}", String::from_utf8_lossy(&client.stderr)))?;
     Ok(1.0 / rate)
 }
 

@@ -1,7 +1,7 @@
-//! A group without an operator: bare pods and a `ReplicaGroup` that nobody looks after but its sidecars.
+//! A group without an operator: bare pods and a `ReplicaGroup` that only its sidecars change.
 //!
-//! Used by `tests/cluster.rs` to show that what tests rely on works (loaders, the ledger, and all that is done to nodes and
-//! containers), and that failover needs no operator.
+//! Shows that what tests rely on works (loaders, the ledger, faults of nodes and containers), and that failover needs no
+//! operator.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,12 +10,13 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::kubernetes::{Cluster, holds, text};
+use super::namespace::{KEPT, Namespace, image};
 use super::operated::{HOME, RELEASE};
-use super::stage::{KEPT, Stage, image};
-use super::{Cluster, holds, text};
+use crate::certificates::Authority;
 
 /// The group's name, as its certificates say.
-pub const GROUP: &str = "demo";
+const GROUP: &str = "demo";
 /// Its API group and version.
 const API: &str = "replication.tailwind.dev/v1alpha1";
 /// Where the definition of `ReplicaGroup` is kept.
@@ -23,54 +24,43 @@ const DEFINITION: &str =
     "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicagroups.replication.tailwind.dev";
 
 /// A group of pods `app-1`, `app-2`, ... and `backup-1`, ....
-pub struct Bare<'s, 'c> {
-    stage: &'s Stage<'c>,
+pub struct BareGroup<'s, 'c> {
+    namespace: &'s Namespace<'c>,
 }
 
 /// Starts `backups` backups and `apps` apps, each on another node than the others of its kind; returns when the first app is
-/// primary and the others are standbys. `certify` writes `ca.pem`, `NAME.pem` and `NAME.key` for these sidecars and backups.
-pub fn start<'s, 'c>(
-    stage: &'s Stage<'c>,
-    apps: usize,
-    backups: usize,
-    certify: impl FnOnce(&Path, &[&str], &[&str]),
-) -> Result<Bare<'s, 'c>> {
-    define(stage.cluster)?;
-    stage.cluster.apply(&roles(stage))?;
-    secret(stage, certify)?;
+/// primary and the others are standbys.
+pub fn start<'s, 'c>(namespace: &'s Namespace<'c>, apps: usize, backups: usize) -> Result<BareGroup<'s, 'c>> {
+    define(namespace.cluster)?;
+    namespace.cluster.apply(&roles(namespace))?;
+    secret(namespace)?;
     let backup_names: Vec<String> = (1..=backups).map(|number| format!("backup-{number}")).collect();
-    stage.cluster.apply(&backup_names.iter().map(|name| backup(stage, name)).collect::<Vec<_>>())?;
+    namespace.cluster.apply(&backup_names.iter().map(|name| backup(namespace, name)).collect::<Vec<_>>())?;
     let mut known = Vec::new();
     for name in &backup_names {
-        let address = format!("{}:7420", text(&stage.wait_for_pod(name)?, "/status/podIP"));
+        let address = format!("{}:7420", text(&namespace.wait_for_pod(name)?, "/status/podIP"));
         known.push(json!({"name": name, "control": address, "state": "Spare"}));
     }
     let spec = json!({"backups": backups, "segmentSize": "256Ki", "transport": "Tcp"});
     let group = json!({"apiVersion": API, "kind": "ReplicaGroup", "metadata": {"name": GROUP}, "spec": spec});
-    let collection = stage.path(API, "replicagroups");
-    stage.cluster.ask("POST", &collection, "application/json", Some(&group))?.context("no ReplicaGroups here")?;
-    // What the operator would say.
+    let collection = namespace.path(API, "replicagroups");
+    namespace.cluster.ask("POST", &collection, "application/json", Some(&group))?.context("no ReplicaGroups here")?;
+    // What the operator would write.
     let status = json!({"status": {"transport": "Tcp", "membersWanted": backups, "backups": known}});
-    stage.cluster.patch(&format!("{collection}/{GROUP}/status"), &status)?;
-    let group = Bare { stage };
+    namespace.cluster.patch(&format!("{collection}/{GROUP}/status"), &status)?;
+    let group = BareGroup { namespace };
     for number in 1..=apps {
         group.start_app(&format!("app-{number}"))?;
-        stage.wait_for_report("the first acks", |report| report.acked > 0)?;
+        namespace.wait_for_report("the first acks", |report| report.acked > 0)?;
     }
     Ok(group)
 }
 
-impl Bare<'_, '_> {
+impl BareGroup<'_, '_> {
     /// Starts an app, or starts it again after its pod was removed; returns when its sidecar knows whether it is primary.
     pub fn start_app(&self, name: &str) -> Result<()> {
-        self.stage.cluster.apply(&[app(self.stage, name)])?;
-        self.stage.wait_for_pod(name).map(|_| ())
-    }
-
-    /// The status of its `ReplicaGroup`.
-    pub fn status(&self) -> Result<Value> {
-        let group = self.stage.cluster.get(&self.stage.path(API, &format!("replicagroups/{GROUP}")))?;
-        Ok(group.context("no such group")?["status"].clone())
+        self.namespace.cluster.apply(&[app(self.namespace, name)])?;
+        self.namespace.wait_for_pod(name).map(|_| ())
     }
 }
 
@@ -94,8 +84,8 @@ fn define(cluster: &Cluster) -> Result<()> {
 }
 
 /// What the sidecars' account may do.
-fn roles(stage: &Stage<'_>) -> [Value; 2] {
-    let metadata = json!({"name": "sidecar", "namespace": stage.namespace});
+fn roles(namespace: &Namespace<'_>) -> [Value; 2] {
+    let metadata = json!({"name": "sidecar", "namespace": namespace.name});
     let api_group = API.split('/').next();
     [
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [
@@ -104,25 +94,29 @@ fn roles(stage: &Stage<'_>) -> [Value; 2] {
         ]}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "sidecar"},
-               "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": stage.namespace}]}),
+               "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}]}),
     ]
 }
 
-fn secret(stage: &Stage<'_>, certify: impl FnOnce(&Path, &[&str], &[&str])) -> Result<()> {
+fn secret(namespace: &Namespace<'_>) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
-    certify(folder.path(), &["any-sidecar"], &["any-backup"]);
+    let authority = Authority::generate()?;
+    authority.issue_group(folder.path(), &[], &[])?;
+    for role in ["sidecar", "backup"] {
+        authority.issue(folder.path(), &format!("any-{role}"), &format!("tailwind://{GROUP}/{role}/any"))?;
+    }
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(folder.path()).context("list certificates")?.flatten() {
         let text = fs::read_to_string(entry.path()).context("read a certificate")?;
         files.insert(entry.file_name().to_string_lossy().into_owned(), text);
     }
-    stage.cluster.apply(&[json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls", "namespace": stage.namespace},
+    namespace.cluster.apply(&[json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls", "namespace": namespace.name},
         "stringData": files,
     })])
 }
 
-fn backup(stage: &Stage<'_>, name: &str) -> Value {
+fn backup(namespace: &Namespace<'_>, name: &str) -> Value {
     let arguments = format!(
         "backup --group {GROUP} --name {name} --fabric tcp --listen 0.0.0.0:7420 --advertise $(POD_IP):7420 \
          --data-listen 0.0.0.0:7422 --segment-size 256KiB --buffers 64 --pool /pool/buffers --flush-dir /flush \
@@ -132,23 +126,23 @@ fn backup(stage: &Stage<'_>, name: &str) -> Value {
     let volumes = [("pool", "/pool", json!({"medium": "Memory"})), ("flush", "/flush", json!({}))];
     let mounts: Vec<Value> = volumes.iter().map(|(name, path, _)| json!({"name": name, "mountPath": path})).collect();
     let volumes = volumes.iter().map(|(name, _, of)| json!({"name": name, "emptyDir": of})).collect();
-    pod(stage, name, "backup", vec![container("backup", &arguments, mounts)], volumes)
+    pod(namespace, name, "backup", vec![container("backup", &arguments, mounts)], volumes)
 }
 
-fn app(stage: &Stage<'_>, name: &str) -> Value {
+fn app(namespace: &Namespace<'_>, name: &str) -> Value {
     let arguments = format!(
         "run --replica-group {}/{GROUP} --name {name} --listen 0.0.0.0:7410 --advertise $(POD_IP):7410 \
          --metrics-listen 0.0.0.0:7411 --socket /run/tailwind/log.sock --allow-uid any {}",
-        stage.namespace,
+        namespace.name,
         tls("any-sidecar")
     );
     let socket = json!({"name": "socket", "mountPath": "/run/tailwind"});
     let mut sidecar = container("sidecar", &arguments, vec![socket.clone()]);
     sidecar["readinessProbe"] = json!({"httpGet": {"path": "/readyz", "port": 7411}, "periodSeconds": 1});
-    let mut loader = stage.loader(2000);
+    let mut loader = namespace.loader(2000);
     loader["volumeMounts"] = json!([socket]);
     let volumes = vec![json!({"name": "socket", "emptyDir": {"medium": "Memory"}})];
-    let mut app = pod(stage, name, "app", vec![sidecar, loader], volumes);
+    let mut app = pod(namespace, name, "app", vec![sidecar, loader], volumes);
     app["spec"]["automountServiceAccountToken"] = json!(true);
     app
 }
@@ -167,12 +161,12 @@ fn container(name: &str, arguments: &str, mut mounts: Vec<Value>) -> Value {
     })
 }
 
-fn pod(stage: &Stage<'_>, name: &str, kind: &str, containers: Vec<Value>, mut volumes: Vec<Value>) -> Value {
+fn pod(namespace: &Namespace<'_>, name: &str, kind: &str, containers: Vec<Value>, mut volumes: Vec<Value>) -> Value {
     volumes.push(json!({"name": "tls", "secret": {"secretName": "tls"}}));
     let apart = json!({"labelSelector": {"matchLabels": {"kind": kind}}, "topologyKey": "kubernetes.io/hostname"});
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": stage.namespace, "labels": {"kind": kind}},
+        "metadata": {"name": name, "namespace": namespace.name, "labels": {"kind": kind}},
         "spec": {
             "automountServiceAccountToken": false,
             "terminationGracePeriodSeconds": 5,

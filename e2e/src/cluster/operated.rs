@@ -1,7 +1,6 @@
-//! A group as people run it: the chart, its operators, a `ReplicaGroup`, and a Deployment of loaders that are given sidecars.
+//! A group in production form: the chart, its operators, a `ReplicaGroup`, and a Deployment of loaders with injected sidecars.
 //!
-//! Used by `tests/operated.rs`. The chart is installed once, by whoever needs it first; its operators are on the node that
-//! tests leave alone.
+//! The chart is installed once, by the first test that needs it; its operators are on the node that tests leave alone.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,10 +11,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::logs::{Logs, unexpected};
-use super::stage::{KEPT, Stage, image, image_name};
-use super::{Cluster, Container, holds, text};
-use crate::ledger::Report;
+use super::container_logs::ContainerLogs;
+use super::kubernetes::{Cluster, Container, holds, text};
+use super::ledger::LedgerReport;
+use super::namespace::{KEPT, Namespace, image, image_name};
+use crate::logs::{check, last_lines};
 
 /// The group's name.
 pub const GROUP: &str = "demo";
@@ -55,7 +55,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Undoes what a test before this has left of its troubles, if it failed in the middle.
+/// Undoes what an earlier test that failed has left.
 fn restore(cluster: &Cluster) -> Result<()> {
     if cluster.folder().is_none() {
         return Ok(());
@@ -66,7 +66,7 @@ fn restore(cluster: &Cluster) -> Result<()> {
     for node in cluster.list("/api/v1/nodes")? {
         let name = text(&node, "/metadata/name");
         if !holds(&node, "Ready") {
-            // Perhaps it runs, and is cut off or has come up in part.
+            // It may run, and be cut off or have come up in part.
             let _ = cluster.node(name, "kill");
             cluster.node(name, "start")?;
         }
@@ -119,10 +119,10 @@ pub fn operators(cluster: &Cluster) -> Result<Vec<Container>> {
 // ---- The group ----------------------------------------------------------------------------------------------------------
 
 /// A group in a namespace of its own, under load.
-pub struct Operated<'c> {
+pub struct OperatedGroup<'c> {
     /// Its namespace, its ledger and its pods.
-    pub stage: Stage<'c>,
-    operators: Logs,
+    pub namespace: Namespace<'c>,
+    operators: ContainerLogs,
     /// How often each container had taken up certificates when this was last asked for.
     reloads: RefCell<BTreeMap<String, usize>>,
     finished: bool,
@@ -136,18 +136,23 @@ pub fn spec(backups: u8) -> Value {
     })
 }
 
-impl<'c> Operated<'c> {
+impl<'c> OperatedGroup<'c> {
     /// A namespace, and the operators' logs from now on; no group yet.
-    pub fn set(cluster: &'c Cluster, name: &str) -> Result<Operated<'c>> {
+    pub fn prepare(cluster: &'c Cluster, name: &str) -> Result<OperatedGroup<'c>> {
         restore(cluster)?;
         install(cluster)?;
-        let operators = Logs::keep(cluster, HOME)?;
-        Ok(Operated { stage: Stage::set(cluster, name)?, operators, reloads: RefCell::default(), finished: false })
+        let operators = ContainerLogs::keep(cluster, HOME)?;
+        Ok(OperatedGroup {
+            namespace: Namespace::create(cluster, name)?,
+            operators,
+            reloads: RefCell::default(),
+            finished: false,
+        })
     }
 
     /// The same with a group of `backups` backups and two app pods that is whole and acknowledges.
-    pub fn start(cluster: &'c Cluster, name: &str, backups: u8) -> Result<Operated<'c>> {
-        let group = Operated::set(cluster, name)?;
+    pub fn start(cluster: &'c Cluster, name: &str, backups: u8) -> Result<OperatedGroup<'c>> {
+        let group = OperatedGroup::prepare(cluster, name)?;
         group.ask_for(spec(backups))?;
         group.start_apps(2)?;
         group.wait_until_whole(backups)?;
@@ -156,25 +161,25 @@ impl<'c> Operated<'c> {
 
     /// Makes the group, or changes its spec.
     pub fn ask_for(&self, spec: Value) -> Result<()> {
-        let metadata = json!({"name": GROUP, "namespace": self.stage.namespace});
-        // The definition has just been made, perhaps.
+        let metadata = json!({"name": GROUP, "namespace": self.namespace.name});
+        // The definition may have just been made.
         let group = json!({"apiVersion": API, "kind": "ReplicaGroup", "metadata": metadata, "spec": spec});
-        self.stage.cluster.apply(&[group])
+        self.namespace.cluster.apply(&[group])
     }
 
     /// Merges a change into the group.
     pub fn change(&self, change: &Value) -> Result<()> {
-        self.stage.cluster.patch(&self.path(), change).map(|_| ())
+        self.namespace.cluster.patch(&self.path(), change).map(|_| ())
     }
 
     /// The path of the group.
     pub fn path(&self) -> String {
-        self.stage.path(API, &format!("replicagroups/{GROUP}"))
+        self.namespace.path(API, &format!("replicagroups/{GROUP}"))
     }
 
     /// The group as it is.
     pub fn get(&self) -> Result<Value> {
-        self.stage.cluster.get(&self.path())?.context("no such group")
+        self.namespace.cluster.get(&self.path())?.context("no such group")
     }
 
     /// Names of the members, in the set's order.
@@ -186,12 +191,12 @@ impl<'c> Operated<'c> {
 
     /// The pods of its backups.
     pub fn backups(&self) -> Result<Vec<Value>> {
-        self.stage.pods(&format!("replication.tailwind.dev/backup-of={GROUP}"))
+        self.namespace.pods(&format!("replication.tailwind.dev/backup-of={GROUP}"))
     }
 
     /// The pods of its app that are not about to end.
     pub fn apps(&self) -> Result<Vec<Value>> {
-        let mut pods = self.stage.pods("app=loader")?;
+        let mut pods = self.namespace.pods("app=loader")?;
         pods.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
         Ok(pods)
     }
@@ -214,24 +219,24 @@ impl<'c> Operated<'c> {
                     "nodeAffinity": not_kept(),
                     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
                 },
-                "containers": [self.stage.loader(rate)],
+                "containers": [self.namespace.loader(rate)],
             },
         });
-        self.stage.cluster.apply(&[json!({
+        self.namespace.cluster.apply(&[json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
-            "metadata": {"name": "app", "namespace": self.stage.namespace},
+            "metadata": {"name": "app", "namespace": self.namespace.name},
             "spec": {"replicas": count, "selector": {"matchLabels": {"app": "loader"}}, "template": template},
         })])
     }
 
-    /// Waits until a look at the group fits; as it is then.
-    pub fn wait_for(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Result<Value> {
-        let found = self.stage.cluster.wait(what, || {
+    /// Waits until the group meets a condition; as it is then.
+    pub fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Result<Value> {
+        let found = self.namespace.cluster.wait(what, || {
             let group = self.get()?;
-            ensure!(fits(&group), "{}", group["status"]);
+            ensure!(condition(&group), "{}", group["status"]);
             Ok(Some(group))
         });
-        found.with_context(|| self.stage.events())
+        found.with_context(|| self.namespace.events())
     }
 
     /// Waits until the operator has seen the spec and the group is in this phase.
@@ -251,15 +256,15 @@ impl<'c> Operated<'c> {
                 && holds(group, "FailoverSafe")
         })?;
         self.wait_for_standby()?;
-        self.stage.wait_for_acks(200)?;
+        self.namespace.wait_for_acks(200)?;
         Ok(group)
     }
 
-    /// Waits until all app pods are ready: the primary, and whoever would take over.
+    /// Waits until all app pods are ready: the primary, and the standby.
     pub fn wait_for_standby(&self) -> Result<()> {
-        let deployment = self.stage.path("apps/v1", "deployments/app");
-        let ready = self.stage.cluster.wait("all app pods to be ready", || {
-            let deployment = self.stage.cluster.get(&deployment)?.context("no app")?;
+        let deployment = self.namespace.path("apps/v1", "deployments/app");
+        let ready = self.namespace.cluster.wait("all app pods to be ready", || {
+            let deployment = self.namespace.cluster.get(&deployment)?.context("no app")?;
             let (status, wanted) = (&deployment["status"], &deployment["spec"]["replicas"]);
             let seen = status["observedGeneration"] == deployment["metadata"]["generation"];
             let sums = ["replicas", "readyReplicas", "updatedReplicas"].iter().all(|sum| status[*sum] == *wanted);
@@ -267,38 +272,38 @@ impl<'c> Operated<'c> {
             let on_time = self.apps()?.iter().all(|pod| holds(pod, "Ready"));
             Ok((seen && sums && on_time).then_some(()))
         });
-        ready.with_context(|| self.stage.events())
+        ready.with_context(|| self.namespace.events())
     }
 
-    /// Waits until somebody could take over from the primary at once; the primary's epoch, and its pod.
+    /// Waits until a standby could take over from the primary at once; the primary's epoch, and its pod.
     pub fn wait_for_takeover(&self) -> Result<(u64, String)> {
-        self.stage.wait_for_acks(200)?;
-        let found = self.stage.cluster.wait("a standby", || {
-            let (epoch, primary) = self.stage.primary()?;
+        self.namespace.wait_for_acks(200)?;
+        let found = self.namespace.cluster.wait("a standby", || {
+            let (epoch, primary) = self.namespace.primary()?;
             let apps = self.apps()?;
             let standby = |pod: &&Value| holds(pod, "Ready") && text(pod, "/metadata/name") != primary;
             Ok(apps.iter().any(|pod| standby(&pod)).then_some((epoch, primary)))
         });
-        found.with_context(|| self.stage.events())
+        found.with_context(|| self.namespace.events())
     }
 
     /// Waits until there are so many members, and none of them on this node.
     pub fn wait_for_members_off(&self, node: &str, members: usize) -> Result<()> {
-        let found = self.stage.cluster.wait(&format!("{members} members, none of them on {node}"), || {
+        let found = self.namespace.cluster.wait(&format!("{members} members, none of them on {node}"), || {
             let names = self.members()?;
             let nodes = names.iter().map(|name| self.node_of(name)).collect::<Result<Vec<_>>>()?;
             ensure!(names.len() == members && nodes.iter().all(|other| other != node), "{names:?} on {nodes:?}");
             Ok(Some(()))
         });
-        found.with_context(|| self.stage.events())
+        found.with_context(|| self.namespace.events())
     }
 
     /// The node of a pod.
     pub fn node_of(&self, pod: &str) -> Result<String> {
-        Ok(text(&self.stage.pod(pod)?, "/spec/nodeName").to_owned())
+        Ok(text(&self.namespace.pod(pod)?, "/spec/nodeName").to_owned())
     }
 
-    /// From here on [`Operated::wait_for_reloads`] counts.
+    /// From here on [`OperatedGroup::wait_for_reloads`] counts.
     pub fn count_reloads(&self) -> Result<()> {
         self.reloads.replace(self.reloads_now()?);
         Ok(())
@@ -308,10 +313,10 @@ impl<'c> Operated<'c> {
     pub fn wait_for_reloads(&self) -> Result<()> {
         // A kubelet looks at a pod once a minute or so, and at once when something about it has changed.
         for pod in self.apps()?.into_iter().chain(self.backups()?) {
-            let path = self.stage.core(&format!("pods/{}", text(&pod, "/metadata/name")));
-            self.stage.cluster.patch(&path, &touched())?;
+            let path = self.namespace.core(&format!("pods/{}", text(&pod, "/metadata/name")));
+            self.namespace.cluster.patch(&path, &touched())?;
         }
-        self.stage.cluster.wait("everybody to take up new certificates", || {
+        self.namespace.cluster.wait("new certificates to be loaded everywhere", || {
             let before = self.reloads.borrow();
             let now = self.reloads_now()?;
             Ok(now.iter().all(|(container, count)| count > before.get(container).unwrap_or(&0)).then_some(()))
@@ -323,21 +328,21 @@ impl<'c> Operated<'c> {
         let containers = apps.chain(self.backups()?.into_iter().map(|pod| (pod, "backup")));
         let count = |(pod, container): (Value, &str)| {
             let name = text(&pod, "/metadata/name").to_owned();
-            let said =
-                self.stage.cluster.kubectl(&["logs", "-n", &self.stage.namespace, &name, "-c", container], "")?;
-            Ok((name, said.matches("certificate reloaded").count()))
+            let log =
+                self.namespace.cluster.kubectl(&["logs", "-n", &self.namespace.name, &name, "-c", container], "")?;
+            Ok((name, log.matches("certificate reloaded").count()))
         };
         containers.map(count).collect()
     }
 
-    /// How often operators have said this since they began.
-    pub fn said_by_operators(&self, words: &str) -> Result<usize> {
-        let pods = self.stage.cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
-        let said = |pod: &Value| self.stage.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
-        pods.iter().map(|pod| Ok(said(pod)?.matches(words).count())).sum()
+    /// How often these words are in the operators' logs.
+    pub fn count_in_operator_logs(&self, words: &str) -> Result<usize> {
+        let pods = self.namespace.cluster.list(&format!("/api/v1/namespaces/{HOME}/pods"))?;
+        let log = |pod: &Value| self.namespace.cluster.kubectl(&["logs", "-n", HOME, text(pod, "/metadata/name")], "");
+        pods.iter().map(|pod| Ok(log(pod)?.matches(words).count())).sum()
     }
 
-    /// Has the operator look at the group: nothing tells it of changes to secrets.
+    /// Has the operator look at the group: it does not watch secrets.
     pub fn wake_operator(&self) -> Result<()> {
         self.change(&touched())
     }
@@ -345,13 +350,13 @@ impl<'c> Operated<'c> {
     /// Certificates in this secret were written so long ago that every pod has them: what takes ten minutes otherwise.
     pub fn written_long_ago(&self, secret: &str) -> Result<()> {
         let annotations = json!({"replication.tailwind.dev/written": "2020-01-01T00:00:00Z"});
-        let path = self.stage.core(&format!("secrets/{secret}"));
-        self.stage.cluster.patch(&path, &json!({"metadata": {"annotations": annotations}})).map(|_| ())
+        let path = self.namespace.core(&format!("secrets/{secret}"));
+        self.namespace.cluster.patch(&path, &json!({"metadata": {"annotations": annotations}})).map(|_| ())
     }
 
     /// The end of a test: the log is whole, and neither operators nor anybody in the group has logged what they should not.
-    pub fn finish(mut self, expected: &[&str]) -> Result<Report> {
-        let report = self.stage.replay()?;
+    pub fn finish(mut self, expected: &[&str]) -> Result<LedgerReport> {
+        let report = self.namespace.replay()?;
         self.check_logs(expected)?;
         Ok(report)
     }
@@ -362,33 +367,28 @@ impl<'c> Operated<'c> {
     }
 
     fn check_logs(&mut self, expected: &[&str]) -> Result<()> {
-        self.stage.check_logs(expected)?;
-        let mut found = Vec::new();
+        self.namespace.check_logs(expected)?;
         let expected: Vec<&str> = expected.iter().copied().chain([OLD_SERVER]).collect();
-        for (container, lines) in self.operators.finish(self.stage.cluster)? {
-            found.extend(unexpected(&lines, &expected).into_iter().map(|line| format!("{container}: {line}")));
-        }
-        ensure!(found.is_empty(), "unexpected lines in the operators' logs:\n{}", found.join("\n"));
+        check(self.operators.finish(self.namespace.cluster)?, &expected).context("operators")?;
         self.finished = true;
         Ok(())
     }
 }
 
-impl Drop for Operated<'_> {
+impl Drop for OperatedGroup<'_> {
     #[allow(clippy::print_stderr, reason = "a failing test reports to people")]
     fn drop(&mut self) {
         if self.finished {
             return;
         }
         eprintln!("{}", self.get().map_or_else(|error| format!("{error:#}"), |group| format!("{:#}", group["status"])));
-        for (container, lines) in self.operators.finish(self.stage.cluster).unwrap_or_default() {
-            eprintln!("--- {container} ({} lines)", lines.len());
-            lines[lines.len().saturating_sub(20)..].iter().for_each(|line| eprintln!("{line}"));
+        for (container, lines) in self.operators.finish(self.namespace.cluster).unwrap_or_default() {
+            eprint!("{}", last_lines(&container, lines.iter().map(String::as_str), 20));
         }
     }
 }
 
-/// A change that nobody goes by.
+/// A change without effect.
 fn touched() -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
     json!({"metadata": {"annotations": {"tailwind.test/touched": now}}})

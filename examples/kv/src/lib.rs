@@ -7,7 +7,6 @@
 
 pub mod command;
 pub mod connection;
-pub mod errands;
 pub mod gate;
 pub mod glob;
 pub mod http;
@@ -18,6 +17,7 @@ pub mod replay;
 pub mod resp;
 pub mod run;
 pub mod server;
+pub mod sidecar;
 pub mod stats;
 pub mod store;
 pub mod term;

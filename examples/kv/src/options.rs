@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_parse_with_units() {
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));
         assert_eq!(parse_size("1 Gi"), Ok(1 << 30));
         assert_eq!(parse_size("4096"), Ok(4096));

@@ -13,13 +13,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use crate::errands::{Errand, Errands, News};
 use crate::gate::{Batch, Standing};
 use crate::limits::{BATCHES_PER_TURN, BATCHES_WAITING_MAX, CHUNK_SIZE, RETRY_PAUSE, TICK};
 use crate::options::ServeOptions;
 use crate::record::{self, CHUNK_OVERHEAD, Record};
 use crate::replay::{Replay, ReplayError};
 use crate::resp::Reply;
+use crate::sidecar::{SidecarEvent, SidecarLink, SidecarRequest};
 use crate::stats::{Stats, count, set};
 use crate::term::{Output, Rules, Term};
 
@@ -103,9 +103,9 @@ impl Turns {
         let (store, epoch) = (term.store(), welcome.epoch);
         info!(%epoch, last = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
         let (work, batches) = mpsc::channel(BATCHES_WAITING_MAX);
-        let errands = Errands::start(watcher, epoch);
+        let sidecar = SidecarLink::start(watcher, epoch);
         self.standing.send_replace(Standing::Primary { epoch: epoch.0, work });
-        let mut turn = Turn { log, term, batches, errands, epoch, stats: &self.stats };
+        let mut turn = Turn { log, term, batches, sidecar, epoch, stats: &self.stats };
         let Err(why) = turn.serve().await;
         // In this order: no further batch comes, and then whoever still waits is told.
         self.standing.send_replace(Standing::Alone { why: why.to_string() });
@@ -154,7 +154,7 @@ struct Turn<'a> {
     log: Client,
     term: Term<oneshot::Sender<Vec<Reply>>>,
     batches: mpsc::Receiver<Batch>,
-    errands: Errands,
+    sidecar: SidecarLink,
     epoch: tailwind_client::Epoch,
     stats: &'a Stats,
 }
@@ -167,7 +167,7 @@ impl Turn<'_> {
             tokio::select! {
                 Some(batch) = self.batches.recv(), if self.term.has_room() => self.take_batches(batch),
                 ack = next_ack(&mut self.log) => self.on_ack(ack?)?,
-                news = self.errands.next() => self.on_news(news)?,
+                event = self.sidecar.next() => self.on_event(event)?,
                 _ = ticks.tick() => {
                     self.term.on_tick(now());
                     self.report();
@@ -194,22 +194,22 @@ impl Turn<'_> {
         self.term.on_ack(now(), lsn.0).map_err(|gap| TurnError::Over(gap.to_string()))
     }
 
-    fn on_news(&mut self, news: News) -> Result<(), TurnError> {
-        match news {
-            News::Passed(epoch) if epoch != self.epoch => {
+    fn on_event(&mut self, event: SidecarEvent) -> Result<(), TurnError> {
+        match event {
+            SidecarEvent::Passed(epoch) if epoch != self.epoch => {
                 return Err(TurnError::Over(format!("a barrier passed in epoch {epoch}, not in {}", self.epoch)));
             }
-            News::Passed(_) => self.term.on_barrier(now()),
-            News::Trimmed(first) => {
+            SidecarEvent::Passed(_) => self.term.on_barrier(now()),
+            SidecarEvent::Trimmed(first) => {
                 self.term.on_trimmed();
                 set(&self.stats.first, first.0);
                 info!(%first, snapshots = self.term.snapshots(), "trimmed the log");
             }
-            News::Copies(copies) => {
+            SidecarEvent::Copies(copies) => {
                 self.term.on_copies(copies);
                 set(&self.stats.copies, copies as u64);
             }
-            News::Lost(why) => return Err(TurnError::Over(why)),
+            SidecarEvent::Lost(why) => return Err(TurnError::Over(why)),
         }
         Ok(())
     }
@@ -222,8 +222,8 @@ impl Turn<'_> {
                     Output::Submit(record) => drop(self.log.submit(&record).await?),
                     // A client that has gone needs no answer.
                     Output::Answer(client, replies) => drop(client.send(replies)),
-                    Output::Barrier => self.errands.give(Errand::Barrier),
-                    Output::Trim(below) => self.errands.give(Errand::Trim(Lsn(below))),
+                    Output::Barrier => self.sidecar.send(SidecarRequest::Barrier),
+                    Output::Trim(below) => self.sidecar.send(SidecarRequest::Trim(Lsn(below))),
                 }
             }
             self.log.pump()?;
@@ -268,7 +268,7 @@ impl Turn<'_> {
 }
 
 /// Waits for an ack. While nothing is in flight it sends and takes in what there is, and waits for ever, unless the
-/// connection ends; a lost role is heard by the errands.
+/// connection ends; a lost role is an event of the sidecar link.
 async fn next_ack(log: &mut Client) -> Result<Ack, TurnError> {
     loop {
         if let Some(ack) = log.next_ack().await? {

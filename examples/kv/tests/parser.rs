@@ -66,7 +66,7 @@ fn likely() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn whole_commands_come_through_wherever_they_are_cut(
+    fn commands_parse_at_any_split(
         commands in vec(vec(vec(any::<u8>(), 0..40), 1..6), 0..8),
         at in vec(any::<usize>(), 0..20),
     ) {
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_give_the_same_however_they_are_cut(bytes in likely(), at in vec(any::<usize>(), 0..20)) {
+    fn parsing_is_independent_of_splits(bytes in likely(), at in vec(any::<usize>(), 0..20)) {
         let whole = feed([bytes.as_slice()]);
         let bytewise = feed(bytes.chunks(1));
         prop_assert_eq!(&feed(cut(&bytes, &at)), &whole);

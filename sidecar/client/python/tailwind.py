@@ -23,7 +23,7 @@ CODES = ("BadFrame UnsupportedVersion NotPrimary TooLarge Trimmed BeyondEnd NotA
 HEADER = struct.Struct("<IBBHQ")  # length of the body, kind, flags, reserved, request
 FRAME_BODY_MAX = 32 << 20
 SEND_AT = 64 << 10  # bytes that submit gathers before it writes
-UNTAKEN_MAX = 1 << 20  # answers that may wait to be taken
+OUTSTANDING_MAX = 1 << 20  # answers that may wait to be taken
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
 
@@ -32,7 +32,7 @@ Welcome = collections.namedtuple(
                "epoch first last primary")
 Role = collections.namedtuple("Role", "role epoch last primary")
 CaughtUp = collections.namedtuple("CaughtUp", "next")
-Passed = collections.namedtuple("Passed", "epoch last")
+PassedBarrier = collections.namedtuple("PassedBarrier", "epoch last")
 
 
 class Error(Exception):
@@ -198,7 +198,7 @@ class Client:
         self._until(lambda: len(self._outbox) < SEND_AT)
         if self._end:
             raise self._end
-        if len(self._answers) >= UNTAKEN_MAX:
+        if len(self._answers) >= OUTSTANDING_MAX:
             raise ValueError("too many answers wait to be taken: call acks, wait or flush")
         ticket = self._put(kind, body)
         self._in_flight[ticket] = True
@@ -317,7 +317,7 @@ class Client:
             self.role = Role(welcome.role, welcome.epoch, welcome.last, welcome.primary)
             self._on_reply(request, welcome)
         elif kind == PASSED:
-            self._on_reply(request, Passed(*struct.unpack("<QQ", body)))
+            self._on_reply(request, PassedBarrier(*struct.unpack("<QQ", body)))
         elif kind == TRIMMED:
             self._on_reply(request, struct.unpack("<Q", body)[0])
         elif kind == REPORT:

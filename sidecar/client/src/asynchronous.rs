@@ -1,6 +1,6 @@
 //! The asynchronous client, on `tokio`. The same functions as [`blocking`](crate::blocking), where they are described.
 //!
-//! Called by apps; calls `session` for everything but waiting. Every future here may be dropped half-way: state changes only
+//! Called by apps; calls `session` for everything but waiting. Every future here may be dropped early: state changes only
 //! between waits, so nothing received is lost, and an append whose future was dropped is still in flight, its answer to be
 //! taken with `next_ack` or `flush`. That makes `next_ack`, `next_role` and `next_event` fit for `select!`.
 //!
@@ -23,8 +23,8 @@ use tailwind_protocol::socket::Request;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::session::{Offer, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, Passed, Standing, Ticket, Welcome};
+use crate::session::{ReadItem, Reply, SEND_AT, Session};
+use crate::types::{Ack, Event, Options, PassedBarrier, Standing, Ticket, Welcome};
 use crate::{Error, Result};
 
 /// One connection to a sidecar.
@@ -55,19 +55,19 @@ impl Client {
         self.timeout = timeout;
     }
 
-    /// What the sidecar said of itself when the connection began.
+    /// The sidecar's answer to the hello.
     pub fn welcome(&self) -> &Welcome {
         self.session.welcome()
     }
 
-    /// Who the sidecar is now, as far as it has told.
+    /// The sidecar's role, by its last frame that named it.
     pub fn standing(&self) -> &Standing {
         self.session.standing()
     }
 
-    /// Waits until the sidecar tells of a change of role that no earlier call has returned.
+    /// Waits for a change of role that no earlier call has returned.
     pub async fn next_role(&mut self) -> Result<Standing> {
-        self.settle().await?;
+        self.finish_read().await?;
         self.wait(|session| Ok(session.take_role())).await
     }
 }
@@ -141,24 +141,24 @@ impl Client {
 impl Client {
     /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
     pub async fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
-        self.settle().await?;
+        self.finish_read().await?;
         self.session.start_read(from, limit, false);
         Ok(Records { reading: Reading { client: self } })
     }
 
     /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
     pub async fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
-        self.settle().await?;
+        self.finish_read().await?;
         self.session.start_read(from, 0, true);
         Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
     }
 
     /// Returns once it is proved that this sidecar was still primary after the call began.
-    pub async fn barrier(&mut self) -> Result<Passed> {
+    pub async fn barrier(&mut self) -> Result<PassedBarrier> {
         self.ask(&Request::Barrier).await?.passed()
     }
 
-    /// Lets go of records below `below`, in whole segments; returns the first that can still be read.
+    /// Deletes records below `below`, in whole segments; returns the first that can still be read.
     pub async fn trim(&mut self, below: Lsn) -> Result<Lsn> {
         self.ask(&Request::Trim { below: below.0 }).await?.trimmed()
     }
@@ -169,7 +169,7 @@ impl Client {
     }
 
     async fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
-        self.settle().await?;
+        self.finish_read().await?;
         self.session.check()?;
         self.session.ask(request);
         self.wait(Session::take_reply).await
@@ -188,14 +188,14 @@ impl Client {
         }
     }
 
-    /// Waits out the rest of a read that was dropped half-way.
-    async fn settle(&mut self) -> Result<()> {
-        self.wait(|session| Ok(session.settle())).await
+    /// Waits for the end of a read that was dropped early.
+    async fn finish_read(&mut self) -> Result<()> {
+        self.wait(|session| Ok(session.finish_read())).await
     }
 
     /// Bounds what `submit` gathers. Never waits for an ack.
     async fn make_room(&mut self) -> Result<()> {
-        self.settle().await?;
+        self.finish_read().await?;
         if self.session.unsent().len() < SEND_AT {
             return Ok(());
         }
@@ -225,7 +225,7 @@ impl Client {
     }
 
     async fn ready(&self, interest: Interest) -> Result<()> {
-        // Whatever is wrong with the socket, reading from it will say.
+        // Errors show when the socket is read.
         let ready = async { self.stream.ready(interest).await.map_or((), |_| ()) };
         match self.timeout {
             None => ready.await,
@@ -256,7 +256,7 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// A read. Dropped half-way, it leaves the client usable: the rest is stopped, and dropped as it comes in.
+/// A read. Dropped early, it leaves the client usable: the rest is stopped, and dropped as it comes in.
 pub struct Records<'c> {
     reading: Reading<'c>,
 }
@@ -264,9 +264,9 @@ pub struct Records<'c> {
 impl Records<'_> {
     /// The next record, lent until the next call; `None` at the end of the read.
     pub async fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
-        match self.reading.client.wait(Session::offer).await? {
-            Offer::Record => Ok(Some(self.reading.client.session.take_record())),
-            Offer::CaughtUp | Offer::Ended => Ok(None),
+        match self.reading.client.wait(Session::next_item).await? {
+            ReadItem::Record => Ok(Some(self.reading.client.session.take_record())),
+            ReadItem::CaughtUp | ReadItem::Ended => Ok(None),
         }
     }
 }
@@ -280,14 +280,14 @@ pub struct Tail<'c> {
 impl Tail<'_> {
     /// Waits for what comes next; `None` if the sidecar has ended the tail.
     pub async fn next_event(&mut self) -> Result<Option<Event<'_>>> {
-        match self.reading.client.wait(Session::offer).await? {
-            Offer::Record => {
+        match self.reading.client.wait(Session::next_item).await? {
+            ReadItem::Record => {
                 let (lsn, payload) = self.reading.client.session.take_record();
                 self.next = lsn.next();
                 Ok(Some(Event::Record(lsn, payload)))
             }
-            Offer::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
-            Offer::Ended => Ok(None),
+            ReadItem::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
+            ReadItem::Ended => Ok(None),
         }
     }
 
@@ -300,7 +300,7 @@ impl Tail<'_> {
     pub async fn stop(self) -> Result<Lsn> {
         let next = self.next;
         self.reading.client.session.stop_read();
-        self.reading.client.settle().await?;
+        self.reading.client.finish_read().await?;
         Ok(next)
     }
 }

@@ -15,8 +15,8 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::Request;
 
-use crate::session::{Offer, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, Passed, Standing, Ticket, Welcome};
+use crate::session::{ReadItem, Reply, SEND_AT, Session};
+use crate::types::{Ack, Event, Options, PassedBarrier, Standing, Ticket, Welcome};
 use crate::{Error, Result};
 
 /// One connection to a sidecar.
@@ -51,20 +51,20 @@ impl Client {
         self.stream.set_read_timeout(self.timeout)
     }
 
-    /// What the sidecar said of itself when the connection began.
+    /// The sidecar's answer to the hello.
     pub fn welcome(&self) -> &Welcome {
         self.session.welcome()
     }
 
-    /// Who the sidecar is now: the welcome, or the last role frame that came with an answer to any call since.
+    /// The sidecar's role: by the welcome, or by the last role frame that came with an answer to any call since.
     pub fn standing(&self) -> &Standing {
         self.session.standing()
     }
 
-    /// Waits until the sidecar tells of a change of role that no earlier call of this function has returned.
+    /// Waits for a change of role that no earlier call of this function has returned.
     /// An app that answers its own clients from memory keeps a connection in this call, to learn at once that it must not.
     pub fn next_role(&mut self) -> Result<Standing> {
-        self.settle()?;
+        self.finish_read()?;
         self.wait(|session| Ok(session.take_role()))
     }
 }
@@ -141,24 +141,24 @@ impl Client {
 impl Client {
     /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
     pub fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
-        self.settle()?;
+        self.finish_read()?;
         self.session.start_read(from, limit, false);
         Ok(Records { reading: Reading { client: self }, failed: false })
     }
 
     /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
     pub fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
-        self.settle()?;
+        self.finish_read()?;
         self.session.start_read(from, 0, true);
         Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
     }
 
     /// Returns once it is proved that this sidecar was still primary after the call began.
-    pub fn barrier(&mut self) -> Result<Passed> {
+    pub fn barrier(&mut self) -> Result<PassedBarrier> {
         self.ask(&Request::Barrier)?.passed()
     }
 
-    /// Lets go of records below `below`, in whole segments; returns the first that can still be read.
+    /// Deletes records below `below`, in whole segments; returns the first that can still be read.
     pub fn trim(&mut self, below: Lsn) -> Result<Lsn> {
         self.ask(&Request::Trim { below: below.0 })?.trimmed()
     }
@@ -169,7 +169,7 @@ impl Client {
     }
 
     fn ask(&mut self, request: &Request<'_>) -> Result<Reply> {
-        self.settle()?;
+        self.finish_read()?;
         self.session.check()?;
         self.session.ask(request);
         self.wait(Session::take_reply)
@@ -188,15 +188,15 @@ impl Client {
         }
     }
 
-    /// Waits out the rest of a read that was dropped half-way.
-    fn settle(&mut self) -> Result<()> {
-        self.wait(|session| Ok(session.settle()))
+    /// Waits for the end of a read that was dropped early.
+    fn finish_read(&mut self) -> Result<()> {
+        self.wait(|session| Ok(session.finish_read()))
     }
 
     /// Bounds what `submit` gathers. Never waits for an ack, which may need more appends than there are yet; but reads those
     /// that have come, so that the sidecar seldom finds its way blocked.
     fn make_room(&mut self) -> Result<()> {
-        self.settle()?;
+        self.finish_read()?;
         if self.session.unsent().len() < SEND_AT {
             return Ok(());
         }
@@ -244,7 +244,7 @@ impl Client {
         let mut fds = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::OUT)];
         match rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref())) {
             Ok(0) => Err(self.timed_out()),
-            // Whatever else is wrong, the socket itself will say.
+            // Other errors show when the socket is read.
             _ => Ok(()),
         }
     }
@@ -273,7 +273,7 @@ impl AsFd for Client {
     }
 }
 
-/// A read or tail that borrows its client. Dropped half-way it is stopped, and the client's next call waits until the
+/// A read or tail that borrows its client. Dropped early it is stopped, and the client's next call waits until the
 /// sidecar has confirmed that.
 struct Reading<'c> {
     client: &'c mut Client,
@@ -287,7 +287,7 @@ impl Drop for Reading<'_> {
 
 /// A read: as an iterator it copies each record, [`next_record`](Records::next_record) lends it.
 ///
-/// Dropped half-way, it leaves the client usable: the rest is stopped, and dropped as it comes in.
+/// Dropped early, it leaves the client usable: the rest is stopped, and dropped as it comes in.
 pub struct Records<'c> {
     reading: Reading<'c>,
     failed: bool,
@@ -296,10 +296,10 @@ pub struct Records<'c> {
 impl Records<'_> {
     /// The next record, lent until the next call; `None` at the end of the read.
     pub fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
-        match self.reading.client.wait(Session::offer)? {
-            Offer::Record => Ok(Some(self.reading.client.session.take_record())),
+        match self.reading.client.wait(Session::next_item)? {
+            ReadItem::Record => Ok(Some(self.reading.client.session.take_record())),
             // Only a tail catches up; a read that says so has nothing more to give.
-            Offer::CaughtUp | Offer::Ended => Ok(None),
+            ReadItem::CaughtUp | ReadItem::Ended => Ok(None),
         }
     }
 }
@@ -327,14 +327,14 @@ pub struct Tail<'c> {
 impl Tail<'_> {
     /// Waits for what comes next; `None` if the sidecar has ended the tail. A time-out leaves the tail as it was.
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
-        match self.reading.client.wait(Session::offer)? {
-            Offer::Record => {
+        match self.reading.client.wait(Session::next_item)? {
+            ReadItem::Record => {
                 let (lsn, payload) = self.reading.client.session.take_record();
                 self.next = lsn.next();
                 Ok(Some(Event::Record(lsn, payload)))
             }
-            Offer::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
-            Offer::Ended => Ok(None),
+            ReadItem::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
+            ReadItem::Ended => Ok(None),
         }
     }
 
@@ -347,7 +347,7 @@ impl Tail<'_> {
     pub fn stop(self) -> Result<Lsn> {
         let next = self.next;
         self.reading.client.session.stop_read();
-        self.reading.client.settle()?;
+        self.reading.client.finish_read()?;
         Ok(next)
     }
 }

@@ -18,7 +18,7 @@ pub enum Error {
     Connect {
         /// The socket's path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Nothing was appended or read: go to the primary, or wait here for the role.
@@ -26,13 +26,13 @@ pub enum Error {
     NotPrimary {
         /// Who is, if known.
         primary: Option<String>,
-        /// The sidecar's words.
+        /// The sidecar's message.
         message: String,
     },
     /// The append may or may not be in the log: read from the last acknowledged LSN + 1 to find out. The connection lives.
     #[error("whether the append is in the log is unknown: {message}")]
     UnknownOutcome {
-        /// The sidecar's words.
+        /// The sidecar's message.
         message: String,
     },
     /// Nothing was appended: split the record or batch.
@@ -41,10 +41,10 @@ pub enum Error {
         /// What the limit is.
         message: String,
     },
-    /// The records asked for have been trimmed away: start from a later one.
+    /// The records requested for have been trimmed away: start from a later one.
     #[error("{message}")]
     Trimmed {
-        /// The sidecar's words.
+        /// The sidecar's message.
         message: String,
     },
     /// Not now: the same call may succeed `after` a pause.
@@ -54,11 +54,11 @@ pub enum Error {
         after: Duration,
         /// Why not now.
         code: ErrorCode,
-        /// The sidecar's words.
+        /// The sidecar's message.
         message: String,
     },
-    /// [`Options::timeout`](crate::Options::timeout) went by without a word from the sidecar. Nothing is lost: what was in
-    /// flight still is, and `next_ack` or `flush` tells its fate; a read or tail goes on with its next call.
+    /// [`Options::timeout`](crate::Options::timeout) went by without an answer. Nothing is lost: what was in
+    /// flight still is, and `next_ack` or `flush` returns its outcome; a read or tail goes on with its next call.
     #[error("no answer within {} ms; appends in flight stay in flight", after.as_millis())]
     TimedOut {
         /// The time-out.
@@ -70,12 +70,12 @@ pub enum Error {
         /// What ended the connection.
         why: String,
     },
-    /// The sidecar will not do this, now or later: a person must look.
+    /// The sidecar will not do this, now or later: an administrator must look.
     #[error("refused ({code:?}): {message}")]
     Refused {
         /// Why.
         code: ErrorCode,
-        /// The sidecar's words.
+        /// The sidecar's message.
         message: String,
     },
     /// The other end does not keep to the protocol; the connection is over. Outcomes as for `Disconnected`.
@@ -84,7 +84,7 @@ pub enum Error {
         /// How.
         what: String,
     },
-    /// The call makes no sense in this place: mend the program. Nothing was sent.
+    /// The call is not allowed here: correct the program. Nothing was sent.
     #[error("misuse: {0}")]
     Misuse(&'static str),
 }

@@ -48,11 +48,11 @@ mod types;
 pub use error::Error;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
-pub use types::{Ack, Event, Limits, Options, Passed, Standing, Ticket, Welcome};
+pub use types::{Ack, Event, Limits, Options, PassedBarrier, Standing, Ticket, Welcome};
 
 /// What the client's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Appends that may be in flight or answered without their answers having been taken: 24 bytes each, so 24 MiB.
 /// At the bound `submit` refuses with [`Error::Misuse`]: take answers with `next_ack`, `wait` or `flush`.
-pub const UNTAKEN_MAX: usize = 1 << 20;
+pub const OUTSTANDING_APPENDS_MAX: usize = 1 << 20;

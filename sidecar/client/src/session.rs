@@ -1,9 +1,9 @@
-//! The conversation with a sidecar, without I/O: requests become bytes to send, received bytes become answers.
+//! One connection to a sidecar, without I/O: requests become bytes to send, received bytes become answers.
 //!
 //! Both clients hold one `Session` and do three things around it: `transmit`, `receive`, and wait for the socket. Calls that
 //! take an answer return `None` while it has not come; calling again after more bytes is all that waiting means, so a call
-//! given up half-way (a time-out, a dropped future) loses nothing. The order within one call: [`Session::settle`] an
-//! abandoned read, make the request, take its answer.
+//! that ends early (a time-out, a dropped future) loses nothing. The order within one call: [`Session::finish_read`], make the
+//! request, take its answer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,8 +14,8 @@ use tailwind_protocol::socket::{
 };
 
 use crate::buffer::{Inbox, Outbox};
-use crate::types::{Ack, Limits, Passed, Standing, Ticket, Welcome, known};
-use crate::{Error, UNTAKEN_MAX};
+use crate::types::{Ack, Limits, PassedBarrier, Standing, Ticket, Welcome, known};
+use crate::{Error, OUTSTANDING_APPENDS_MAX};
 
 /// Bytes that `submit` gathers before it offers them to the socket: one system call for hundreds of small records.
 pub(crate) const SEND_AT: usize = 64 << 10;
@@ -29,49 +29,49 @@ pub(crate) struct Session {
     /// What the hello was answered with; nothing is allowed before.
     welcome: Welcome,
     standing: Standing,
-    /// A role frame has come that nobody has asked for yet.
+    /// A role frame has come that `take_role` has not returned yet.
     role_changed: bool,
     next_request: u64,
     /// Appends without an answer, in order.
     in_flight: VecDeque<Ticket>,
-    /// Answers that nobody has taken, in order of their tickets. Boxed errors keep a success at 24 bytes.
+    /// Answers that have not been taken, in order of their tickets. Boxed errors keep a success at 24 bytes.
     answers: VecDeque<(Ticket, Result<Lsn, Box<Error>>)>,
     /// The one request that a caller waits for, other than appends and reads, and its answer.
-    asked: u64,
+    requested: u64,
     reply: Option<Result<Reply, Error>>,
     read: Option<Read>,
-    /// The socket takes no more bytes. What the sidecar last said may still be readable, so this is not yet the end.
-    mute: bool,
+    /// Sending has failed. What the sidecar sent last may still be readable, so this is not yet the end.
+    send_failed: bool,
     end: Option<End>,
 }
 
 /// Answers of which there is at most one at a time.
 pub(crate) enum Reply {
     Welcome,
-    Passed(Passed),
+    Passed(PassedBarrier),
     Trimmed(Lsn),
     Status(String),
 }
 
 impl Reply {
     pub(crate) fn welcome(self) -> Result<(), Error> {
-        if let Reply::Welcome = self { Ok(()) } else { Err(unfitting()) }
+        if let Reply::Welcome = self { Ok(()) } else { Err(mismatched()) }
     }
 
-    pub(crate) fn passed(self) -> Result<Passed, Error> {
-        if let Reply::Passed(passed) = self { Ok(passed) } else { Err(unfitting()) }
+    pub(crate) fn passed(self) -> Result<PassedBarrier, Error> {
+        if let Reply::Passed(passed) = self { Ok(passed) } else { Err(mismatched()) }
     }
 
     pub(crate) fn trimmed(self) -> Result<Lsn, Error> {
-        if let Reply::Trimmed(first) = self { Ok(first) } else { Err(unfitting()) }
+        if let Reply::Trimmed(first) = self { Ok(first) } else { Err(mismatched()) }
     }
 
     pub(crate) fn status(self) -> Result<String, Error> {
-        if let Reply::Status(json) = self { Ok(json) } else { Err(unfitting()) }
+        if let Reply::Status(json) = self { Ok(json) } else { Err(mismatched()) }
     }
 }
 
-fn unfitting() -> Error {
+fn mismatched() -> Error {
     Error::Protocol { what: "an answer that does not fit its request".to_owned() }
 }
 
@@ -86,7 +86,7 @@ struct Read {
     request: u64,
     /// LSN of the next record to hand out.
     next: Lsn,
-    /// Nobody wants its records any more.
+    /// Its records are to be dropped.
     stopping: bool,
     found: Found,
 }
@@ -104,9 +104,9 @@ enum Found {
     Ended(Result<(), Error>),
 }
 
-/// What a read has to offer.
+/// What a read has to hand out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Offer {
+pub(crate) enum ReadItem {
     /// A record: `take_record` hands it out.
     Record,
     CaughtUp,
@@ -134,10 +134,10 @@ impl Session {
             next_request: HELLO_REQUEST,
             in_flight: VecDeque::new(),
             answers: VecDeque::new(),
-            asked: 0,
+            requested: 0,
             reply: None,
             read: None,
-            mute: false,
+            send_failed: false,
             end: None,
         };
         let flags = if hold { HELLO_HOLD } else { 0 };
@@ -150,7 +150,7 @@ impl Session {
         &self.welcome
     }
 
-    /// Who the sidecar is, as far as it has told.
+    /// The sidecar's role, by its last frame that named it.
     pub(crate) fn standing(&self) -> &Standing {
         &self.standing
     }
@@ -195,16 +195,16 @@ impl Session {
         Ok(ticket)
     }
 
-    /// Asks for the one reply that `take_reply` waits for. A reply that nobody took is forgotten.
+    /// Asks for the one reply that `take_reply` waits for. An earlier reply is dropped.
     pub(crate) fn ask(&mut self, request: &Request<'_>) {
-        self.asked = self.number();
+        self.requested = self.number();
         self.reply = None;
-        request.encode(self.asked, self.outbox.tail());
+        request.encode(self.requested, self.outbox.tail());
     }
 
-    /// Starts a read. The caller has settled the one before.
+    /// Starts a read. The caller has finished the one before.
     pub(crate) fn start_read(&mut self, from: Lsn, limit: u64, tail: bool) {
-        assert!(self.read.is_none(), "a read was not settled before the next one");
+        assert!(self.read.is_none(), "a read was not finished before the next one");
         let next = from.max(Lsn(1));
         let request = self.number();
         let flags = if tail { READ_TAIL } else { 0 };
@@ -212,7 +212,7 @@ impl Session {
         self.read = Some(Read { request, next, stopping: false, found: Found::Nothing });
     }
 
-    /// Ends the read that runs, if one does, and drops what it still brings. It is over once `settle` says so.
+    /// Ends the read that runs, if one does, and drops what still arrives. It is over once `finish_read` returns `Some`.
     pub(crate) fn stop_read(&mut self) {
         let Some(read) = self.read.as_mut().filter(|read| !read.stopping) else { return };
         match std::mem::replace(&mut read.found, Found::Nothing) {
@@ -229,7 +229,7 @@ impl Session {
     }
 
     /// `Some` once no read runs: requests other than a stop are refused during one.
-    pub(crate) fn settle(&mut self) -> Option<()> {
+    pub(crate) fn finish_read(&mut self) -> Option<()> {
         // Dropping a read stops it; this is for one that was leaked.
         self.stop_read();
         self.read.is_none().then_some(())
@@ -237,7 +237,7 @@ impl Session {
 
     fn check_submit(&mut self) -> Result<(), Error> {
         self.check()?;
-        if self.in_flight.len() + self.answers.len() >= UNTAKEN_MAX {
+        if self.in_flight.len() + self.answers.len() >= OUTSTANDING_APPENDS_MAX {
             return Err(Error::Misuse("too many answers wait to be taken: call next_ack, wait or flush"));
         }
         Ok(())
@@ -272,7 +272,7 @@ impl Session {
 
     /// Offers what is to be sent to `write`, which must not block.
     pub(crate) fn transmit(&mut self, write: impl FnOnce(&[u8]) -> io::Result<usize>) {
-        if self.mute {
+        if self.send_failed {
             self.outbox.clear();
         }
         if self.unsent().is_empty() {
@@ -282,7 +282,7 @@ impl Session {
             Ok(size) => self.outbox.mark_sent(size),
             Err(error) if is_transient(&error) => {}
             Err(_) => {
-                self.mute = true;
+                self.send_failed = true;
                 self.outbox.clear();
             }
         }
@@ -351,40 +351,40 @@ impl Session {
         }
     }
 
-    /// The sidecar's standing, if it has changed since the last call.
+    /// The sidecar's role, if it has changed since the last call.
     pub(crate) fn take_role(&mut self) -> Option<Standing> {
         std::mem::take(&mut self.role_changed).then(|| self.standing.clone())
     }
 
-    /// What the read offers next. `Ended` once it has ended, and from then on.
-    pub(crate) fn offer(&mut self) -> Result<Option<Offer>, Error> {
+    /// What the read hands out next. `Ended` once it has ended, and from then on.
+    pub(crate) fn next_item(&mut self) -> Result<Option<ReadItem>, Error> {
         loop {
-            let Some(read) = &mut self.read else { return Ok(Some(Offer::Ended)) };
+            let Some(read) = &mut self.read else { return Ok(Some(ReadItem::Ended)) };
             match std::mem::replace(&mut read.found, Found::Nothing) {
                 Found::Nothing => return Ok(None),
                 Found::Records { left: 0, size, .. } => self.inbox.consume(size),
                 records @ Found::Records { .. } => {
                     read.found = records;
-                    return Ok(Some(Offer::Record));
+                    return Ok(Some(ReadItem::Record));
                 }
                 Found::CaughtUp => {
                     self.decode();
-                    return Ok(Some(Offer::CaughtUp));
+                    return Ok(Some(ReadItem::CaughtUp));
                 }
                 Found::Ended(outcome) => {
                     self.read = None;
                     self.decode();
-                    return outcome.map(|()| Some(Offer::Ended));
+                    return outcome.map(|()| Some(ReadItem::Ended));
                 }
             }
             self.decode();
         }
     }
 
-    /// The record that was offered.
+    /// The record that `next_item` has found.
     pub(crate) fn take_record(&mut self) -> (Lsn, &[u8]) {
         let Some(Read { next, found: Found::Records { left, at, .. }, .. }) = &mut self.read else {
-            unreachable!("a record was taken that had not been offered");
+            unreachable!("take_record without a record");
         };
         let unread = self.inbox.unread();
         let (length, rest) = unread[*at..].split_first_chunk::<4>().expect("batches are checked when decoded");
@@ -418,7 +418,7 @@ impl Session {
         let (request, size) = (decoded.request, decoded.size);
         let is_unsolicited = matches!(decoded.frame, Response::Role { .. } | Response::Error { fatal: true, .. });
         if !is_unsolicited && !(HELLO_REQUEST..self.next_request).contains(&request) {
-            return Err(format!("an answer to request {request}, which was never made"));
+            return Err(format!("an answer to request {request}, which was never sent"));
         }
         match decoded.frame {
             Response::Ack { lsn } => {
@@ -452,7 +452,7 @@ impl Session {
                 self.on_reply(request, Ok(Reply::Welcome));
             }
             Response::BarrierPassed { epoch, last } => {
-                self.on_reply(request, Ok(Reply::Passed(Passed { epoch: Epoch(epoch), last: Lsn(last) })));
+                self.on_reply(request, Ok(Reply::Passed(PassedBarrier { epoch: Epoch(epoch), last: Lsn(last) })));
             }
             Response::Trimmed { first } => self.on_reply(request, Ok(Reply::Trimmed(Lsn(first)))),
             Response::StatusReport { json } => {
@@ -484,28 +484,28 @@ impl Session {
         }
     }
 
-    /// An error goes to whoever waits for that request. A fatal one ends the connection too; with nobody waiting for its
-    /// request, it is what the next caller gets.
+    /// An error goes to the caller that waits for that request. A fatal one ends the connection too; if no caller waits for
+    /// its request, the next one gets it.
     fn on_error(&mut self, request: u64, fatal: bool, error: Error) {
-        let last_words = fatal.then(|| format!("the sidecar ended the connection: {error}"));
+        let disconnect = fatal.then(|| format!("the sidecar ended the connection: {error}"));
         if let Ok(place) = self.in_flight.binary_search(&Ticket(request)) {
             self.in_flight.remove(place);
             self.answer(Ticket(request), Err(error));
         } else if self.read.as_ref().is_some_and(|read| read.request == request) {
             self.on_end(request, Found::Ended(Err(error)));
-        } else if request == self.asked && self.reply.is_none() {
+        } else if request == self.requested && self.reply.is_none() {
             self.on_reply(request, Err(error));
         } else if fatal {
             self.fail(error);
         }
-        if let Some(why) = last_words {
+        if let Some(why) = disconnect {
             self.fail(Error::Disconnected { why });
         }
     }
 
-    /// A reply to a request that its caller has given up is dropped.
+    /// A reply to a request whose caller has stopped waiting is dropped.
     fn on_reply(&mut self, request: u64, reply: Result<Reply, Error>) {
-        if request == self.asked {
+        if request == self.requested {
             self.reply = Some(reply);
         }
     }

@@ -1,4 +1,4 @@
-//! What a client is given: options in, and the server's words out as owned values.
+//! The client's options, and what it returns: owned values of the sidecar's frames.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::Error;
 /// How to connect and how to wait.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Have `connect` return only once the sidecar is primary: how a standby app waits for its turn.
+    /// Have `connect` return only once the sidecar is primary: how a standby app waits for its promotion.
     pub hold: bool,
     /// Longest that one call waits without hearing from the sidecar; then [`Error::TimedOut`]. `None`: as long as the
     /// connection lives. It bounds the wait of `connect` with `hold`, and of a tail for its next record, as well.
     pub timeout: Option<Duration>,
     /// How long the blocking client polls for an answer before it sleeps. Spares the wake-up (some 10 µs) at the price of a
-    /// busy core; zero, the default, sleeps at once. The asynchronous client takes no notice.
+    /// busy core; zero, the default, sleeps at once. The asynchronous client ignores it.
     pub spin: Duration,
 }
 
-/// What the sidecar said of itself when the connection began.
+/// The sidecar's answer to the hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// Version of the protocol.
@@ -64,14 +64,14 @@ impl Limits {
     }
 }
 
-/// Who the sidecar is now, as far as it has told.
+/// The sidecar's role, by its last frame that named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Its role.
     pub role: Role,
     /// Its epoch.
     pub epoch: Epoch,
-    /// The last acknowledged record that it knew when it spoke.
+    /// The last acknowledged record that it knew then.
     pub last: Lsn,
     /// Who is primary, if known.
     pub primary: Option<String>,
@@ -92,14 +92,14 @@ pub struct Ack {
 
 /// A passed barrier: the sidecar was still primary after the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passed {
+pub struct PassedBarrier {
     /// The epoch in which it was.
     pub epoch: Epoch,
     /// The last acknowledged record then.
     pub last: Lsn,
 }
 
-/// What a tail brings.
+/// What a tail returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// The next record.

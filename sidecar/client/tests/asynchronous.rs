@@ -1,18 +1,19 @@
 //! The asynchronous client: what differs from the blocking one is the waiting, so that is what is tested here.
 
 #![cfg(feature = "async")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod fake;
 
 use std::time::Duration;
 
-use fake::{Server, sidecar, stubborn};
+use fake::{Server, sidecar, with_backpressure};
 use tailwind_client::asynchronous::Client;
 use tailwind_client::{Error, Event, Lsn, Options};
 use tailwind_protocol::socket::{Request, Response};
 
 #[tokio::test]
-async fn every_function_works_against_a_small_sidecar() {
+async fn all_functions_work() {
     let server = Server::new(sidecar);
     let mut client = Client::connect(server.path()).await.unwrap();
     assert_eq!(client.welcome().limits.inflight_max, 1000);
@@ -39,32 +40,30 @@ async fn every_function_works_against_a_small_sidecar() {
     server.join();
 }
 
-#[tokio::test]
-async fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
-    let server = Server::new(|peer| stubborn(peer, 1000));
+/// Submits records of this size to a sidecar that reads nothing while acks of `group` appends are not taken.
+async fn pipeline(group: usize, count: u64, size: usize) {
+    let server = Server::new(move |peer| with_backpressure(peer, group));
     let mut client = Client::connect(server.path()).await.unwrap();
-    for _ in 0..100_000 {
-        client.submit(&[1; 100]).await.unwrap();
+    for _ in 0..count {
+        client.submit(&vec![1; size]).await.unwrap();
     }
-    assert_eq!(client.flush().await.unwrap(), Some(Lsn(100_000)));
+    assert_eq!(client.flush().await.unwrap(), Some(Lsn(count)));
     drop(client);
     server.join();
 }
 
 #[tokio::test]
-async fn large_records_do_not_deadlock_either() {
-    let server = Server::new(|peer| stubborn(peer, 4));
-    let mut client = Client::connect(server.path()).await.unwrap();
-    for _ in 0..40 {
-        client.submit(&vec![1; 1 << 20]).await.unwrap();
-    }
-    assert_eq!(client.flush().await.unwrap(), Some(Lsn(40)));
-    drop(client);
-    server.join();
+async fn pipelining_does_not_deadlock() {
+    pipeline(1000, 100_000, 100).await;
 }
 
 #[tokio::test]
-async fn a_dropped_future_loses_nothing() {
+async fn large_records_do_not_deadlock() {
+    pipeline(4, 40, 1 << 20).await;
+}
+
+#[tokio::test]
+async fn dropped_future_loses_nothing() {
     let (sender, late) = std::sync::mpsc::channel();
     let server = Server::new(move |mut peer| {
         peer.welcome();
@@ -81,7 +80,7 @@ async fn a_dropped_future_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_an_error_after_which_the_client_goes_on() {
+async fn client_is_usable_after_a_timeout() {
     let server = Server::new(|mut peer| {
         peer.welcome();
         assert!(peer.next(|_, _| ()).is_none());

@@ -6,10 +6,10 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{Peer, Server, WELCOME, sidecar, stubborn};
+use fake::{Peer, Server, WELCOME, sidecar, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Epoch, Error, Event, Lsn, Options, Passed, Role};
+use tailwind_client::{Epoch, Error, Event, Lsn, Options, PassedBarrier, Role};
 use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
@@ -32,7 +32,7 @@ fn refused_hello(script: impl FnOnce(&mut Peer) + Send + 'static) -> Error {
 }
 
 #[test]
-fn every_function_works_against_a_small_sidecar() {
+fn all_functions_work() {
     let server = Server::new(sidecar);
     let mut client = Client::connect(server.path()).unwrap();
     let welcome = client.welcome();
@@ -51,7 +51,7 @@ fn every_function_works_against_a_small_sidecar() {
     assert_eq!(client.read(Lsn(5), 0).unwrap().next().unwrap().unwrap().1.len(), 1 << 20);
     assert!(client.read(Lsn(6), 0).unwrap().next().is_none());
 
-    assert_eq!(client.barrier().unwrap(), Passed { epoch: Epoch(3), last: Lsn(5) });
+    assert_eq!(client.barrier().unwrap(), PassedBarrier { epoch: Epoch(3), last: Lsn(5) });
     assert_eq!(client.trim(Lsn(3)).unwrap(), Lsn(3));
     assert_eq!(client.status().unwrap(), r#"{"role":"primary"}"#);
 
@@ -77,33 +77,31 @@ fn frames_may_arrive_byte_by_byte() {
     server.join();
 }
 
-#[test]
-fn pipelining_against_a_sidecar_that_stops_reading_does_not_deadlock() {
-    let server = Server::new(|peer| stubborn(peer, 1000));
+/// Submits records of this size to a sidecar that reads nothing while acks of `group` appends are not taken.
+fn pipeline(group: usize, count: u64, size: usize) {
+    let server = Server::new(move |peer| with_backpressure(peer, group));
     let mut client = Client::connect(server.path()).unwrap();
-    for _ in 0..100_000 {
-        client.submit(&[1; 100]).unwrap();
+    for _ in 0..count {
+        client.submit(&vec![1; size]).unwrap();
     }
-    assert_eq!(client.flush().unwrap(), Some(Lsn(100_000)));
+    assert_eq!(client.flush().unwrap(), Some(Lsn(count)));
     assert_eq!((client.in_flight(), client.flush().unwrap()), (0, None));
     drop(client);
     server.join();
 }
 
 #[test]
-fn large_records_do_not_deadlock_either() {
-    let server = Server::new(|peer| stubborn(peer, 4));
-    let mut client = Client::connect(server.path()).unwrap();
-    for _ in 0..40 {
-        client.submit(&vec![1; 1 << 20]).unwrap();
-    }
-    assert_eq!(client.flush().unwrap(), Some(Lsn(40)));
-    drop(client);
-    server.join();
+fn pipelining_does_not_deadlock() {
+    pipeline(1000, 100_000, 100);
 }
 
 #[test]
-fn tickets_are_answered_in_any_order_of_asking() {
+fn large_records_do_not_deadlock() {
+    pipeline(4, 40, 1 << 20);
+}
+
+#[test]
+fn tickets_can_be_waited_for_in_any_order() {
     let server = Server::new(sidecar);
     let mut client = Client::connect(server.path()).unwrap();
     let tickets: Vec<_> = (0..5).map(|_| client.submit(b"x").unwrap()).collect();
@@ -121,7 +119,7 @@ fn tickets_are_answered_in_any_order_of_asking() {
 }
 
 #[test]
-fn a_lost_role_leaves_outcomes_unknown_and_the_connection_alive() {
+fn lost_role_leaves_outcomes_unknown() {
     let (mut client, server) = connect(|peer| {
         let requests = [peer.expect(APPEND), peer.expect(APPEND), peer.expect(APPEND)];
         peer.send(requests[0], Response::Ack { lsn: 10 });
@@ -146,7 +144,7 @@ fn a_lost_role_leaves_outcomes_unknown_and_the_connection_alive() {
 }
 
 #[test]
-fn role_frames_come_in_between_and_can_be_waited_for() {
+fn role_frames_can_be_waited_for() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(APPEND);
         peer.role(Role::Recovering, "");
@@ -166,7 +164,7 @@ fn role_frames_come_in_between_and_can_be_waited_for() {
 }
 
 #[test]
-fn a_refusal_may_overtake_acks() {
+fn refusal_may_overtake_acks() {
     let (mut client, server) = connect(|peer| {
         let requests = [peer.expect(APPEND), peer.expect(APPEND), peer.expect(APPEND)];
         peer.refuse(requests[1], ErrorCode::TooLarge, "too large");
@@ -181,7 +179,7 @@ fn a_refusal_may_overtake_acks() {
 }
 
 #[test]
-fn errors_are_named_by_what_to_do_next() {
+fn error_codes_map_to_errors() {
     use ErrorCode::*;
     for code in ErrorCode::ALL {
         let (mut client, server) = connect(move |peer| {
@@ -208,7 +206,7 @@ fn errors_are_named_by_what_to_do_next() {
 }
 
 #[test]
-fn a_refused_hello_says_why() {
+fn refused_hello_gives_the_reason() {
     let error = refused_hello(|peer| peer.fatal(1, ErrorCode::NotAllowed, "user 5 is not on the list"));
     assert!(matches!(error, Error::Refused { code: ErrorCode::NotAllowed, .. }), "{error}");
     let error = refused_hello(|peer| peer.fatal(0, ErrorCode::Busy, "64 connections"));
@@ -227,7 +225,7 @@ fn a_refused_hello_says_why() {
 }
 
 #[test]
-fn hold_asks_for_it_and_the_timeout_bounds_it() {
+fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
         peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD });
         assert!(peer.next(|_, _| ()).is_none());
@@ -238,7 +236,7 @@ fn hold_asks_for_it_and_the_timeout_bounds_it() {
 }
 
 #[test]
-fn the_end_of_the_connection_reaches_every_call_but_not_answers_that_came_before() {
+fn disconnect_preserves_earlier_answers() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(APPEND);
         peer.expect(APPEND);
@@ -256,7 +254,7 @@ fn the_end_of_the_connection_reaches_every_call_but_not_answers_that_came_before
 }
 
 #[test]
-fn a_failed_read_ends_its_iterator() {
+fn failed_read_ends_its_iterator() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
         peer.records(request, 1, &["a"]);
@@ -267,7 +265,7 @@ fn a_failed_read_ends_its_iterator() {
 }
 
 #[test]
-fn violations_of_the_protocol_end_the_connection() {
+fn protocol_violations_end_the_connection() {
     let violations: [fn(&mut Peer, u64); 4] = [
         |peer, _| peer.send(77, Response::Ack { lsn: 1 }),
         |peer, _| peer.send(1, Response::Ack { lsn: 1 }),
@@ -287,7 +285,7 @@ fn violations_of_the_protocol_end_the_connection() {
 }
 
 #[test]
-fn a_gap_in_a_read_is_a_violation() {
+fn gap_in_a_read_is_a_violation() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(Request::Read { from: 1, limit: 0, flags: 0 });
         peer.records(request, 1, &["a", "b"]);
@@ -299,7 +297,7 @@ fn a_gap_in_a_read_is_a_violation() {
 }
 
 #[test]
-fn limits_are_checked_before_anything_is_sent() {
+fn limits_are_checked_before_sending() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(APPEND);
         peer.send(request, Response::Ack { lsn: 10 });
@@ -314,7 +312,7 @@ fn limits_are_checked_before_anything_is_sent() {
 }
 
 #[test]
-fn a_read_dropped_half_way_leaves_the_client_usable() {
+fn client_is_usable_after_a_dropped_read() {
     let (mut client, server) = connect(|peer| {
         let request = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
         peer.records(request, 1, &["a", "b", "c"]);
@@ -343,7 +341,7 @@ fn a_read_dropped_half_way_leaves_the_client_usable() {
 }
 
 #[test]
-fn appends_in_flight_are_acknowledged_during_a_read() {
+fn acks_arrive_during_a_read() {
     let (mut client, server) = connect(|peer| {
         let append = peer.expect(APPEND);
         let read = peer.expect(Request::Read { from: 1, limit: 0, flags: READ_TAIL });
@@ -364,7 +362,7 @@ fn appends_in_flight_are_acknowledged_during_a_read() {
 }
 
 #[test]
-fn a_time_out_loses_nothing() {
+fn timeout_loses_nothing() {
     let (sender, late) = std::sync::mpsc::channel();
     let (mut client, server) = connect(move |peer| {
         let append = peer.expect(APPEND);
@@ -386,7 +384,7 @@ fn a_time_out_loses_nothing() {
 }
 
 #[test]
-fn spinning_gives_the_same_answers() {
+fn spinning_gives_the_same_results() {
     let server = Server::new(sidecar);
     let options = Options { spin: Duration::from_micros(50), ..Options::default() };
     let mut client = Client::connect_with(server.path(), &options).unwrap();
@@ -398,7 +396,7 @@ fn spinning_gives_the_same_answers() {
 }
 
 #[test]
-fn pumping_exchanges_without_waiting() {
+fn pump_does_not_wait() {
     let server = Server::new(sidecar);
     let mut client = Client::connect(server.path()).unwrap();
     client.pump().unwrap();

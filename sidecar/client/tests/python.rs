@@ -6,7 +6,7 @@ mod fake;
 
 use std::process::Command;
 
-use fake::{Server, sidecar, stubborn};
+use fake::{Server, sidecar, with_backpressure};
 use tailwind_protocol::socket::{ErrorCode, Request, Response, Role};
 
 /// Runs `script` with `client` connected to the server. Without Python on this machine there is nothing to test.
@@ -25,7 +25,7 @@ fn python(server: Server, script: &str) {
 }
 
 #[test]
-fn every_function_works_against_a_small_sidecar() {
+fn all_functions_work() {
     python(
         Server::new(sidecar),
         r#"
@@ -65,15 +65,15 @@ with client as same:
 #[test]
 fn pipelining_does_not_deadlock() {
     python(
-        Server::new(|peer| stubborn(peer, 1000)),
+        Server::new(|peer| with_backpressure(peer, 1000)),
         "for _ in range(100_000): client.submit(bytes(100))\nassert client.flush() == 100_000",
     );
 }
 
 #[test]
-fn large_records_do_not_deadlock_either() {
+fn large_records_do_not_deadlock() {
     python(
-        Server::new(|peer| stubborn(peer, 4)),
+        Server::new(|peer| with_backpressure(peer, 4)),
         "for _ in range(40): client.submit(bytes(1 << 20))\nassert client.flush() == 40",
     );
 }

@@ -18,8 +18,8 @@ use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
     Channel, ChannelError, Opening, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
+use tailwind_protocol::config::{Durability, Time};
+use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
@@ -28,7 +28,11 @@ use tailwind_sidecar::path::{
     Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, Options, Path, Waker, control_channels,
 };
 
-const BACKUPS: usize = 3;
+use configuration::{BACKUPS, configuration};
+
+#[path = "configuration.rs"]
+mod configuration;
+
 /// A condition that is not met after so many turns is not going to be.
 const TURNS_MAX: usize = 100_000;
 
@@ -220,23 +224,6 @@ impl Bench {
     pub fn handed_over(&mut self) -> Option<ClientRequest> {
         let requests = &mut self.from_path.requests;
         std::iter::from_fn(|| requests.try_recv().ok()).find(|request| matches!(request, ClientRequest::Read { .. }))
-    }
-}
-
-fn configuration(epoch: u64) -> Configuration {
-    let member = |n: usize| MemberRef {
-        id: format!("b{n}").parse().unwrap(),
-        boot: BootId(n as u128),
-        control: format!("127.0.0.1:{n}"),
-    };
-    Configuration {
-        log: LogId(1),
-        epoch: Epoch(epoch),
-        claim: Claim(1),
-        earlier: Vec::new(),
-        version: Version(1),
-        primary: PrimaryRef { id: "a".parse().unwrap(), control: "127.0.0.1:9".into() },
-        members: (0..BACKUPS).map(member).collect(),
     }
 }
 

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_of_the_table_is_known_and_survives_any_arguments() {
+    fn every_listed_command_parses_any_arguments() {
         for spec in COMMANDS {
             for count in 0..8 {
                 for argument in ["0", "x", "", "get", "-9223372036854775808"] {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn set_takes_its_options_in_any_order() {
+    fn set_accepts_options_in_any_order() {
         assert_eq!(set_of("set a b"), (None, false, Condition::Always, false));
         assert_eq!(set_of("SET a b EX 2 nx"), (Some(NOW + 2000), false, Condition::IfAbsent, false));
         assert_eq!(set_of("set a b XX GET px 2"), (Some(NOW + 2), false, Condition::IfPresent, true));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn benchmarks_find_the_settings_that_they_ask_for() {
+    fn settings_that_benchmarks_query_exist() {
         let reply = |line: &str| match parse(&words(line), NOW) {
             Ok(Command::Local(Local::Answer(reply))) => reply,
             other => panic!("{line}: {other:?}"),

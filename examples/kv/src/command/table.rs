@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_sorted_and_in_lower_case() {
+    fn names_are_sorted_and_lower_case() {
         assert!(COMMANDS.windows(2).all(|pair| pair[0].name < pair[1].name));
         assert!(COMMANDS.iter().all(|spec| spec.name.bytes().all(|byte| byte.is_ascii_lowercase())));
     }

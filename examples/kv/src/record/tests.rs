@@ -32,7 +32,7 @@ fn every_kind() -> Vec<Record> {
 
 /// Logs that were written once must be readable for ever: if this fails, the bytes need a new kind.
 #[test]
-fn the_bytes_stay_what_they_are() {
+fn record_bytes_are_stable() {
     let hex = |record: &Record| {
         let bytes = encode(0x0a0b, record);
         assert_eq!(bytes[4..12], [0x0b, 0x0a, 0, 0, 0, 0, 0, 0], "the time");
@@ -61,7 +61,7 @@ fn the_bytes_stay_what_they_are() {
 }
 
 #[test]
-fn records_are_read_as_they_were_written_and_cut_ones_are_refused() {
+fn records_round_trip_and_truncated_ones_are_refused() {
     for record in every_kind() {
         let bytes = encode(77, &record);
         assert_eq!(decode(&bytes), Ok((77, record)));
@@ -76,7 +76,7 @@ fn records_are_read_as_they_were_written_and_cut_ones_are_refused() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_record_or_refused(kind in 0u8..20, flags in any::<u8>(), rest in proptest::collection::vec(any::<u8>(), 0..64)) {
+    fn arbitrary_bytes_are_a_record_or_refused(kind in 0u8..20, flags in any::<u8>(), rest in proptest::collection::vec(any::<u8>(), 0..64)) {
         let mut bytes = vec![MAGIC, kind, flags, 0];
         bytes.extend(rest);
         if let Ok((stamp, record)) = decode(&bytes) {

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_at_blanks_and_kept_together_by_quotation_marks() {
+    fn words_are_split_at_blanks_unless_quoted() {
         assert_eq!(words("  set  a\tb "), Some(vec!["set".into(), "a".into(), "b".into()]));
         assert_eq!(words(r#"set "a b" 'c "d'"#), Some(vec!["set".into(), "a b".into(), r#"c "d"#.into()]));
         assert_eq!(words(r#""\x41\n\"" '\n\''"#), Some(vec!["A\n\"".into(), "\\n'".into()]));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn open_and_glued_quotation_marks_are_refused() {
+    fn unbalanced_quotes_are_refused() {
         for bad in [r#"set "a"#, "set 'a", r#"set "a"b"#, r#"set "a\"#] {
             assert_eq!(words(bad), None, "{bad}");
         }

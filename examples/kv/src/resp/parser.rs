@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_come_as_arrays_and_as_lines() {
+    fn commands_parse_as_arrays_and_lines() {
         let commands =
             parse(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\nPING\r\n\r\n*0\r\n*-1\r\n*1\r\n$0\r\n\r\nSET a 'b c'\n").unwrap();
         let words = |words: &[&'static str]| words.iter().map(|word| Bytes::from(*word)).collect::<Vec<_>>();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_named() {
+    fn invalid_commands_are_named() {
         let why = |bytes: &[u8]| parse(bytes).unwrap_err().to_string();
         assert_eq!(why(b"*x\r\n"), "Protocol error: invalid multibulk length");
         assert_eq!(why(b"*1\r\n:3\r\n"), "Protocol error: expected '$', got ':'");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_refused_before_it_is_too_large() {
+    fn oversized_commands_are_refused_early() {
         let mut bytes = b"*9\r\n".to_vec();
         for _ in 0..9 {
             bytes.extend_from_slice(format!("${ARGUMENT_SIZE_MAX}\r\n").as_bytes());

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_are_encoded_as_clients_expect() {
+    fn replies_follow_resp() {
         let reply = Reply::Array(vec![
             Reply::OK,
             Reply::Integer(-7),

@@ -26,7 +26,7 @@ impl Shell {
 }
 
 #[test]
-fn values_are_set_read_and_deleted() {
+fn values_can_be_set_read_and_deleted() {
     let mut shell = Shell::default();
     shell.check(1, "get a", Reply::Nil);
     shell.check(1, "set a 1", Reply::OK);
@@ -50,7 +50,7 @@ fn values_are_set_read_and_deleted() {
 }
 
 #[test]
-fn numbers_are_added_and_texts_appended() {
+fn incr_and_append_change_values() {
     let mut shell = Shell::default();
     shell.check(1, "incr n", Reply::Integer(1));
     shell.check(1, "incrby n 9", Reply::Integer(10));
@@ -67,7 +67,7 @@ fn numbers_are_added_and_texts_appended() {
 }
 
 #[test]
-fn keys_expire_by_the_clock_of_the_store() {
+fn keys_expire_by_the_store_clock() {
     let mut shell = Shell::default();
     shell.check(1000, "set a 1 px 500", Reply::OK);
     shell.check(1000, "pttl a", Reply::Integer(500));
@@ -91,7 +91,7 @@ fn keys_expire_by_the_clock_of_the_store() {
 }
 
 #[test]
-fn expired_keys_leave_memory() {
+fn expired_keys_are_freed() {
     let mut shell = Shell::default();
     for n in 0..100 {
         shell.check(1, &format!("set k{n} v px 10"), Reply::OK);
@@ -103,7 +103,7 @@ fn expired_keys_leave_memory() {
 
 /// Every key that is there from the first step to the last is found, whatever else comes and goes.
 #[test]
-fn a_scan_finds_every_key_that_stays() {
+fn scan_finds_every_lasting_key() {
     let mut shell = Shell::default();
     for n in 0..500 {
         shell.check(1, &format!("set stay{n} v"), Reply::OK);

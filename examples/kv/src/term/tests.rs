@@ -21,7 +21,7 @@ fn operation(now: u64, line: &str) -> Operation {
 }
 
 /// A term and the log that it writes to.
-struct Stage {
+struct Fixture {
     term: Term<usize>,
     log: Vec<Vec<u8>>,
     acked: usize,
@@ -31,10 +31,10 @@ struct Stage {
     first: u64,
 }
 
-impl Stage {
-    fn new(rules: Rules) -> Stage {
+impl Fixture {
+    fn new(rules: Rules) -> Fixture {
         let term = Term::new(rules, Store::default(), 0, 0);
-        Stage { term, log: Vec::new(), acked: 0, answers: Vec::new(), barriers: 0, first: 1 }
+        Fixture { term, log: Vec::new(), acked: 0, answers: Vec::new(), barriers: 0, first: 1 }
     }
 
     fn ask(&mut self, now: u64, client: usize, lines: &[&str]) {
@@ -90,114 +90,114 @@ fn contents(store: &Store, now: u64) -> Vec<(Bytes, Bytes, Option<u64>)> {
 }
 
 #[test]
-fn a_write_is_seen_and_answered_after_its_ack_and_not_before() {
-    let mut stage = Stage::new(CALM);
-    stage.ask(1, 0, &["set a 1", "get a", "incr a"]);
-    stage.ask(1, 1, &["get a"]);
-    assert_eq!(stage.answer(), (1, vec![Reply::Nil]), "a read of another client does not wait");
-    assert!(stage.answers.is_empty());
-    stage.ack(1);
-    assert!(stage.answers.is_empty(), "the second write of the batch is on its way");
-    stage.ask(1, 1, &["get a"]);
-    assert_eq!(stage.answer(), (1, vec![Reply::text("1")]));
-    stage.ack(1);
-    assert_eq!(stage.answer(), (0, vec![Reply::OK, Reply::text("1"), Reply::Integer(2)]));
+fn writes_are_visible_only_after_their_ack() {
+    let mut fixture = Fixture::new(CALM);
+    fixture.ask(1, 0, &["set a 1", "get a", "incr a"]);
+    fixture.ask(1, 1, &["get a"]);
+    assert_eq!(fixture.answer(), (1, vec![Reply::Nil]), "a read of another client does not wait");
+    assert!(fixture.answers.is_empty());
+    fixture.ack(1);
+    assert!(fixture.answers.is_empty(), "the second write of the batch is on its way");
+    fixture.ask(1, 1, &["get a"]);
+    assert_eq!(fixture.answer(), (1, vec![Reply::text("1")]));
+    fixture.ack(1);
+    assert_eq!(fixture.answer(), (0, vec![Reply::OK, Reply::text("1"), Reply::Integer(2)]));
 }
 
 #[test]
-fn a_strict_read_waits_for_a_barrier_that_began_after_it() {
-    let mut stage = Stage::new(Rules { strict_reads: true, ..CALM });
-    stage.ask(1, 0, &["get a"]);
-    assert_eq!(stage.barriers, 1);
-    stage.ask(1, 1, &["get a"]);
-    stage.ask(1, 2, &["get a", "set a 1"]);
-    assert_eq!(stage.barriers, 1, "one at a time");
-    stage.term.on_barrier(1);
-    stage.carry_out();
-    assert_eq!(stage.answer(), (0, vec![Reply::Nil]));
-    assert!(stage.answers.is_empty(), "the others came after the first barrier had begun");
-    assert_eq!(stage.barriers, 2);
-    stage.ack(1);
-    assert!(stage.answers.is_empty());
-    stage.term.on_barrier(1);
-    stage.carry_out();
-    assert_eq!(stage.answer(), (1, vec![Reply::Nil]));
-    assert_eq!(stage.answer(), (2, vec![Reply::Nil, Reply::OK]));
-    assert_eq!(stage.barriers, 2);
+fn strict_read_waits_for_a_later_barrier() {
+    let mut fixture = Fixture::new(Rules { strict_reads: true, ..CALM });
+    fixture.ask(1, 0, &["get a"]);
+    assert_eq!(fixture.barriers, 1);
+    fixture.ask(1, 1, &["get a"]);
+    fixture.ask(1, 2, &["get a", "set a 1"]);
+    assert_eq!(fixture.barriers, 1, "one at a time");
+    fixture.term.on_barrier(1);
+    fixture.carry_out();
+    assert_eq!(fixture.answer(), (0, vec![Reply::Nil]));
+    assert!(fixture.answers.is_empty(), "the others came after the first barrier had begun");
+    assert_eq!(fixture.barriers, 2);
+    fixture.ack(1);
+    assert!(fixture.answers.is_empty());
+    fixture.term.on_barrier(1);
+    fixture.carry_out();
+    assert_eq!(fixture.answer(), (1, vec![Reply::Nil]));
+    assert_eq!(fixture.answer(), (2, vec![Reply::Nil, Reply::OK]));
+    assert_eq!(fixture.barriers, 2);
 }
 
 #[test]
-fn a_key_that_was_seen_as_gone_is_not_there_again() {
-    let mut stage = Stage::new(CALM);
-    stage.ask(100, 0, &["set a 1 px 50"]);
-    stage.ack(100);
-    stage.answers.clear();
-    stage.ask(149, 0, &["persist a"]);
-    stage.ask(151, 1, &["get a"]);
-    assert_eq!(stage.answer(), (1, vec![Reply::text("1")]), "an earlier write that may keep it is on its way");
-    stage.ack(152);
-    assert_eq!(stage.answer(), (0, vec![Reply::Integer(1)]));
-    stage.ask(153, 0, &["pexpire a 10"]);
-    stage.ack(153);
-    stage.answers.clear();
-    stage.ask(170, 1, &["get a"]);
-    assert_eq!(stage.answer(), (1, vec![Reply::Nil]));
+fn expired_key_does_not_reappear() {
+    let mut fixture = Fixture::new(CALM);
+    fixture.ask(100, 0, &["set a 1 px 50"]);
+    fixture.ack(100);
+    fixture.answers.clear();
+    fixture.ask(149, 0, &["persist a"]);
+    fixture.ask(151, 1, &["get a"]);
+    assert_eq!(fixture.answer(), (1, vec![Reply::text("1")]), "an earlier write that may keep it is on its way");
+    fixture.ack(152);
+    assert_eq!(fixture.answer(), (0, vec![Reply::Integer(1)]));
+    fixture.ask(153, 0, &["pexpire a 10"]);
+    fixture.ack(153);
+    fixture.answers.clear();
+    fixture.ask(170, 1, &["get a"]);
+    assert_eq!(fixture.answer(), (1, vec![Reply::Nil]));
     // The clock of the host goes back: the key stays gone.
-    stage.ask(155, 0, &["persist a"]);
-    stage.ack(155);
-    assert_eq!(stage.answer(), (0, vec![Reply::Integer(0)]));
+    fixture.ask(155, 0, &["persist a"]);
+    fixture.ack(155);
+    assert_eq!(fixture.answer(), (0, vec![Reply::Integer(0)]));
 }
 
 #[test]
-fn strange_records_end_the_turn() {
-    let mut stage = Stage::new(CALM);
-    stage.ask(1, 0, &["set a 1"]);
-    assert_eq!(stage.term.on_ack(1, 2), Err(Gap { expected: 1, found: 2 }));
+fn unknown_records_end_the_term() {
+    let mut fixture = Fixture::new(CALM);
+    fixture.ask(1, 0, &["set a 1"]);
+    assert_eq!(fixture.term.on_ack(1, 2), Err(Gap { expected: 1, found: 2 }));
     let refusal = Reply::error("READONLY");
-    assert_eq!(stage.term.abandon(&refusal), vec![(0, vec![unknown_outcome()])]);
+    assert_eq!(fixture.term.abandon(&refusal), vec![(0, vec![unknown_outcome()])]);
 }
 
 #[test]
-fn the_end_of_a_turn_leaves_nobody_without_an_answer() {
-    let mut stage = Stage::new(CALM);
-    stage.ask(1, 0, &["set a 1", "get a"]);
-    stage.ask(1, 1, &["set b 1", "set c 1"]);
-    stage.ack(1);
-    stage.ack(1);
+fn end_of_a_term_answers_all_requests() {
+    let mut fixture = Fixture::new(CALM);
+    fixture.ask(1, 0, &["set a 1", "get a"]);
+    fixture.ask(1, 1, &["set b 1", "set c 1"]);
+    fixture.ack(1);
+    fixture.ack(1);
     let refusal = Reply::error("READONLY");
-    let answers = stage.term.abandon(&refusal);
-    assert_eq!(stage.answers, vec![(0, vec![Reply::OK, Reply::text("1")])]);
+    let answers = fixture.term.abandon(&refusal);
+    assert_eq!(fixture.answers, vec![(0, vec![Reply::OK, Reply::text("1")])]);
     assert_eq!(answers, vec![(1, vec![Reply::OK, unknown_outcome()])]);
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_logs_nothing() {
-    let mut stage = Stage::new(Rules { memory_max: 300, ..CALM });
-    stage.ask(1, 0, &[&format!("set a {}", "x".repeat(300)), "set b 1", "set c 1"]);
-    assert_eq!(stage.log.len(), 2);
-    while stage.ack(1) {}
-    let (_, replies) = stage.answer();
+fn oversized_values_are_refused_and_not_logged() {
+    let mut fixture = Fixture::new(Rules { memory_max: 300, ..CALM });
+    fixture.ask(1, 0, &[&format!("set a {}", "x".repeat(300)), "set b 1", "set c 1"]);
+    assert_eq!(fixture.log.len(), 2);
+    while fixture.ack(1) {}
+    let (_, replies) = fixture.answer();
     assert!(matches!(&replies[0], Reply::Error(text) if text.contains("limit is 200")), "{replies:?}");
     assert_eq!(replies[1..], [Reply::OK, Reply::OK]);
-    stage.ask(1, 0, &["set d 1", "del b"]);
-    while stage.ack(1) {}
-    let (_, replies) = stage.answer();
+    fixture.ask(1, 0, &["set d 1", "del b"]);
+    while fixture.ack(1) {}
+    let (_, replies) = fixture.answer();
     assert!(matches!(&replies[0], Reply::Error(text) if text.starts_with("OOM ")), "{replies:?}");
     assert_eq!(replies[1], Reply::Integer(1));
 }
 
 #[test]
-fn the_log_does_not_grow_for_ever() {
-    let mut stage = Stage::new(RULES);
+fn log_is_compacted() {
+    let mut fixture = Fixture::new(RULES);
     for n in 0..2000 {
-        stage.ask(1, 0, &[&format!("set k{} {n}", n % 5)]);
-        while stage.ack(1) {}
+        fixture.ask(1, 0, &[&format!("set k{} {n}", n % 5)]);
+        while fixture.ack(1) {}
     }
-    let kept: usize = stage.log[stage.first as usize - 1..].iter().map(Vec::len).sum();
+    let kept: usize = fixture.log[fixture.first as usize - 1..].iter().map(Vec::len).sum();
     // At most: growth until a snapshot begins, as much as the data (5 keys) or 400 bytes, and the snapshot itself.
     assert!(kept < 5000, "{kept} bytes are kept");
-    assert!(stage.term.snapshots() > 10);
-    assert!(stage.replay(stage.first + 1, stage.log.len()).is_err(), "without its beginning a snapshot is none");
+    assert!(fixture.term.snapshots() > 10);
+    assert!(fixture.replay(fixture.first + 1, fixture.log.len()).is_err(), "without its beginning a snapshot is none");
 }
 
 /// Mostly writes that show when they are made twice or not at all; seldom one that wipes all traces.
@@ -225,33 +225,33 @@ proptest! {
     /// Whenever the primary dies, the next one reads from the log what the dead one held: from the log's beginning, and from
     /// wherever it was trimmed. Chunks are small, so that a snapshot takes many rounds and writes come between.
     #[test]
-    fn a_replay_gives_what_the_primary_had(
+    fn replay_restores_the_primary_state(
         moves in proptest::collection::vec((line(), 0..4usize, 0..3u64), 1..300),
         chunk_size in 5..40usize,
     ) {
-        let mut stage = Stage::new(Rules { chunk_size, ..RULES });
+        let mut fixture = Fixture::new(Rules { chunk_size, ..RULES });
         let mut now = 1000;
         for (client, (line, acks, pause)) in moves.iter().enumerate() {
             now += pause;
-            stage.ask(now, client, &[line]);
+            fixture.ask(now, client, &[line]);
             for _ in 0..*acks {
-                stage.ack(now);
+                fixture.ack(now);
             }
-            let acked = stage.acked;
-            let store = stage.term.store();
+            let acked = fixture.acked;
+            let store = fixture.term.store();
             let now = store.clock();
-            let whole = stage.replay(1, acked).unwrap();
+            let whole = fixture.replay(1, acked).unwrap();
             prop_assert_eq!(contents(&whole, now), contents(store, now));
-            if stage.first > 1 {
-                let trimmed = stage.replay(stage.first, acked).unwrap();
+            if fixture.first > 1 {
+                let trimmed = fixture.replay(fixture.first, acked).unwrap();
                 prop_assert_eq!(contents(&trimmed, now), contents(store, now));
                 // Trimming goes by whole segments: less may have gone.
-                let earlier = stage.replay(stage.first - 1, acked).unwrap();
+                let earlier = fixture.replay(fixture.first - 1, acked).unwrap();
                 prop_assert_eq!(contents(&earlier, now), contents(store, now));
             }
         }
-        while stage.ack(now) {}
-        prop_assert_eq!(stage.answers.len(), moves.len());
-        prop_assert!(stage.term.abandon(&Reply::OK).is_empty());
+        while fixture.ack(now) {}
+        prop_assert_eq!(fixture.answers.len(), moves.len());
+        prop_assert!(fixture.term.abandon(&Reply::OK).is_empty());
     }
 }

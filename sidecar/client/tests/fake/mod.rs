@@ -128,7 +128,7 @@ impl Peer {
 }
 
 /// What a request asks of the small sidecar, owned.
-enum Asked {
+enum OwnedRequest {
     Append(Vec<Vec<u8>>),
     Read { from: u64, limit: u64, tail: bool },
     Stop,
@@ -142,32 +142,32 @@ pub fn sidecar(mut peer: Peer) {
     peer.welcome();
     let mut log: Vec<Vec<u8>> = Vec::new();
     let mut tailing = false;
-    while let Some((request, asked)) = peer.next(|request, frame| {
-        let asked = match frame {
-            Request::Append { payload } => Asked::Append(vec![payload.to_vec()]),
-            Request::Batch(batch) => Asked::Append(batch.iter().map(<[u8]>::to_vec).collect()),
-            Request::Read { from, limit, flags } => Asked::Read { from, limit, tail: flags & READ_TAIL != 0 },
-            Request::Stop => Asked::Stop,
-            Request::Barrier => Asked::Barrier,
-            Request::Trim { below } => Asked::Trim(below),
-            Request::Status => Asked::Status,
+    while let Some((request, requested)) = peer.next(|request, frame| {
+        let requested = match frame {
+            Request::Append { payload } => OwnedRequest::Append(vec![payload.to_vec()]),
+            Request::Batch(batch) => OwnedRequest::Append(batch.iter().map(<[u8]>::to_vec).collect()),
+            Request::Read { from, limit, flags } => OwnedRequest::Read { from, limit, tail: flags & READ_TAIL != 0 },
+            Request::Stop => OwnedRequest::Stop,
+            Request::Barrier => OwnedRequest::Barrier,
+            Request::Trim { below } => OwnedRequest::Trim(below),
+            Request::Status => OwnedRequest::Status,
             Request::Hello { .. } => panic!("a second hello"),
         };
-        (request, asked)
+        (request, requested)
     }) {
         let last = log.len() as u64;
-        match asked {
-            Asked::Stop if tailing => {
+        match requested {
+            OwnedRequest::Stop if tailing => {
                 tailing = false;
                 peer.end(request, last + 1, false);
             }
-            Asked::Stop => {}
+            OwnedRequest::Stop => {}
             _ if tailing => peer.refuse(request, ErrorCode::Reading, "a read runs: stop it first"),
-            Asked::Append(records) => {
+            OwnedRequest::Append(records) => {
                 log.extend(records);
                 peer.send(request, Response::Ack { lsn: log.len() as u64 });
             }
-            Asked::Read { from, limit, tail } => {
+            OwnedRequest::Read { from, limit, tail } => {
                 let limit = if limit == 0 { last } else { limit };
                 let end = last.min(from.saturating_add(limit).saturating_sub(1));
                 for lsn in from..=end {
@@ -178,26 +178,26 @@ pub fn sidecar(mut peer: Peer) {
                 tailing = tail;
                 peer.end(request, end.max(from.saturating_sub(1)) + 1, tail);
             }
-            Asked::Barrier => peer.send(request, Response::BarrierPassed { epoch: 3, last }),
-            Asked::Trim(below) => peer.send(request, Response::Trimmed { first: below.min(last + 1) }),
-            Asked::Status => peer.send(request, Response::StatusReport { json: r#"{"role":"primary"}"# }),
+            OwnedRequest::Barrier => peer.send(request, Response::BarrierPassed { epoch: 3, last }),
+            OwnedRequest::Trim(below) => peer.send(request, Response::Trimmed { first: below.min(last + 1) }),
+            OwnedRequest::Status => peer.send(request, Response::StatusReport { json: r#"{"role":"primary"}"# }),
         }
     }
 }
 
 /// A sidecar with back-pressure at its hardest: reads `group` appends, then nothing until their acks have been taken.
-pub fn stubborn(mut peer: Peer, group: usize) {
+pub fn with_backpressure(mut peer: Peer, group: usize) {
     peer.welcome();
     let mut lsn = 0;
     loop {
-        let mut asked = Vec::with_capacity(group);
-        while asked.len() < group {
+        let mut requested = Vec::with_capacity(group);
+        while requested.len() < group {
             match peer.next(|request, _| request) {
-                Some(request) => asked.push(request),
+                Some(request) => requested.push(request),
                 None => return,
             }
         }
-        for request in asked {
+        for request in requested {
             lsn += 1;
             peer.send(request, Response::Ack { lsn });
         }

@@ -1,0 +1,212 @@
+//! The example app: its processes, each beside a sidecar of a group, and a client that speaks RESP.
+//!
+//! Used by `tests/kv.rs`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+
+use super::group::Group;
+use super::http::{self, HttpResponse};
+use super::observer::TIMEOUT;
+use super::process::{Daemon, POLL_INTERVAL, free_port, kv_program};
+use crate::logs::last_lines;
+use crate::wait::poll;
+
+/// How long a connection may take to answer a command.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One server of the app for each sidecar of a group.
+#[derive(Debug)]
+pub struct Servers {
+    servers: Vec<Server>,
+}
+
+#[derive(Debug)]
+struct Server {
+    daemon: Daemon,
+    port: u16,
+    probes: u16,
+    socket: PathBuf,
+    options: Vec<String>,
+}
+
+impl Servers {
+    /// Starts them all, with these options beside where to listen.
+    pub fn start(group: &Group, options: &[&str]) -> Result<Servers> {
+        let server = |index: usize| {
+            Ok(Server {
+                daemon: Daemon::new(&format!("kv{index}"), group.folder().join(format!("kv{index}.log"))),
+                port: free_port()?,
+                probes: free_port()?,
+                socket: group.socket(index),
+                options: options.iter().map(|option| (*option).to_owned()).collect(),
+            })
+        };
+        let mut servers = Servers { servers: (0..group.sidecars()).map(server).collect::<Result<_>>()? };
+        (0..servers.servers.len()).try_for_each(|index| servers.start_one(index))?;
+        Ok(servers)
+    }
+
+    /// Starts (or starts again) one.
+    pub fn start_one(&mut self, index: usize) -> Result<()> {
+        let Server { daemon, port, probes, socket, options } = &mut self.servers[index];
+        let mut command = Command::new(kv_program()?);
+        command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--socket").arg(socket);
+        command.arg("--metrics-listen").arg(format!("127.0.0.1:{probes}")).args(&*options);
+        daemon.start(command)
+    }
+
+    /// Kills one and waits until it is gone.
+    pub fn kill(&mut self, index: usize) -> Result<()> {
+        self.servers[index].daemon.kill()
+    }
+
+    /// Asks one to end (SIGTERM) and waits; its exit code.
+    pub fn terminate(&mut self, index: usize) -> Result<Option<i32>> {
+        self.servers[index].daemon.signal(Signal::TERM)?;
+        let ended = self.servers[index].daemon.wait_for_end();
+        ended.with_context(|| self.logs())
+    }
+
+    /// A connection to one.
+    pub fn connect(&self, index: usize) -> Result<RespClient> {
+        let port = self.servers[index].port;
+        let stream = TcpStream::connect(("127.0.0.1", port)).with_context(|| format!("connect to kv{index}"))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_nodelay(true)?;
+        Ok(RespClient { reader: BufReader::new(stream.try_clone()?), stream })
+    }
+
+    /// Waits until one serves; a connection to it.
+    pub fn wait_for_primary(&self, index: usize) -> Result<RespClient> {
+        self.wait("a server to serve", || {
+            let mut client = self.connect(index).ok()?;
+            matches!(client.ask(&["DBSIZE"]), Ok(RespValue::Integer(_))).then_some(client)
+        })
+    }
+
+    /// Waits until there is something to find.
+    pub fn wait<T>(&self, what: &str, find: impl Fn() -> Option<T>) -> Result<T> {
+        let found = poll(TIMEOUT, POLL_INTERVAL, find);
+        found.with_context(|| format!("waited {TIMEOUT:?} for {what}\n{}", self.logs()))
+    }
+
+    /// What a probe of one is answered with.
+    pub fn probe(&self, index: usize, path: &str) -> Option<HttpResponse> {
+        http::get(self.servers[index].probes, path).ok()
+    }
+
+    /// A number among the metrics of one.
+    pub fn metric(&self, index: usize, name: &str) -> Option<u64> {
+        let text = String::from_utf8(self.probe(index, "/metrics")?.body).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("tailwind_kv_{name} ")))?;
+        line.parse().ok()
+    }
+
+    fn logs(&self) -> String {
+        let logs =
+            self.servers.iter().map(|Server { daemon, .. }| last_lines(&daemon.name, daemon.log().lines(), usize::MAX));
+        logs.collect()
+    }
+}
+
+impl Drop for Servers {
+    #[allow(clippy::print_stderr, reason = "a failing test reports to people")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+    }
+}
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RespValue {
+    /// `+`
+    Simple(String),
+    /// `-`
+    Error(String),
+    /// `:`
+    Integer(i64),
+    /// `$`
+    Bulk(Vec<u8>),
+    /// `$-1`
+    Nil,
+    /// `*`
+    Array(Vec<RespValue>),
+}
+
+impl RespValue {
+    /// A text as bytes.
+    pub fn text(text: &str) -> RespValue {
+        RespValue::Bulk(text.as_bytes().to_vec())
+    }
+
+    /// True for an error that begins with this word.
+    pub fn is_error(&self, word: &str) -> bool {
+        matches!(self, RespValue::Error(text) if text.split(' ').next() == Some(word))
+    }
+}
+
+/// A connection that speaks RESP.
+#[derive(Debug)]
+pub struct RespClient {
+    stream: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+impl RespClient {
+    /// Sends a command without waiting for its reply.
+    pub fn send(&mut self, words: &[&str]) -> Result<()> {
+        let mut bytes = format!("*{}\r\n", words.len());
+        for word in words {
+            bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.send_bytes(bytes.as_bytes())
+    }
+
+    /// Sends any bytes.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    /// The next reply.
+    pub fn reply(&mut self) -> Result<RespValue> {
+        let mut line = String::new();
+        self.reader.read_line(&mut line)?;
+        let line = line.strip_suffix("\r\n").context("the connection has ended")?;
+        let (kind, rest) = line.split_at_checked(1).context("an empty line")?;
+        Ok(match kind {
+            "+" => RespValue::Simple(rest.to_owned()),
+            "-" => RespValue::Error(rest.to_owned()),
+            ":" => RespValue::Integer(rest.parse()?),
+            "$" if rest == "-1" => RespValue::Nil,
+            "$" => {
+                let mut bytes = vec![0; rest.parse::<usize>()? + 2];
+                self.reader.read_exact(&mut bytes)?;
+                ensure!(bytes.ends_with(b"\r\n"), "a bulk that does not end where it should");
+                bytes.truncate(bytes.len() - 2);
+                RespValue::Bulk(bytes)
+            }
+            "*" => RespValue::Array((0..rest.parse::<usize>()?).map(|_| self.reply()).collect::<Result<_>>()?),
+            other => bail!("a reply of kind {other:?}"),
+        })
+    }
+
+    /// Sends a command and waits for its reply.
+    pub fn ask(&mut self, words: &[&str]) -> Result<RespValue> {
+        self.send(words)?;
+        self.reply()
+    }
+
+    /// True once the server has closed the connection.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.reader.fill_buf(), Ok([]))
+    }
+}

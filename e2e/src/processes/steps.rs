@@ -1,0 +1,74 @@
+//! Steps that many tests take: append and wait, read everything back, look through the logs.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use tailwind_client::Lsn;
+use tailwind_client::blocking::Client;
+
+use super::app::is_outage;
+use super::checker::{Comparison, compare};
+use super::group::Group;
+use super::observer::TIMEOUT;
+use crate::workload::Input;
+
+/// Words of the warnings that processes rightly write when others die.
+pub const OUTAGE: [&str; 7] = [
+    "primary is gone",
+    "no heartbeat",
+    "member lost",
+    "member failed",
+    "too few members are left",
+    "waiting",
+    "stepped down",
+];
+
+/// A client of the primary.
+pub fn primary(group: &Group) -> Result<Client> {
+    group.client(group.wait_for_primary()?, true)
+}
+
+/// Waits until a sidecar is a standby and knows who is primary.
+pub fn wait_for_standby(group: &Group, index: usize, primary: usize) -> Result<()> {
+    let (role, primary) = ("standby", format!("sidecar{primary}"));
+    let knows = |group: &Group| {
+        let status = group.status(index);
+        status["role"] == role && status["primary"] == *primary
+    };
+    group.wait("a standby that knows its primary", knows).map(|_| ())
+}
+
+/// Submits the records after `last`; the number of the last one. They are on their way, acks are not waited for.
+pub fn submit(client: &mut Client, input: &impl Input, last: u64, count: u64) -> Result<u64> {
+    for number in last + 1..=last + count {
+        client.submit(&input.record(number))?;
+    }
+    client.pump()?;
+    Ok(last + count)
+}
+
+/// Appends the records after `last` and waits until all are acknowledged; the number of the last one.
+pub fn append(client: &mut Client, input: &impl Input, last: u64, count: u64) -> Result<u64> {
+    let end = submit(client, input, last, count)?;
+    let acked = client.flush()?;
+    ensure!(acked == Some(Lsn(end)), "{acked:?} is acknowledged instead of {end}");
+    Ok(end)
+}
+
+/// Compares the log from record `first` on with the input, as [`compare`] does; again if the primary changes meanwhile.
+pub fn read_back(group: &Group, input: &impl Input, first: u64, acked: u64) -> Result<Comparison> {
+    let give_up = Instant::now() + TIMEOUT;
+    loop {
+        match primary(group).and_then(|mut client| compare(&mut client, input, first, acked, |_| {})) {
+            Err(error) if is_outage(&error) && Instant::now() < give_up => {}
+            result => return result,
+        }
+    }
+}
+
+/// The log holds the input's records up to `acked`: each once, in order, no others.
+pub fn check_whole(group: &Group, input: &impl Input, acked: u64) -> Result<()> {
+    let result = read_back(group, input, 1, acked)?;
+    ensure!(result == Comparison { read: acked, lost: 0, duplicated: 0 }, "records 1 to {acked}: {result:?}");
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! Disks that are full, damaged or all that is left: what was acknowledged survives as the durability mode promises.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use tailwind_e2e::context::{TestContext, is_root, rounds};
+use tailwind_e2e::on_every_fabric;
+use tailwind_e2e::processes::background::Background;
+use tailwind_e2e::processes::checker::compare;
+use tailwind_e2e::processes::damage;
+use tailwind_e2e::processes::group::{Group, Process, Setup};
+use tailwind_e2e::processes::http;
+use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, wait_for_standby};
+
+on_every_fabric!(
+    flushed_records_survive_loss_of_all_memory,
+    members_are_found_at_new_addresses,
+    clean_stop_survives_loss_of_all_memory,
+    full_disk_does_not_stop_the_group,
+    damaged_and_foreign_files_are_kept,
+    flipped_bit_on_disk_is_never_read,
+    corrupt_file_is_repaired_under_a_live_primary,
+);
+
+fn lose_memory(group: &Group) {
+    for index in 0..group.backups() {
+        fs::remove_dir_all(group.pool(index)).unwrap();
+    }
+}
+
+fn flushed_records_survive_loss_of_all_memory(fabric: &str) {
+    let mut test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    setup.sidecar_options.push(("--durability", "flushed".into()));
+    let mut group = test.start_group(setup).unwrap();
+    let mut app = Background::start(group.observer().clone(), input, 64);
+    for _ in 0..rounds(3) {
+        let before = app.acked();
+        let mark = app.go_on(1000);
+        app.wait_for(before + test.random.below(1000)).unwrap();
+        group.kill_all().unwrap();
+        lose_memory(&group);
+        group.start_all().unwrap();
+        app.wait_for(mark).unwrap();
+        check_whole(&group, &input, mark).unwrap();
+    }
+    app.finish().unwrap();
+    // The spare, which has promised nothing yet.
+    group.check_logs(&[&OUTAGE[..], &["memory is lost: starting with a new identity"]].concat()).unwrap();
+}
+
+/// As when every host loses power and gets another address from the network: the configuration knows the old ones only.
+fn members_are_found_at_new_addresses(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (2, 2, 1);
+    setup.sidecar_options.push(("--durability", "flushed".into()));
+    let mut group = test.start_group(setup).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let moves: [fn(&mut Group); 3] = [
+        |group| (0..2).for_each(|index| group.move_backup(index).unwrap()),
+        // Each answers where the other is looked for.
+        |group| group.swap_ports(0, 1),
+        |group| group.move_backup(1).unwrap(),
+    ];
+    for change in moves {
+        group.kill_all().unwrap();
+        lose_memory(&group);
+        change(&mut group);
+        group.start_all().unwrap();
+        check_whole(&group, &input, end).unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 1000).unwrap();
+        group.wait_for_full_set().unwrap();
+    }
+    check_whole(&group, &input, end).unwrap();
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+fn clean_stop_survives_loss_of_all_memory(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    setup.sidecar_options.push(("--durability", "battery".into()));
+    let mut group = test.start_group(setup).unwrap();
+    let mut end = 0;
+    for (signal, count) in [(Signal::TERM, 1000), (Signal::POWER, 1), (Signal::POWER, 700)] {
+        end = append(&mut primary(&group).unwrap(), &input, end, count).unwrap();
+        let leads = group.wait_for_primary().unwrap();
+        // One that has only just been started does not listen to signals yet, and dies of them.
+        let standbys: Vec<usize> = (0..group.sidecars()).filter(|index| *index != leads).collect();
+        standbys.iter().for_each(|index| wait_for_standby(&group, *index, leads).unwrap());
+        for index in 0..group.sidecars() {
+            group.signal(Process::Sidecar(index), Signal::TERM).unwrap();
+            assert_eq!(group.wait_for_end(Process::Sidecar(index)).unwrap(), Some(0));
+        }
+        for index in 0..group.backups() {
+            group.signal(Process::Backup(index), signal).unwrap();
+        }
+        for index in 0..group.backups() {
+            assert_eq!(group.wait_for_end(Process::Backup(index)).unwrap(), Some(0));
+        }
+        lose_memory(&group);
+        group.start_all().unwrap();
+        check_whole(&group, &input, end).unwrap();
+    }
+    group.wait_for_full_set().unwrap();
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+/// A small file system in memory, in place of a disk.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: &Path, bytes: u64) -> SmallDisk {
+        fs::create_dir_all(path).unwrap();
+        let options = format!("size={bytes},mode=0700");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tailwind"]).arg(path).status();
+        assert!(mounted.unwrap().success(), "mount a tmpfs on {}", path.display());
+        SmallDisk(path.to_owned())
+    }
+
+    /// Leaves no room at all.
+    fn fill(&self) {
+        let filler = fs::File::create(self.0.join("filler")).unwrap();
+        let full = (0..)
+            .find_map(|block: u64| std::os::unix::fs::FileExt::write_all_at(&filler, &[1; 4096], block * 4096).err());
+        assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn relieve(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: the daemon still holds files of it and is killed a moment later.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+fn full_disk_does_not_stop_the_group(fabric: &str) {
+    if !is_root("disk: full_disk_does_not_stop_the_group") {
+        return;
+    }
+    let test = TestContext::start();
+    let input = test.input();
+    let setup = Setup { buffers: 8, ..test.setup(fabric).unwrap() };
+    let mut group = Group::prepare(setup).unwrap();
+    let disk = SmallDisk::mount(&group.flush_folder(0), 4 << 20);
+    group.start_all().unwrap();
+    let members = group.wait_for_full_set().unwrap();
+    assert!(members.contains(&0), "{members:?}");
+    disk.fill();
+    // More than the buffers hold: the backup with the full disk can lend no more, and the spare takes its place.
+    let app = Background::start(group.observer().clone(), input, 64);
+    app.go_on(8 * 1000);
+    let end = app.finish().unwrap().acked;
+    group
+        .wait("the full one to be replaced", |group| {
+            let members = group.members();
+            members.len() == 3 && !members.contains(&"backup0".to_owned())
+        })
+        .unwrap();
+    check_whole(&group, &input, end).unwrap();
+    disk.relieve();
+    group.wait("its flushes to succeed", |group| group.log("backup0").contains("flushes succeed again")).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["flush failed: will retry"]].concat()).unwrap();
+}
+
+/// Waits until so many closed segments are on every member's disk; the file of the first one at each.
+fn flushed(group: &Group, count: usize) -> Vec<PathBuf> {
+    let files = |index: usize| damage::closed(&group.flush_folder(index)).unwrap();
+    let members = group.wait_for_full_set().unwrap();
+    group.wait("closed segments on every disk", |_| members.iter().all(|index| files(*index).len() >= count)).unwrap();
+    members.iter().map(|index| files(*index)[0].clone()).collect()
+}
+
+fn damaged_and_foreign_files_are_kept(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut group = test.group(fabric).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let sound = flushed(&group, 3)[0].clone();
+    let folder = sound.parent().unwrap().to_owned();
+    let index = (0..group.backups()).find(|index| group.flush_folder(*index) == folder).unwrap();
+    let strange = [
+        ("segment-0000000000000901.closed", b"nothing of ours".to_vec()),
+        ("segment-0000000000000902.closed", Vec::new()),
+        ("segment-0000000000000903.open", vec![0xFF; 70_000]),
+        ("segment-0000000000000904.closed", fs::read(&sound).unwrap()),
+        ("segment-abc.closed", b"not a number".to_vec()),
+        ("notes.txt", b"somebody's notes".to_vec()),
+    ];
+    for (rounds, restart_with) in [(1, Signal::KILL), (2, Signal::TERM)] {
+        for (name, bytes) in &strange {
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        group.signal(Process::Backup(index), restart_with).unwrap();
+        group.wait_for_end(Process::Backup(index)).unwrap();
+        group.start_backup(index).unwrap();
+        end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
+        group.wait_for_full_set().unwrap();
+        for (name, bytes) in &strange {
+            // Those with a segment's name make way for segments; nothing is ever written over them.
+            let segment = name.starts_with("segment-0");
+            let kept = || {
+                let files = damage::files(&folder, |other| other.starts_with(name)).unwrap();
+                let kept = files.iter().filter(|(other, found)| *found == bytes && (*other == name) != segment);
+                kept.count() == if segment { rounds } else { 1 }
+            };
+            group.wait(&format!("{name} to be kept"), |_| kept()).unwrap();
+        }
+    }
+    check_whole(&group, &input, end).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["strange segment file"]].concat()).unwrap();
+}
+
+fn flipped_bit_on_disk_is_never_read(fabric: &str) {
+    let mut test = TestContext::start();
+    let input = test.input();
+    // Three backups and no spare, and no process is taken for dead on a busy machine: a member that is refilled would have
+    // a sound copy that this test does not know of.
+    let mut setup = test.setup(fabric).unwrap();
+    setup.backups = 3;
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "20000".to_owned()));
+    // So that only readers meet the damage.
+    setup.backup_options.push(("--scrub-rate", "0".to_owned()));
+    let group = test.start_group(setup).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    let files = flushed(&group, 3);
+    for file in &files[1..] {
+        let good = fs::read(file).unwrap();
+        flip_a_bit(file, &mut test);
+        // Readers begin with any member: often enough one meets the damage.
+        let is_repaired = |group: &Group| {
+            check_whole(group, &input, end).unwrap();
+            fs::read(file).is_ok_and(|bytes| bytes == good)
+        };
+        group.wait("the copy to be repaired", is_repaired).unwrap();
+    }
+    let good: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    files.iter().for_each(|file| flip_a_bit(file, &mut test));
+    let read = compare(&mut primary(&group).unwrap(), &input, 1, end, |_| {});
+    let error = read.expect_err("no sound copy is left").to_string();
+    assert!(error.contains("cannot be fetched"), "{error}");
+    files.iter().zip(good).for_each(|(file, good)| fs::write(file, good).unwrap());
+    // Members that have reported "corrupt" do so until they are refilled, and stay in the set; the log goes on.
+    let members = group.wait_for_full_set().unwrap();
+    assert_eq!(members.len(), 3);
+    append(&mut primary(&group).unwrap(), &input, end, 100).unwrap();
+    group.wait("the damage in the status", |group| damaged(group) == 3).unwrap();
+    let unrepaired = "failed to repair a closed copy";
+    group
+        .wait("a log line on the failed repair", |group| group.last_lines(usize::MAX).matches(unrepaired).count() == 3)
+        .unwrap();
+    check_logs_with_corruption(&group, &["corrupt copy", unrepaired]);
+}
+
+/// Corruption is an error where it is found, and a warning at the primary.
+fn check_logs_with_corruption(group: &Group, expected: &[&str]) {
+    let corruption =
+        ["error: closed segment is corrupt", "closed segment is corrupt", "a member has corrupt closed copies"];
+    group.check_logs(&[expected, &corruption].concat()).unwrap();
+}
+
+/// Damaged copies at members, as the primary's status counts them.
+fn damaged(group: &Group) -> u64 {
+    let status = group.primary().map(|index| group.status(index)).unwrap_or_default();
+    let members = status["members"].as_array().into_iter().flatten();
+    members.filter_map(|member| member["damaged"].as_u64()).sum()
+}
+
+/// Without a reader: the backup's scrub finds it, and the primary installs it again. Then it is the only copy.
+fn corrupt_file_is_repaired_under_a_live_primary(fabric: &str) {
+    let mut test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (2, 2, 2);
+    setup.sidecar_options.push(("--min-in-sync", "1".to_owned()));
+    setup.sidecar_options.push(("--heartbeat-silence-ms", "20000".to_owned()));
+    let mut group = test.start_group(setup).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    flushed(&group, 3);
+    let file = flushed(&group, 3).into_iter().find(|file| file.starts_with(group.flush_folder(0))).unwrap();
+    let good = fs::read(&file).unwrap();
+    flip_a_bit(&file, &mut test);
+    let metric = |group: &Group, name: &str| {
+        let page = http::get(group.port(Process::Backup(0)), "/metrics").map(|reply| reply.body).unwrap_or_default();
+        let page = String::from_utf8(page).unwrap_or_default();
+        let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok())
+    };
+    group.wait("the file to be sound again", |_| fs::read(&file).is_ok_and(|bytes| bytes == good)).unwrap();
+    group
+        .wait("the metrics of the repair", |group| {
+            let is = |name: &str, value: u64| metric(group, name) == Some(value);
+            is("tailwind_backup_scrub_corrupt_total{", 1)
+                && is("tailwind_backup_segments_corrupt{", 0)
+                && metric(group, "tailwind_backup_scrub_passes_total{").is_some_and(|passes| passes > 0)
+                && damaged(group) == 0
+        })
+        .unwrap();
+    assert!(group.log("backup0").contains("found by the scrub"));
+    assert_eq!(group.members().len(), 2, "no member was lost");
+    group.kill_backup(1).unwrap();
+    let leads = group.primary().unwrap();
+    group.kill_sidecar(leads).unwrap();
+    check_whole(&group, &input, end).unwrap();
+    check_logs_with_corruption(&group, &OUTAGE);
+}
+
+fn flip_a_bit(file: &Path, test: &mut TestContext) {
+    let mut bytes = fs::read(file).unwrap();
+    // Not in the footer, which is read at the start only.
+    let at = test.random.below(bytes.len() as u64 - 64) as usize;
+    bytes[at] ^= 1 << test.random.below(8);
+    fs::write(file, bytes).unwrap();
+}

@@ -1,0 +1,17 @@
+//! Groups as processes of this host: what they do when processes die, files are damaged, and input is wrong.
+//!
+//! One module for each topic; `docs/testing.md` says what each must show. One program, so that it is linked once.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+mod access;
+mod bad_input;
+mod bad_options;
+mod clients;
+mod commands;
+mod disk;
+mod evidence;
+mod evidence_fixture;
+mod examples;
+mod kills;
+mod kv;
+mod silent_connections;
