@@ -3,6 +3,9 @@
 //! Called by [`run`](crate::run) for the sending half, by [`backup`](crate::backup) for the receiving one, and by the
 //! preflight.
 
+// Without RDMA no port can be selected.
+#[cfg(not(feature = "verbs"))]
+use std::convert::Infallible as SelectedPort;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,7 +14,9 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, ValueEnum};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, SelectedPort, Tuning};
+use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
+#[cfg(feature = "verbs")]
+use tailwind_fabric::verbs::{SelectedPort, VerbsReceiver, VerbsSender};
 use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
 
 use crate::http;
@@ -140,7 +145,12 @@ pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyh
     match decide(fabric, rdma, address)? {
         Decision::Shm => Ok(Arc::new(ShmSender)),
         Decision::Tcp => Ok(Arc::new(TcpSender)),
-        Decision::Verbs(port) => open_sender(&port, rdma.tuning()),
+        #[cfg(feature = "verbs")]
+        Decision::Verbs(port) => {
+            let sender = VerbsSender::open(&port, rdma.tuning())?;
+            tracing::info!(device = %port, retry = %rdma.rdma_patience, "RDMA");
+            Ok(Arc::new(sender))
+        }
     }
 }
 
@@ -167,10 +177,13 @@ pub fn receiver(
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
             Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
         }
+        #[cfg(feature = "verbs")]
         Decision::Verbs(port) => {
             let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
             ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
-            open_receiver(pool, &port, rdma.tuning())
+            let receiver = VerbsReceiver::open(Arc::clone(pool), &port, rdma.tuning())?;
+            tracing::info!(device = %port, retry = %rdma.rdma_patience, "RDMA");
+            Ok(Box::new(receiver))
         }
     }
 }
@@ -187,30 +200,6 @@ pub fn find_device(selector: &DeviceSelector) -> Result<SelectedPort, String> {
 #[cfg(not(feature = "verbs"))]
 pub fn find_device(_selector: &DeviceSelector) -> Result<SelectedPort, String> {
     Err("this program was built without RDMA (cargo feature `verbs`)".to_owned())
-}
-
-#[cfg(feature = "verbs")]
-fn open_sender(port: &SelectedPort, tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
-    let sender = tailwind_fabric::verbs::VerbsSender::open(port, tuning)?;
-    tracing::info!(device = %port, retry = %tuning.retry, "RDMA");
-    Ok(Arc::new(sender))
-}
-
-#[cfg(feature = "verbs")]
-fn open_receiver(pool: &Arc<Pool>, port: &SelectedPort, tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
-    let receiver = tailwind_fabric::verbs::VerbsReceiver::open(Arc::clone(pool), port, tuning)?;
-    tracing::info!(device = %port, retry = %tuning.retry, "RDMA");
-    Ok(Box::new(receiver))
-}
-
-#[cfg(not(feature = "verbs"))]
-fn open_sender(port: &SelectedPort, _tuning: Tuning) -> anyhow::Result<Arc<dyn Sender>> {
-    anyhow::bail!("{port}: {}", "this program was built without RDMA")
-}
-
-#[cfg(not(feature = "verbs"))]
-fn open_receiver(_pool: &Arc<Pool>, port: &SelectedPort, _tuning: Tuning) -> anyhow::Result<Box<dyn Receiver>> {
-    anyhow::bail!("{port}: {}", "this program was built without RDMA")
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub use sleep::Waker;
 pub use slots::CONNECTIONS_MAX;
 use slots::{ClientSlots, SLOTS};
 
-/// How often the protocol core hears of time passing.
+/// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
 /// How often idle connections are looked at while a few busy ones keep the loop turning.
 const LOOK_AROUND_TURNS: u32 = 32;
@@ -190,7 +190,7 @@ impl Path {
         self.process_requests(slot);
         let after = self.clients.in_slot(slot).map_or(0, |client| client.inbox.pending().len());
         if closed {
-            // What it sent before it went has been taken as far as there was room; nobody waits for the rest.
+            // What it sent before it went has been taken as far as there was room; the rest is dropped.
             self.close(slot);
         }
         before != after || closed

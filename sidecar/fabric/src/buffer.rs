@@ -130,7 +130,7 @@ impl SharedBuffer {
     }
 
     /// Bytes published so far.
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    #[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> u32 {
         self.memory.published.load(Ordering::Acquire)
     }

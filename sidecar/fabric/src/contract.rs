@@ -18,7 +18,7 @@
 //!    write that has completed is in that memory. It must not wait for the sender: a sender may be frozen in the middle
 //!    of a write.
 //! 4. **Capability.** A sender reaches a slot only with a [`Grant`] that the receiver made for it, sent over the
-//!    control RPC. A stranger who connects can neither write nor learn anything.
+//!    control RPC. Anyone else who connects can neither write nor learn anything.
 //! 5. **Zero.** A slot is all zero when [`Receiver::lend`] returns, and stays unreachable for every earlier lending.
 //! 6. **Failure is final.** After the first error a channel reports nothing but that error; a new epoch makes a new
 //!    one.
@@ -47,6 +47,7 @@ use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 #[derive(Clone, Debug)]
 pub struct RemoteBuffer {
     /// Where the slot begins in the receiver's address space, if writes name addresses.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only verbs writes to addresses"))]
     pub(crate) address: u64,
     /// Named in each write.
     pub(crate) key: u64,
@@ -64,12 +65,12 @@ pub trait Receiver: Send {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
     /// Zeroes the slot (promise 5) and lets `writer` write it. An earlier lending of the slot is over.
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError>;
-    /// Ends one lending whose writer has said that it is finished with it: no further write to it completes, all its
-    /// completed writes are readable. Not a barrier: a straggler may repeat bytes until the slot is lent again.
+    /// Ends one lending whose writer has finished with it: no further write to it completes, all its
+    /// completed writes are readable. Not a barrier: a late write may repeat bytes until the slot is lent again.
     fn end_lending(&mut self, slot: SlotId);
     /// Revokes every writer smaller than `writer`, for good (promise 3). On an error the caller must end the process.
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError>;
-    /// Why nothing can be lent any more, for people; `None` while all is well.
+    /// Why nothing can be lent any more, for the administrator; `None` while there is no problem.
     fn problem(&self) -> Option<String> {
         None
     }
@@ -79,8 +80,10 @@ pub trait Receiver: Send {
 pub trait Sender: Send + Sync {
     /// Which fabric this is.
     fn kind(&self) -> FabricKind;
-    /// Local memory that may be posted from (registered, where the fabric asks for it), prefaulted.
-    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError>;
+    /// Local memory that may be posted from (registered, where the fabric requires it), prefaulted.
+    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
+        AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
+    }
     /// Prepares this side's end of one channel.
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError>;
     /// Makes a lent slot writable from this process.

@@ -22,7 +22,7 @@ pub enum FabricError {
     /// The writer has been revoked.
     #[error("writer {0:?} has been revoked")]
     Revoked(Writer),
-    /// The operating system said no.
+    /// The operating system refused.
     #[error("{action}: {source}")]
     Io {
         /// What was being done, in the present tense.
@@ -37,7 +37,7 @@ impl FabricError {
         FabricError::Mismatch { ours, theirs }
     }
 
-    /// Says what was being done when the operating system said no.
+    /// Adds what was being done when the operating system refused.
     pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> FabricError {
         let action = action.into();
         move |source| FabricError::Io { action, source }

@@ -1,5 +1,5 @@
 //! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key, and the
-//! mark that tells a slot file from one that has lost its bytes.
+//! mark that distinguishes a slot file from one that has lost its bytes.
 //!
 //! [`pool`](crate::pool) makes the files; [`shm`](crate::shm) writes them from the sending process, [`tcp`](crate::tcp)
 //! from the receiving one. Bytes are only ever *written* through a mapping: reads go through `pread(2)`, so that no
@@ -17,9 +17,9 @@ use memmap2::{MmapOptions, MmapRaw};
 /// Bytes behind a slot's own: room for the flag, the key and the mark. They have a page of their own so that giving back the
 /// slot's memory leaves them alone.
 pub(crate) const FLAG_PAGE_SIZE: u32 = 4096;
-/// Where the key stands within the flag page; the flag stands at its start.
+/// Offset of the key within the flag page; the flag is at its start.
 const KEY_OFFSET: usize = 8;
-/// And the mark behind it.
+/// Offset of the mark.
 const MARK_OFFSET: usize = 16;
 /// In each slot file from before it gets its name on. Without it the file reads as zeros, or is another's.
 const MARK: u64 = u64::from_le_bytes(*b"TWBUFFER");
@@ -97,7 +97,7 @@ impl Mapping {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 
-    /// The flag as it stands. For the order of this load against a write's bytes, see [`shm`](crate::shm).
+    /// The flag. For the order of this load against a write's bytes, see [`shm`](crate::shm).
     pub(crate) fn flag(&self) -> Flag {
         match self.flag_word().load(Ordering::SeqCst) {
             NEVER_LENT => Flag::NeverLent,
@@ -108,12 +108,12 @@ impl Mapping {
 
     /// The key of the lending; zero if there never was one.
     pub(crate) fn key(&self) -> u64 {
-        self.key_word().load(Ordering::SeqCst)
+        self.word(KEY_OFFSET).load(Ordering::SeqCst)
     }
 
-    /// Opens the file to whoever holds a grant with `key`.
+    /// Opens the file to holders of a grant with `key`.
     pub(crate) fn lend(&self, key: u64) {
-        self.key_word().store(key, Ordering::SeqCst);
+        self.word(KEY_OFFSET).store(key, Ordering::SeqCst);
         self.flag_word().store(LENT, Ordering::SeqCst);
     }
 
@@ -128,12 +128,12 @@ impl Mapping {
 
     /// Makes this a slot file.
     pub(crate) fn mark(&self) {
-        self.mark_word().store(MARK, Ordering::SeqCst);
+        self.word(MARK_OFFSET).store(MARK, Ordering::SeqCst);
     }
 
     /// True for a slot file whose bytes are still there.
     pub(crate) fn is_marked(&self) -> bool {
-        self.mark_word().load(Ordering::SeqCst) == MARK
+        self.word(MARK_OFFSET).load(Ordering::SeqCst) == MARK
     }
 
     fn flag_word(&self) -> &AtomicU32 {
@@ -144,16 +144,8 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(word.cast()) }
     }
 
-    fn key_word(&self) -> &AtomicU64 {
-        self.word_of_eight(KEY_OFFSET)
-    }
-
-    fn mark_word(&self) -> &AtomicU64 {
-        self.word_of_eight(MARK_OFFSET)
-    }
-
-    /// The word of eight bytes at `offset`, one of the two above.
-    fn word_of_eight(&self, offset: usize) -> &AtomicU64 {
+    /// The key or the mark.
+    fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset == KEY_OFFSET || offset == MARK_OFFSET, "a word of the flag page");
         // SAFETY: as for the flag, `offset` bytes into the same page.
         let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize + offset) };

@@ -58,7 +58,7 @@ pub struct Endpoint {
     pub mtu: u16,
 }
 
-/// What a sender tells a receiver to open a channel; travels inside the control RPC.
+/// What a sender sends a receiver to open a channel; travels inside the control RPC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "fabric", rename_all = "lowercase")]
 pub enum Offer {
@@ -67,7 +67,7 @@ pub enum Offer {
         /// Where writes will come from.
         endpoint: Endpoint,
     },
-    /// Same host: nothing to say.
+    /// Same host: nothing is needed.
     Shm,
     /// The receiver answers with an address and a secret.
     Tcp,
@@ -82,10 +82,10 @@ pub enum ChannelAnswer {
         /// Where writes go.
         endpoint: Endpoint,
         /// The receiver's card places the bytes of a write by rising address: `ibv_query_qp_data_in_order(3)`. Reported
-        /// to people; nothing rests on it.
+        /// in the status; nothing depends on it.
         in_order: bool,
     },
-    /// Same host: nothing to say.
+    /// Same host: nothing is needed.
     Shm,
     /// Connect to this port (of the host that answered, when the address is unspecified) and present the secret.
     Tcp {
@@ -113,7 +113,7 @@ pub enum Grant {
     Shm {
         /// Absolute path of the file.
         path: String,
-        /// Stands in the file too: a path that has meanwhile been lent anew does not open to an old grant.
+        /// Is in the file too: a path that has been lent again meanwhile does not open to an old grant.
         key: u64,
         /// Bytes of the slot.
         length: u32,

@@ -7,10 +7,10 @@
 //! # A lending's memory is an inode
 //!
 //! A slot is a name, `slot-0000.buf`. To lend it is to make a new, allocated, all-zero file and rename it over that
-//! name. Whoever still maps the old file keeps an orphan that nobody reads. So "zero when lent" and "unreachable for
+//! name. A process that still maps the old file keeps an orphan that nobody reads. So "zero when lent" and "unreachable for
 //! earlier lendings" are true by construction, whatever a frozen writer does when it wakes. The orphan's memory is
 //! given back at once (a hole is punched) instead of when its last mapping goes: a sleeping writer must not hold memory
-//! of the pool. Only its flag page stays, which is where that writer learns that its time is over.
+//! of the pool. Only its flag page stays, which is where that writer finds that its lending has ended.
 
 mod error;
 mod folder;
@@ -35,7 +35,7 @@ pub use mapped_file::MappedFile;
 use error::io_error;
 use folder::{TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};
 
-/// Free slots that a pool asks for beyond those that are missing: a fence holds a slot and its copy at the same time,
+/// Free slots that a pool needs beyond those that are missing: a fence holds a slot and its copy at the same time,
 /// and so does a lending of a slot that still has a file. One of each may be under way.
 const SPARE_SLOTS: u64 = 2;
 /// Bytes copied at a time when a slot is frozen.
@@ -60,7 +60,7 @@ pub struct Pool {
     _lock: File,
 }
 
-/// The file that a slot's name stands for just now.
+/// The file that has a slot's name at present.
 #[derive(Debug)]
 struct Inode {
     file: File,
@@ -120,7 +120,7 @@ impl Pool {
         self.slot_size
     }
 
-    /// The file that stands for `slot`. It exists while the slot has memory.
+    /// The file of `slot`. It exists while the slot has memory.
     pub fn path(&self, slot: SlotId) -> PathBuf {
         self.dir.join(file_name(slot))
     }
@@ -165,33 +165,6 @@ impl Pool {
             return Err(PoolError::InUse { dir: self.dir.clone(), by: "another receiver of this process" });
         }
         Ok(Claim { pool: Arc::clone(self) })
-    }
-
-    /// Gives `slot` new memory, all zero and in place. What was in the slot is lost, and an earlier lending over.
-    fn fresh(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
-        let mut current = self.exclusive(slot);
-        let new = self.create(slot)?;
-        let memory = Arc::clone(&new.memory);
-        self.replace(slot, &mut current, new)?;
-        Ok(memory)
-    }
-
-    /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
-    /// has completed. Can be repeated: until the rename the old file stands, with its flag, as if nothing had happened.
-    fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
-        let mut current = self.exclusive(slot);
-        let Some(old) = &*current else { return Ok(()) };
-        old.memory.end();
-        let copy = self.create(slot)?;
-        let mut bytes = vec![0; COPY_SIZE.min(self.slot_size as usize)];
-        for offset in (0..self.slot_size).step_by(bytes.len()) {
-            let bytes = &mut bytes[..COPY_SIZE.min((self.slot_size - offset) as usize)];
-            old.file.read_exact_at(bytes, offset.into()).map_err(io_error("read", &self.path(slot)))?;
-            if bytes.iter().any(|byte| *byte != 0) {
-                copy.memory.write(offset, bytes);
-            }
-        }
-        self.replace(slot, &mut current, copy)
     }
 
     /// A new file under a name of its own: allocated in full, so that no write can ever find the file system full and
@@ -256,7 +229,7 @@ impl Pool {
             return Err(PoolError::SlotSize { path, found, slot_size: self.slot_size, expected: self.file_size });
         }
         let memory = Arc::new(Mapping::new(&file, self.slot_size).map_err(io_error("map", &path))?);
-        // A file of zeros, or one that somebody else has put there. The next lending takes its name.
+        // A file of zeros, or a foreign one. The next lending takes its name.
         Ok(memory.is_marked().then_some(Inode { file, memory }))
     }
 
@@ -294,14 +267,31 @@ impl Claim {
         &self.pool
     }
 
-    /// See [`Pool::fresh`].
+    /// Gives `slot` new memory, all zero and in place. What was in the slot is lost, and an earlier lending over.
     pub(crate) fn fresh(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
-        self.pool.fresh(slot)
+        let mut current = self.pool.exclusive(slot);
+        let new = self.pool.create(slot)?;
+        let memory = Arc::clone(&new.memory);
+        self.pool.replace(slot, &mut current, new)?;
+        Ok(memory)
     }
 
-    /// See [`Pool::freeze`].
+    /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
+    /// has completed. Can be repeated: until the rename the old file remains, with its flag, as if nothing had happened.
     pub(crate) fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
-        self.pool.freeze(slot)
+        let mut current = self.pool.exclusive(slot);
+        let Some(old) = &*current else { return Ok(()) };
+        old.memory.end();
+        let copy = self.pool.create(slot)?;
+        let mut bytes = vec![0; COPY_SIZE.min(self.pool.slot_size as usize)];
+        for offset in (0..self.pool.slot_size).step_by(bytes.len()) {
+            let bytes = &mut bytes[..COPY_SIZE.min((self.pool.slot_size - offset) as usize)];
+            old.file.read_exact_at(bytes, offset.into()).map_err(io_error("read", &self.pool.path(slot)))?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                copy.memory.write(offset, bytes);
+            }
+        }
+        self.pool.replace(slot, &mut current, copy)
     }
 
     /// The slot's memory, if it has any.
@@ -311,11 +301,11 @@ impl Claim {
 
     /// Freezes every slot that a process of an earlier life may still be writing (promise 7). All flags first, so that
     /// every such writer stops at once and not only when its turn to be copied comes.
-    pub(crate) fn freeze_strays(&self) -> Result<(), PoolError> {
-        let lent = |slot: &SlotId| self.memory(*slot).is_some_and(|memory| memory.flag() != Flag::NeverLent);
-        let strays: Vec<SlotId> = (0..self.pool.slots()).map(SlotId).filter(lent).collect();
-        strays.iter().filter_map(|slot| self.memory(*slot)).for_each(|memory| memory.end());
-        strays.into_iter().try_for_each(|slot| self.freeze(slot))
+    pub(crate) fn freeze_lent(&self) -> Result<(), PoolError> {
+        let was_lent = |slot: &SlotId| self.memory(*slot).is_some_and(|memory| memory.flag() != Flag::NeverLent);
+        let lent: Vec<SlotId> = (0..self.pool.slots()).map(SlotId).filter(was_lent).collect();
+        lent.iter().filter_map(|slot| self.memory(*slot)).for_each(|memory| memory.end());
+        lent.into_iter().try_for_each(|slot| self.freeze(slot))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Random numbers that stand for rights: the secrets of connections and the keys of lendings.
+//! Random numbers that convey rights: the secrets of connections and the keys of lendings.
 //!
 //! Receivers draw them and put them into answers and grants; senders present them. Calls the kernel's random generator.
 
@@ -13,7 +13,7 @@ const SECRET_BYTES: usize = 16;
 /// Bytes of a secret as it is written: two hexadecimal digits for each.
 pub(crate) const SECRET_SIZE: usize = 2 * SECRET_BYTES;
 
-/// 128 random bits that stand for the right to write, compared in constant time. Never logged: `Debug` hides it.
+/// 128 random bits that convey the right to write, compared in constant time. Never logged: `Debug` hides it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -30,7 +30,7 @@ impl Secret {
         self.0.as_bytes().try_into().ok()
     }
 
-    /// Whether a stranger has presented this secret, in a time that does not tell how much of it was right.
+    /// Whether this secret was presented, in a time that does not reveal how much of it was right.
     pub(crate) fn matches(&self, presented: &[u8; SECRET_SIZE]) -> bool {
         let differences =
             self.0.bytes().zip(presented).fold(0, |seen, (ours, theirs)| black_box(seen | (ours ^ theirs)));
@@ -76,10 +76,10 @@ mod tests {
         let mut digits = secret.digits().unwrap();
         assert!(secret.matches(&digits));
         assert!(!Secret::random().unwrap().matches(&digits));
-        for place in 0..SECRET_SIZE {
-            digits[place] ^= 1;
+        for index in 0..SECRET_SIZE {
+            digits[index] ^= 1;
             assert!(!secret.matches(&digits));
-            digits[place] ^= 1;
+            digits[index] ^= 1;
         }
     }
 

@@ -10,7 +10,7 @@
 //! stores *ended*, makes such a fence, copies the slot's bytes to a new file that no sender has ever mapped, and
 //! renames that over the slot. From then on [`Pool::read`](crate::Pool::read) shows the copy.
 //!
-//! 1. All such fences stand in one order. Take any post and any revocation of its slot.
+//! 1. All such fences have one total order. Take any post and any revocation of its slot.
 //! 2. If the revocation's fence comes first, then the post's load, behind its own fence, sees *ended*: it does not
 //!    complete.
 //! 3. If the post's fence comes first, then the copy, which reads behind the revocation's fence, sees all the post's
@@ -18,9 +18,9 @@
 //! 4. So every write that completes is in the copy (promise 3c), and no post whose fence comes after the
 //!    revocation's completes (3a).
 //! 5. No sender maps the copy: its flag says *never lent* and its key is zero, both of which [`Sender::attach`]
-//!    refuses. A writer frozen in the middle of its copy who wakes later scribbles on a file without a name that nobody
-//!    reads (3b).
-//! 6. The receiver waits for nobody in all this. If it dies on the way, the slot's name stands for either the old file,
+//!    refuses. A writer that was frozen in the middle of its copy writes, when it wakes, to a file without a name that
+//!    nobody reads (3b).
+//! 6. The receiver waits for nobody in all this. If it dies on the way, the slot's name refers to either the old file,
 //!    with a flag other than *never lent*, or the copy. The next receiver over the pool does the same again for the
 //!    former (promise 7).
 //!
@@ -37,7 +37,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::OFlags;
 
-use crate::buffer::{AppendBuffer, SharedBuffer};
+use crate::buffer::SharedBuffer;
 use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
 use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping};
@@ -50,7 +50,7 @@ use crate::secret;
 pub struct ShmReceiver {
     pool: Claim,
     revoked_below: Writer,
-    /// Who may still be writing each slot. An ended lending stays here, because a straggler may repeat bytes of it.
+    /// Who may still be writing each slot. An ended lending stays here, because a late write may repeat bytes of it.
     writers: Vec<Option<Writer>>,
 }
 
@@ -71,7 +71,7 @@ impl ShmReceiver {
     pub fn new(pool: Arc<Pool>) -> Result<ShmReceiver, FabricError> {
         let slots = pool.slots() as usize;
         let pool = pool.claim()?;
-        pool.freeze_strays()?;
+        pool.freeze_lent()?;
         Ok(ShmReceiver { pool, revoked_below: Writer(0), writers: vec![None; slots] })
     }
 
@@ -128,10 +128,6 @@ impl Receiver for ShmReceiver {
 impl Sender for ShmSender {
     fn kind(&self) -> FabricKind {
         FabricKind::Shm
-    }
-
-    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
-        AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
     }
 
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
@@ -191,7 +187,7 @@ impl Channel for ShmChannel {
 /// Copies `bytes` into the slot; whether the write has completed.
 fn write(memory: &Mapping, offset: u32, bytes: &[u8]) -> bool {
     memory.write(offset, bytes);
-    // Between the bytes and the flag: step 1 of the module's proof stands on this line.
+    // Between the bytes and the flag: step 1 of the module's proof rests on this line.
     fence(Ordering::SeqCst);
     memory.flag() == Flag::Lent
 }

@@ -14,7 +14,7 @@
 //!
 //! 1. A writer's queue pairs and registrations are in a protection domain of its own, and `rkey`s are made anew with each
 //!    lending. A work request needs both: it arrives on a queue pair and names a key of the same domain.
-//! 2. Revocation takes the write right from each queue pair of the writer, which tells a living sender at once (the card
+//! 2. Revocation takes the write right from each queue pair of the writer, which a living sender notices at once (the card
 //!    answers with a NAK, `IBV_WC_REM_INV_REQ_ERR`). This is courtesy: the proof does not need it.
 //! 3. It moves each queue pair to ERROR and destroys it. `ibv_destroy_qp(3)` returns when the card has let go of the
 //!    queue pair: no packet for it is accepted afterwards, whatever is still on its way (promise 3b), and none is
@@ -30,7 +30,7 @@
 //!
 //! [`Receiver::revoke_below`]: crate::Receiver::revoke_below
 //! [`Pool`]: crate::Pool
-#![allow(unsafe_code, reason = "libibverbs is C; each call stands in a safe wrapper with its argument")]
+#![allow(unsafe_code, reason = "libibverbs is C; each call is in a safe wrapper with its argument")]
 
 #[cfg(feature = "verbs")]
 mod channel;

@@ -1,7 +1,7 @@
 //! Memory for frames that are larger than a connection's own inbox, shared by all connections: batches, that is.
 //!
 //! Used by [`Path`] when a frame announces its size. A client without room is not read from until others are done: first
-//! come, first served. A grant stays with its connection after the batch, for the next one, until somebody else needs it.
+//! come, first served. A grant stays with its connection after the batch, for the next one, until another needs it.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl BatchMemory {
         BatchMemory { size, taken: 0, waiting: VecDeque::with_capacity(SLOTS) }
     }
 
-    /// True while somebody waits for memory that others hold.
+    /// True while a client waits for memory that others hold.
     pub(super) fn is_short(&self) -> bool {
         !self.waiting.is_empty()
     }

@@ -16,20 +16,15 @@ use super::messages::ClientId;
 
 /// Unacknowledged appends of one connection. With 128-byte records it keeps 1 MiB in flight; more only adds latency.
 pub(super) const INFLIGHT_MAX: u32 = 8192;
-
 /// Bytes of answers that may wait for a client: the acks of everything it may have in flight.
 const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
-
 /// Room beyond [`OUTBOX_SIZE`] for answers other than acks; the outbox grows only past that, by one answer.
 const OUTBOX_SLACK: usize = 64 << 10;
-
 /// Status requests of one connection that may wait for control.
 const STATUS_REQUESTS_MAX: u32 = 4;
-
-/// Bytes asked of the socket in one read: enough for a thousand small appends per system call.
+/// Bytes requested from the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
-
-/// A connection is read from directly for so many turns after it fell silent; then `epoll` has to tell. An app that waits
+/// A connection is read from directly for so many turns after it fell silent; then `epoll` has to report it. An app that waits
 /// for each ack comes back within a few turns.
 const SILENT_TURNS: u32 = 64;
 

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
-use tailwind_protocol::primary::{Positions, Standing};
+use tailwind_protocol::primary::{Positions, Primary, Standing};
 
 use super::{Path, RoleState};
 
@@ -69,37 +69,33 @@ pub struct MemberDescription {
 
 impl Path {
     pub(super) fn describe(&self) -> Description {
-        let replicator = match &self.state {
+        let primary = match &self.state {
             RoleState::Leading(replicator) => Some(replicator.primary()),
             RoleState::Waiting { .. } => None,
         };
-        let members = replicator
-            .into_iter()
-            .flat_map(|primary| primary.roster().map(move |member| (primary, member)))
-            .map(|(primary, (member, standing, lost, at))| {
-                let standing = match standing {
+        let describe = |primary: &Primary| {
+            let members = primary.roster().map(|(member, standing, lost, at)| MemberDescription {
+                name: member.id.to_string(),
+                control: member.control.clone(),
+                standing: match standing {
                     _ if lost => "lost",
                     Standing::InSet => "in set",
                     Standing::Newcomer { .. } => "catching up",
-                };
-                let (name, control) = (member.id.to_string(), member.control.clone());
-                MemberDescription {
-                    name,
-                    control,
-                    standing,
-                    completed: at.to_string(),
-                    damaged: primary.damaged(member),
-                }
+                },
+                completed: at.to_string(),
+                damaged: primary.damaged(member),
             });
+            members.collect()
+        };
         Description {
             role: self.role().to_string(),
             epoch: self.epoch,
             primary: self.primary_name.clone(),
-            version: replicator.map_or(0, |primary| primary.config().version.0),
+            version: primary.map_or(0, |primary| primary.config().version.0),
             acked: self.counters.acked.load(Ordering::Relaxed),
             first: self.counters.first.load(Ordering::Relaxed),
-            positions: replicator.map(|primary| primary.positions().into()),
-            members: members.collect(),
+            positions: primary.map(|primary| primary.positions().into()),
+            members: primary.map(describe).unwrap_or_default(),
             clients: self.clients.count(),
             pending: self.pending.appends(),
         }

@@ -27,7 +27,7 @@ pub enum Command {
     /// This sidecar is primary from now on; everything up to `last` is acknowledged.
     Lead(Box<Primary>, u64),
     /// Feed the machine of this epoch. What comes late, from a term that is over, is not for the next one: there the same
-    /// seat is somebody else's, and another swap may be under way.
+    /// seat may be another member's, and another swap may be under way.
     Input(Epoch, Input),
     /// Local memory for a segment, of whose epoch's term it is.
     Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
@@ -39,11 +39,11 @@ pub enum Command {
     Adopt(DetachedConnection),
     /// A connection that the reader had has ended.
     Left,
-    /// Queue these bytes for a client that asked for the status.
+    /// The answer to a client's status request.
     Answer(ClientId, u64, String),
-    /// Describe yourself.
+    /// Report the path's state.
     Describe(oneshot::Sender<Description>),
-    /// End: tell the clients and stop.
+    /// Inform the clients and stop.
     End,
 }
 
@@ -114,7 +114,7 @@ pub struct Counters {
     pub acked: AtomicU64,
     /// First record that can be read.
     pub first: AtomicU64,
-    /// Grows with every turn: a path that hangs is noticed by it.
+    /// Grows with every turn, so that a path that hangs is noticed.
     pub turns: AtomicU64,
     /// Records appended by clients.
     pub records: AtomicU64,

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::{FRAME_BODY_MAX, FRAME_HEADER_SIZE};
 
-/// Users that may connect to the socket, told by `SO_PEERCRED`.
+/// Users that may connect to the socket, identified by `SO_PEERCRED`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// Root and the user of this process.
     Own,
-    /// These.
+    /// The listed ones.
     Listed(Vec<u32>),
-    /// Whoever reaches the socket: for pods, whose containers share nothing with others.
+    /// Everyone who reaches the socket: for pods, whose containers share nothing with others.
     Anybody,
 }
 
@@ -47,14 +47,9 @@ impl Options {
     pub fn batch_memory_min(segment_size: SegmentSize) -> usize {
         frame_body_max(segment_size) + FRAME_HEADER_SIZE
     }
-
-    /// Largest body of a frame that a client may send.
-    pub(super) fn frame_body_max(&self) -> usize {
-        frame_body_max(self.segment_size)
-    }
 }
 
-/// A batch's body is smaller than what it takes in the log.
-fn frame_body_max(segment_size: SegmentSize) -> usize {
+/// Largest body of a frame that a client may send: a batch's body is smaller than what it takes in the log.
+pub(super) fn frame_body_max(segment_size: SegmentSize) -> usize {
     (segment_size.append_size_max() as usize).min(FRAME_BODY_MAX)
 }

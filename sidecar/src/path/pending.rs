@@ -39,7 +39,9 @@ struct PendingBarrier {
 pub(super) struct Pending {
     appends: VecDeque<PendingAppend>,
     barriers: Vec<PendingBarrier>,
-    left_behind: Position,
+    /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
+    /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
+    pub(super) left_behind: Position,
 }
 
 impl Pending {
@@ -78,12 +80,6 @@ impl Pending {
         self.appends.front().is_some_and(|append| append.end <= end)
     }
 
-    /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
-    /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
-    pub(super) fn left_behind(&self) -> Position {
-        self.left_behind
-    }
-
     /// A connection is closed: its barriers are forgotten, its appends are not.
     pub(super) fn on_close(&mut self, client: &ClientConnection) {
         self.barriers.retain(|barrier| barrier.client != client.id);
@@ -91,11 +87,6 @@ impl Pending {
             // Perhaps another client's, and so a little later than needed.
             self.left_behind = last.end;
         }
-    }
-
-    /// A term is over: nothing of it will be acknowledged here.
-    pub(super) fn on_role_lost(&mut self) {
-        self.left_behind = Position::default();
     }
 }
 
@@ -136,7 +127,7 @@ impl Path {
         });
     }
 
-    /// Tells every client whose appends or barriers wait that nobody will answer them.
+    /// Refuses every append and barrier that waits.
     pub(super) fn fail_pending(&mut self, message: &str) {
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
         for append in self.pending.appends.drain(..) {

@@ -13,6 +13,7 @@ use tailwind_protocol::socket::{
 };
 
 use super::connection::{Broken, ClientConnection, INFLIGHT_MAX, Inbox, Outbox, Owed};
+use super::options::frame_body_max;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{ClientId, ClientRequest, Path, RoleState};
 
@@ -27,7 +28,7 @@ enum Outcome {
     HandOver { request: u64, from: u64, limit: u64, tail: bool },
 }
 
-/// Who asks, while the client is out of its slot.
+/// The request and its client, which is out of its slot.
 struct RequestContext<'a> {
     /// Number of the request; 0 before it is known.
     request: u64,
@@ -70,7 +71,7 @@ impl Path {
         if context.outbox.closing || !context.outbox.may_answer() {
             return (Outcome::Later, 0);
         }
-        match decode_request(inbox.pending(), self.options.frame_body_max()) {
+        match decode_request(inbox.pending(), frame_body_max(self.options.segment_size)) {
             Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, context) => {
                 let message = "a frame as large as this must be a batch, and come after a hello";
                 self.refuse(context, ErrorCode::BadFrame, true, message);
@@ -155,7 +156,7 @@ impl Path {
                 version: VERSION,
                 role: self.role(),
                 record_size_max: segment.record_size_max(),
-                batch_size_max: self.options.frame_body_max() as u32,
+                batch_size_max: frame_body_max(self.options.segment_size) as u32,
                 batch_records_max: BATCH_RECORDS_MAX,
                 inflight_max: INFLIGHT_MAX,
                 record_cost: RECORD_HEADER_SIZE as u16,

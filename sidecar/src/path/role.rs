@@ -1,10 +1,10 @@
-//! Who this sidecar is for its clients: the change of role, and what they are told of it.
+//! This sidecar's role for its clients: how it changes, and how they learn of it.
 //!
 //! Part of [`Path`]; called when control commands it, or when the primary's machine steps down.
 
 use std::sync::atomic::Ordering;
 
-use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::ids::{Epoch, Position};
 use tailwind_protocol::primary::Primary;
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
 
@@ -12,7 +12,7 @@ use super::Path;
 use super::connection::Broken;
 use super::replicator::Replicator;
 
-/// What a client is told about each append that was in flight when this sidecar lost its role.
+/// The error message for each append that was in flight when this sidecar lost its role.
 const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
                          the log; connect again and read from your last acknowledged LSN on to find out";
 
@@ -51,7 +51,7 @@ impl Path {
                 client.outbox.broken = Some(Broken::RoleLost);
                 client.outbox.read_after = None;
             }
-            self.pending.on_role_lost();
+            self.pending.left_behind = Position::default();
         }
         self.epoch = epoch;
         self.primary_name = primary;

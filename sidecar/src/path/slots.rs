@@ -1,7 +1,7 @@
 //! The connected clients: slots, how they are assigned and freed.
 //!
 //! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
-//! are held, a few more admit status requests: whoever wants to know why nobody can connect must be able to connect.
+//! are held, a few more admit status requests, so that an administrator can find out why nobody can connect.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl ClientSlots {
         self.iter_mut().find(|client| client.id == id)
     }
 
-    /// Takes a client out of its slot, which nobody else gets meanwhile. [`ClientSlots::put_back`] or
+    /// Takes a client out of its slot, which stays reserved. [`ClientSlots::put_back`] or
     /// [`ClientSlots::give_to_reader`] must follow.
     pub(super) fn take(&mut self, slot: usize) -> Option<ClientConnection> {
         let client = self.slots[slot].take()?;
@@ -165,7 +165,7 @@ impl Path {
         }
         client.outbox.greeted = true;
         if self.role() != Role::Primary || epoch != self.epoch {
-            // It was with the reader when the others were told.
+            // It was with the reader when the change of role was announced.
             client.outbox.broken.get_or_insert(Broken::RoleLost);
             let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
             client.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
@@ -201,16 +201,16 @@ impl Path {
     }
 
     fn check_user(&self, client: &ClientConnection) -> Result<(), String> {
-        // Not rustix: an app in another container has no process number here, which the kernel says by a 0, and rustix takes
+        // Not rustix: an app in another container has no process number here, which the kernel reports as 0, and rustix takes
         // that for an error.
         let peer = getsockopt(&client.fd(), PeerCredentials);
-        let uid = peer.map_err(|error| format!("your user cannot be told: {error}"))?.uid();
+        let uid = peer.map_err(|error| format!("your user id cannot be determined: {error}"))?.uid();
         let allowed = self.options.allowed.admits(uid);
         if allowed { Ok(()) } else { Err(format!("user {uid} is not on the allow-list (--allow-uid)")) }
     }
 
     /// Closes every connection whose client has closed it or died, with everything that it sent and that was not taken.
-    /// Where the last append that was taken from such a connection ends; `None` if it cannot be told who is dead.
+    /// Where the last append that was taken from such a connection ends; `None` if the dead ones cannot be determined.
     pub(super) fn close_dead(&mut self) -> Option<Position> {
         // Also those that have not been accepted.
         self.accept();
@@ -220,7 +220,7 @@ impl Path {
         for slot in hung_up(clients).ok()? {
             self.close(slot);
         }
-        Some(self.pending.left_behind())
+        Some(self.pending.left_behind)
     }
 
     /// Closes a connection. Its appends that were taken are replicated all the same.

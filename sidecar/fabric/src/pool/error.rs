@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What people shall do who want another pool. Who removes the buffers of every member removes the log.
+/// How to get another pool. Removing the buffers of every member removes the log.
 pub(super) const ONE_BY_ONE: &str = "Remove none: a buffer may be the only copy of records that are not flushed. For another \
                                      pool, give one backup at a time a new, empty folder, and only while `tailwind-sidecar \
                                      status` shows all others `in set`";
@@ -11,7 +11,7 @@ pub(super) const ONE_BY_ONE: &str = "Remove none: a buffer may be the only copy 
 /// What went wrong with a pool, in words for the person who runs it.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The pool was asked to be something that it cannot be.
+    /// The pool cannot be set up as requested.
     #[error("pool {dir}: {problem}")]
     Config {
         /// The pool's folder.
@@ -56,7 +56,7 @@ pub enum PoolError {
         /// Bytes free.
         free: u64,
     },
-    /// The operating system said no.
+    /// The operating system refused.
     #[error("{action} {path}: {source}")]
     Io {
         /// What was being done, in the present tense.
@@ -68,7 +68,7 @@ pub enum PoolError {
     },
 }
 
-/// Says what was being done to `path` when the operating system said no.
+/// Says what was being done to `path` when the operating system refused.
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PoolError {
     let path = path.to_owned();
     move |source| PoolError::Io { action, path, source }

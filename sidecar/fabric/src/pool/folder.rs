@@ -16,7 +16,7 @@ use super::error::{ONE_BY_ONE, PoolError, io_error};
 /// The mode bit of folders like /tmp and /dev/shm, which nobody may close to others.
 const STICKY: u32 = 0o1000;
 /// How long a process may take to die: it unmaps and unpins its memory meanwhile.
-const LAST_BREATH: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Extension of a slot file that is being made.
 pub(super) const TEMPORARY: &str = "tmp";
 
@@ -58,11 +58,11 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         }
         Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
     }
-    let deadline = Instant::now() + LAST_BREATH;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     for before in Owner::all(dir)? {
         while before.lives() {
             if Instant::now() > deadline {
-                return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that does not finish dying" });
+                return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that is still exiting" });
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -73,7 +73,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
     Ok(file)
 }
 
-/// A process, told from a later one with the same number by its start.
+/// A process, distinguished from a later one with the same number by its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Owner {
     pid: u32,
@@ -185,7 +185,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn the_owner_before_must_be_gone() {
+    fn the_lock_waits_for_the_previous_owner() {
         let dir = tempfile::tempdir().unwrap();
         drop(lock(dir.path()).unwrap());
         drop(lock(dir.path()).unwrap());
@@ -196,7 +196,7 @@ mod tests {
         assert!(owner.lives());
         assert!(!Owner { start: 1, ..owner.clone() }.lives(), "another process with the same number");
         File::create(owner.mark(dir.path())).unwrap();
-        let dying = thread::spawn(move || {
+        let exiting = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
             sleeper.kill().unwrap();
             sleeper
@@ -204,6 +204,6 @@ mod tests {
         drop(lock(dir.path()).unwrap());
         assert!(!owner.lives(), "the lock was given only when it was dead, though nobody has waited for it yet");
         assert_eq!(Owner::all(dir.path()).unwrap(), [Owner::this()]);
-        dying.join().unwrap().wait().unwrap();
+        exiting.join().unwrap().wait().unwrap();
     }
 }

@@ -74,7 +74,7 @@ impl Acceptor {
         Ok(Acceptor { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens; the port is the real one even if any was asked for.
+    /// Where it listens; the actual port, even if it was bound to port 0.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -100,7 +100,7 @@ impl Handshakes {
         while self.turn(Instant::now()).is_ok_and(|more| more) {}
     }
 
-    /// Waits for something to happen and handles it; false when the thread shall stop.
+    /// Waits for something to happen and handles it; false when the thread must stop.
     fn turn(&mut self, now: Instant) -> io::Result<bool> {
         self.accept_after = self.accept_after.filter(|after| now < *after);
         let (stopped, ready) = self.wait(now)?;
@@ -120,7 +120,8 @@ impl Handshakes {
         Ok(true)
     }
 
-    /// Sleeps until the thread shall stop, a connection arrives, sends something or is too late. Which are readable, by index.
+    /// Sleeps until the thread must stop, or a connection arrives, sends something or is too late. Which are readable, by
+    /// index.
     fn wait(&self, now: Instant) -> io::Result<(bool, Vec<bool>)> {
         let deadlines = self.pending.iter().map(|pending| pending.deadline).chain(self.accept_after);
         let timeout = deadlines.min().map(|deadline| timespec(deadline.saturating_duration_since(now)));

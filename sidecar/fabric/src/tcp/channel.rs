@@ -116,7 +116,7 @@ impl TcpChannel {
             let room = &mut self.acks[self.acks_filled..];
             let room_size = room.len();
             let count = match recv(&self.stream, room, RecvFlags::DONTWAIT) {
-                // What completed before the end is told first; the next call finds the end again.
+                // What completed before the end is reported first; the next call finds the end again.
                 Ok((0, _)) if self.completed > before => break,
                 Ok((0, _)) => return Err(ChannelError::Disconnected),
                 Ok((count, _)) => count,
@@ -189,7 +189,7 @@ impl Channel for TcpChannel {
         let completed = self.receive().map_err(|failure| self.fail(failure))?;
         match self.send() {
             Err(failure) if completed == 0 => Err(self.fail(failure)),
-            // Told at the next call.
+            // Reported by the next call.
             Err(failure) => {
                 self.fail(failure);
                 Ok(completed)

@@ -30,7 +30,7 @@ impl TcpReceiver {
     pub fn bind(pool: Arc<Pool>, address: SocketAddr) -> Result<TcpReceiver, FabricError> {
         let registry = Arc::new(Registry::new(pool.slots()));
         let pool = pool.claim()?;
-        pool.freeze_strays()?;
+        pool.freeze_lent()?;
         let acceptor = Acceptor::open(address, Arc::clone(&registry));
         let acceptor = acceptor.map_err(FabricError::io(format!("listen for data on {address}")))?;
         Ok(TcpReceiver { acceptor, registry, pool })
@@ -82,8 +82,8 @@ impl Receiver for TcpReceiver {
 
 impl Drop for TcpReceiver {
     fn drop(&mut self) {
-        // The pool's claim goes after this, with the other fields: the next receiver finds nobody writing. A thread
-        // that had panicked is no more reason to panic here.
+        // The pool's claim goes after this, with the other fields: no writer is left when the next receiver starts.
+        // That a thread has panicked is no reason to panic here.
         let _ = self.registry.close();
     }
 }

@@ -52,7 +52,7 @@ struct State {
     connections_ever: u64,
 }
 
-/// A secret that has been handed out and not yet been shown.
+/// A secret that has been handed out and not yet presented.
 #[derive(Debug)]
 struct Admission {
     writer: Writer,
@@ -101,16 +101,10 @@ impl LentSlot {
 impl Registry {
     /// Empty tables for a pool of so many slots.
     pub(super) fn new(slots: u32) -> Registry {
+        let (secrets, connections) = (VecDeque::new(), Vec::new());
         let lendings = (0..slots).map(|_| None).collect();
-        Registry {
-            state: Mutex::new(State {
-                revoked_below: Writer(0),
-                secrets: VecDeque::new(),
-                lendings,
-                connections: Vec::new(),
-                connections_ever: 0,
-            }),
-        }
+        let state = State { revoked_below: Writer(0), secrets, lendings, connections, connections_ever: 0 };
+        Registry { state: Mutex::new(state) }
     }
 
     /// Refuses a writer that a revocation covers.
@@ -118,7 +112,7 @@ impl Registry {
         if writer < lock(&self.state).revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
     }
 
-    /// Lets whoever shows `secret` in time open one channel for `writer`.
+    /// Lets a peer that presents `secret` in time open one channel for `writer`.
     pub(super) fn expect(&self, writer: Writer, secret: Secret, now: Instant) {
         let mut state = lock(&self.state);
         state.secrets.retain(|admission| now < admission.until);
@@ -226,7 +220,7 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Whether `secret`, shown at `now`, opens a channel.
+    /// Whether `secret`, presented at `now`, opens a channel.
     fn opens(registry: &Arc<Registry>, secret: &Secret, now: Instant) -> bool {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -6,7 +6,6 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer};
@@ -25,10 +24,6 @@ pub struct TcpSender;
 impl Sender for TcpSender {
     fn kind(&self) -> FabricKind {
         FabricKind::Tcp
-    }
-
-    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
-        AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
     }
 
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {

@@ -7,8 +7,8 @@
 //! receiver → sender   ack       writes in memory so far, u64
 //! ```
 //!
-//! Frames follow one another; an acknowledgement speaks for all frames up to its number. Whatever is wrong, on either
-//! side, ends the connection without a word.
+//! Frames follow one another; an acknowledgement speaks for all frames up to its number. An error, on either side, ends
+//! the connection without a message.
 
 use crate::secret::SECRET_SIZE;
 
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn another_magic_or_version_is_no_hello() {
-        for place in 0..10 {
+        for index in 0..10 {
             let mut bytes = hello(&[b'0'; SECRET_SIZE]);
-            bytes[place] ^= 4;
+            bytes[index] ^= 4;
             assert_eq!(parse_hello(&bytes), None);
-            assert_eq!(may_be_hello(&bytes), place >= 8, "the version is looked at when all is there");
+            assert_eq!(may_be_hello(&bytes), index >= 8, "the version is checked once the hello is complete");
         }
         assert!(may_be_hello(b"") && may_be_hello(b"TWD"));
     }

@@ -253,7 +253,7 @@ impl Channel for VerbsChannel {
         if !self.armed || self.pair.completions().take_event() {
             self.armed = self.pair.completions().notify().is_ok();
         }
-        // What completed before it was armed wakes nobody. Also true where it cannot be armed: then nobody may sleep.
+        // What completed before it was armed does not wake the path. True also where it cannot be armed: then the path must not sleep.
         self.work();
         self.unreported > 0 || self.failure.is_some() || !self.armed
     }

@@ -1,7 +1,7 @@
 //! What a device reports outside of any work request: a broken queue, a port that went down, its own death.
 //!
 //! One thread for each open device waits for events and marks what they concern. A marked channel fails at its next poll and
-//! wakes whoever sleeps on it: so each of these becomes the loss of a member, never the end of the process.
+//! wakes a path that sleeps on it: so each of these becomes the loss of a member, never the end of the process.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use super::device::{Context, event_text};
 use super::ffi;
 use super::queue::QueuePair;
 
-/// Whether something still works, and a file descriptor that tells when it fails.
+/// Whether something still works, and a file descriptor that is readable once it does not.
 #[derive(Debug)]
 pub(super) struct Health {
     failed: AtomicBool,

@@ -1,4 +1,4 @@
-//! What the preflight measures: whether a device really writes, how fast, and after what time a dead peer shows.
+//! What the preflight measures: whether a device really writes, how fast, and how soon the loss of the peer is noticed.
 //!
 //! Called by `tailwind-sidecar doctor`. Everything goes through the two halves of this fabric,
 //! as records do.
@@ -70,15 +70,15 @@ pub fn measure(pool: &Arc<Pool>, selected: &SelectedPort, tuning: Tuning) -> Res
     let ChannelAnswer::Verbs { endpoint, in_order } = answer else { unreachable!("this receiver answers for verbs") };
 
     // A number that the device has not given out lately: packets for it are dropped.
-    let nobody = Endpoint { queue_pair: (endpoint.queue_pair + 0x10_0000) & 0x00ff_ffff, ..endpoint };
+    let unused = Endpoint { queue_pair: (endpoint.queue_pair + 0x10_0000) & 0x00ff_ffff, ..endpoint };
     let mut lost = sender
         .begin()?
-        .connect(&ChannelAnswer::Verbs { endpoint: nobody, in_order }, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        .connect(&ChannelAnswer::Verbs { endpoint: unused, in_order }, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
     let start = Instant::now();
     let black_hole = match time(&mut *lost, &remote, &local) {
         Err(Some(_)) => start.elapsed(),
-        Ok(_) => return Err(failed("write to nobody")(None)),
-        Err(None) => return Err(failed("see a write to nobody fail")(None)),
+        Ok(_) => return Err(failed("write to an unused queue pair")(None)),
+        Err(None) => return Err(failed("see a write to an unused queue pair fail")(None)),
     };
     receiver.revoke_below(Writer(2))?;
     let inline_max = sender.inline_max()?;

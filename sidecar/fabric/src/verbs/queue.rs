@@ -21,7 +21,7 @@ const RNR_TIMER: u8 = 12;
 /// `rnr_retry`: as above.
 const RNR_RETRY: u8 = 7;
 
-/// Where a card reports what has completed, and a file descriptor that says so to sleepers.
+/// Where a card reports what has completed, and a file descriptor that becomes readable then.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     raw: NonNull<ffi::ibv_cq>,
@@ -140,7 +140,7 @@ impl QueuePair {
         let mut wanted = inline;
         loop {
             match QueuePair::create(domain, completions, depth, wanted) {
-                // The largest inline size is not told: ibv_create_qp(3) says to try.
+                // The largest inline size cannot be queried: ibv_create_qp(3) says to try.
                 Err(_) if wanted > 0 => wanted /= 2,
                 result => return result,
             }
@@ -276,7 +276,7 @@ impl QueuePair {
         )
     }
 
-    /// Takes all remote rights away, in whatever state it is; the other side is told at its next packet.
+    /// Takes all remote rights away, in whatever state it is; the other side notices at its next packet.
     pub(super) fn refuse_writes(&self) -> io::Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_access_flags: 0, ..Default::default() };
         self.modify(&mut attributes, ffi::ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)

@@ -21,8 +21,8 @@ use crate::pool::{Claim, Pool};
 use crate::secret;
 
 /// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
-/// and this side, which only receives, is not told that the old one is dead: the newest sixteen have both living ones in
-/// them, and whatever a writer does, its queue pairs are no more.
+/// and this side, which only receives, does not learn that the old one is dead: the newest sixteen include both living ones,
+/// and a writer never has more queue pairs.
 const CHANNELS_MAX: usize = 16;
 /// Room for completions. There are none: nothing is ever posted here.
 const COMPLETIONS: u32 = 1;
@@ -34,7 +34,7 @@ const DEPTH: u32 = 1;
 pub struct VerbsReceiver {
     writers: BTreeMap<Writer, WriterRights>,
     revoked_below: Writer,
-    /// A registration that could not be ended: everything asked from then on fails, so that the daemon ends and the kernel
+    /// A registration that could not be ended: every later call fails, so that the daemon ends and the kernel
     /// does it.
     stuck: Option<String>,
     completions: Arc<CompletionQueue>,
@@ -42,7 +42,7 @@ pub struct VerbsReceiver {
     tuning: Tuning,
     watcher: Watcher,
     context: Arc<Context>,
-    /// Last: the next receiver finds nobody writing.
+    /// Last: no writer is left when the next receiver starts.
     pool: Claim,
 }
 
@@ -87,7 +87,7 @@ impl VerbsReceiver {
     /// rights died with their process, but the pool may have served [`shm`](crate::shm).
     pub fn open(pool: Arc<Pool>, selected: &SelectedPort, tuning: Tuning) -> Result<VerbsReceiver, FabricError> {
         let pool = pool.claim()?;
-        pool.freeze_strays()?;
+        pool.freeze_lent()?;
         let open = || {
             let context = Arc::new(Context::open(&selected.device)?);
             let port = Port::find(&context, selected)?;
@@ -135,7 +135,7 @@ impl VerbsReceiver {
         destroyed
     }
 
-    /// Ends the lending of a slot, whoever has it.
+    /// Ends the lending of a slot, to any writer.
     fn end(&mut self, slot: SlotId) -> io::Result<()> {
         for rights in self.writers.values_mut() {
             if let Some(RegisteredSlot { region, _memory: memory }) = rights.lendings.remove(&slot) {

@@ -50,13 +50,13 @@ pub enum LinkLayer {
 /// One entry of a GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidReport {
-    /// Its place in the table.
+    /// Its index in the table.
     pub index: u8,
     /// On RoCE the IP address, IPv4 as `::ffff:a.b.c.d`.
     pub gid: Ipv6Addr,
     /// How packets from it look.
     pub kind: GidKind,
-    /// Whether the address is one of this network namespace. In a pod the tables show those of others too.
+    /// Whether the address belongs to this network namespace. In a pod the tables hold those of others too.
     pub is_ours: bool,
 }
 
@@ -72,7 +72,7 @@ pub enum GidKind {
 }
 
 impl GidReport {
-    /// The IP address that it stands for on RoCE.
+    /// The IP address that it represents on RoCE.
     pub fn address(&self) -> IpAddr {
         self.gid.to_ipv4_mapped().map_or(IpAddr::V6(self.gid), IpAddr::V4)
     }

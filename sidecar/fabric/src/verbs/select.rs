@@ -15,7 +15,7 @@ pub struct DeviceSelector {
     pub device: Option<String>,
     /// A port of it.
     pub port: Option<u8>,
-    /// A place in the port's GID table.
+    /// An index of the port's GID table.
     pub gid_index: Option<u8>,
     /// PCI addresses that a device plugin has given to this pod: see [`DeviceSelector::pci_from`].
     pub pci: Vec<String>,

@@ -23,7 +23,7 @@ use crate::secret;
 /// Writes posted and not completed, if the device has room for so many: at some KB each about 1 MB on the way, more than a
 /// 100 Gbit/s network holds in 50 µs.
 const DEPTH: u32 = 256;
-/// Bytes that the card is asked to take with the work request itself. Twice a cache line or two: a record of 128 bytes with
+/// Bytes requested as inline data of a work request. Twice a cache line or two: a record of 128 bytes with
 /// its header and checksum; cards grant some 200 at most.
 const INLINE: u32 = 256;
 
@@ -64,7 +64,7 @@ impl VerbsSender {
         let open = || {
             let context = Arc::new(Context::open(&selected.device)?);
             let port = Port::find(&context, selected)?;
-            // The channel's own probe takes a place too.
+            // The channel's own probe needs an entry too.
             let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(2) as u32 - 1);
             let watcher = Watcher::start(&context)?;
             let domain = Arc::new(Domain::new(context)?);
