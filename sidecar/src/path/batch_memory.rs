@@ -50,7 +50,8 @@ impl Path {
         if size > inbox.granted() {
             let more = size - inbox.granted();
             if self.batch_memory.is_next(client.id) && !self.batch_memory.fits(more) {
-                self.reclaim();
+                // Grants of connections that are not in the middle of a batch are taken back.
+                self.clients.iter_mut().for_each(|other| self.batch_memory.taken -= other.inbox.give_back());
             }
             if !self.batch_memory.is_next(client.id) || !self.batch_memory.fits(more) {
                 if !self.batch_memory.waiting.contains(&client.id) {
@@ -62,12 +63,5 @@ impl Path {
             self.batch_memory.taken += more;
         }
         inbox.begin_large(size);
-    }
-
-    /// Takes grants back from connections that are not in the middle of a batch.
-    fn reclaim(&mut self) {
-        for client in self.clients.iter_mut() {
-            self.batch_memory.taken -= client.inbox.give_back();
-        }
     }
 }

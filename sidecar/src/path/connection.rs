@@ -1,7 +1,7 @@
 //! One client of the append socket: what it has sent, what it is owed, both bounded.
 //!
-//! Held in [`ClientSlots`](super::slots::ClientSlots). Inbox and outbox are apart, so that a frame can be read in place while
-//! it is answered.
+//! Held in a slot of [`Path`](super::Path). Inbox and outbox are apart, so that a frame can be read in place while it is
+//! answered.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,13 +41,6 @@ pub struct DetachedConnection {
     pub broken: Option<Broken>,
     /// The epoch in which it was handed over: in another one it takes no append either.
     pub epoch: u64,
-}
-
-impl DetachedConnection {
-    /// A connection that has just been made.
-    pub(super) fn fresh(stream: UnixStream) -> DetachedConnection {
-        DetachedConnection { stream, received: Vec::new(), unsent: Vec::new(), broken: None, epoch: 0 }
-    }
 }
 
 /// Why a connection takes no append and passes no barrier any more; its client has to connect again.
@@ -104,7 +97,7 @@ pub(super) struct Inbox {
 }
 
 /// Answers on their way, and answers owed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
@@ -143,16 +136,7 @@ impl ClientConnection {
             id,
             stream: detached.stream,
             inbox: Inbox::new(own, &detached.received),
-            outbox: Outbox {
-                bytes: unsent,
-                sent: 0,
-                greeted: false,
-                held: None,
-                owed: [0; 3],
-                broken: detached.broken,
-                read_after: None,
-                closing: false,
-            },
+            outbox: Outbox { bytes: unsent, broken: detached.broken, ..Outbox::default() },
             since: Instant::now(),
             busy: true,
             silent_turns: 0,

@@ -94,7 +94,7 @@ impl Path {
     /// Acknowledges, in order, everything that every needed member has.
     pub(super) fn acknowledge(&mut self) {
         let RoleState::Leading(replicator) = &self.state else { return };
-        let acked = replicator.acked();
+        let acked = replicator.primary().acked();
         let mut last = 0;
         while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
             last = append.lsn;

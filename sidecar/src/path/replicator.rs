@@ -65,7 +65,7 @@ pub(super) struct Replicator {
 /// Where an append was placed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
-    /// Its end in the log: acknowledged when [`Replicator::acked`] reaches it.
+    /// Its end in the log: acknowledged when [`Primary::acked`] reaches it.
     pub(super) end: Position,
     /// LSN of its last record.
     pub(super) last: Lsn,
@@ -231,11 +231,6 @@ impl Replicator {
                 _ => {}
             }
         }
-    }
-
-    /// Everything up to here may be acknowledged.
-    pub(super) fn acked(&self) -> Position {
-        self.primary.acked()
     }
 
     /// Local memory for a segment.

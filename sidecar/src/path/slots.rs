@@ -123,7 +123,9 @@ impl Path {
                         tracing::warn!(%error, "make a client's socket non-blocking");
                         continue;
                     }
-                    let client = self.connection(DetachedConnection::fresh(stream));
+                    let (received, unsent) = (Vec::new(), Vec::new());
+                    let client =
+                        self.connection(DetachedConnection { stream, received, unsent, broken: None, epoch: 0 });
                     self.admit(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,

@@ -1,7 +1,7 @@
 //! The thread that accepts connections and admits those that present a secret.
 //!
 //! Started and stopped by [`receiver`](super::receiver); passes connections with a valid secret to
-//! [`registry`](super::registry), which has [`connection_reader`](super::connection_reader) serve them. One thread for all
+//! [`registry`](super::registry), which has [`connection_reader`] serve them. One thread for all
 //! that have not presented one yet, so that each costs a socket and forty bytes and no more. Without a valid hello there is
 //! no answer, only a closed connection: at the first wrong byte, after two seconds, or earlier when others need the room.
 
