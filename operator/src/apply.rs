@@ -18,9 +18,9 @@ use tracing::info;
 use crate::authority;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
+use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
-use crate::plan::certificates::{Role, Step};
-use crate::plan::objects::{Kind, Owned};
+use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::{Action, Plan, status};
 use crate::secrets::{self, Keeper};
 
@@ -169,7 +169,7 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    async fn certificates(&self, step: Step) -> Result<(), Error> {
+    async fn certificates(&self, step: CertificateStep) -> Result<(), Error> {
         let secrets: Api<Secret> = Api::namespaced(self.context.client.clone(), &self.namespace);
         let name = ca_secret(&self.name);
         let now = Timestamp::now();
@@ -178,18 +178,20 @@ impl<'a> Executor<'a> {
         let version = kept.as_ref().and_then(|secret| secret.metadata.resource_version.clone());
         let keeper = kept.as_ref().and_then(Keeper::read);
         match (step, keeper) {
-            (Step::MakeAuthority, _) | (Step::RenewAuthority, None) => {
+            (CertificateStep::MakeAuthority, _) | (CertificateStep::RenewAuthority, None) => {
                 let current = self.new_authority(now)?;
                 self.keep(&secrets, &Keeper { current, previous: None, resource_version: version }).await
             }
-            (Step::RenewAuthority, Some(keeper)) => {
+            (CertificateStep::RenewAuthority, Some(keeper)) => {
                 let current = self.new_authority(now)?;
                 let previous = Some(keeper.current.certificate);
                 self.keep(&secrets, &Keeper { current, previous, ..keeper }).await
             }
-            (Step::ForgetPrevious, Some(keeper)) => self.keep(&secrets, &Keeper { previous: None, ..keeper }).await,
-            (Step::Issue(role), Some(keeper)) => self.issue(&secrets, role, &keeper, now).await,
-            (Step::Bundle(role), Some(keeper)) => {
+            (CertificateStep::ForgetPrevious, Some(keeper)) => {
+                self.keep(&secrets, &Keeper { previous: None, ..keeper }).await
+            }
+            (CertificateStep::Issue(role), Some(keeper)) => self.issue(&secrets, role, &keeper, now).await,
+            (CertificateStep::Bundle(role), Some(keeper)) => {
                 let name = secrets::secret_name(&self.name, role);
                 let patch = Patch::Merge(secrets::bundle_patch(&keeper.bundle(), now));
                 let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
@@ -197,7 +199,7 @@ impl<'a> Executor<'a> {
                 Ok(())
             }
             // Gone between two looks: the next reconcile makes it.
-            (Step::ForgetPrevious | Step::Issue(_) | Step::Bundle(_), None) => Ok(()),
+            (CertificateStep::ForgetPrevious | CertificateStep::Issue(_) | CertificateStep::Bundle(_), None) => Ok(()),
         }
     }
 
@@ -206,7 +208,13 @@ impl<'a> Executor<'a> {
             .map_err(|error| self.no_certificate(error))
     }
 
-    async fn issue(&self, secrets: &Api<Secret>, role: Role, keeper: &Keeper, now: Timestamp) -> Result<(), Error> {
+    async fn issue(
+        &self,
+        secrets: &Api<Secret>,
+        role: CertificateRole,
+        keeper: &Keeper,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let uri = authority::identity(&self.name, secrets::role_name(role));
         let uri = uri.as_str().try_into().map_err(|error| self.no_certificate(error))?;
         let authority_name = authority::name(&self.namespace, &self.name);

@@ -12,7 +12,7 @@ use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Store;
 
 use crate::metrics::Metrics;
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::probe::Prober;
 use crate::server_version::ServerVersion;
 

@@ -29,9 +29,9 @@ use tracing::{error, info, warn};
 use crate::apply;
 use crate::context::Context;
 use crate::error::{Class, Error};
+use crate::objects::Kind;
 use crate::observe::{Found, observe};
 use crate::observed::NodeFacts;
-use crate::plan::objects::Kind;
 use crate::plan::plan;
 
 /// Nodes change in bursts, and every group looks at them.

@@ -17,6 +17,7 @@ pub mod health;
 pub mod lease;
 pub mod logging;
 pub mod metrics;
+pub mod objects;
 pub mod observe;
 pub mod observed;
 pub mod options;

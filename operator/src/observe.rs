@@ -17,8 +17,8 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 use crate::capacity;
 use crate::context::Context;
 use crate::error::{Doing, Error};
+use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
-use crate::plan::objects::{Kind, Owned};
 use crate::secrets;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
@@ -68,7 +68,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
     );
     let mut backups = backups.doing(|| "list backup pods".to_owned())?.items;
     // A label is easily copied; only pods of this very group are touched.
-    backups.retain(|pod| crate::plan::objects::is_owned(&group, &pod.metadata));
+    backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
     let secret = || "read secrets".to_owned();
     let [authority, sidecar, backup] = [authority.doing(secret)?, sidecar.doing(secret)?, backup.doing(secret)?];

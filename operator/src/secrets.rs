@@ -15,9 +15,9 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{API_GROUP, backup_secret, ca_secret, sidecar_secret};
 
 use crate::authority::{Pair, identity};
+use crate::objects::{is_owned, metadata};
 use crate::observed::{Authority, Certificates, Leaf};
-use crate::plan::certificates::Role;
-use crate::plan::objects::{is_owned, metadata};
+use crate::plan::certificates::CertificateRole;
 use crate::x509::Certificate;
 
 const CA: &str = "ca.crt";
@@ -32,18 +32,18 @@ fn annotation_written() -> String {
 }
 
 /// Name of the secret of a role.
-pub fn secret_name(group: &str, role: Role) -> String {
+pub fn secret_name(group: &str, role: CertificateRole) -> String {
     match role {
-        Role::Sidecar => sidecar_secret(group),
-        Role::Backup => backup_secret(group),
+        CertificateRole::Sidecar => sidecar_secret(group),
+        CertificateRole::Backup => backup_secret(group),
     }
 }
 
 /// The role as certificates name it.
-pub fn role_name(role: Role) -> &'static str {
+pub fn role_name(role: CertificateRole) -> &'static str {
     match role {
-        Role::Sidecar => "sidecar",
-        Role::Backup => "backup",
+        CertificateRole::Sidecar => "sidecar",
+        CertificateRole::Backup => "backup",
     }
 }
 
@@ -86,7 +86,7 @@ impl Keeper {
 }
 
 /// The secret of a role's certificate.
-pub fn leaf(group: &ReplicaGroup, role: Role, pair: &Pair, bundle: &str, now: Timestamp) -> Value {
+pub fn leaf(group: &ReplicaGroup, role: CertificateRole, pair: &Pair, bundle: &str, now: Timestamp) -> Value {
     let mut metadata = metadata(group, &secret_name(&group.name_any(), role));
     metadata["annotations"] = json!({annotation_written(): now.to_string()});
     let data = json!({CA: encode(bundle), CERTIFICATE: encode(&pair.certificate), KEY: encode(&pair.key)});
@@ -103,13 +103,13 @@ pub fn bundle_patch(bundle: &str, now: Timestamp) -> Value {
 
 /// What is in the secrets.
 pub fn facts(group: &ReplicaGroup, [authority, sidecar, backup]: [Option<&Secret>; 3], now: Timestamp) -> Certificates {
-    let foreign =
+    let not_owned =
         [authority, sidecar, backup].into_iter().flatten().filter(|secret| !is_owned(group, &secret.metadata));
     Certificates {
         authority: authority.and_then(authority_facts),
-        sidecar: sidecar.map(|secret| leaf_facts(secret, &group.name_any(), Role::Sidecar, now)),
-        backup: backup.map(|secret| leaf_facts(secret, &group.name_any(), Role::Backup, now)),
-        foreign: foreign.map(|secret| format!("Secret {}", secret.name_any())).collect(),
+        sidecar: sidecar.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Sidecar, now)),
+        backup: backup.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Backup, now)),
+        not_owned: not_owned.map(|secret| format!("Secret {}", secret.name_any())).collect(),
     }
 }
 
@@ -123,7 +123,7 @@ fn authority_facts(secret: &Secret) -> Option<Authority> {
     })
 }
 
-fn leaf_facts(secret: &Secret, group: &str, role: Role, now: Timestamp) -> Leaf {
+fn leaf_facts(secret: &Secret, group: &str, role: CertificateRole, now: Timestamp) -> Leaf {
     let bundle = Certificate::all(data(secret, CA).unwrap_or_default());
     let uri = identity(group, role_name(role));
     let certificate = Certificate::all(data(secret, CERTIFICATE).unwrap_or_default()).into_iter().next();

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use tailwind_crds::{ReplicaGroup, problems};
 use tailwind_operator::commands::inject_stream;
-use tailwind_operator::observed::Settings;
+use tailwind_operator::options::Settings;
 
 const RESULT: &str = "\n# ---- injected\n";
 

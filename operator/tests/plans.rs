@@ -64,8 +64,8 @@ fn tell(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
         "events",
         notices
             .map(|notice| {
-                let kind = if notice.kind == EventType::Warning { "Warning" } else { "Normal" };
-                format!("{kind} {}: {}", notice.reason, notice.note)
+                let kind = if notice.kind() == EventType::Warning { "Warning" } else { "Normal" };
+                format!("{kind} {}: {notice}", notice.reason())
             })
             .collect(),
     );
@@ -109,7 +109,7 @@ fn tell_action(action: &Action) -> String {
             nodes if nodes.is_empty() => action.to_string(),
             nodes => format!("{action}, not on {}", nodes.join(" or ")),
         },
-        Action::Delete(removal) => format!("{action}, because {}", removal.why),
+        Action::Delete(removal) => format!("{action}, because {}", removal.reason),
         Action::Apply(owned) if owned.object.name_any().ends_with("-backup") => {
             format!("{action}: {}", serde_json::to_string(&owned.object.data["spec"]).unwrap())
         }

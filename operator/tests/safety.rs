@@ -11,9 +11,10 @@ use proptest::prelude::*;
 use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
-use tailwind_operator::observed::{Certificates, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Creation, backup};
-use tailwind_operator::plan::objects::{Kind, Owned};
+use tailwind_operator::objects::pod::{Creation, backup};
+use tailwind_operator::objects::{Kind, Owned};
+use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
+use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, Plan, plan};
 
 const NOW: &str = "2026-06-01T12:00:00Z";

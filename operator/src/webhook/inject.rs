@@ -10,8 +10,8 @@ use tailwind_crds::names::{
     SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, sidecar_secret,
 };
 
-use crate::observed::Settings;
-use crate::plan::objects::container;
+use crate::objects::container;
+use crate::options::Settings;
 use crate::server_version::ServerVersion;
 
 /// Where a pod finds its service account's token.

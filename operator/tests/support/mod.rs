@@ -11,9 +11,10 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
 };
-use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Creation, backup};
-use tailwind_operator::plan::objects::{Kind, Owned};
+use tailwind_operator::objects::pod::{Creation, backup};
+use tailwind_operator::objects::{Kind, Owned};
+use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
+use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, plan};
 use tailwind_operator::quantity::milli;
 use tailwind_operator::server_version::ServerVersion;
@@ -416,7 +417,7 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 }),
                 sidecar: Some(leaf()),
                 backup: Some(leaf()),
-                foreign: Vec::new(),
+                not_owned: Vec::new(),
             }
         }
         CertificatesAre::These(these) => {
@@ -432,7 +433,7 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 authority: Some(Authority { current: dated(authority), previous: previous.as_ref().map(dated) }),
                 sidecar: Some(leaf(sidecar)),
                 backup: Some(leaf(backup)),
-                foreign: Vec::new(),
+                not_owned: Vec::new(),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A backup pod.
 //!
-//! Called by [`backups`](crate::plan::backups) for each pod that is to be made; its template's hash tells which pods are of
+//! Called by [`backups`](crate::plan) for each pod that is to be made; its template's hash tells which pods are of
 //! an older spec or image.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,7 @@ use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
 
 use super::container;
 use crate::digest::sha256;
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::quantity;
 
 /// Memory of a backup beside its buffers: the program, and four segments that may be sent at a time (`FETCHES_MAX`).
@@ -30,7 +30,7 @@ const GRACE_MORE_SECONDS: u32 = 10;
 const LABEL_RDMA: &str = "feature.node.kubernetes.io/custom-rdma.available";
 
 /// A pod to make.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Creation {
     /// Its name.
     pub name: String,
