@@ -16,7 +16,7 @@ use crate::plan::Notice;
 const NOTE_MAX: usize = 1024;
 
 /// Publishes them.
-pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
+pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
     let reference = group.object_ref(&());
     // A new one each time: it would tell only the first of several texts with one reason, and count the others.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());

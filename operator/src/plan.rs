@@ -249,7 +249,7 @@ mod tests {
     fn each_decision_has_its_own_text() {
         for texts in [
             texts::<Notice>(),
-            texts::<backup_pod::Failure>(),
+            texts::<backup_pod::PodFailure>(),
             texts::<backup_pod::Leave>(),
             texts::<backups::Advice>(),
             texts::<backups::RemovalReason>(),

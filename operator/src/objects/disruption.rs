@@ -21,7 +21,7 @@ pub(crate) enum Exit {
     #[default]
     BeforeSuccessor,
     /// It may stay without a successor: there is no node for one, or backups that were made fail one after the other.
-    WithoutSuccessor,
+    Alone,
 }
 
 /// How many backups have to stay, if there is to be a budget: none before there is a log.
@@ -39,13 +39,13 @@ pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     let stay = match exit {
         Exit::AfterSuccessor => spec.backups,
         Exit::BeforeSuccessor => all_but_one,
-        Exit::WithoutSuccessor => spec.min_in_sync().max(1).min(all_but_one),
+        Exit::Alone => spec.min_in_sync().max(1).min(all_but_one),
     };
     (stay > 0).then_some(stay)
 }
 
 /// The budget.
-pub fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
+pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
     let mut spec = json!({
         "minAvailable": stay,
         "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},

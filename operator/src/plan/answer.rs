@@ -9,7 +9,7 @@ use displaydoc::Display;
 use strum::{AsRefStr, EnumIter, VariantNames};
 use tailwind_crds::Positions;
 
-use super::backup_pod::Failure;
+use super::backup_pod::PodFailure;
 use super::backups::Replacement;
 use super::candidate::Candidate;
 use super::count::Count;
@@ -135,7 +135,7 @@ pub(crate) enum Degraded {
     /// {0}: {1}
     Reported(String, Trouble),
     /// {0}: {1}
-    BackupFailed(String, Failure),
+    BackupFailed(String, PodFailure),
     /// {0}: {1}
     MemberDamaged(String, Damage),
     /// {0}

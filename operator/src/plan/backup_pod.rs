@@ -64,12 +64,12 @@ pub(crate) enum Health {
     /// It has been asked to end.
     Ending,
     /// Does not work and will not by itself.
-    Failed { failure: Failure, since: Timestamp },
+    Failed { failure: PodFailure, since: Timestamp },
 }
 
 /// Why a pod does not work and will not by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
-pub enum Failure {
+pub enum PodFailure {
     /// node {0} is gone
     NodeGone(String),
     /// node {0} is not ready
@@ -172,12 +172,12 @@ fn health(
         return if nodes_unknown || now.duration_since(created) < NEW_NODE_PATIENCE {
             Health::Alive
         } else {
-            failed(Failure::NodeGone(node_name.to_owned()), now)
+            failed(PodFailure::NodeGone(node_name.to_owned()), now)
         };
     };
     let patience = if member { MEMBER_PATIENCE } else { OUTSIDER_PATIENCE };
     if let Some(since) = node.not_ready_since.filter(|since| now.duration_since(*since) > patience) {
-        return failed(Failure::NodeNotReady(node_name.to_owned()), since);
+        return failed(PodFailure::NodeNotReady(node_name.to_owned()), since);
     }
     // For the rest the set knows better than Kubernetes who can be reached.
     if member {
@@ -192,12 +192,12 @@ fn health(
     if container.restart_count >= RESTARTS_MAX && !container.ready {
         let since = last_end(container).unwrap_or(now);
         let output = last_output(container).unwrap_or_else(|| "see its log".to_owned());
-        return failed(Failure::KeepsEnding(container.restart_count, output), since);
+        return failed(PodFailure::KeepsEnding(container.restart_count, output), since);
     }
     let running = container.state.as_ref().and_then(|state| state.running.as_ref());
     let since = running.and_then(|running| running.started_at.as_ref()).map(|time| time.0);
     match since.filter(|since| !container.ready && now.duration_since(*since) > UNREADY_PATIENCE) {
-        Some(since) => failed(Failure::NeverReady, since),
+        Some(since) => failed(PodFailure::NeverReady, since),
         None => Health::Alive,
     }
 }
@@ -216,9 +216,9 @@ fn ended(pod: &Pod, created: Timestamp) -> Health {
     let message = status.message.unwrap_or_default();
     let text = [reason, message].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
     let failure = match text {
-        text if refused => Failure::Refused(text),
-        text if text.is_empty() => Failure::Ended,
-        text => Failure::PodEnded(text),
+        text if refused => PodFailure::Refused(text),
+        text if text.is_empty() => PodFailure::Ended,
+        text => PodFailure::PodEnded(text),
     };
     Health::Failed { failure, since: ends.max().unwrap_or(created) }
 }

@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use strum::EnumIter;
 
-use super::backup_pod::{BackupPod, Failure, Health, Leave};
+use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::group_state::GroupState;
 use super::placement::{Survey, survey};
 use crate::objects::disruption::Exit;
@@ -63,7 +63,7 @@ pub struct Removal {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub enum RemovalReason {
     /// it has failed: {0}
-    Failed(Failure),
+    Failed(PodFailure),
     /// {0}
     Leaves(Leave),
     /// {0}, and no other node can take a backup before it has gone
@@ -217,7 +217,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             self.attempts.push(backup.attempt + 1);
-            if matches!(failure, Failure::Refused(_)) || backup.attempt > 0 {
+            if matches!(failure, PodFailure::Refused(_)) || backup.attempt > 0 {
                 self.avoid.extend(backup.node.clone());
             }
             self.remove(backup, RemovalReason::Failed(failure.clone()));
@@ -363,7 +363,7 @@ impl<'a> Planner<'a> {
         let unplaced = self.plan.unplaced;
         let has_successor = self.alive.len() + self.plan.creations.len() > self.wanted;
         if unplaced > free || self.held > 0 {
-            Exit::WithoutSuccessor
+            Exit::Alone
         } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
             Exit::AfterSuccessor
         } else {
@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_and_end() {
+    fn waits_grow_up_to_a_maximum() {
         let waits: Vec<i64> = [0, 1, 2, 5, 6, 100].map(|attempt| backoff(attempt).as_secs()).to_vec();
         assert_eq!(waits, [0, 10, 20, 160, 300, 300]);
     }
