@@ -1,7 +1,7 @@
 //! Does what a plan says: each action is one call to the API server, and each can be repeated.
 //!
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
-//! written; what has failed is told there.
+//! written; what has failed is written there.
 
 use std::collections::BTreeSet;
 

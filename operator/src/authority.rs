@@ -29,7 +29,6 @@ impl std::fmt::Debug for Pair {
     }
 }
 
-/// A new CA.
 pub(crate) fn authority(name: &str, now: Timestamp) -> Result<Pair, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = authority_params(name);

@@ -23,7 +23,6 @@ pub(crate) struct Context {
     pub(crate) nodes: Store<Node>,
     /// Every pod: what they have asked for is what is no longer free.
     pub(crate) pods: Store<Pod>,
-    /// Who writes events.
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Arc<Metrics>,
     /// Asks backups and primaries how they are, beside the reconciles.

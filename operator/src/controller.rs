@@ -51,10 +51,8 @@ type GroupMeta = PartialObjectMeta<ReplicaGroup>;
 /// Why a reconcile has not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReconcileError {
-    /// A call has failed.
     #[error(transparent)]
     Call(#[from] Error),
-    /// Too early, or too slow.
     #[error("{0}")]
     NotNow(&'static str),
 }

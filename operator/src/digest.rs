@@ -1,4 +1,4 @@
-//! Digests by which certificates and templates are told apart.
+//! Digests that tell certificates and templates apart.
 //!
 //! Used by [`x509`](crate::x509) and for the annotation of pods that names what they were made from.
 

@@ -4,18 +4,14 @@
 
 use std::time::Duration;
 
-/// What failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}: {source}")]
 pub(crate) struct Error {
-    /// What was being done.
     pub(crate) doing: String,
-    /// Why it failed.
     #[source]
     pub(crate) source: Cause,
 }
 
-/// Why something failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Cause {
     /// What the API server has answered.
@@ -107,7 +103,6 @@ pub(crate) fn is_ending(error: &kube::Error) -> bool {
 
 /// Says what was being done when a call failed.
 pub(crate) trait Doing<T> {
-    /// An error with it.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
 }
 

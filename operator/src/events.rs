@@ -15,10 +15,9 @@ use crate::plan::Notice;
 /// The API server takes no longer ones.
 const NOTE_MAX: usize = 1024;
 
-/// Publishes them.
 pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
     let reference = group.object_ref(&());
-    // A new one each time: it would tell only the first of several texts with one reason, and count the others.
+    // A new one each time: it would publish only the first of several texts with one reason, and count the others.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     for notice in notices {
         let mut note = notice.to_string();

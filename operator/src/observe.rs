@@ -2,7 +2,7 @@
 //!
 //! Called by [`controller`](crate::controller) at the start of each reconcile. Whatever decides about the life of a pod is
 //! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
-//! them come from watches; they only tell where the scheduler may find room.
+//! them come from watches; they only show where the scheduler may find room.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,6 @@ const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A group, as far as it can be observed.
 pub(crate) enum Observation {
-    /// It does not exist.
     Missing,
     /// It does not fit the definition: it was stored under another one.
     Unreadable {
@@ -38,7 +37,6 @@ pub(crate) enum Observation {
     Complete(Box<Observed>),
 }
 
-/// Reads everything.
 pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> Result<Observation, Error> {
     let client = &context.client;
     let resource = ApiResource::erase::<ReplicaGroup>(&());

@@ -21,9 +21,9 @@ use crate::server_version::ServerVersion;
 pub struct Observed {
     /// When it was seen.
     pub now: Timestamp,
-    /// By whom it was told.
+    /// The version of the API server.
     pub server: ServerVersion,
-    /// What the operator was told by its own options.
+    /// From the operator's own options.
     pub settings: Settings,
     /// The group.
     pub group: ReplicaGroup,
@@ -47,7 +47,7 @@ pub struct Observed {
     pub damaged: BTreeMap<String, u64>,
     /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
     pub sidecars: BTreeMap<String, Readiness>,
-    /// Copies that backups keep in quarantine, by pod; of those that have told, also that there are none.
+    /// Copies that backups keep in quarantine, by pod; of those that report it, also that there are none.
     pub quarantined: BTreeMap<String, u64>,
 }
 

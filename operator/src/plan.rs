@@ -18,15 +18,17 @@ mod phase;
 mod placement;
 mod primary;
 pub(crate) mod status;
-pub mod switchover;
+mod switchover;
 mod trouble;
 mod validity;
 
 use std::collections::BTreeSet;
 
 use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::objects::disruption::Exit;
@@ -35,6 +37,7 @@ use crate::observed::Observed;
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
+use primary::Primary;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
@@ -119,7 +122,7 @@ impl Plan {
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
         actions.extend(backups.removals.iter().cloned().map(Action::Delete));
         actions.extend(gates(state));
-        actions.extend(state.primary.labels(observed));
+        actions.extend(role_labels(state));
         if switchover.is_over {
             actions.push(Action::ForgetSwitchover);
         }
@@ -173,6 +176,20 @@ fn apply(observed: &Observed, wanted: Owned) -> Result<Option<Action>, NotOwned>
 fn gates(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
     let changed = state.alive().filter(|backup| backup.node.is_some() && backup.gate != Some(backup.member));
     changed.map(|backup| Action::Gate { pod: backup.name.clone(), caught_up: backup.member })
+}
+
+/// The role label on the primary alone; on nobody while the group is fenced, since then nobody may append.
+fn role_labels(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
+    let is_labelled = |pod: &&Pod| pod.labels().get(LABEL_ROLE).map(String::as_str) == Some(ROLE_PRIMARY);
+    let (with, without): (Vec<&Pod>, Vec<&Pod>) = state.observed.app.iter().partition(is_labelled);
+    let is_primary = |name: &String| match &state.primary {
+        Primary::Here { pod, .. } => pod == name && !state.observed.group.spec.fenced,
+        _ => false,
+    };
+    let off = with.into_iter().map(Pod::name_any).filter(move |name| !is_primary(name));
+    let on = without.into_iter().map(Pod::name_any).filter(move |name| is_primary(name));
+    // Off first: at no moment do two pods have the label.
+    off.map(|pod| Action::Role { pod, primary: false }).chain(on.map(|pod| Action::Role { pod, primary: true }))
 }
 
 fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
@@ -258,7 +275,7 @@ mod tests {
             texts::<certificates::CertificateStep>(),
             texts::<phase::PhaseReason>(),
             texts::<placement::Unfit>(),
-            texts::<switchover::Refusal>(),
+            texts::<action::Refusal>(),
             texts::<validity::Problem>(),
             texts::<FailoverSafe>(),
             texts::<Fenced>(),

@@ -27,7 +27,7 @@ use crate::{controller, webhook};
 /// Between two looks for the definition of ReplicaGroup.
 const DEFINITION_WAIT: Duration = Duration::from_secs(5);
 
-/// Runs until it is told to end. An error is a reason to start anew.
+/// Runs until a signal ends it. An error is a reason to start anew.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let metrics = Arc::new(Metrics::default());

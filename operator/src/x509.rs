@@ -1,7 +1,7 @@
 //! Reads of a certificate what has to be known to renew it: when it is valid, whose key is in it, who has signed it.
 //!
 //! Called by [`secrets`](crate::secrets) with what operators before have written, and with whatever people have put there.
-//! webpki checks signatures and names; it does not tell dates.
+//! webpki checks signatures and names; it does not show dates.
 
 use jiff::Timestamp;
 use rustls::pki_types::pem::PemObject;

@@ -64,12 +64,12 @@ pub(crate) fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
 /// RDMA device. Memory is limited to what is requested: what is pinned cannot be taken back.
 pub(crate) fn resources(
     spec: &ReplicaGroupSpec,
-    wish: Option<&ResourceRequirements>,
+    given: Option<&ResourceRequirements>,
     memory: u64,
     more_memory: u64,
 ) -> ResourceRequirements {
-    let wish = wish.cloned().unwrap_or_default();
-    let (mut requests, mut limits) = (wish.requests.unwrap_or_default(), wish.limits.unwrap_or_default());
+    let given = given.cloned().unwrap_or_default();
+    let (mut requests, mut limits) = (given.requests.unwrap_or_default(), given.limits.unwrap_or_default());
     requests.entry("cpu".to_owned()).or_insert_with(|| Quantity("100m".to_owned()));
     let named = limits.get("memory").or_else(|| requests.get("memory"));
     let memory = named.map_or(memory, quantity::whole) + more_memory;
@@ -82,7 +82,7 @@ pub(crate) fn resources(
             side.insert(device.name.clone(), Quantity(device.count.to_string()));
         }
     }
-    let mut claims = wish.claims.unwrap_or_default();
+    let mut claims = given.claims.unwrap_or_default();
     if spec.rdma.as_ref().is_some_and(|rdma| rdma.resource_claim_template_name.is_some()) {
         claims.push(k8s_openapi::api::core::v1::ResourceClaim { name: CLAIM.to_owned(), request: None });
     }
@@ -96,7 +96,7 @@ pub(crate) fn claim(spec: &ReplicaGroupSpec) -> Option<Value> {
     Some(json!({"name": CLAIM, "resourceClaimTemplateName": template}))
 }
 
-/// What Multus is told: these networks, beside those that the pod asks for already.
+/// The annotation for Multus: these networks, beside those that the pod asks for already.
 pub(crate) fn networks(existing: Option<&String>, networks: &[Network], namespace: &str) -> Option<String> {
     if networks.is_empty() {
         return existing.cloned();

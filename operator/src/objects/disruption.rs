@@ -44,7 +44,6 @@ pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     (stay > 0).then_some(stay)
 }
 
-/// The budget.
 pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
     let mut spec = json!({
         "minAvailable": stay,

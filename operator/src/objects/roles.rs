@@ -13,7 +13,6 @@ use tailwind_crds::names::API_GROUP;
 use super::{Kind, Owned};
 use crate::server_version::ServerVersion;
 
-/// The role.
 pub(crate) fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
     let rules = json!([

@@ -16,7 +16,6 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Removal;
 use super::certificates::CertificateStep;
-use super::switchover::Refusal;
 use crate::objects::Owned;
 
 /// What is to be done.
@@ -126,6 +125,30 @@ pub enum Notice {
     /// {1}
     #[strum(disabled)]
     Phase(Phase, String),
+}
+
+/// Why a pod does not become primary as the switchover annotation asks.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub enum Refusal {
+    /// {0} cannot become primary: no app pod has been primary yet, the first one will be by itself
+    NoPrimaryYet(String),
+    /// {0} cannot become primary while the group is fenced: set spec.fenced to false first
+    Fenced(String),
+    /// {0} is primary already
+    AlreadyPrimary(String),
+    /// {0} cannot become primary: no pod of that name has the label replication.tailwind.dev/group: {1}; those that have
+    /// are {2}
+    NotInGroup(String, String, String),
+    /// {0} cannot become primary: it does not run, or is about to end
+    NotRunning(String),
+    /// {0} was to become primary after epoch {1}, but {2} has become so in epoch {3}: ask again if {0} still shall
+    Overtaken(String, u64, String, u64),
+}
+
+impl Default for Refusal {
+    fn default() -> Refusal {
+        Refusal::NoPrimaryYet(String::new())
+    }
 }
 
 impl Notice {

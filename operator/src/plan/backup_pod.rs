@@ -32,7 +32,6 @@ const LAST_OUTPUT_CHARS_MAX: usize = 400;
 /// A pod that no node took for so long will hardly be taken by one.
 const UNPLACED_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
-/// A backup pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackupPod {
     pub(crate) name: String,

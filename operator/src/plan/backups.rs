@@ -125,7 +125,6 @@ pub(crate) enum Advice {
     AddNodeOrLowerMinInSync,
 }
 
-/// Decides.
 pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
     let mut planner = Planner::new(state);
     planner.remove_failed();
@@ -138,7 +137,7 @@ pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
 struct Planner<'a> {
     observed: &'a Observed,
     backups: &'a [BackupPod],
-    /// Those that work and are not told to leave in this round.
+    /// Those that work and are not removed in this round.
     alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
@@ -183,17 +182,17 @@ impl<'a> Planner<'a> {
         self.alive.iter().filter(|backup| backup.member).count()
     }
 
-    /// A member that is on its way out, by itself or told to.
+    /// Whether a member has failed or is being deleted.
     fn has_leaving_member(&self) -> bool {
         self.backups.iter().any(|backup| backup.member && !backup.is_alive())
     }
 
     /// A pod that will leave room before long, since its kubelet can be reached.
     fn ends_soon(&self, backup: &BackupPod) -> bool {
-        let is_told = self.plan.removals.iter().any(|removal| removal.name == backup.name);
+        let is_removed = self.plan.removals.iter().any(|removal| removal.name == backup.name);
         let nodes = &self.observed.nodes;
         let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        (backup.health == Health::Ending || is_told) && backup.node.as_deref().is_some_and(is_ready)
+        (backup.health == Health::Ending || is_removed) && backup.node.as_deref().is_some_and(is_ready)
     }
 
     fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) {

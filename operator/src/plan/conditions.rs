@@ -24,7 +24,6 @@ use super::primary::{Primary, standbys};
 use super::trouble::{Trouble, damage, quarantined, trouble};
 use crate::observed::Observed;
 
-/// All of them.
 pub(crate) fn all(
     state: &GroupState<'_>,
     plan: &BackupPlan,
@@ -61,7 +60,6 @@ pub(crate) fn invalid(state: &GroupState<'_>, problems: &str) -> Vec<Condition> 
     status.conditions
 }
 
-/// A condition of a status.
 pub(crate) fn find<'a>(status: &'a ReplicaGroupStatus, kind: &str) -> Option<&'a Condition> {
     status.conditions.iter().find(|condition| condition.type_ == kind)
 }

@@ -43,7 +43,6 @@ pub(crate) enum PhaseReason {
     AllCopies(String, Count),
 }
 
-/// Decides.
 pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
     let (group, app) = (&state.observed.group, state.observed.app.len());
     let spec = &group.spec;

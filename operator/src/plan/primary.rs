@@ -5,9 +5,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
-use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
 
-use super::action::Action;
 use crate::observed::{Observed, is_running};
 
 /// Who is primary.
@@ -46,21 +44,5 @@ impl Primary {
     /// Its pod is there.
     pub(crate) fn is_here(&self) -> bool {
         matches!(self, Primary::Here { .. })
-    }
-
-    /// The role label on the primary alone; on nobody while the group is fenced, since then nobody may append.
-    pub(crate) fn labels(&self, observed: &Observed) -> Vec<Action> {
-        let role = |pod: &&Pod| pod.labels().get(LABEL_ROLE).map(String::as_str) == Some(ROLE_PRIMARY);
-        let labelled = match self {
-            Primary::Here { pod, .. } if !observed.group.spec.fenced => Some(pod.as_str()),
-            _ => None,
-        };
-        let (with, without): (Vec<&Pod>, Vec<&Pod>) = observed.app.iter().partition(role);
-        let off = with.iter().map(|pod| pod.name_any()).filter(|name| Some(name.as_str()) != labelled);
-        let on = without.iter().map(|pod| pod.name_any()).filter(|name| Some(name.as_str()) == labelled);
-        // Off first: at no moment do two pods have the label.
-        off.map(|pod| Action::Role { pod, primary: false })
-            .chain(on.map(|pod| Action::Role { pod, primary: true }))
-            .collect()
     }
 }

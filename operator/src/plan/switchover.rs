@@ -3,14 +3,12 @@
 //!
 //! Called by [`plan`](super). The sidecar that is named does the work, and only from the epoch that was seen.
 
-use displaydoc::Display;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-use strum::EnumIter;
 use tailwind_crds::names::{ANNOTATION_SWITCHOVER, SIDECAR_CONTAINER};
 use tailwind_crds::{LogStatus, Switchover};
 
-use super::action::Notice;
+use super::action::{Notice, Refusal};
 use crate::observed::{Observed, is_running, is_true};
 
 /// What is to be done about a switchover.
@@ -21,30 +19,6 @@ pub(crate) struct SwitchoverPlan {
     /// The annotation is done with, and is removed.
     pub(crate) is_over: bool,
     pub(crate) notice: Option<Notice>,
-}
-
-/// Why a pod cannot become primary now.
-#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
-pub enum Refusal {
-    /// {0} cannot become primary: no app pod has been primary yet, the first one will be by itself
-    NoPrimaryYet(String),
-    /// {0} cannot become primary while the group is fenced: set spec.fenced to false first
-    Fenced(String),
-    /// {0} is primary already
-    AlreadyPrimary(String),
-    /// {0} cannot become primary: no pod of that name has the label replication.tailwind.dev/group: {1}; those that have
-    /// are {2}
-    NotInGroup(String, String, String),
-    /// {0} cannot become primary: it does not run, or is about to end
-    NotRunning(String),
-    /// {0} was to become primary after epoch {1}, but {2} has become so in epoch {3}: ask again if {0} still shall
-    Overtaken(String, u64, String, u64),
-}
-
-impl Default for Refusal {
-    fn default() -> Refusal {
-        Refusal::NoPrimaryYet(String::new())
-    }
 }
 
 /// Looks at the annotation, and without one at the primary's app.

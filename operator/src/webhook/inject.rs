@@ -114,7 +114,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         "image": settings.sidecar_image,
         "args": arguments,
         "env": container::environment(),
-        // Why it ended is told in its pod, where people and the operator look first.
+        // Why it ended is shown in its pod, where people and the operator look first.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [
             {"name": "tailwind", "containerPort": PORT_SIDECAR},
