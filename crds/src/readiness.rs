@@ -31,9 +31,10 @@ pub struct Waiting {
 }
 
 /// What for, from what mends itself to what needs a person most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitsFor {
     /// An answer of the config store.
+    #[default]
     ConfigStore,
     /// Empty backups, to begin a new group with.
     Backups,

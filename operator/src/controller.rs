@@ -32,6 +32,7 @@ use crate::error::{Class, Error};
 use crate::objects::Kind;
 use crate::observe::{Observation, observe};
 use crate::observed::NodeFacts;
+use crate::plan::phase::PhaseReason;
 use crate::plan::plan;
 
 /// Nodes change in bursts, and every group looks at them.
@@ -53,15 +54,17 @@ type GroupMeta = PartialObjectMeta<ReplicaGroup>;
 pub(crate) enum ReconcileError {
     #[error(transparent)]
     Call(#[from] Error),
-    #[error("{0}")]
-    NotNow(&'static str),
+    #[error("the API server took too long")]
+    TooSlow,
+    #[error("nodes and pods are not listed yet")]
+    NotListed,
 }
 
 impl ReconcileError {
     fn class(&self) -> Class {
         match self {
             ReconcileError::Call(error) => error.class(),
-            ReconcileError::NotNow(_) => Class::Unavailable,
+            ReconcileError::TooSlow | ReconcileError::NotListed => Class::Unavailable,
         }
     }
 }
@@ -193,7 +196,7 @@ async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action
     let work = reconcile_group(&context, &namespace, &name).instrument(span(&meta));
     let result = match timeout(RECONCILE_MAX, work).await {
         Ok(result) => result,
-        Err(_) => Err(ReconcileError::NotNow("the API server took too long")),
+        Err(_) => Err(ReconcileError::TooSlow),
     };
     let class = result.as_ref().err().map(|failure| failure.class().name());
     context.metrics.reconciled(started.elapsed(), class);
@@ -207,7 +210,7 @@ async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Resu
     let lists =
         async { context.nodes.wait_until_ready().await.is_ok() && context.pods.wait_until_ready().await.is_ok() };
     if timeout(LISTS_PATIENCE, lists).await != Ok(true) {
-        return Err(ReconcileError::NotNow("nodes and pods are not listed yet"));
+        return Err(ReconcileError::NotListed);
     }
     let observed = match observe(context, namespace, name).await? {
         Observation::Complete(observed) => observed,
@@ -242,7 +245,7 @@ async fn report_unreadable(
     object: &DynamicObject,
     why: &str,
 ) -> Result<(), Error> {
-    let text = format!("the object cannot be read: {why}. Mend it, or delete it and make it anew");
+    let text = PhaseReason::Unreadable(why.to_owned()).to_string();
     if object.data.pointer("/status/phaseReason").and_then(|reason| reason.as_str()) == Some(&text) {
         return Ok(());
     }

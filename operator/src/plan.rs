@@ -14,7 +14,7 @@ pub mod certificates;
 mod conditions;
 mod count;
 mod group_state;
-mod phase;
+pub(crate) mod phase;
 mod placement;
 mod primary;
 pub(crate) mod status;

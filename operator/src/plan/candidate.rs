@@ -13,18 +13,12 @@ use super::primary::Primary;
 use crate::observed::is_true;
 
 /// {pod} waits to become primary: {why}
-#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
 pub(crate) struct Candidate {
     pub(crate) pod: String,
     pub(crate) what: WaitsFor,
     /// In the sidecar's own words.
     pub(crate) why: String,
-}
-
-impl Default for Candidate {
-    fn default() -> Candidate {
-        Candidate { pod: String::new(), what: WaitsFor::ConfigStore, why: String::new() }
-    }
 }
 
 /// The candidate that the group waits with, if there is no primary. Whoever has claimed the epoch comes first; of others the

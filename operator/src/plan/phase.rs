@@ -16,6 +16,8 @@ use super::primary::Primary;
 /// Why a group is in its phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub(crate) enum PhaseReason {
+    /// the object cannot be read: {0}. Mend it, or delete it and make it anew
+    Unreadable(String),
     /// waits until no pod of the app belongs to it (spec.deletion: AfterApp): remove {0}
     DeletionWaits(Count),
     /// everything that belongs to it is being removed
