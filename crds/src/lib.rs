@@ -18,7 +18,7 @@ use kube::CustomResourceExt;
 
 pub use spec::{
     Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement,
-    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportWish,
+    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice,
 };
 pub use status::{
     BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReplicaGroupStatus, Switchover,

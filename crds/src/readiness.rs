@@ -31,9 +31,10 @@ pub struct Waiting {
 }
 
 /// What for, from what mends itself to what needs a person most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitsFor {
     /// An answer of the config store.
+    #[default]
     ConfigStore,
     /// Empty backups, to begin a new group with.
     Backups,
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_that_are_written_are_read() {
+    fn unready_reasons_round_trip() {
         for reason in UnreadyReason::ALL {
             let unready = Unready { reason, why: "at most 64 KiB: raise it".to_owned() };
             assert_eq!(unready.to_string().parse(), Ok(unready));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn waits_round_trip() {
         for what in WaitsFor::ALL {
             let waiting = Some(Waiting { what, why: "1 of 2: b (refused)".to_owned() });
             let readiness = Readiness { role: "recovering".to_owned(), waiting };
@@ -198,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_words_are_left_out() {
-        let role = |text: &str| text.parse::<Readiness>().map(|told| (told.role, told.waiting.is_some()));
+    fn unknown_words_are_ignored() {
+        let role = |text: &str| text.parse::<Readiness>().map(|read| (read.role, read.waiting.is_some()));
         for (text, found) in [
             ("primary\n", "primary"),
             ("", ""),

@@ -92,7 +92,7 @@ pub struct ReplicaGroupSpec {
     /// How bytes reach backups. Auto: Rdma where rdma is given, else Tcp. Rdma: one-sided RDMA writes; backups spend no CPU.
     /// Tcp: any network. Cannot be changed.
     #[serde(default)]
-    pub transport: TransportWish,
+    pub transport: TransportChoice,
 
     /// How a pod gets its RDMA device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -212,7 +212,7 @@ pub enum Durability {
 
 /// How bytes shall reach backups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum TransportWish {
+pub enum TransportChoice {
     /// Rdma where rdma is given, else Tcp.
     #[default]
     Auto,
@@ -420,9 +420,9 @@ impl ReplicaGroupSpec {
     /// How bytes reach backups.
     pub fn transport(&self) -> Transport {
         match self.transport {
-            TransportWish::Rdma => Transport::Rdma,
-            TransportWish::Auto if self.rdma.is_some() => Transport::Rdma,
-            TransportWish::Auto | TransportWish::Tcp => Transport::Tcp,
+            TransportChoice::Rdma => Transport::Rdma,
+            TransportChoice::Auto if self.rdma.is_some() => Transport::Rdma,
+            TransportChoice::Auto | TransportChoice::Tcp => Transport::Tcp,
         }
     }
 

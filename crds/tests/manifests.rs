@@ -41,7 +41,7 @@ fn lost(written: &Value, found: &Value, path: &str) -> Vec<String> {
 }
 
 #[test]
-fn samples_are_good_groups() {
+fn samples_are_valid_groups() {
     let mut groups = 0;
     for entry in fs::read_dir(top().join("manifests/samples")).unwrap() {
         let path = entry.unwrap().path();
@@ -60,7 +60,7 @@ fn samples_are_good_groups() {
 }
 
 #[test]
-fn a_field_that_does_not_exist_is_found() {
+fn unknown_fields_are_found() {
     let text =
         "apiVersion: replication.tailwind.dev/v1alpha1\nkind: ReplicaGroup\nmetadata: {name: a}\nspec: {backup: 3}";
     let document = documents(text).remove(0);
@@ -74,7 +74,7 @@ fn the_chart_has_the_definition() {
 }
 
 #[test]
-fn each_alert_has_a_runbook_and_each_runbook_an_alert() {
+fn alerts_and_runbooks_match() {
     let file = documents(&read("charts/tailwind/files/alerts.yaml")).remove(0);
     let groups = file["groups"].as_array().unwrap();
     let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
@@ -86,7 +86,7 @@ fn each_alert_has_a_runbook_and_each_runbook_an_alert() {
 
 /// By name, in the text of the programs: a metric that was renamed leaves an alert that never fires.
 #[test]
-fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+fn alerts_and_dashboard_use_existing_metrics() {
     let sources = ["sidecar/src/control/status.rs", "sidecar/src/backup/status.rs", "operator/src/metrics.rs"];
     let source: String = sources.map(read).concat();
     let asked = read("charts/tailwind/files/alerts.yaml") + &read("charts/tailwind/files/dashboard.json");

@@ -35,7 +35,7 @@ fn kubectl_can_explain_every_field() {
 }
 
 #[test]
-fn an_empty_spec_is_a_good_one() {
+fn an_empty_spec_is_valid() {
     let group = group("{}");
     assert_eq!(problems(&group, None), Vec::<String>::new());
     assert_eq!((group.spec.backups, group.spec.min_in_sync(), group.spec.buffers), (3, 2, 16));
@@ -43,13 +43,13 @@ fn an_empty_spec_is_a_good_one() {
 }
 
 #[test]
-fn more_copies_cannot_be_needed_than_wanted() {
+fn min_in_sync_is_at_most_backups() {
     assert_eq!(said("{backups: 2, minInSync: 2}"), Vec::<String>::new());
     assert_eq!(said("{backups: 2, minInSync: 3}"), ["minInSync must not be greater than backups"]);
 }
 
 #[test]
-fn a_device_is_requested_in_exactly_one_way() {
+fn a_device_is_requested_in_one_way() {
     let one = "exactly one of extendedResource and resourceClaimTemplateName must be given";
     assert_eq!(said("{rdma: {extendedResource: {name: rdma/hca}}}"), Vec::<String>::new());
     assert_eq!(said("{rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
@@ -58,21 +58,21 @@ fn a_device_is_requested_in_exactly_one_way() {
 }
 
 #[test]
-fn transport_and_device_fit_each_other() {
+fn transport_and_device_match() {
     assert_eq!(said("{transport: Rdma}").len(), 1);
     assert_eq!(said("{transport: Tcp, rdma: {resourceClaimTemplateName: nic}}").len(), 1);
     assert_eq!(said("{transport: Rdma, rdma: {resourceClaimTemplateName: nic}}"), Vec::<String>::new());
 }
 
 #[test]
-fn a_disk_is_asked_for_in_exactly_one_way() {
+fn a_disk_is_requested_in_one_way() {
     assert_eq!(said("{flushVolume: {emptyDirSizeLimit: 1Gi}}"), Vec::<String>::new());
     assert_eq!(said("{flushVolume: {claim: {size: 1Gi}}}"), Vec::<String>::new());
     assert_eq!(said("{flushVolume: {}}").len(), 1);
 }
 
 #[test]
-fn what_shapes_the_log_cannot_be_changed() {
+fn the_shape_of_the_log_is_immutable() {
     let before = group("{}");
     let after = |spec| problems(&group(spec), Some(&before));
     assert_eq!(after("{backups: 5, minInSync: 1, buffers: 32, fenced: true}"), Vec::<String>::new());
@@ -85,7 +85,7 @@ fn what_shapes_the_log_cannot_be_changed() {
 }
 
 #[test]
-fn names_are_short_enough_for_what_is_made_from_them() {
+fn long_names_are_refused() {
     let mut group = group("{}");
     for (name, good) in [("a", true), ("orders-2", true), ("2orders", false), ("orders-", false), ("or.ders", false)] {
         group.metadata.name = Some(name.to_owned());

@@ -1,7 +1,7 @@
 //! Does what a plan says: each action is one call to the API server, and each can be repeated.
 //!
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
-//! written; what has failed is told there.
+//! written; what has failed is written there.
 
 use std::collections::BTreeSet;
 
@@ -18,17 +18,17 @@ use tracing::info;
 use crate::authority;
 use crate::context::Context;
 use crate::error::{Cause, Doing, Error};
+use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
-use crate::plan::certificates::{Role, Step};
-use crate::plan::objects::{Kind, Owned};
+use crate::plan::certificates::{CertificateRole, CertificateStep};
 use crate::plan::{Action, Plan, status};
-use crate::secrets::{self, Keeper};
+use crate::secrets::{self, CaSecret};
 
 /// Who writes, as the API server remembers it.
-pub const MANAGER: &str = "tailwind-operator";
+pub(crate) const MANAGER: &str = "tailwind-operator";
 
 /// Carries out a plan. The first error comes back, when all else is done.
-pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
+pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Result<(), Error> {
     let executor = Executor::new(context, observed);
     let (mut failures, mut texts, mut notices) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut done = plan.status.clone();
@@ -36,11 +36,11 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
         match executor.act(action).await {
             Ok(()) => {
                 context.metrics.acted(action);
-                info!(group = executor.key, %action, "done");
+                info!(%action, "done");
                 notices.extend(action.notice());
             }
             Err(error) => {
-                texts.insert(told(action, &error));
+                texts.insert(failure_text(action, &error));
                 failures.push(error);
             }
         }
@@ -56,7 +56,7 @@ pub async fn apply(context: &Context, observed: &Observed, plan: &Plan) -> Resul
 
 /// A failure as it stands in the status. The next try has another name for the pod; were that name in the text, each try would
 /// change the status, which would be seen as a change of the group, and so be followed by another try at once.
-fn told(action: &Action, error: &Error) -> String {
+fn failure_text(action: &Action, error: &Error) -> String {
     let text = error.to_string();
     match action {
         Action::Create(pod) => {
@@ -72,8 +72,6 @@ struct Executor<'a> {
     context: &'a Context,
     observed: &'a Observed,
     group: &'a ReplicaGroup,
-    /// `namespace/name`, for the log.
-    key: String,
     name: String,
     namespace: String,
     pods: Api<Pod>,
@@ -85,7 +83,6 @@ impl<'a> Executor<'a> {
         let group = &observed.group;
         let (name, namespace) = (group.name_any(), group.namespace().unwrap_or_default());
         Executor {
-            key: format!("{namespace}/{name}"),
             pods: Api::namespaced(context.client.clone(), &namespace),
             groups: Api::namespaced(context.client.clone(), &namespace),
             context,
@@ -169,35 +166,37 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    async fn certificates(&self, step: Step) -> Result<(), Error> {
+    async fn certificates(&self, step: CertificateStep) -> Result<(), Error> {
         let secrets: Api<Secret> = Api::namespaced(self.context.client.clone(), &self.namespace);
         let name = ca_secret(&self.name);
         let now = Timestamp::now();
         // Read anew at each step: the one before may have changed it.
-        let kept = secrets.get_opt(&name).await.doing(|| format!("read secret {name}"))?;
-        let version = kept.as_ref().and_then(|secret| secret.metadata.resource_version.clone());
-        let keeper = kept.as_ref().and_then(Keeper::read);
-        match (step, keeper) {
-            (Step::MakeAuthority, _) | (Step::RenewAuthority, None) => {
+        let secret = secrets.get_opt(&name).await.doing(|| format!("read secret {name}"))?;
+        let version = secret.as_ref().and_then(|secret| secret.metadata.resource_version.clone());
+        let ca = secret.as_ref().and_then(CaSecret::read);
+        match (step, ca) {
+            (CertificateStep::MakeAuthority, _) | (CertificateStep::RenewAuthority, None) => {
                 let current = self.new_authority(now)?;
-                self.keep(&secrets, &Keeper { current, previous: None, resource_version: version }).await
+                self.write_ca(&secrets, &CaSecret { current, previous: None, resource_version: version }).await
             }
-            (Step::RenewAuthority, Some(keeper)) => {
+            (CertificateStep::RenewAuthority, Some(ca)) => {
                 let current = self.new_authority(now)?;
-                let previous = Some(keeper.current.certificate);
-                self.keep(&secrets, &Keeper { current, previous, ..keeper }).await
+                let previous = Some(ca.current.certificate);
+                self.write_ca(&secrets, &CaSecret { current, previous, ..ca }).await
             }
-            (Step::ForgetPrevious, Some(keeper)) => self.keep(&secrets, &Keeper { previous: None, ..keeper }).await,
-            (Step::Issue(role), Some(keeper)) => self.issue(&secrets, role, &keeper, now).await,
-            (Step::Bundle(role), Some(keeper)) => {
+            (CertificateStep::ForgetPrevious, Some(ca)) => {
+                self.write_ca(&secrets, &CaSecret { previous: None, ..ca }).await
+            }
+            (CertificateStep::Issue(role), Some(ca)) => self.issue(&secrets, role, &ca, now).await,
+            (CertificateStep::Bundle(role), Some(ca)) => {
                 let name = secrets::secret_name(&self.name, role);
-                let patch = Patch::Merge(secrets::bundle_patch(&keeper.bundle(), now));
+                let patch = Patch::Merge(secrets::bundle_patch(&ca.bundle(), now));
                 let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
                 secrets.patch(&name, &params, &patch).await.doing(|| format!("write secret {name}"))?;
                 Ok(())
             }
             // Gone between two looks: the next reconcile makes it.
-            (Step::ForgetPrevious | Step::Issue(_) | Step::Bundle(_), None) => Ok(()),
+            (CertificateStep::ForgetPrevious | CertificateStep::Issue(_) | CertificateStep::Bundle(_), None) => Ok(()),
         }
     }
 
@@ -206,27 +205,33 @@ impl<'a> Executor<'a> {
             .map_err(|error| self.no_certificate(error))
     }
 
-    async fn issue(&self, secrets: &Api<Secret>, role: Role, keeper: &Keeper, now: Timestamp) -> Result<(), Error> {
+    async fn issue(
+        &self,
+        secrets: &Api<Secret>,
+        role: CertificateRole,
+        ca: &CaSecret,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         let uri = authority::identity(&self.name, secrets::role_name(role));
         let uri = uri.as_str().try_into().map_err(|error| self.no_certificate(error))?;
         let authority_name = authority::name(&self.namespace, &self.name);
-        let pair = authority::leaf(&authority_name, &keeper.current.key, vec![SanType::URI(uri)], now)
+        let pair = authority::leaf(&authority_name, &ca.current.key, vec![SanType::URI(uri)], now)
             .map_err(|error| self.no_certificate(error))?;
         let name = secrets::secret_name(&self.name, role);
-        let secret = secrets::leaf(self.group, role, &pair, &keeper.bundle(), now);
+        let secret = secrets::leaf(self.group, role, &pair, &ca.bundle(), now);
         let params = PatchParams::apply(MANAGER).force();
         secrets.patch(&name, &params, &Patch::Apply(secret)).await.doing(|| format!("write secret {name}"))?;
         Ok(())
     }
 
     /// Made if it was not there, replaced if it was as it was read, and otherwise left to whoever was faster.
-    async fn keep(&self, secrets: &Api<Secret>, keeper: &Keeper) -> Result<(), Error> {
+    async fn write_ca(&self, secrets: &Api<Secret>, ca: &CaSecret) -> Result<(), Error> {
         let name = ca_secret(&self.name);
         let doing = || format!("write secret {name}");
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
         let secret: Secret =
-            serde_json::from_value(keeper.secret(self.group)).map_err(kube::Error::SerdeError).doing(doing)?;
-        if keeper.resource_version.is_some() {
+            serde_json::from_value(ca.secret(self.group)).map_err(kube::Error::SerdeError).doing(doing)?;
+        if ca.resource_version.is_some() {
             secrets.replace(&name, &params, &secret).await.doing(doing)?;
         } else {
             secrets.create(&params, &secret).await.doing(doing)?;
@@ -235,7 +240,10 @@ impl<'a> Executor<'a> {
     }
 
     fn no_certificate(&self, error: rcgen::Error) -> Error {
-        Error { doing: format!("make a certificate for {}", self.key), source: Cause::Certificate(error) }
+        Error {
+            doing: format!("make a certificate for {}/{}", self.namespace, self.name),
+            source: Cause::Certificate(error),
+        }
     }
 
     /// Writes the status unless it is so already.
@@ -249,7 +257,7 @@ impl<'a> Executor<'a> {
 }
 
 /// Writes what the operator has to say in a status, and nothing of what it has not.
-pub async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
+pub(crate) async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
     let resource = ApiResource::erase::<ReplicaGroup>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
     let body = json!({

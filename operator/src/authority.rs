@@ -18,11 +18,9 @@ const EARLIER: Duration = Duration::minutes(5);
 
 /// A certificate and its key, PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Pair {
-    /// The certificate.
-    pub certificate: String,
-    /// Its private key.
-    pub key: String,
+pub(crate) struct Pair {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 impl std::fmt::Debug for Pair {
@@ -31,8 +29,7 @@ impl std::fmt::Debug for Pair {
     }
 }
 
-/// A new CA.
-pub fn authority(name: &str, now: Timestamp) -> Result<Pair, rcgen::Error> {
+pub(crate) fn authority(name: &str, now: Timestamp) -> Result<Pair, rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = authority_params(name);
     (params.not_before, params.not_after) = life(now, AUTHORITY_DAYS);
@@ -41,7 +38,12 @@ pub fn authority(name: &str, now: Timestamp) -> Result<Pair, rcgen::Error> {
 }
 
 /// A certificate by the CA of this name and key.
-pub fn leaf(authority: &str, authority_key: &str, names: Vec<SanType>, now: Timestamp) -> Result<Pair, rcgen::Error> {
+pub(crate) fn leaf(
+    authority: &str,
+    authority_key: &str,
+    names: Vec<SanType>,
+    now: Timestamp,
+) -> Result<Pair, rcgen::Error> {
     let issuer = Issuer::new(authority_params(authority), KeyPair::from_pem(authority_key)?);
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
@@ -56,12 +58,12 @@ pub fn leaf(authority: &str, authority_key: &str, names: Vec<SanType>, now: Time
 }
 
 /// Name of the CA of a group, in its certificate.
-pub fn name(namespace: &str, group: &str) -> String {
+pub(crate) fn name(namespace: &str, group: &str) -> String {
     format!("Tailwind group {namespace}/{group}")
 }
 
 /// The URI that names every sidecar or backup of a group.
-pub fn identity(group: &str, role: &str) -> String {
+pub(crate) fn identity(group: &str, role: &str) -> String {
     format!("tailwind://{group}/{role}/any")
 }
 
@@ -85,7 +87,7 @@ mod tests {
     use crate::x509::Certificate;
 
     #[test]
-    fn a_leaf_is_by_its_authority_and_no_other() {
+    fn a_leaf_is_signed_by_its_own_ca_only() {
         let now = Timestamp::now();
         let make = || authority(&name("shop", "orders"), now).unwrap();
         let (ours, other) = (make(), make());

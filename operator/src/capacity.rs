@@ -11,10 +11,13 @@ use crate::observed::NodeFacts;
 use crate::quantity::milli;
 
 /// Amounts by resource, in thousandths.
-pub type Amounts = BTreeMap<String, i128>;
+pub(crate) type Amounts = BTreeMap<String, i128>;
 
 /// The nodes with what all these pods have asked for on them.
-pub fn nodes<'a>(nodes: impl IntoIterator<Item = &'a Node>, pods: impl IntoIterator<Item = &'a Pod>) -> Vec<NodeFacts> {
+pub(crate) fn nodes<'a>(
+    nodes: impl IntoIterator<Item = &'a Node>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> Vec<NodeFacts> {
     let mut requested: BTreeMap<&str, Amounts> = BTreeMap::new();
     for pod in pods {
         let Some(spec) = &pod.spec else { continue };
@@ -53,7 +56,7 @@ fn node_facts(node: &Node, requested: &mut BTreeMap<&str, Amounts>) -> NodeFacts
 }
 
 /// What a pod needs to be admitted: all that runs at once, or the largest init container beside the sidecars before it.
-pub fn requests(spec: &PodSpec) -> Amounts {
+pub(crate) fn requests(spec: &PodSpec) -> Amounts {
     let mut running = Amounts::new();
     let mut largest = Amounts::new();
     for container in spec.init_containers.iter().flatten() {
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_counts_where_it_needs_more_and_a_sidecar_always() {
+    fn init_containers_count_at_their_peak_and_sidecars_always() {
         let amounts = asked(
             "{initContainers: [{name: s, restartPolicy: Always, resources: {requests: {cpu: 1}}}, \
              {name: i, resources: {requests: {cpu: 4}}}], containers: [{name: a, resources: {requests: {cpu: 2}}}]}",

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tailwind_crds::ReplicaGroup;
 
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::permissions;
 use crate::server_version::ServerVersion;
 use crate::webhook::inject;

@@ -12,40 +12,33 @@ use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Store;
 
 use crate::metrics::Metrics;
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::probe::Prober;
 use crate::server_version::ServerVersion;
 
-/// What every reconcile uses.
-pub struct Context {
-    /// Speaks to the API server.
-    pub client: Client,
-    /// What it is.
-    pub server: ServerVersion,
-    /// From the options.
-    pub settings: Settings,
-    /// Every node.
-    pub nodes: Store<Node>,
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) server: ServerVersion,
+    pub(crate) settings: Settings,
+    pub(crate) nodes: Store<Node>,
     /// Every pod: what they have asked for is what is no longer free.
-    pub pods: Store<Pod>,
-    /// Who writes events.
-    pub reporter: Reporter,
-    /// Counters.
-    pub metrics: Arc<Metrics>,
+    pub(crate) pods: Store<Pod>,
+    pub(crate) reporter: Reporter,
+    pub(crate) metrics: Arc<Metrics>,
     /// Asks backups and primaries how they are, beside the reconciles.
-    pub prober: Arc<Prober>,
+    pub(crate) prober: Arc<Prober>,
     /// Failures in a row, by group.
-    pub failures: Failures,
+    pub(crate) failures: Failures,
 }
 
 /// Failures in a row, by `namespace/name`, each with when the next try is due.
 #[derive(Debug, Default)]
-pub struct Failures(Mutex<BTreeMap<String, (u32, Instant)>>);
+pub(crate) struct Failures(Mutex<BTreeMap<String, (u32, Instant)>>);
 
 impl Failures {
     /// One more, after which `wait` says how long to wait; how many it is now, and how long to wait from now on. One that
     /// something has hastened, a change of a pod perhaps, is not one more: nothing new has been learnt.
-    pub fn add(&self, group: &str, now: Instant, wait: impl FnOnce(u32) -> Duration) -> (u32, Duration) {
+    pub(crate) fn add(&self, group: &str, now: Instant, wait: impl FnOnce(u32) -> Duration) -> (u32, Duration) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (count, due) = all.entry(group.to_owned()).or_insert((0, now));
         if now >= *due {
@@ -56,7 +49,7 @@ impl Failures {
     }
 
     /// It went well, or is gone.
-    pub fn clear(&self, group: &str) {
+    pub(crate) fn clear(&self, group: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(group);
     }
 }
@@ -66,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_try_before_its_time_is_not_one_more() {
+    fn an_early_retry_is_not_counted() {
         let (failures, began) = (Failures::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
         let doubled = |count: u32| Duration::from_secs(5 << (count - 1));

@@ -24,14 +24,15 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use tracing::{error, info, warn};
+use tracing::{Instrument, Span, error, info, info_span, warn};
 
 use crate::apply;
 use crate::context::Context;
 use crate::error::{Class, Error};
-use crate::observe::{Found, observe};
+use crate::objects::Kind;
+use crate::observe::{Observation, observe};
 use crate::observed::NodeFacts;
-use crate::plan::objects::Kind;
+use crate::plan::phase::PhaseReason;
 use crate::plan::plan;
 
 /// Nodes change in bursts, and every group looks at them.
@@ -42,7 +43,7 @@ const LISTS_PATIENCE: Duration = Duration::from_secs(20);
 /// since the API server was away, would make each other wait for minutes.
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
 /// Interrupted watches are logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// A reconcile that takes longer is given up, and begun anew.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
 
@@ -50,26 +51,26 @@ type GroupMeta = PartialObjectMeta<ReplicaGroup>;
 
 /// Why a reconcile has not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// A call has failed.
+pub(crate) enum ReconcileError {
     #[error(transparent)]
     Call(#[from] Error),
-    /// Too early, or too slow.
-    #[error("{0}")]
-    NotNow(&'static str),
+    #[error("the API server took too long")]
+    TooSlow,
+    #[error("nodes and pods are not listed yet")]
+    NotListed,
 }
 
-impl Failure {
+impl ReconcileError {
     fn class(&self) -> Class {
         match self {
-            Failure::Call(error) => error.class(),
-            Failure::NotNow(_) => Class::Unavailable,
+            ReconcileError::Call(error) => error.class(),
+            ReconcileError::TooSlow | ReconcileError::NotListed => Class::Unavailable,
         }
     }
 }
 
 /// Reconciles until `stop` is ready. Then it lets those that run come to their end.
-pub async fn run(
+pub(crate) async fn run(
     context: Arc<Context>,
     (nodes, pods): (Writer<Node>, Writer<Pod>),
     namespace: Option<String>,
@@ -81,7 +82,7 @@ pub async fn run(
     let groups: Api<GroupMeta> = scoped(&client, namespace.as_deref());
     let mut controller = Controller::new(groups, any())
         .with_config(ControllerConfig::default().concurrency(concurrency))
-        .trigger_backoff(Evenly)
+        .trigger_backoff(FixedPause)
         .graceful_shutdown_on(stop)
         .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
     for resource in Kind::ALL.map(|kind| kind.resource(context.server)) {
@@ -98,14 +99,14 @@ pub async fn run(
         tokio::time::sleep(NODES_PAUSE).await;
         Some(((), changed))
     });
-    let mut said: Option<Instant> = None;
+    let mut logged: Option<Instant> = None;
     let reconciles = controller.reconcile_all_on(wake).run(reconcile, on_error, context).for_each(|result| {
-        // Errors of reconciles are told by `on_error`; these are those of watches, which are many while the API server is away.
+        // Errors of reconciles are logged by `on_error`; these are those of watches, which are many while the API server is away.
         if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result
-            && said.is_none_or(|at| at.elapsed() > SAY_AGAIN)
+            && logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL)
         {
             warn!(%error, "watch interrupted");
-            said = Some(Instant::now());
+            logged = Some(Instant::now());
         }
         std::future::ready(())
     });
@@ -116,9 +117,9 @@ pub async fn run(
 }
 
 /// The same pause each time.
-struct Evenly;
+struct FixedPause;
 
-impl Iterator for Evenly {
+impl Iterator for FixedPause {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -126,7 +127,7 @@ impl Iterator for Evenly {
     }
 }
 
-impl Backoff for Evenly {
+impl Backoff for FixedPause {
     fn reset(&mut self) {}
 }
 
@@ -189,12 +190,13 @@ fn group_of(pod: &Pod) -> Option<ObjectRef<GroupMeta>> {
     Some(ObjectRef::new(name).within(&pod.namespace()?))
 }
 
-async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action, Failure> {
+async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let (namespace, name) = (meta.namespace().unwrap_or_default(), meta.name_any());
     let started = Instant::now();
-    let result = match timeout(RECONCILE_MAX, reconcile_group(&context, &namespace, &name)).await {
+    let work = reconcile_group(&context, &namespace, &name).instrument(span(&meta));
+    let result = match timeout(RECONCILE_MAX, work).await {
         Ok(result) => result,
-        Err(_) => Err(Failure::NotNow("the API server took too long")),
+        Err(_) => Err(ReconcileError::TooSlow),
     };
     let class = result.as_ref().err().map(|failure| failure.class().name());
     context.metrics.reconciled(started.elapsed(), class);
@@ -204,20 +206,20 @@ async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action
     result
 }
 
-async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Result<Action, Failure> {
+async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Result<Action, ReconcileError> {
     let lists =
         async { context.nodes.wait_until_ready().await.is_ok() && context.pods.wait_until_ready().await.is_ok() };
     if timeout(LISTS_PATIENCE, lists).await != Ok(true) {
-        return Err(Failure::NotNow("nodes and pods are not listed yet"));
+        return Err(ReconcileError::NotListed);
     }
     let observed = match observe(context, namespace, name).await? {
-        Found::Whole(observed) => observed,
-        Found::Nothing => {
+        Observation::Complete(observed) => observed,
+        Observation::Missing => {
             context.metrics.forget(namespace, name);
             return Ok(Action::await_change());
         }
-        Found::Broken { object, why } => {
-            tell_broken(context, namespace, name, &object, &why).await?;
+        Observation::Unreadable { object, why } => {
+            report_unreadable(context, namespace, name, &object, &why).await?;
             return Ok(Action::await_change());
         }
     };
@@ -236,28 +238,34 @@ async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Resu
 }
 
 /// Says in the status what makes a group unreadable. Nothing else about it is known.
-async fn tell_broken(
+async fn report_unreadable(
     context: &Context,
     namespace: &str,
     name: &str,
     object: &DynamicObject,
     why: &str,
 ) -> Result<(), Error> {
-    let text = format!("the object cannot be read: {why}. Mend it, or delete it and make it anew");
+    let text = PhaseReason::Unreadable(why.to_owned()).to_string();
     if object.data.pointer("/status/phaseReason").and_then(|reason| reason.as_str()) == Some(&text) {
         return Ok(());
     }
-    error!(group = %format!("{namespace}/{name}"), %why, "group cannot be read");
+    error!(%why, "group cannot be read");
     apply::write_status(context, namespace, name, json!({"phase": "Invalid", "phaseReason": text})).await
 }
 
-fn on_error(meta: Arc<GroupMeta>, failure: &Failure, context: Arc<Context>) -> Action {
+/// What log lines about a group say of it.
+fn span(meta: &GroupMeta) -> Span {
+    info_span!("reconcile", namespace = meta.namespace(), group = meta.name_any())
+}
+
+fn on_error(meta: Arc<GroupMeta>, failure: &ReconcileError, context: Arc<Context>) -> Action {
+    let _entered = span(&meta).entered();
     let group = format!("{}/{}", meta.namespace().unwrap_or_default(), meta.name_any());
     let class = failure.class();
     let (failures, wait) = context.failures.add(&group, Instant::now(), |failures| class.wait(failures));
     match class {
-        Class::Conflict | Class::Ending => info!(group, %failure, ?wait, "again"),
-        _ => warn!(group, %failure, failures, ?wait, "reconcile failed"),
+        Class::Conflict | Class::Ending => info!(%failure, ?wait, "again"),
+        _ => warn!(%failure, failures, ?wait, "reconcile failed"),
     }
     Action::requeue(wait)
 }

@@ -4,20 +4,16 @@
 
 use std::time::Duration;
 
-/// What failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}: {source}")]
-pub struct Error {
-    /// What was being done.
-    pub doing: String,
-    /// Why it failed.
+pub(crate) struct Error {
+    pub(crate) doing: String,
     #[source]
-    pub source: Cause,
+    pub(crate) source: Cause,
 }
 
-/// Why something failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// What the API server has answered.
     #[error("{}", said(.0))]
     Api(#[from] kube::Error),
@@ -28,7 +24,7 @@ pub enum Cause {
 
 /// What is done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub(crate) enum Class {
     /// Somebody else has written: look again at once.
     Conflict,
     /// The namespace is being deleted, and the group with it: nothing is wrong, and nothing can be made any more.
@@ -46,7 +42,7 @@ pub enum Class {
 
 impl Class {
     /// Its name in metrics.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Class::Conflict => "conflict",
             Class::Ending => "ending",
@@ -58,7 +54,7 @@ impl Class {
     }
 
     /// The wait before the next try, after so many failures in a row.
-    pub fn wait(self, failures: u32) -> Duration {
+    pub(crate) fn wait(self, failures: u32) -> Duration {
         let (first, most) = match self {
             Class::Conflict => (1, 15),
             Class::Unavailable => (1, 60),
@@ -72,7 +68,7 @@ impl Class {
 
 impl Error {
     /// What is done next.
-    pub fn class(&self) -> Class {
+    pub(crate) fn class(&self) -> Class {
         let source = match &self.source {
             Cause::Api(source) => source,
             Cause::Certificate(_) => return Class::Internal,
@@ -99,15 +95,14 @@ fn said(error: &kube::Error) -> String {
 }
 
 /// True if nothing can be made because its namespace is being deleted.
-pub fn is_ending(error: &kube::Error) -> bool {
+pub(crate) fn is_ending(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 403 && causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// Says what was being done when a call failed.
-pub trait Doing<T> {
-    /// An error with it.
+pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
 }
 
@@ -129,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_sorted_by_what_is_done_next() {
+    fn errors_are_classified_by_status_code() {
         for (code, class) in [
             (409, Class::Conflict),
             (403, Class::Refused),
@@ -148,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_deleted_refuses_nobody() {
+    fn a_terminating_namespace_is_not_a_refusal() {
         let cause = json!({"reason": "NamespaceTerminating", "message": "namespace shop is being terminated"});
         let status = json!({"status": "Failure", "reason": "Forbidden", "code": 403, "details": {"causes": [cause]}});
         let status: Status = serde_json::from_value(status).unwrap();
@@ -157,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_and_end() {
+    fn waits_grow_up_to_a_maximum() {
         assert_eq!(Class::Refused.wait(1), Duration::from_secs(5));
         assert_eq!(Class::Refused.wait(3), Duration::from_secs(20));
         assert_eq!(Class::Refused.wait(1000), Duration::from_secs(60));

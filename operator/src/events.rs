@@ -15,28 +15,27 @@ use crate::plan::Notice;
 /// The API server takes no longer ones.
 const NOTE_MAX: usize = 1024;
 
-/// Publishes them.
-pub async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
+pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
     let reference = group.object_ref(&());
-    // A new one each time: it would tell only the first of several texts with one reason, and count the others.
+    // A new one each time: it would publish only the first of several texts with one reason, and count the others.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     for notice in notices {
-        let mut note = notice.note.clone();
+        let mut note = notice.to_string();
         if note.len() > NOTE_MAX {
             let end = (0..=NOTE_MAX - 4).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
             note.truncate(end);
             note.push_str(" ...");
         }
         let event = Event {
-            type_: notice.kind,
-            reason: notice.reason.to_owned(),
+            type_: notice.kind(),
+            reason: notice.reason(),
             note: Some(note),
             action: "Reconcile".to_owned(),
             secondary: None,
         };
         match recorder.publish(&event, &reference).await {
             Err(error) if is_ending(&error) => return,
-            Err(error) => warn!(%error, reason = notice.reason, "event not written"),
+            Err(error) => warn!(%error, reason = notice.reason(), "event not written"),
             Ok(()) => {}
         }
     }

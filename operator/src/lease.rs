@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(5);
 
 /// A replica that wants the lease, or has it.
-pub struct Candidate {
+pub(crate) struct LeaderElector {
     leases: Api<Lease>,
     name: String,
     identity: String,
@@ -35,25 +35,23 @@ pub struct Candidate {
 
 type Record = (Option<String>, Option<MicroTime>);
 
-/// What a look at the lease has come to.
+/// Who holds the lease.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    /// It is ours to renew.
-    Renew,
-    /// It may be taken.
-    Take,
-    /// It is another's.
-    Wait,
+enum Holder {
+    Ourselves,
+    /// Nobody, or one that has not renewed it in time.
+    Nobody,
+    Other,
 }
 
-impl Candidate {
+impl LeaderElector {
     /// Nothing is asked yet. The identity is unique among the replicas, restarted ones included.
-    pub fn new(client: kube::Client, namespace: &str, name: &str, identity: String) -> Candidate {
-        Candidate { leases: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
+    pub(crate) fn new(client: kube::Client, namespace: &str, name: &str, identity: String) -> LeaderElector {
+        LeaderElector { leases: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
     }
 
     /// Waits until this replica holds the lease.
-    pub async fn acquire(&mut self) {
+    pub(crate) async fn acquire(&mut self) {
         info!(lease = self.name, identity = self.identity, "waiting for the lease");
         loop {
             match timeout(CALL, self.try_hold()).await {
@@ -68,7 +66,7 @@ impl Candidate {
     }
 
     /// Renews for as long as it can. Returns when the lease is lost, and then the process has to end.
-    pub async fn keep(&mut self) -> anyhow::Error {
+    pub(crate) async fn keep(&mut self) -> anyhow::Error {
         let mut renewed = Instant::now();
         loop {
             sleep(RETRY).await;
@@ -86,7 +84,7 @@ impl Candidate {
     }
 
     /// Lets another replica take over at once.
-    pub async fn release(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn release(&mut self) -> anyhow::Result<()> {
         let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_default();
         if spec.holder_identity.as_ref() == Some(&self.identity) {
@@ -103,9 +101,9 @@ impl Candidate {
             let lease = Lease { metadata, spec: Some(self.record(None)) };
             return self.written(self.leases.create(&PostParams::default(), &lease).await);
         };
-        match self.judge(lease.spec.as_ref(), Instant::now()) {
-            Verdict::Wait => Ok(false),
-            Verdict::Renew | Verdict::Take => {
+        match self.holder(lease.spec.as_ref(), Instant::now()) {
+            Holder::Other => Ok(false),
+            Holder::Ourselves | Holder::Nobody => {
                 let spec = Some(self.record(lease.spec.as_ref()));
                 // With the version that was read: of two that try, one succeeds.
                 let lease = Lease { metadata: lease.metadata, spec };
@@ -114,29 +112,26 @@ impl Candidate {
         }
     }
 
-    fn judge(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> Verdict {
+    fn holder(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> Holder {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         if holder == self.identity {
-            return Verdict::Renew;
+            return Holder::Ourselves;
         }
         if holder.is_empty() {
-            return Verdict::Take;
+            return Holder::Nobody;
         }
         let record = (Some(holder.to_owned()), spec.and_then(|spec| spec.renew_time.clone()));
         let promised =
             spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
         let promised = promised.map_or(DURATION, Duration::from_secs);
         match &self.seen {
-            Some((seen, since)) if *seen == record => {
-                if now.duration_since(*since) >= promised {
-                    Verdict::Take
-                } else {
-                    Verdict::Wait
-                }
-            }
+            Some((seen, since)) if *seen == record => match now.duration_since(*since) >= promised {
+                true => Holder::Nobody,
+                false => Holder::Other,
+            },
             _ => {
                 self.seen = Some((record, now));
-                Verdict::Wait
+                Holder::Other
             }
         }
     }
@@ -158,7 +153,7 @@ impl Candidate {
     fn written(&self, result: Result<Lease, kube::Error>) -> anyhow::Result<bool> {
         match result {
             Ok(_) => Ok(true),
-            // Another one was faster.
+            // Another replica was faster.
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
             Err(error) => bail!("write the lease: {error}"),
         }
@@ -169,10 +164,10 @@ impl Candidate {
 mod tests {
     use super::*;
 
-    fn candidate() -> Candidate {
+    fn elector() -> LeaderElector {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = kube::Client::try_from(config).unwrap();
-        Candidate::new(client, "tailwind-system", "tailwind-operator", "a".to_owned())
+        LeaderElector::new(client, "tailwind-system", "tailwind-operator", "a".to_owned())
     }
 
     fn held_by(holder: &str, renewed: i64) -> LeaseSpec {
@@ -185,26 +180,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_holder_is_gone_when_its_record_rests_whatever_its_clock_says() {
-        let mut candidate = candidate();
+    async fn lease_expires_by_local_observation_not_holder_clock() {
+        let mut elector = elector();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         // Its clock is far behind: that alone says nothing.
-        assert_eq!(candidate.judge(Some(&held_by("b", 0)), after(0)), Verdict::Wait);
-        assert_eq!(candidate.judge(Some(&held_by("b", 0)), after(14)), Verdict::Wait);
-        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(15)), Verdict::Wait);
-        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(29)), Verdict::Wait);
-        assert_eq!(candidate.judge(Some(&held_by("b", 1)), after(30)), Verdict::Take);
+        assert_eq!(elector.holder(Some(&held_by("b", 0)), after(0)), Holder::Other);
+        assert_eq!(elector.holder(Some(&held_by("b", 0)), after(14)), Holder::Other);
+        assert_eq!(elector.holder(Some(&held_by("b", 1)), after(15)), Holder::Other);
+        assert_eq!(elector.holder(Some(&held_by("b", 1)), after(29)), Holder::Other);
+        assert_eq!(elector.holder(Some(&held_by("b", 1)), after(30)), Holder::Nobody);
     }
 
     #[tokio::test]
-    async fn what_nobody_holds_is_taken_and_what_is_ours_renewed() {
-        let mut candidate = candidate();
-        assert_eq!(candidate.judge(None, Instant::now()), Verdict::Take);
-        assert_eq!(candidate.judge(Some(&held_by("", 5)), Instant::now()), Verdict::Take);
-        assert_eq!(candidate.judge(Some(&held_by("a", 5)), Instant::now()), Verdict::Renew);
-        let taken = candidate.record(Some(&held_by("b", 5)));
+    async fn a_free_lease_is_taken_and_our_own_renewed() {
+        let mut elector = elector();
+        assert_eq!(elector.holder(None, Instant::now()), Holder::Nobody);
+        assert_eq!(elector.holder(Some(&held_by("", 5)), Instant::now()), Holder::Nobody);
+        assert_eq!(elector.holder(Some(&held_by("a", 5)), Instant::now()), Holder::Ourselves);
+        let taken = elector.record(Some(&held_by("b", 5)));
         assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("a"), Some(1)));
-        assert_eq!(candidate.record(Some(&taken)).acquire_time, taken.acquire_time);
+        assert_eq!(elector.record(Some(&taken)).acquire_time, taken.acquire_time);
     }
 }

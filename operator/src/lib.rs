@@ -1,31 +1,32 @@
-//! The operator of Tailwind: keeps every `ReplicaGroup` as it is asked to be.
+//! The operator of Tailwind: keeps every `ReplicaGroup` as its spec says.
 //!
 //! One reconcile, read top to bottom: [`controller`] is woken by a watch, [`observe`] reads what is there, [`plan`] decides
 //! (pure), [`apply`] does it. Beside it the [`webhook`] gives app pods their sidecar, and [`lease`] lets one replica of
 //! several write.
 
-pub mod apply;
-pub mod authority;
-pub mod capacity;
+mod apply;
+mod authority;
+mod capacity;
 pub mod commands;
-pub mod context;
-pub mod controller;
-pub mod digest;
-pub mod error;
-pub mod events;
+mod context;
+mod controller;
+mod digest;
+mod error;
+mod events;
 pub mod health;
-pub mod lease;
+mod lease;
 pub mod logging;
 pub mod metrics;
-pub mod observe;
+pub mod objects;
+mod observe;
 pub mod observed;
 pub mod options;
 pub mod permissions;
 pub mod plan;
-pub mod probe;
+mod probe;
 pub mod quantity;
 pub mod run;
-pub mod secrets;
+mod secrets;
 pub mod server_version;
 pub mod webhook;
-pub mod x509;
+mod x509;

@@ -2,7 +2,7 @@
 //!
 //! Called by [`controller`](crate::controller) at the start of each reconcile. Whatever decides about the life of a pod is
 //! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
-//! them come from watches; they only tell where the scheduler may find room.
+//! them come from watches; they only show where the scheduler may find room.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 use crate::capacity;
 use crate::context::Context;
 use crate::error::{Doing, Error};
+use crate::objects::{Kind, Owned};
 use crate::observed::Observed;
-use crate::plan::objects::{Kind, Owned};
 use crate::secrets;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
@@ -26,41 +26,36 @@ const NAMES: usize = 16;
 /// Of pods' names, as Kubernetes has them: no vowels, so that no words appear.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// What was found.
-pub enum Found {
-    /// It is gone.
-    Nothing,
-    /// It is not what it should be: it was stored under another definition.
-    Broken {
-        /// The group, as far as everything has it.
+/// A group, as far as it can be observed.
+pub(crate) enum Observation {
+    Missing,
+    /// It does not fit the definition: it was stored under another one.
+    Unreadable {
         object: Box<DynamicObject>,
-        /// What is wrong.
         why: String,
     },
-    /// It is there.
-    Whole(Box<Observed>),
+    Complete(Box<Observed>),
 }
 
-/// Looks.
-pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<Found, Error> {
+pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> Result<Observation, Error> {
     let client = &context.client;
     let resource = ApiResource::erase::<ReplicaGroup>(&());
     let groups: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
     let found = groups.get_opt(name).await.doing(|| format!("read replicagroup {name}"))?;
-    let Some(object) = found else { return Ok(Found::Nothing) };
+    let Some(object) = found else { return Ok(Observation::Missing) };
     let group: ReplicaGroup = match serde_json::to_value(&object).and_then(serde_json::from_value) {
         Ok(group) => group,
-        Err(error) => return Ok(Found::Broken { object: Box::new(object), why: error.to_string() }),
+        Err(error) => return Ok(Observation::Unreadable { object: Box::new(object), why: error.to_string() }),
     };
 
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let secrets_api: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let labelled = |label: &str| ListParams::default().labels(&format!("{label}={name}"));
-    let (backups_wish, app_wish) = (labelled(LABEL_BACKUP_OF), labelled(LABEL_GROUP));
+    let (of_backups, of_app) = (labelled(LABEL_BACKUP_OF), labelled(LABEL_GROUP));
     let (authority, sidecar, backup) = (ca_secret(name), sidecar_secret(name), backup_secret(name));
     let (backups, app, authority, sidecar, backup, objects) = futures_util::join!(
-        pods.list(&backups_wish),
-        pods.list(&app_wish),
+        pods.list(&of_backups),
+        pods.list(&of_app),
         secrets_api.get_opt(&authority),
         secrets_api.get_opt(&sidecar),
         secrets_api.get_opt(&backup),
@@ -68,7 +63,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
     );
     let mut backups = backups.doing(|| "list backup pods".to_owned())?.items;
     // A label is easily copied; only pods of this very group are touched.
-    backups.retain(|pod| crate::plan::objects::is_owned(&group, &pod.metadata));
+    backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
     let secret = || "read secrets".to_owned();
     let [authority, sidecar, backup] = [authority.doing(secret)?, sidecar.doing(secret)?, backup.doing(secret)?];
@@ -85,7 +80,7 @@ pub async fn observe(context: &Context, namespace: &str, name: &str) -> Result<F
     let obstacles = context.prober.obstacles(&backups);
     let damaged = context.prober.damaged(&backups);
     let quarantined = context.prober.quarantined(&backups);
-    Ok(Found::Whole(Box::new(Observed {
+    Ok(Observation::Complete(Box::new(Observed {
         now,
         server: context.server,
         settings: context.settings.clone(),
@@ -113,11 +108,11 @@ fn address_of_primary(log: &LogStatus, app: &[Pod]) -> Option<String> {
 fn sidecars(context: &Context, log: Option<&LogStatus>, app: &[Pod]) -> BTreeMap<String, Readiness> {
     let is_named = |pod: &&Pod| log.is_some_and(|log| pod.name_any() == log.primary.name);
     let (named, others): (Vec<&Pod>, Vec<&Pod>) = app.iter().partition(is_named);
-    let mut told = context.prober.sidecars(&named);
-    if !told.values().any(|sidecar| sidecar.role == ROLE_PRIMARY) {
-        told.extend(context.prober.sidecars(&others));
+    let mut said = context.prober.sidecars(&named);
+    if !said.values().any(|sidecar| sidecar.role == ROLE_PRIMARY) {
+        said.extend(context.prober.sidecars(&others));
     }
-    told
+    said
 }
 
 async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<Owned>, Error> {

@@ -5,12 +5,15 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
+use tailwind_crds::names::FINALIZER;
 use tailwind_crds::readiness::{Readiness, Unready};
-use tailwind_crds::{Positions, ReplicaGroup};
+use tailwind_crds::{LogStatus, Positions, ReplicaGroup};
 
-use crate::plan::objects::Owned;
+use crate::objects::Owned;
+use crate::options::Settings;
 use crate::server_version::ServerVersion;
 
 /// One group and what surrounds it.
@@ -18,9 +21,9 @@ use crate::server_version::ServerVersion;
 pub struct Observed {
     /// When it was seen.
     pub now: Timestamp,
-    /// By whom it was told.
+    /// The version of the API server.
     pub server: ServerVersion,
-    /// What the operator was told by its own options.
+    /// From the operator's own options.
     pub settings: Settings,
     /// The group.
     pub group: ReplicaGroup,
@@ -44,17 +47,36 @@ pub struct Observed {
     pub damaged: BTreeMap<String, u64>,
     /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
     pub sidecars: BTreeMap<String, Readiness>,
-    /// Copies that backups keep in quarantine, by pod; of those that have told, also that there are none.
+    /// Copies that backups keep in quarantine, by pod; of those that report it, also that there are none.
     pub quarantined: BTreeMap<String, u64>,
 }
 
-/// What concerns every group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Image of sidecars and backups.
-    pub sidecar_image: String,
-    /// When it is pulled.
-    pub image_pull_policy: Option<String>,
+impl Observed {
+    /// What the sidecars have written, once there is a log.
+    pub(crate) fn log(&self) -> Option<&LogStatus> {
+        self.group.status.as_ref()?.log.as_ref()
+    }
+
+    /// Whether the group waits for its app before it goes.
+    pub(crate) fn has_finalizer(&self) -> bool {
+        self.group.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+    }
+}
+
+/// Whether the pod's containers have been started and not all have ended.
+pub(crate) fn is_running(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+}
+
+/// A condition of the pod.
+pub(crate) fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == kind)
+}
+
+/// Whether the pod has the condition, and it is true.
+pub(crate) fn is_true(pod: &Pod, kind: &str) -> bool {
+    condition(pod, kind).is_some_and(|condition| condition.status == "True")
 }
 
 /// A node, as far as it matters to a backup.
@@ -86,7 +108,7 @@ pub struct Certificates {
     /// The backups' certificate.
     pub backup: Option<Leaf>,
     /// Secrets of these names that belong to somebody else.
-    pub foreign: Vec<String>,
+    pub not_owned: Vec<String>,
 }
 
 /// A CA: the certificate that signs, and the one before it while some still trust only that.

@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
-use crate::observed::Settings;
-
 /// Be the operator.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
@@ -47,6 +45,15 @@ pub struct RunOptions {
     /// This pod's namespace
     #[arg(long, env = "POD_NAMESPACE", default_value = "tailwind-system")]
     pub pod_namespace: String,
+}
+
+/// What concerns every group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Image of sidecars and backups.
+    pub sidecar_image: String,
+    /// When it is pulled.
+    pub image_pull_policy: Option<String>,
 }
 
 impl RunOptions {

@@ -1,125 +1,68 @@
 //! What is to be done for one group: from an [`Observed`] to a [`Plan`], both values. No clock, no network, no chance.
 //!
-//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_state`]
+//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories
-//! are in `tests/plans`.
+//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
+//! [`status`]. Each decision is a type whose text is what people read. The examples are in `tests/plans`.
 
-pub mod backup_state;
+mod action;
+mod answer;
+pub mod backup_pod;
 pub mod backups;
-pub mod candidate;
+mod candidate;
 pub mod certificates;
-pub mod conditions;
-pub mod objects;
-pub mod placement;
-pub mod primary;
-pub mod status;
-pub mod switchover;
-pub mod validity;
+mod conditions;
+mod count;
+mod group_state;
+pub(crate) mod phase;
+mod placement;
+mod primary;
+pub(crate) mod status;
+mod switchover;
+mod trouble;
+mod validity;
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
-use kube::runtime::events::EventType;
-use tailwind_crds::names::{ANNOTATION_ATTEMPT, FINALIZER};
+use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
+use crate::objects::disruption::Exit;
+use crate::objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
 use crate::observed::Observed;
-use backup_state::BackupState;
-use backups::{Decision, Exit, Removal};
-use objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
+pub use action::{Action, Notice, Plan};
+use backups::BackupPlan;
+use group_state::GroupState;
+use primary::Primary;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
-/// While something is waited for that no watch tells.
+/// While something is waited for that no watch reports.
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
-/// While somebody waits to become primary: what is told of that should not outlive it for long.
+/// While somebody waits to become primary: what is reported of that should not outlive it for long.
 const AGAIN_CANDIDATE: SignedDuration = SignedDuration::from_secs(5);
 /// Positions are looked up so often.
 const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 
-/// What is to be done.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// In this order.
-    pub actions: Vec<Action>,
-    /// All of the status but the log, which belongs to the sidecars.
-    pub status: ReplicaGroupStatus,
-    /// What people are told once the status is written; of what is done they are told when it is done.
-    pub notices: Vec<Notice>,
-    /// When to look again if nothing happens.
-    pub again: SignedDuration,
-}
-
-/// Something to do.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// The finalizer is put on or taken off.
-    Finalizer(bool),
-    /// The switchover annotation is taken off.
-    ForgetSwitchover,
-    /// About certificates.
-    Certificates(certificates::Step),
-    /// An object of the group is made, or made to be as it should.
-    Apply(Box<Owned>),
-    /// An object of the group is no longer wanted.
-    Remove(Box<Owned>),
-    /// A backup pod is made.
-    Create(Box<Pod>),
-    /// A backup pod is removed.
-    Delete(Removal),
-    /// A backup pod's readiness gate is set.
-    Gate {
-        /// The pod.
-        pod: String,
-        /// In the set.
-        caught_up: bool,
-    },
-    /// An app pod gets the role, or loses it.
-    Role {
-        /// The pod.
-        pod: String,
-        /// It is the primary.
-        primary: bool,
-    },
-}
-
-/// An event for people.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
-    /// Whether somebody should look.
-    pub kind: EventType,
-    /// In one word.
-    pub reason: &'static str,
-    /// In a sentence.
-    pub note: String,
-}
-
 /// Plans.
 pub fn plan(observed: &Observed) -> Plan {
-    let group = &observed.group;
-    let hash = pod::template_hash(group, &observed.settings);
-    let backup_states = backup_state::backup_states(observed, &hash);
-    let primary = primary::primary(observed);
-    let view = status::View { observed, backup_states: &backup_states, primary: &primary };
-
+    let state = GroupState::new(observed);
     let problems = validity::problems(observed);
     if !problems.is_empty() {
-        return Plan::only_status(status::invalid(&view, &problems), observed);
+        return Plan::only_status(status::invalid(&state, &problems), observed);
     }
-    let deleting = group.metadata.deletion_timestamp.is_some();
-    let waits_for_app = has_finalizer(observed) && !observed.app.is_empty();
-    if deleting && !waits_for_app {
-        return Plan::last(&view);
+    let waits_for_app = observed.has_finalizer() && !observed.app.is_empty();
+    if state.is_deleting() && !waits_for_app {
+        return Plan::last(&state);
     }
-    if group.spec.paused && !deleting {
-        return Plan::paused(&view);
+    if observed.group.spec.paused && !state.is_deleting() {
+        return Plan::paused(&state);
     }
-    Plan::whole(&view, deleting)
+    Plan::whole(&state)
 }
 
 impl Plan {
@@ -128,72 +71,68 @@ impl Plan {
         Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX }
     }
 
+    /// Nothing is decided about backups.
+    fn unchanged(state: &GroupState<'_>) -> Plan {
+        let backups = BackupPlan { members_wanted: state.members_wanted(), ..BackupPlan::default() };
+        Plan::only_status(status::status(state, &backups, None, &[]), state.observed)
+    }
+
     /// The group goes; Kubernetes removes what belongs to it.
-    fn last(view: &status::View<'_>) -> Plan {
-        let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
-        let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
-        if has_finalizer(view.observed) {
-            plan.actions.push(Action::Finalizer(false));
-        }
+    fn last(state: &GroupState<'_>) -> Plan {
+        let mut plan = Plan::unchanged(state);
+        plan.actions.extend(state.observed.has_finalizer().then_some(Action::Finalizer(false)));
         plan
     }
 
     /// Nothing is done to the group. Nobody moves its backups either, so a budget that counts on it is loosened.
-    fn paused(view: &status::View<'_>) -> Plan {
-        let decision = Decision { members_wanted: status::wanted_before(view), ..Decision::default() };
-        let mut plan = Plan::only_status(status::status(view, &decision, None, &[]), view.observed);
-        if view.observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
-            plan.actions
-                .extend(budget(view.observed, decision.exit).and_then(|budget| keep(view.observed, budget).ok()?));
-            plan.actions.extend(needless_budget(view.observed, decision.exit));
+    fn paused(state: &GroupState<'_>) -> Plan {
+        let (observed, exit) = (state.observed, Exit::default());
+        let mut plan = Plan::unchanged(state);
+        if observed.objects.iter().any(|owned| owned.kind == Kind::DisruptionBudget) {
+            plan.actions.extend(budget(observed, exit).and_then(|budget| apply(observed, budget).ok()?));
+            plan.actions.extend(needless_budget(observed, exit));
         }
         plan
     }
 
-    fn whole(view: &status::View<'_>, deleting: bool) -> Plan {
-        let status::View { observed, backup_states, primary } = *view;
+    fn whole(state: &GroupState<'_>) -> Plan {
+        let observed = state.observed;
         let group = &observed.group;
-        let decision = backups::decide(observed, backup_states, primary.is_here());
-        let switchover = switchover::outcome(observed);
-        let mut foreign: BTreeSet<String> = observed.certificates.foreign.iter().cloned().collect();
+        let backups = backups::decide(state);
+        let switchover = switchover::switchover(observed);
+        let mut not_owned: BTreeSet<String> = observed.certificates.not_owned.iter().cloned().collect();
 
         let mut actions = Vec::new();
         let wants_finalizer = group.spec.deletion == Deletion::AfterApp;
-        if has_finalizer(observed) != wants_finalizer && !deleting {
+        if observed.has_finalizer() != wants_finalizer && !state.is_deleting() {
             actions.push(Action::Finalizer(wants_finalizer));
         }
-        if foreign.is_empty() {
+        if not_owned.is_empty() {
             let steps = certificates::steps(&observed.certificates, observed.now);
             actions.extend(steps.into_iter().map(Action::Certificates));
         }
-        for object in wanted_objects(observed, decision.exit) {
-            match keep(observed, object) {
+        for object in wanted_objects(observed, backups.exit) {
+            match apply(observed, object) {
                 Ok(action) => actions.extend(action),
-                Err(Foreign(object)) => _ = foreign.insert(object),
+                Err(NotOwned(object)) => _ = not_owned.insert(object),
             }
         }
-        actions.extend(needless_budget(observed, decision.exit));
-        let creations = decision.creations.iter();
-        actions.extend(
-            creations.map(|creation| Action::Create(Box::new(pod::backup(group, &observed.settings, creation)))),
-        );
-        actions.extend(decision.removals.iter().cloned().map(Action::Delete));
-        actions.extend(gates(backup_states));
-        actions.extend(primary.labels(observed));
+        actions.extend(needless_budget(observed, backups.exit));
+        let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
+        actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
+        actions.extend(backups.removals.iter().cloned().map(Action::Delete));
+        actions.extend(gates(state));
+        actions.extend(role_labels(state));
         if switchover.is_over {
             actions.push(Action::ForgetSwitchover);
         }
 
-        let foreign: Vec<String> = foreign.into_iter().collect();
-        let status = status::status(view, &decision, switchover.switchover, &foreign);
+        let not_owned: Vec<String> = not_owned.into_iter().collect();
+        let status = status::status(state, &backups, switchover.switchover, &not_owned);
         let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(view, &decision), status, notices }
+        Plan { actions, again: again(state, &backups), status, notices }
     }
-}
-
-fn has_finalizer(observed: &Observed) -> bool {
-    observed.group.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
 /// What belongs to every group, beside pods and secrets.
@@ -219,51 +158,58 @@ fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
     needless.map(|object| Action::Remove(Box::new(object.clone())))
 }
 
-/// An object that is in the way, for people.
-struct Foreign(String);
+/// An object of the name of one of the group's that belongs to somebody else.
+struct NotOwned(String);
 
 /// What makes an object as it should be; nothing if it is.
-fn keep(observed: &Observed, wanted: Owned) -> Result<Option<Action>, Foreign> {
+fn apply(observed: &Observed, wanted: Owned) -> Result<Option<Action>, NotOwned> {
     let is_same = |existing: &&Owned| {
         existing.kind == wanted.kind && existing.object.metadata.name == wanted.object.metadata.name
     };
     match observed.objects.iter().find(is_same) {
-        Some(existing) if !is_owned(&observed.group, &existing.object.metadata) => Err(Foreign(existing.to_string())),
+        Some(existing) if !is_owned(&observed.group, &existing.object.metadata) => Err(NotOwned(existing.to_string())),
         Some(existing) if contains(&existing.object, &wanted.object) => Ok(None),
         _ => Ok(Some(Action::Apply(Box::new(wanted)))),
     }
 }
 
-fn gates(backup_states: &[BackupState]) -> impl Iterator<Item = Action> {
-    let changed = backup_states.iter().filter(|backup_state| {
-        backup_state.is_alive() && backup_state.node.is_some() && backup_state.gate != Some(backup_state.member)
-    });
-    changed.map(|backup_state| Action::Gate { pod: backup_state.name.clone(), caught_up: backup_state.member })
+fn gates(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
+    let changed = state.alive().filter(|backup| backup.node.is_some() && backup.gate != Some(backup.member));
+    changed.map(|backup| Action::Gate { pod: backup.name.clone(), caught_up: backup.member })
 }
 
-fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
-    let status::View { observed, backup_states, .. } = *view;
-    let mut again = AGAIN_MAX;
-    let has_log = view.log().is_some();
-    if has_log {
-        again = again.min(AGAIN_POSITIONS);
+/// The role label on the primary alone; on nobody while the group is fenced, since then nobody may append.
+fn role_labels(state: &GroupState<'_>) -> impl Iterator<Item = Action> {
+    let is_labelled = |pod: &&Pod| pod.labels().get(LABEL_ROLE).map(String::as_str) == Some(ROLE_PRIMARY);
+    let (with, without): (Vec<&Pod>, Vec<&Pod>) = state.observed.app.iter().partition(is_labelled);
+    let is_primary = |name: &String| match &state.primary {
+        Primary::Here { pod, .. } => pod == name && !state.observed.group.spec.fenced,
+        _ => false,
+    };
+    let off = with.into_iter().map(Pod::name_any).filter(move |name| !is_primary(name));
+    let on = without.into_iter().map(Pod::name_any).filter(move |name| is_primary(name));
+    // Off first: at no moment do two pods have the label.
+    off.map(|pod| Action::Role { pod, primary: false }).chain(on.map(|pod| Action::Role { pod, primary: true }))
+}
+
+fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
+    let observed = state.observed;
+    let has_log = observed.log().is_some();
+    let is_starting = state.alive().any(|backup| !(backup.ready && (backup.member || !has_log)));
+    let is_waiting = !state.primary.is_here() && !observed.app.is_empty()
+        || plan.replacement.is_some()
+        || plan.unplaced > 0
+        || is_starting;
+    let again = match () {
+        () if candidate::may_be(state) => AGAIN_CANDIDATE,
+        () if is_waiting => AGAIN_WAITING,
+        () if has_log => AGAIN_POSITIONS,
+        () => AGAIN_MAX,
+    };
+    match plan.retry_at {
+        Some(retry_at) => again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1)),
+        None => again,
     }
-    if !view.primary.is_here() && !observed.app.is_empty() {
-        again = again.min(AGAIN_WAITING);
-    }
-    if candidate::may_be(view) {
-        again = again.min(AGAIN_CANDIDATE);
-    }
-    let starting = backup_states
-        .iter()
-        .any(|backup_state| backup_state.is_alive() && !(backup_state.ready && (backup_state.member || !has_log)));
-    if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 || starting {
-        again = again.min(AGAIN_WAITING);
-    }
-    if let Some(retry_at) = decision.retry_at {
-        again = again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1));
-    }
-    again
 }
 
 /// Whether everything that is wanted is so: then nothing is written.
@@ -287,60 +233,77 @@ fn contains(existing: &DynamicObject, wanted: &DynamicObject) -> bool {
     labels && within(&wanted.data, &existing.data)
 }
 
-impl Action {
-    /// What people are told once it is done.
-    pub fn notice(&self) -> Option<Notice> {
-        let (reason, note) = match self {
-            Action::Create(pod) => {
-                let name = pod.name_any();
-                let note = match pod.annotations().get(ANNOTATION_ATTEMPT) {
-                    None => format!("made backup pod {name}"),
-                    Some(count) => format!("made backup pod {name}, after {count} that failed"),
-                };
-                ("BackupCreated", note)
-            }
-            Action::Delete(removal) => {
-                ("BackupRemoved", format!("removed backup pod {}: {}", removal.name, removal.why))
-            }
-            Action::Certificates(certificates::Step::RenewAuthority) => {
-                ("AuthorityRenewed", "made a new CA; certificates are issued by it when every pod trusts it".to_owned())
-            }
-            Action::Role { pod, primary: true } => ("Primary", format!("{pod} is primary")),
-            _ => return None,
-        };
-        Some(Notice { kind: EventType::Normal, reason, note })
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::fs;
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Action::Finalizer(true) => f.write_str("add the finalizer"),
-            Action::Finalizer(false) => f.write_str("remove the finalizer"),
-            Action::ForgetSwitchover => f.write_str("remove the switchover annotation"),
-            Action::Certificates(step) => match step {
-                certificates::Step::MakeAuthority => f.write_str("make a CA"),
-                certificates::Step::RenewAuthority => f.write_str("make a new CA, keep the old one as the previous"),
-                certificates::Step::ForgetPrevious => f.write_str("forget the previous CA"),
-                certificates::Step::Issue(role) => write!(f, "issue the {role} certificate, with the bundle of CAs"),
-                certificates::Step::Bundle(role) => write!(f, "write the bundle of CAs for the {role} certificate"),
-            },
-            Action::Apply(object) => write!(f, "apply {object}"),
-            Action::Remove(object) => write!(f, "remove {object}"),
-            Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
-            Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
-            Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),
-            Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
-            Action::Role { pod, primary: false } => write!(f, "take the primary label off pod {pod}"),
+    use strum::{IntoEnumIterator, VariantNames};
+
+    use super::answer::*;
+    use super::*;
+
+    /// Answers that no plan in `tests/plans` has. `ApiRefused` comes after a plan; `Reported` has the reason of its trouble,
+    /// of which `Unscheduled` is left to `Placeable`.
+    const NOT_IN_PLANS: [(&str, &str); 9] = [
+        ("Ready", "ConfigStoreUnreadable"),
+        ("Degraded", "ApiRefused"),
+        ("Degraded", "Reported"),
+        ("Degraded", "DeviceMissing"),
+        ("Degraded", "DeviceFailed"),
+        ("Degraded", "BackupNotReady"),
+        ("Degraded", "ContainerFailed"),
+        ("Degraded", "Unscheduled"),
+        ("SidecarsCurrent", "Current"),
+    ];
+
+    /// The texts of a decision's variants, with empty values in them. One of them may be empty: it passes on a text.
+    fn texts<D: IntoEnumIterator + fmt::Display>() -> Vec<String> {
+        D::iter().map(|decision| decision.to_string()).collect()
+    }
+
+    #[test]
+    fn each_decision_has_its_own_text() {
+        for texts in [
+            texts::<Notice>(),
+            texts::<backup_pod::PodFailure>(),
+            texts::<backup_pod::Leave>(),
+            texts::<backups::Advice>(),
+            texts::<backups::RemovalReason>(),
+            texts::<backups::Replacement>(),
+            texts::<certificates::CertificateRole>(),
+            texts::<certificates::CertificateStep>(),
+            texts::<phase::PhaseReason>(),
+            texts::<placement::Unfit>(),
+            texts::<action::Refusal>(),
+            texts::<validity::Problem>(),
+            texts::<FailoverSafe>(),
+            texts::<Fenced>(),
+            texts::<Paused>(),
+            texts::<QuarantineEmpty>(),
+            texts::<SidecarsCurrent>(),
+        ] {
+            let distinct: BTreeSet<&String> = texts.iter().collect();
+            assert_eq!(distinct.len(), texts.len(), "{texts:#?}");
         }
     }
-}
 
-impl fmt::Display for certificates::Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            certificates::Role::Sidecar => "sidecars'",
-            certificates::Role::Backup => "backups'",
-        })
+    #[test]
+    fn each_answer_is_in_a_plan_or_listed() {
+        fn reasons<A: Answer + VariantNames>() -> impl Iterator<Item = (&'static str, &'static str)> {
+            A::VARIANTS.iter().map(|reason| (A::CONDITION, *reason))
+        }
+        let troubles = trouble::Trouble::VARIANTS.iter().map(|reason| (Degraded::CONDITION, *reason));
+        let all = reasons::<Ready>().chain(reasons::<Progressing>()).chain(reasons::<Degraded>()).chain(troubles);
+        let all = all.chain(reasons::<FailoverSafe>()).chain(reasons::<QuarantineEmpty>()).chain(reasons::<Fenced>());
+        let all = all.chain(reasons::<Paused>()).chain(reasons::<Placeable>()).chain(reasons::<SidecarsCurrent>());
+
+        let plans = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans")).unwrap();
+        let plans: String = plans.map(|plan| fs::read_to_string(plan.unwrap().path()).unwrap()).collect();
+        let is_in_plan = |(condition, reason): &(&str, &str)| {
+            ["True", "False"].iter().any(|answer| plans.contains(&format!("\"{condition} {answer} {reason}: ")))
+        };
+        let missing: Vec<_> = all.filter(|answer| !is_in_plan(answer)).collect();
+        assert_eq!(missing, NOT_IN_PLANS);
     }
 }

@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
-use crate::lease::Candidate;
+use crate::lease::LeaderElector;
 use crate::metrics::Metrics;
 use crate::options::RunOptions;
 use crate::probe::Prober;
@@ -27,7 +27,7 @@ use crate::{controller, webhook};
 /// Between two looks for the definition of ReplicaGroup.
 const DEFINITION_WAIT: Duration = Duration::from_secs(5);
 
-/// Runs until it is told to end. An error is a reason to start anew.
+/// Runs until a signal ends it. An error is a reason to start anew.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let metrics = Arc::new(Metrics::default());
@@ -86,16 +86,16 @@ async fn lead(
     getrandom::fill(&mut salt).map_err(|error| anyhow!("random bytes: {error}"))?;
     // A restarted container has its pod's name, but not what it held.
     let identity = format!("{}_{:08x}", options.pod_name, u32::from_be_bytes(salt));
-    let mut candidate = Candidate::new(client.clone(), &options.pod_namespace, &options.lease_name, identity);
+    let mut elector = LeaderElector::new(client.clone(), &options.pod_namespace, &options.lease_name, identity);
     tokio::select! {
-        () = candidate.acquire() => {}
+        () = elector.acquire() => {}
         () = until(stopped.clone()) => return Ok(()),
     }
     metrics.leads(true);
     tokio::select! {
-        lost = candidate.keep() => return Err(lost),
+        lost = elector.keep() => return Err(lost),
         () = until(stopped.clone()) => {
-            give_back(&mut candidate).await;
+            give_back(&mut elector).await;
             return Ok(());
         }
         () = definition(&client, options.watch_namespace.as_deref()) => {}
@@ -119,16 +119,16 @@ async fn lead(
     let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,
-        lost = candidate.keep() => return Err(lost),
+        lost = elector.keep() => return Err(lost),
     }
-    give_back(&mut candidate).await;
+    give_back(&mut elector).await;
     Ok(())
 }
 
 /// Where the chart is uninstalled, the right to do so may go before the operator does. Whoever comes next then waits until the
 /// lease has run out.
-async fn give_back(candidate: &mut Candidate) {
-    match candidate.release().await {
+async fn give_back(elector: &mut LeaderElector) {
+    match elector.release().await {
         Ok(()) => info!("lease given back"),
         Err(error) => info!(error = format!("{error:#}"), "lease not given back: it runs out by itself"),
     }

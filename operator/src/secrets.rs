@@ -15,9 +15,9 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{API_GROUP, backup_secret, ca_secret, sidecar_secret};
 
 use crate::authority::{Pair, identity};
+use crate::objects::{is_owned, metadata};
 use crate::observed::{Authority, Certificates, Leaf};
-use crate::plan::certificates::Role;
-use crate::plan::objects::{is_owned, metadata};
+use crate::plan::certificates::CertificateRole;
 use crate::x509::Certificate;
 
 const CA: &str = "ca.crt";
@@ -32,47 +32,45 @@ fn annotation_written() -> String {
 }
 
 /// Name of the secret of a role.
-pub fn secret_name(group: &str, role: Role) -> String {
+pub(crate) fn secret_name(group: &str, role: CertificateRole) -> String {
     match role {
-        Role::Sidecar => sidecar_secret(group),
-        Role::Backup => backup_secret(group),
+        CertificateRole::Sidecar => sidecar_secret(group),
+        CertificateRole::Backup => backup_secret(group),
     }
 }
 
 /// The role as certificates name it.
-pub fn role_name(role: Role) -> &'static str {
+pub(crate) fn role_name(role: CertificateRole) -> &'static str {
     match role {
-        Role::Sidecar => "sidecar",
-        Role::Backup => "backup",
+        CertificateRole::Sidecar => "sidecar",
+        CertificateRole::Backup => "backup",
     }
 }
 
 /// What the operator needs of the CA's secret to sign and to hand on.
 #[derive(Clone, Debug)]
-pub struct Keeper {
-    /// What signs.
-    pub current: Pair,
+pub(crate) struct CaSecret {
+    pub(crate) current: Pair,
     /// Certificate of the CA before.
-    pub previous: Option<String>,
+    pub(crate) previous: Option<String>,
     /// Version of the secret that this was read from.
-    pub resource_version: Option<String>,
+    pub(crate) resource_version: Option<String>,
 }
 
-impl Keeper {
-    /// Reads the secret.
-    pub fn read(secret: &Secret) -> Option<Keeper> {
+impl CaSecret {
+    pub(crate) fn read(secret: &Secret) -> Option<CaSecret> {
         let text = |key: &str| String::from_utf8(data(secret, key)?.to_vec()).ok();
         let current = Pair { certificate: text(CA)?, key: text(CA_KEY)? };
-        Some(Keeper { current, previous: text(PREVIOUS), resource_version: secret.metadata.resource_version.clone() })
+        Some(CaSecret { current, previous: text(PREVIOUS), resource_version: secret.metadata.resource_version.clone() })
     }
 
     /// Whom holders of leaves trust.
-    pub fn bundle(&self) -> String {
+    pub(crate) fn bundle(&self) -> String {
         [Some(self.current.certificate.as_str()), self.previous.as_deref()].into_iter().flatten().collect()
     }
 
     /// The secret. With a version, it replaces that version and no other.
-    pub fn secret(&self, group: &ReplicaGroup) -> Value {
+    pub(crate) fn secret(&self, group: &ReplicaGroup) -> Value {
         let mut data = json!({CA: encode(&self.current.certificate), CA_KEY: encode(&self.current.key)});
         if let Some(previous) = &self.previous {
             data[PREVIOUS] = encode(previous);
@@ -86,7 +84,7 @@ impl Keeper {
 }
 
 /// The secret of a role's certificate.
-pub fn leaf(group: &ReplicaGroup, role: Role, pair: &Pair, bundle: &str, now: Timestamp) -> Value {
+pub(crate) fn leaf(group: &ReplicaGroup, role: CertificateRole, pair: &Pair, bundle: &str, now: Timestamp) -> Value {
     let mut metadata = metadata(group, &secret_name(&group.name_any(), role));
     metadata["annotations"] = json!({annotation_written(): now.to_string()});
     let data = json!({CA: encode(bundle), CERTIFICATE: encode(&pair.certificate), KEY: encode(&pair.key)});
@@ -94,7 +92,7 @@ pub fn leaf(group: &ReplicaGroup, role: Role, pair: &Pair, bundle: &str, now: Ti
 }
 
 /// A merge patch that changes the bundle alone.
-pub fn bundle_patch(bundle: &str, now: Timestamp) -> Value {
+pub(crate) fn bundle_patch(bundle: &str, now: Timestamp) -> Value {
     json!({
         "metadata": {"annotations": {annotation_written(): now.to_string()}},
         "data": {CA: encode(bundle)},
@@ -102,28 +100,32 @@ pub fn bundle_patch(bundle: &str, now: Timestamp) -> Value {
 }
 
 /// What is in the secrets.
-pub fn facts(group: &ReplicaGroup, [authority, sidecar, backup]: [Option<&Secret>; 3], now: Timestamp) -> Certificates {
-    let foreign =
+pub(crate) fn facts(
+    group: &ReplicaGroup,
+    [authority, sidecar, backup]: [Option<&Secret>; 3],
+    now: Timestamp,
+) -> Certificates {
+    let not_owned =
         [authority, sidecar, backup].into_iter().flatten().filter(|secret| !is_owned(group, &secret.metadata));
     Certificates {
         authority: authority.and_then(authority_facts),
-        sidecar: sidecar.map(|secret| leaf_facts(secret, &group.name_any(), Role::Sidecar, now)),
-        backup: backup.map(|secret| leaf_facts(secret, &group.name_any(), Role::Backup, now)),
-        foreign: foreign.map(|secret| format!("Secret {}", secret.name_any())).collect(),
+        sidecar: sidecar.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Sidecar, now)),
+        backup: backup.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Backup, now)),
+        not_owned: not_owned.map(|secret| format!("Secret {}", secret.name_any())).collect(),
     }
 }
 
 /// None where anything is missing or does not belong together: then it is made anew.
 fn authority_facts(secret: &Secret) -> Option<Authority> {
-    let keeper = Keeper::read(secret)?;
-    let current = Certificate::all(keeper.current.certificate.as_bytes()).into_iter().next()?;
-    has_key(&current, keeper.current.key.as_bytes()).then(|| Authority {
+    let kept = CaSecret::read(secret)?;
+    let current = Certificate::all(kept.current.certificate.as_bytes()).into_iter().next()?;
+    has_key(&current, kept.current.key.as_bytes()).then(|| Authority {
         current: current.facts().clone(),
-        previous: keeper.previous.and_then(|pem| Some(Certificate::all(pem.as_bytes()).first()?.facts().clone())),
+        previous: kept.previous.and_then(|pem| Some(Certificate::all(pem.as_bytes()).first()?.facts().clone())),
     })
 }
 
-fn leaf_facts(secret: &Secret, group: &str, role: Role, now: Timestamp) -> Leaf {
+fn leaf_facts(secret: &Secret, group: &str, role: CertificateRole, now: Timestamp) -> Leaf {
     let bundle = Certificate::all(data(secret, CA).unwrap_or_default());
     let uri = identity(group, role_name(role));
     let certificate = Certificate::all(data(secret, CERTIFICATE).unwrap_or_default()).into_iter().next();

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_servers_say_them() {
+    fn vendor_suffixes_of_versions_are_ignored() {
         let version = |text: &str| text.parse::<ServerVersion>().map(|version| version.to_string());
         assert_eq!(version("1.30"), Ok("1.30".to_owned()));
         assert_eq!(version("1.28+"), Ok("1.28".to_owned()));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn old_servers_have_shortfalls() {
         assert_eq!(ServerVersion::of(1, 34).shortfalls(), Vec::<&str>::new());
         assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 5);
         assert!(ServerVersion::of(1, 9) < ServerVersion::TARGET);

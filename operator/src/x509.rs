@@ -1,7 +1,7 @@
 //! Reads of a certificate what has to be known to renew it: when it is valid, whose key is in it, who has signed it.
 //!
 //! Called by [`secrets`](crate::secrets) with what operators before have written, and with whatever people have put there.
-//! webpki checks signatures and names; it does not tell dates.
+//! webpki checks signatures and names; it does not show dates.
 
 use jiff::Timestamp;
 use rustls::pki_types::pem::PemObject;
@@ -14,7 +14,7 @@ use crate::observed::CertificateFacts;
 
 /// A certificate, parsed as far as is needed.
 #[derive(Clone, Debug)]
-pub struct Certificate {
+pub(crate) struct Certificate {
     der: CertificateDer<'static>,
     facts: CertificateFacts,
     public_key: Vec<u8>,
@@ -22,7 +22,7 @@ pub struct Certificate {
 
 impl Certificate {
     /// The certificates of a PEM text; those that cannot be read are left out.
-    pub fn all(pem: &[u8]) -> Vec<Certificate> {
+    pub(crate) fn all(pem: &[u8]) -> Vec<Certificate> {
         CertificateDer::pem_slice_iter(pem).flatten().filter_map(Certificate::read).collect()
     }
 
@@ -36,22 +36,22 @@ impl Certificate {
     }
 
     /// What is to be known of it.
-    pub fn facts(&self) -> &CertificateFacts {
+    pub(crate) fn facts(&self) -> &CertificateFacts {
         &self.facts
     }
 
     /// Its key, as SubjectPublicKeyInfo.
-    pub fn public_key(&self) -> &[u8] {
+    pub(crate) fn public_key(&self) -> &[u8] {
         &self.public_key
     }
 
     /// Whether it names this URI.
-    pub fn names(&self, uri: &str) -> bool {
+    pub(crate) fn names(&self, uri: &str) -> bool {
         EndEntityCert::try_from(&self.der).is_ok_and(|parsed| parsed.valid_uri_names().any(|name| name == uri))
     }
 
     /// Whether `authority` has signed it, and both are valid at this time, for servers and for clients.
-    pub fn is_signed_by(&self, authority: &Certificate, now: Timestamp) -> bool {
+    pub(crate) fn is_signed_by(&self, authority: &Certificate, now: Timestamp) -> bool {
         let (Ok(parsed), Ok(anchor)) = (EndEntityCert::try_from(&self.der), anchor_from_trusted_cert(&authority.der))
         else {
             return false;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_is_none() {
+    fn malformed_certificates_are_rejected() {
         assert!(Certificate::all(b"nothing").is_empty());
         let (certificate, _) = made(2020, 2030);
         for length in 0..certificate.der.len() {

@@ -8,12 +8,12 @@ use std::path::Path;
 
 use tailwind_crds::{ReplicaGroup, problems};
 use tailwind_operator::commands::inject_stream;
-use tailwind_operator::observed::Settings;
+use tailwind_operator::options::Settings;
 
 const RESULT: &str = "\n# ---- injected\n";
 
 #[test]
-fn pods_are_injected_as_told() {
+fn injected_pods_match_their_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/injections");
     let mut wrong = Vec::new();
     let settings = Settings { sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(), image_pull_policy: None };

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tailwind_operator::permissions::{PERMISSIONS, Scope, yaml};
 
 #[test]
-fn each_permission_has_its_reason_and_stands_once() {
+fn each_permission_has_a_reason_and_is_listed_once() {
     let mut seen = BTreeSet::new();
     for permission in PERMISSIONS {
         assert!(permission.reason.len() > 10, "{permission:?}");
@@ -19,7 +19,7 @@ fn each_permission_has_its_reason_and_stands_once() {
 }
 
 #[test]
-fn secrets_are_neither_listed_nor_watched_and_nobody_is_impersonated() {
+fn no_permission_is_dangerous() {
     for permission in PERMISSIONS {
         let of = |verb: &str| permission.verbs.contains(&verb);
         if permission.resource == "secrets" {
@@ -31,7 +31,7 @@ fn secrets_are_neither_listed_nor_watched_and_nobody_is_impersonated() {
 }
 
 #[test]
-fn what_is_printed_is_what_is_listed() {
+fn printed_permissions_are_the_listed_ones() {
     let printed: Value = serde_yaml::from_str(&yaml()).unwrap();
     let rules: usize =
         ["groups", "cluster", "own", "webhook"].iter().map(|scope| printed[*scope].as_array().unwrap().len()).sum();
@@ -40,7 +40,7 @@ fn what_is_printed_is_what_is_listed() {
 }
 
 #[test]
-fn the_chart_has_what_is_listed() {
+fn the_chart_has_the_listed_permissions() {
     let chart = include_str!("../../charts/tailwind/files/permissions.yaml");
     let command = "tailwind-operator -- permissions >charts/tailwind/files/permissions.yaml";
     assert!(chart == yaml(), "run: cargo run --package {command}");

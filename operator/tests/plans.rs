@@ -1,5 +1,5 @@
-//! The operator's stories: what was observed, and what is planned. Each file in `tests/plans` opens with prose, then says
-//! what there is, then what follows. `UPDATE_GOLDENFILES=1` writes the latter anew; read it before you keep it.
+//! Plans by example: what was observed, and what is planned. Each file in `tests/plans` opens with prose, then says what
+//! there is, then what follows. `UPDATE_GOLDENFILES=1` writes the latter anew; read it before you keep it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -12,16 +12,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::events::EventType;
 use serde_json::Value;
-use support::Story;
+use support::Example;
 use tailwind_operator::observed::Observed;
 use tailwind_operator::plan::{Action, Plan, plan};
 
 #[test]
-fn plans_are_as_told() {
+fn plans_match_their_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plans");
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    assert!(paths.len() > 20, "the stories are missing");
+    assert!(paths.len() > 20, "examples are missing");
     let mut wrong = Vec::new();
     for path in paths {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -29,23 +29,23 @@ fn plans_are_as_told() {
         let (given, expected) = text.split_once("\n---\n").unwrap_or((&text, ""));
         let given = given.trim_end();
         assert!(given.starts_with("# "), "{name}: begin with what happens, in prose");
-        let story: Story = serde_yaml::from_str(given).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let observed = story.observed();
+        let example: Example = serde_yaml::from_str(given).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let observed = example.observed();
         let planned = plan(&observed);
-        let told = tell(&planned, &observed, story.show_objects);
-        if told == expected {
+        let described = describe(&planned, &observed, example.show_objects);
+        if described == expected {
             continue;
         }
         if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
-            fs::write(&path, format!("{given}\n---\n{told}")).unwrap();
+            fs::write(&path, format!("{given}\n---\n{described}")).unwrap();
         } else {
-            wrong.push(format!("{name}: planned\n{told}"));
+            wrong.push(format!("{name}: planned\n{described}"));
         }
     }
-    assert!(wrong.is_empty(), "other plans than told; see the head of this file\n\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "other plans than in the files; see the head of this file\n\n{}", wrong.join("\n"));
 }
 
-fn tell(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
+fn describe(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
     let mut out = String::new();
     let mut list = |title: &str, lines: Vec<String>| {
         if lines.is_empty() {
@@ -57,15 +57,15 @@ fn tell(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
             let _ = writeln!(out, "- {}", serde_json::to_string(&line).unwrap());
         }
     };
-    list("actions", plan.actions.iter().map(tell_action).collect());
-    let told_by_actions = plan.actions.iter().filter_map(Action::notice);
-    let notices = told_by_actions.chain(plan.notices.iter().cloned());
+    list("actions", plan.actions.iter().map(describe_action).collect());
+    let of_actions = plan.actions.iter().filter_map(Action::notice);
+    let notices = of_actions.chain(plan.notices.iter().cloned());
     list(
         "events",
         notices
             .map(|notice| {
-                let kind = if notice.kind == EventType::Warning { "Warning" } else { "Normal" };
-                format!("{kind} {}: {}", notice.reason, notice.note)
+                let kind = if notice.kind() == EventType::Warning { "Warning" } else { "Normal" };
+                format!("{kind} {}: {notice}", notice.reason())
             })
             .collect(),
     );
@@ -103,13 +103,13 @@ fn tell(plan: &Plan, observed: &Observed, show_objects: bool) -> String {
     out
 }
 
-fn tell_action(action: &Action) -> String {
+fn describe_action(action: &Action) -> String {
     match action {
         Action::Create(pod) => match avoided(pod) {
             nodes if nodes.is_empty() => action.to_string(),
             nodes => format!("{action}, not on {}", nodes.join(" or ")),
         },
-        Action::Delete(removal) => format!("{action}, because {}", removal.why),
+        Action::Delete(removal) => format!("{action}, because {}", removal.reason),
         Action::Apply(owned) if owned.object.name_any().ends_with("-backup") => {
             format!("{action}: {}", serde_json::to_string(&owned.object.data["spec"]).unwrap())
         }

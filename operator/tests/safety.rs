@@ -1,5 +1,5 @@
 //! What no plan may ever do, over random worlds; and that plans come to their end: a small world of kubelets, a scheduler and
-//! a primary that does what it is told is played until nothing changes any more.
+//! a primary that does what the status asks for is played until nothing changes any more.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -11,9 +11,10 @@ use proptest::prelude::*;
 use serde_json::json;
 use tailwind_crds::names::{GATE_CAUGHT_UP, LABEL_GROUP, SIDECAR_CONTAINER};
 use tailwind_crds::{LogMember, ReplicaGroup, ReplicaGroupStatus};
-use tailwind_operator::observed::{Certificates, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Creation, backup};
-use tailwind_operator::plan::objects::{Kind, Owned};
+use tailwind_operator::objects::pod::{Creation, backup};
+use tailwind_operator::objects::{Kind, Owned};
+use tailwind_operator::observed::{Certificates, NodeFacts, Observed};
+use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, Plan, plan};
 
 const NOW: &str = "2026-06-01T12:00:00Z";
@@ -232,7 +233,7 @@ impl World {
             })
             .collect();
         let leaving = holders.iter().filter(|name| deleted.contains(name.as_str())).count();
-        assert!(leaving <= 1, "two members told to leave at a time");
+        assert!(leaving <= 1, "two members are removed at a time");
         if leaving == 1 {
             assert!(holders.len() > self.floor(), "{} of {} copies would be left", holders.len() - 1, self.floor());
         }
@@ -244,9 +245,9 @@ impl World {
         let wanted = plan.status.members_wanted.unwrap();
         let spec = self.observed.group.spec.backups;
         assert!(wanted >= spec && wanted <= (spec + 1).min(8), "{wanted} members wanted");
-        let born = plan.actions.iter().filter(|action| matches!(action, Action::Create(_))).count();
+        let created = plan.actions.iter().filter(|action| matches!(action, Action::Create(_))).count();
         let alive = self.observed.backups.len() - deleted.len();
-        assert!(born == 0 || born <= usize::from(spec) + 1, "{born} pods made beside {alive}");
+        assert!(created == 0 || created <= usize::from(spec) + 1, "{created} pods made beside {alive}");
         assert!(plan.status.log.is_none(), "the log is not the operator's");
     }
 
@@ -280,7 +281,7 @@ impl World {
         }
         let log = self.observed.group.status.as_ref().and_then(|status| status.log.clone());
         self.observed.group.status = Some(ReplicaGroupStatus { log, ..plan.status });
-        // A pod ends in the round after it was told.
+        // A pod ends in the round after its deletion.
         let now = self.observed.now;
         self.observed.backups.retain(|pod| pod.metadata.deletion_timestamp.as_ref().is_none_or(|time| time.0 == now));
         self.lead();
@@ -352,7 +353,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_plan_endangers_the_log_and_all_come_to_rest(begin in begin()) {
+    fn plans_are_safe_and_reach_a_steady_state(begin in begin()) {
         let mut world = World::new(&begin);
         let wanted = usize::from(begin.backups);
         let free = begin.cordoned.iter().filter(|cordoned| !**cordoned).count();

@@ -1,6 +1,6 @@
 //! Which backup pods to make and which to remove. The heart of the operator, and the part that could lose a log.
 //!
-//! Called by [`plan`](super) with what [`backup_state`](super::backup_state) has read.
+//! Called by [`plan`](super) with what [`backup_pod`](super::backup_pod) has read.
 //!
 //! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
 //! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
@@ -10,12 +10,16 @@
 
 use std::collections::BTreeSet;
 
+use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
+use strum::EnumIter;
 
-use super::backup_state::{BackupState, Health, Leave};
-use super::objects::pod::{Creation, backup};
+use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
+use super::group_state::GroupState;
 use super::placement::{Survey, survey};
+use crate::objects::disruption::Exit;
+use crate::objects::pod::{Creation, backup};
 use crate::observed::Observed;
 
 /// Most members that a log has: seven, and one more while a backup moves.
@@ -27,65 +31,114 @@ const BACKOFF_MAX: SignedDuration = SignedDuration::from_mins(5);
 
 /// What is to be done about backup pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
-    /// Pods to make.
-    pub creations: Vec<Creation>,
-    /// Pods to remove.
-    pub removals: Vec<Removal>,
+pub(crate) struct BackupPlan {
+    pub(crate) creations: Vec<Creation>,
+    pub(crate) removals: Vec<Removal>,
     /// Copies that the primary shall recruit up to.
-    pub members_wanted: u8,
-    /// What is under way, if something is.
-    pub moving: Option<String>,
-    /// What should be done and cannot be, and why.
-    pub waiting: Option<String>,
+    pub(crate) members_wanted: u8,
+    /// The pod that is replaced, or should be and cannot.
+    pub(crate) replacement: Option<Replacement>,
     /// Where another backup could go.
-    pub survey: Survey,
+    pub(crate) survey: Survey,
     /// Pods without a node, those to be made included.
-    pub unplaced: usize,
+    pub(crate) unplaced: usize,
     /// When a pod that failed may be replaced, if not yet.
-    pub retry_at: Option<Timestamp>,
+    pub(crate) retry_at: Option<Timestamp>,
     /// How a backup would leave now.
-    pub exit: Exit,
+    pub(crate) exit: Exit,
 }
 
-/// How a backup leaves that has to, such as when its node is drained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Exit {
-    /// Once its successor has its copy: there is a primary to fill one, and a node for it.
-    AfterSuccessor,
-    /// Its successor is filled afterwards.
-    #[default]
-    BeforeSuccessor,
-    /// It may stay without a successor: there is no node for one, or backups that were made fail one after the other.
-    Alone,
-}
-
-/// A pod to remove.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// {name}: {reason}
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
 pub struct Removal {
-    /// Its name.
+    /// The pod.
     pub name: String,
     /// Which of that name.
     pub uid: String,
-    /// Why, for people.
-    pub why: String,
+    /// Why.
+    pub reason: RemovalReason,
 }
 
-/// Decides.
-pub fn decide(observed: &Observed, backup_states: &[BackupState], has_primary: bool) -> Decision {
-    let mut planner = Planner::new(observed, backup_states, has_primary);
+/// Why a backup pod is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub enum RemovalReason {
+    /// it has failed: {0}
+    Failed(PodFailure),
+    /// {0}
+    Leaves(Leave),
+    /// {0}, and no other node can take a backup before it has gone
+    LeavesFirst(Leave),
+    /// there are more backups than spec.backups
+    #[default]
+    Surplus,
+}
+
+/// How far the replacement of a pod that works is. The name is that of the pod that leaves.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Replacement {
+    /// replacing {0}, because {1}
+    OutsideSet(String, Leave),
+    /// {0} leaves next ({1}), when the set has let go the one before
+    AfterLeavingMember(String, Leave),
+    /// {0} leaves, because {1}; its successor is in the set
+    AfterSuccessor(String, Leave),
+    /// a successor of {0} is catching up ({1})
+    SuccessorCatchesUp(String, Leave),
+    /// {0} leaves next ({1}), when the others are in the set
+    AfterOthersJoin(String, Leave),
+    /// {0} leaves next ({1}), when {2} has ended and its node is free
+    AfterEndingPod(String, Leave, String),
+    /// making a successor of {0} ({1})
+    CreatesSuccessor(String, Leave),
+    /// {0} leaves first, because {1} and no other node is free
+    BeforeSuccessor(String, Leave),
+    /// {0} leaves, since spec.backups is {1}
+    ScaledDown(String, usize),
+    /// {pod} should leave {node}, because {why}, but there is no primary that could give its copy to another: start the
+    /// app
+    NoPrimary { pod: String, node: String, why: Leave },
+    /// {pod} should leave {node}, because {why}. No other node can take a backup and without it {left} of minInSync
+    /// {floor} copies would be left: {advice}. {survey}
+    TooFewCopies { pod: String, node: String, why: Leave, left: usize, floor: usize, advice: Advice, survey: Survey },
+    /// {pod} should leave {node}, because {why}. No other node can take a backup and not every other backup is in the
+    /// set: {advice}. {survey}
+    OthersOutsideSet { pod: String, node: String, why: Leave, advice: Advice, survey: Survey },
+}
+
+impl Replacement {
+    /// Whether it waits for something that the operator cannot do.
+    pub(crate) fn is_blocked(&self) -> bool {
+        matches!(
+            self,
+            Replacement::NoPrimary { .. } | Replacement::TooFewCopies { .. } | Replacement::OthersOutsideSet { .. }
+        )
+    }
+}
+
+/// What a person can do for a pod that cannot leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Advice {
+    /// free or add a node
+    #[default]
+    AddNode,
+    /// free or add a node, or lower minInSync
+    AddNodeOrLowerMinInSync,
+}
+
+pub(crate) fn decide(state: &GroupState<'_>) -> BackupPlan {
+    let mut planner = Planner::new(state);
     planner.remove_failed();
     planner.remove_one();
     planner.create_missing();
-    planner.decision.exit = planner.exit();
-    planner.decision
+    planner.plan.exit = planner.exit();
+    planner.plan
 }
 
 struct Planner<'a> {
     observed: &'a Observed,
-    backup_states: &'a [BackupState],
-    /// Those that work and are not told to leave in this round.
-    alive: Vec<&'a BackupState>,
+    backups: &'a [BackupPod],
+    /// Those that work and are not removed in this round.
+    alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
     has_log: bool,
@@ -97,89 +150,86 @@ struct Planner<'a> {
     /// Failures before each of the pods to be made, and nodes to keep off.
     attempts: Vec<u32>,
     avoid: BTreeSet<String>,
-    decision: Decision,
+    plan: BackupPlan,
 }
 
 impl<'a> Planner<'a> {
-    fn new(observed: &'a Observed, backup_states: &'a [BackupState], has_primary: bool) -> Planner<'a> {
-        let spec = &observed.group.spec;
-        let occupied: BTreeSet<&str> = backup_states
-            .iter()
-            .filter(|backup_state| backup_state.is_alive() || backup_state.health == Health::Ending)
-            .filter_map(|backup_state| backup_state.node.as_deref())
-            .collect();
-        let sample =
-            backup(&observed.group, &observed.settings, &Creation { name: String::new(), avoid: vec![], attempt: 0 });
+    fn new(state: &'a GroupState<'_>) -> Planner<'a> {
+        let (observed, spec) = (state.observed, &state.observed.group.spec);
+        let takes_room = |backup: &&BackupPod| backup.is_alive() || backup.health == Health::Ending;
+        let occupied: BTreeSet<&str> =
+            state.backups.iter().filter(takes_room).filter_map(|backup| backup.node.as_deref()).collect();
+        let sample = backup(&observed.group, &observed.settings, &Creation::default());
         let survey = survey(&sample, &observed.nodes, &occupied);
-        let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
         Planner {
             observed,
-            backup_states,
-            alive: backup_states.iter().filter(|backup_state| backup_state.is_alive()).collect(),
+            backups: &state.backups,
+            alive: state.alive().collect(),
             held: 0,
-            has_log: log.is_some(),
-            has_primary,
+            has_log: observed.log().is_some(),
+            has_primary: state.primary.is_here(),
             wanted: usize::from(spec.backups),
             floor: usize::from(spec.min_in_sync().max(1)),
             surge: false,
             attempts: Vec::new(),
             avoid: BTreeSet::new(),
-            decision: Decision { survey, members_wanted: spec.backups, ..Decision::default() },
+            plan: BackupPlan { survey, members_wanted: spec.backups, ..BackupPlan::default() },
         }
     }
 
     /// Members whose pods work: copies that are sure to be there.
     fn holders(&self) -> usize {
-        self.alive.iter().filter(|backup_state| backup_state.member).count()
+        self.alive.iter().filter(|backup| backup.member).count()
     }
 
-    /// A member that is on its way out, by itself or told to.
+    /// Whether a member has failed or is being deleted.
     fn has_leaving_member(&self) -> bool {
-        self.backup_states.iter().any(|backup_state| backup_state.member && !backup_state.is_alive())
+        self.backups.iter().any(|backup| backup.member && !backup.is_alive())
     }
 
     /// A pod that will leave room before long, since its kubelet can be reached.
-    fn ends_soon(&self, backup_state: &BackupState) -> bool {
-        let is_told = self.decision.removals.iter().any(|removal| removal.name == backup_state.name);
+    fn ends_soon(&self, backup: &BackupPod) -> bool {
+        let is_removed = self.plan.removals.iter().any(|removal| removal.name == backup.name);
         let nodes = &self.observed.nodes;
         let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        (backup_state.health == Health::Ending || is_told) && backup_state.node.as_deref().is_some_and(is_ready)
+        (backup.health == Health::Ending || is_removed) && backup.node.as_deref().is_some_and(is_ready)
     }
 
-    fn remove(&mut self, backup_state: &BackupState, why: String) {
-        self.alive.retain(|other| other.name != backup_state.name);
-        self.decision.removals.push(Removal { name: backup_state.name.clone(), uid: backup_state.uid.clone(), why });
+    fn remove(&mut self, backup: &BackupPod, reason: RemovalReason) {
+        self.alive.retain(|other| other.name != backup.name);
+        self.plan.removals.push(Removal { name: backup.name.clone(), uid: backup.uid.clone(), reason });
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
     /// decides about that, and the pod tells people why.
     fn remove_failed(&mut self) {
-        for backup_state in self.backup_states {
-            let Health::Failed { why, since, refused } = &backup_state.health else { continue };
-            if backup_state.member {
+        for backup in self.backups {
+            let Health::Failed { failure, since } = &backup.health else { continue };
+            if backup.member {
                 continue;
             }
-            let turn = *since + backoff(backup_state.attempt);
+            let turn = *since + backoff(backup.attempt);
             if turn > self.observed.now {
                 self.held += 1;
-                let earliest = self.decision.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
-                self.decision.retry_at = Some(earliest);
+                let earliest = self.plan.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
+                self.plan.retry_at = Some(earliest);
                 continue;
             }
-            self.attempts.push(backup_state.attempt + 1);
-            if *refused || backup_state.attempt > 0 {
-                self.avoid.extend(backup_state.node.clone());
+            self.attempts.push(backup.attempt + 1);
+            if matches!(failure, PodFailure::Refused(_)) || backup.attempt > 0 {
+                self.avoid.extend(backup.node.clone());
             }
-            self.remove(backup_state, format!("it has failed: {why}"));
+            self.remove(backup, RemovalReason::Failed(failure.clone()));
         }
     }
 
-    /// Lets one leave that works.
+    /// Lets one leave that works: of members that shall leave first those on nodes that are being drained.
     fn remove_one(&mut self) {
         self.remove_outsiders();
-        let leaving = self.alive.iter().filter(|backup_state| backup_state.member && backup_state.leave.is_some());
-        match leaving.min_by_key(|backup_state| (backup_state.leave, backup_state.name.clone())).copied() {
-            Some(backup_state) => self.move_member(backup_state),
+        let leaving = self.alive.iter().filter(|backup| backup.member);
+        let leaving = leaving.filter_map(|backup| Some((*backup, backup.leave.as_ref()?)));
+        match leaving.min_by_key(|(backup, _)| (!backup.is_drained(), &backup.name)) {
+            Some((backup, why)) => self.replace(backup, why),
             None => self.shrink(),
         }
     }
@@ -187,120 +237,97 @@ impl<'a> Planner<'a> {
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
     /// that an app that starts now finds backups.
     fn remove_outsiders(&mut self) {
-        let leaving: Vec<&BackupState> = self
-            .alive
-            .iter()
-            .copied()
-            .filter(|backup_state| !backup_state.member && backup_state.leave.is_some())
-            .collect();
-        for backup_state in leaving {
-            let others_ready = self.alive.iter().all(|other| other.ready || other.name == backup_state.name);
-            let gently = !self.has_log && backup_state.ready && backup_state.leave == Some(Leave::Outdated);
-            if gently && !(others_ready && self.decision.removals.is_empty() && self.alive.len() >= self.wanted) {
+        for backup in self.alive.clone() {
+            let Some(why) = backup.leave.as_ref().filter(|_| !backup.member) else { continue };
+            let others_ready = self.alive.iter().all(|other| other.ready || other.name == backup.name);
+            let gently = !self.has_log && backup.ready && *why == Leave::Outdated;
+            if gently && !(others_ready && self.plan.removals.is_empty() && self.alive.len() >= self.wanted) {
                 continue;
             }
-            self.remove(backup_state, reason_to_leave(backup_state));
-            self.decision.moving =
-                Some(format!("replacing {}, because {}", backup_state.name, reason_to_leave(backup_state)));
+            self.remove(backup, RemovalReason::Leaves(why.clone()));
+            self.plan.replacement = Some(Replacement::OutsideSet(backup.name.clone(), why.clone()));
         }
     }
 
     /// A member that shall leave: another one first, where there is a node for it.
-    fn move_member(&mut self, backup_state: &'a BackupState) {
-        let why = reason_to_leave(backup_state);
-        let name = &backup_state.name;
-        let node = backup_state.node.as_deref().unwrap_or("its node");
-        let holders = self.holders();
+    fn replace(&mut self, member: &BackupPod, why: &Leave) {
+        let replacement = self.next_step(member, why.clone());
+        match &replacement {
+            Replacement::AfterSuccessor(..) => self.remove(member, RemovalReason::Leaves(why.clone())),
+            Replacement::BeforeSuccessor(..) => self.remove(member, RemovalReason::LeavesFirst(why.clone())),
+            Replacement::CreatesSuccessor(..) | Replacement::SuccessorCatchesUp(..) => self.surge = true,
+            Replacement::AfterLeavingMember(..) => self.surge = self.alive.len() > self.wanted,
+            _ => {}
+        }
+        self.plan.replacement = Some(replacement);
+    }
+
+    fn next_step(&self, member: &BackupPod, why: Leave) -> Replacement {
+        let (pod, holders) = (member.name.clone(), self.holders());
+        let node = member.node.as_deref().unwrap_or("its node").to_owned();
         if self.has_leaving_member() {
-            self.surge = self.alive.len() > self.wanted;
-            self.decision.moving = Some(format!("{name} leaves next ({why}), when the set has let go the one before"));
-            return;
+            return Replacement::AfterLeavingMember(pod, why);
         }
         if holders > self.wanted {
-            self.remove(backup_state, why.clone());
-            self.decision.moving = Some(format!("{name} leaves, because {why}; its successor is in the set"));
-            return;
+            return Replacement::AfterSuccessor(pod, why);
         }
         if !self.has_primary {
-            self.decision.waiting = Some(format!(
-                "{name} should leave {node}, because {why}, but there is no primary that could give its copy to another: start \
-                 the app"
-            ));
-            return;
+            return Replacement::NoPrimary { pod, node, why };
         }
-        let spares: Vec<&&BackupState> = self.alive.iter().filter(|other| !other.member).collect();
+        let spares: Vec<_> = self.alive.iter().filter(|other| !other.member).collect();
         if spares.iter().any(|spare| spare.health != Health::Unplaced) {
-            self.surge = self.alive.len() > self.wanted;
-            self.decision.moving = Some(match self.surge {
-                true => format!("a successor of {name} is catching up ({why})"),
-                false => format!("{name} leaves next ({why}), when the others are in the set"),
-            });
-            return;
+            return match self.alive.len() > self.wanted {
+                true => Replacement::SuccessorCatchesUp(pod, why),
+                false => Replacement::AfterOthersJoin(pod, why),
+            };
         }
-        if let Some(ending) = self.backup_states.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
-            self.decision.moving =
-                Some(format!("{name} leaves next ({why}), when {ending} has ended and its node is free"));
-            return;
+        if let Some(ending) = self.backups.iter().find(|other| self.ends_soon(other)) {
+            return Replacement::AfterEndingPod(pod, why, ending.name.clone());
         }
-        if spares.is_empty() && !self.decision.survey.free.is_empty() && self.held == 0 {
-            self.surge = true;
-            self.decision.moving = Some(format!("making a successor of {name} ({why})"));
-            return;
+        if spares.is_empty() && !self.plan.survey.free.is_empty() && self.held == 0 {
+            return Replacement::CreatesSuccessor(pod, why);
         }
-        let others_in = holders >= self.wanted && spares.iter().all(|spare| spare.health == Health::Unplaced);
-        if holders > self.floor && others_in {
-            self.remove(backup_state, format!("{why}, and no other node can take a backup before it has gone"));
-            self.decision.moving = Some(format!("{name} leaves first, because {why} and no other node is free"));
-            return;
+        let others_joined = holders >= self.wanted;
+        if holders > self.floor && others_joined {
+            return Replacement::BeforeSuccessor(pod, why);
         }
-        let copies = if others_in {
-            format!("without it {} of minInSync {} copies would be left", holders - 1, self.floor)
-        } else {
-            "not every other backup is in the set".to_owned()
-        };
-        self.decision.waiting = Some(format!(
-            "{name} should leave {node}, because {why}. No other node can take a backup and {copies}: free or add a node{}. {}",
-            if self.floor > 1 { ", or lower minInSync" } else { "" },
-            self.decision.survey.explain()
-        ));
+        let (floor, survey) = (self.floor, self.plan.survey.clone());
+        let advice = if floor > 1 { Advice::AddNodeOrLowerMinInSync } else { Advice::AddNode };
+        match others_joined {
+            true => Replacement::TooFewCopies { pod, node, why, left: holders - 1, floor, advice, survey },
+            false => Replacement::OthersOutsideSet { pod, node, why, advice, survey },
+        }
     }
 
     /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
     fn shrink(&mut self) {
-        let outsiders = |backup_state: &&&BackupState| !backup_state.member;
+        let outsiders = |backup: &&&BackupPod| !backup.member;
         while self.alive.len() > self.wanted {
-            // Of those that hold nothing the one that is least far; it is the youngest that is.
-            let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup_state| {
-                (
-                    backup_state.health == Health::Unplaced,
-                    !backup_state.ready,
-                    backup_state.created,
-                    backup_state.name.clone(),
-                )
+            // Of those outside the set, the one that has come least far.
+            let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup| {
+                (backup.health == Health::Unplaced, !backup.ready, backup.created, backup.name.clone())
             });
             let Some(outsider) = outsider.copied() else { break };
-            self.remove(outsider, "there are more backups than spec.backups".to_owned());
+            self.remove(outsider, RemovalReason::Surplus);
         }
         let holders = self.holders();
         if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_leaving_member() {
             return;
         }
-        let Some(victim) =
-            self.alive.iter().max_by_key(|backup_state| (self.crowd(backup_state), backup_state.created)).copied()
-        else {
+        let Some(surplus) = self.alive.iter().max_by_key(|backup| (self.crowd(backup), backup.created)).copied() else {
             return;
         };
-        self.remove(victim, "there are more backups than spec.backups".to_owned());
-        self.decision.moving = Some(format!("{} leaves, since spec.backups is {}", victim.name, self.wanted));
+        self.remove(surplus, RemovalReason::Surplus);
+        self.plan.replacement = Some(Replacement::ScaledDown(surplus.name.clone(), self.wanted));
     }
 
     /// How many share a zone with it: the rest shall be spread well.
-    fn crowd(&self, backup_state: &BackupState) -> usize {
-        let zone = |backup_state: &BackupState| {
-            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == backup_state.node.as_ref())?;
+    fn crowd(&self, backup: &BackupPod) -> usize {
+        let zone = |backup: &BackupPod| {
+            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == backup.node.as_ref())?;
             node.labels.get("topology.kubernetes.io/zone")
         };
-        let own = zone(backup_state);
+        let own = zone(backup);
         self.alive.iter().filter(|other| own.is_some() && zone(other) == own).count()
     }
 
@@ -308,33 +335,32 @@ impl<'a> Planner<'a> {
     fn create_missing(&mut self) {
         let target = self.wanted + usize::from(self.surge);
         let missing = target.saturating_sub(self.alive.len() + self.held);
-        let free = &self.decision.survey.free;
+        let free = &self.plan.survey.free;
         let elsewhere = free.iter().any(|node| !self.avoid.contains(node));
         let avoid: Vec<String> = if elsewhere { self.avoid.iter().cloned().collect() } else { Vec::new() };
         let group = self.observed.group.name_any();
-        let taken: BTreeSet<&str> = self.backup_states.iter().map(|backup_state| backup_state.name.as_str()).collect();
+        let taken: BTreeSet<&str> = self.backups.iter().map(|backup| backup.name.as_str()).collect();
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
         let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
         let creations = names.zip(attempts).take(missing);
-        self.decision.creations =
+        self.plan.creations =
             creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
 
-        self.decision.unplaced = self.decision.creations.len()
-            + self.alive.iter().filter(|backup_state| backup_state.node.is_none()).count();
+        self.plan.unplaced =
+            self.plan.creations.len() + self.alive.iter().filter(|backup| backup.node.is_none()).count();
         // Whoever takes the place of a member on its way out is recruited beside it.
         if self.surge || self.has_leaving_member() {
-            self.decision.members_wanted = (self.decision.members_wanted + 1).min(MEMBERS_MAX);
+            self.plan.members_wanted = (self.plan.members_wanted + 1).min(MEMBERS_MAX);
         }
     }
 
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
-        let leaves_room =
-            |backup_state: &&BackupState| self.ends_soon(backup_state) && backup_state.leave != Some(Leave::Drained);
-        let free = self.decision.survey.free.len() + self.backup_states.iter().filter(leaves_room).count();
-        let unplaced = self.decision.unplaced;
-        let has_successor = self.alive.len() + self.decision.creations.len() > self.wanted;
+        let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.is_drained();
+        let free = self.plan.survey.free.len() + self.backups.iter().filter(leaves_room).count();
+        let unplaced = self.plan.unplaced;
+        let has_successor = self.alive.len() + self.plan.creations.len() > self.wanted;
         if unplaced > free || self.held > 0 {
             Exit::Alone
         } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
@@ -342,15 +368,6 @@ impl<'a> Planner<'a> {
         } else {
             Exit::BeforeSuccessor
         }
-    }
-}
-
-fn reason_to_leave(backup_state: &BackupState) -> String {
-    let node = backup_state.node.as_deref().unwrap_or("none");
-    match backup_state.leave {
-        Some(Leave::Drained) => format!("node {node} is being drained"),
-        Some(Leave::Outdated) => "it was made from an older spec or image".to_owned(),
-        None => "it is not needed".to_owned(),
     }
 }
 
@@ -367,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_and_end() {
+    fn waits_grow_up_to_a_maximum() {
         let waits: Vec<i64> = [0, 1, 2, 5, 6, 100].map(|attempt| backoff(attempt).as_secs()).to_vec();
         assert_eq!(waits, [0, 10, 20, 160, 300, 300]);
     }

@@ -5,48 +5,58 @@
 //! A CA is replaced in four steps, each only after kubelets have had time to bring the one before to every pod: the new CA
 //! joins the bundle; leaves are issued by it; the old one leaves the bundle; its certificate is forgotten.
 
+use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
+use strum::EnumIter;
 
 use crate::observed::{Authority, CertificateFacts, Certificates, Leaf};
 
 /// Kubelets bring a changed secret to pods within two minutes or so; sidecars and backups look again after that.
-pub const SPREAD: SignedDuration = SignedDuration::from_mins(10);
+const SPREAD: SignedDuration = SignedDuration::from_mins(10);
 
 /// Whose certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Primary and standbys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub enum CertificateRole {
+    /// sidecars'
+    #[default]
     Sidecar,
-    /// Backups.
+    /// backups'
     Backup,
 }
 
 /// Something to do about certificates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// A first CA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumIter)]
+pub enum CertificateStep {
+    /// make a CA
     MakeAuthority,
-    /// A new CA; the old one becomes the previous one.
+    /// make a new CA, keep the old one as the previous
     RenewAuthority,
-    /// The previous CA is trusted by nobody any more.
+    /// forget the previous CA
     ForgetPrevious,
-    /// A new certificate, signed by the current CA, with the bundle.
-    Issue(Role),
-    /// The bundle alone.
-    Bundle(Role),
+    /// issue the {0} certificate, with the bundle of CAs
+    Issue(CertificateRole),
+    /// write the bundle of CAs for the {0} certificate
+    Bundle(CertificateRole),
 }
 
 /// The steps that are due, in order.
-pub fn steps(certificates: &Certificates, now: Timestamp) -> Vec<Step> {
-    let leaves = [(Role::Sidecar, certificates.sidecar.as_ref()), (Role::Backup, certificates.backup.as_ref())];
+pub(crate) fn steps(certificates: &Certificates, now: Timestamp) -> Vec<CertificateStep> {
+    let leaves = [
+        (CertificateRole::Sidecar, certificates.sidecar.as_ref()),
+        (CertificateRole::Backup, certificates.backup.as_ref()),
+    ];
     let Some(authority) = &certificates.authority else {
-        return [Step::MakeAuthority].into_iter().chain(leaves.map(|(role, _)| Step::Issue(role))).collect();
+        return [CertificateStep::MakeAuthority]
+            .into_iter()
+            .chain(leaves.map(|(role, _)| CertificateStep::Issue(role)))
+            .collect();
     };
     match &authority.previous {
         None if is_due(&authority.current, now) => {
-            let all =
-                leaves.map(|(role, leaf)| if is_usable(leaf, now) { Step::Bundle(role) } else { Step::Issue(role) });
-            [Step::RenewAuthority].into_iter().chain(all).collect()
+            let all = leaves.map(|(role, leaf)| {
+                if is_usable(leaf, now) { CertificateStep::Bundle(role) } else { CertificateStep::Issue(role) }
+            });
+            [CertificateStep::RenewAuthority].into_iter().chain(all).collect()
         }
         None => leaves.into_iter().filter_map(|(role, leaf)| settled(authority, role, leaf, now)).collect(),
         Some(previous) => overlapping(authority, previous, leaves, now),
@@ -54,41 +64,49 @@ pub fn steps(certificates: &Certificates, now: Timestamp) -> Vec<Step> {
 }
 
 /// One CA: each leaf is by it, trusts it, and is not about to run out.
-fn settled(authority: &Authority, role: Role, leaf: Option<&Leaf>, now: Timestamp) -> Option<Step> {
+fn settled(
+    authority: &Authority,
+    role: CertificateRole,
+    leaf: Option<&Leaf>,
+    now: Timestamp,
+) -> Option<CertificateStep> {
     let current = &authority.current.fingerprint;
-    let Some(leaf) = leaf else { return Some(Step::Issue(role)) };
+    let Some(leaf) = leaf else { return Some(CertificateStep::Issue(role)) };
     let due = leaf.certificate.as_ref().is_none_or(|certificate| is_due(certificate, now));
     if due || leaf.issuer.as_ref() != Some(current) {
-        return Some(Step::Issue(role));
+        return Some(CertificateStep::Issue(role));
     }
-    (leaf.bundle != [current.clone()]).then_some(Step::Bundle(role))
+    (leaf.bundle != [current.clone()]).then_some(CertificateStep::Bundle(role))
 }
 
 /// Two CAs.
 fn overlapping(
     authority: &Authority,
     previous: &CertificateFacts,
-    leaves: [(Role, Option<&Leaf>); 2],
+    leaves: [(CertificateRole, Option<&Leaf>); 2],
     now: Timestamp,
-) -> Vec<Step> {
+) -> Vec<CertificateStep> {
     let both = [authority.current.fingerprint.clone(), previous.fingerprint.clone()];
     let has_spread =
         |leaf: &Leaf| leaf.bundle == both && leaf.written.is_some_and(|written| now.duration_since(written) >= SPREAD);
     let all_spread = leaves.iter().all(|(_, leaf)| leaf.is_some_and(has_spread));
     let is_new = |leaf: &Leaf| leaf.issuer.as_ref() == Some(&both[0]);
     if all_spread && leaves.iter().all(|(_, leaf)| leaf.is_some_and(is_new)) {
-        return [Step::ForgetPrevious].into_iter().chain(leaves.map(|(role, _)| Step::Bundle(role))).collect();
+        return [CertificateStep::ForgetPrevious]
+            .into_iter()
+            .chain(leaves.map(|(role, _)| CertificateStep::Bundle(role)))
+            .collect();
     }
-    let step = |(role, leaf): (Role, Option<&Leaf>)| match leaf {
+    let step = |(role, leaf): (CertificateRole, Option<&Leaf>)| match leaf {
         Some(leaf) if is_usable(Some(leaf), now) => {
             if leaf.bundle != both || leaf.written.is_none() {
-                Some(Step::Bundle(role))
+                Some(CertificateStep::Bundle(role))
             } else {
-                (all_spread && !is_new(leaf)).then_some(Step::Issue(role))
+                (all_spread && !is_new(leaf)).then_some(CertificateStep::Issue(role))
             }
         }
         // Nobody can use what is there: nothing is lost if some do not trust the new CA yet.
-        _ => Some(Step::Issue(role)),
+        _ => Some(CertificateStep::Issue(role)),
     };
     leaves.into_iter().filter_map(step).collect()
 }

@@ -1,4 +1,4 @@
-//! The conditions of a group: each a question, an answer, a word for machines and a sentence that says what to do.
+//! The conditions of a group: each a question, and the answer that holds now.
 //!
 //! Called by [`status`](super::status). The moment of a condition is that of its last flip: a look that finds the same
 //! answer changes nothing.
@@ -6,328 +6,242 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
-use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAINER};
-use tailwind_crds::readiness::{Unready, UnreadyReason};
+use tailwind_crds::names::{ANNOTATION_INJECTED, SIDECAR_CONTAINER};
+use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
-use super::backup_state::{BackupState, Health, last_words};
-use super::backups::Decision;
+use super::answer::{
+    Acked, Answer, Degraded, FailoverSafe, Fenced, Paused, Placeable, Progressing, QuarantineEmpty, Ready,
+    SidecarsCurrent,
+};
+use super::backup_pod::Health;
+use super::backups::BackupPlan;
 use super::candidate::{Candidate, candidate};
+use super::count::Count;
+use super::group_state::GroupState;
+use super::phase::PhaseReason;
 use super::primary::{Primary, standbys};
-use super::status::View;
+use super::trouble::{Trouble, damage, quarantined, trouble};
 use crate::observed::Observed;
 
-/// Whether every backup has a node or can have one.
-pub const PLACEABLE: &str = "Placeable";
-/// Whether no backup keeps a copy for a person to look at.
-pub const QUARANTINE_EMPTY: &str = "QuarantineEmpty";
-/// Whether something is worse than asked for.
-pub const DEGRADED: &str = "Degraded";
-
-/// `1 backup`, `2 backups`, `2 copies`.
-pub(super) fn count(n: usize, thing: &str) -> String {
-    match (n, thing.strip_suffix('y')) {
-        (1, _) => format!("1 {thing}"),
-        (_, Some(stem)) => format!("{n} {stem}ies"),
-        _ => format!("{n} {thing}s"),
-    }
-}
-
-fn count_of(n: u64, thing: &str) -> String {
-    count(usize::try_from(n).unwrap_or(usize::MAX), thing)
-}
-
-struct Verdict {
-    kind: &'static str,
-    status: &'static str,
-    reason: &'static str,
-    message: String,
-}
-
-fn verdict(kind: &'static str, yes: bool, reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict { kind, status: if yes { "True" } else { "False" }, reason, message: message.into() }
-}
-
-/// All of them.
-pub fn all(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Vec<Condition> {
-    let spec = &view.observed.group.spec;
-    let mut verdicts = vec![
-        ready(view, phase, why),
-        progressing(view, decision),
-        degraded(view, decision, phase, why, foreign),
-        failover_safe(view),
-        quarantine_empty(view),
-        match spec.fenced {
-            true => verdict("Fenced", true, "FencedBySpec", "nobody may append; set spec.fenced to false to go on"),
-            false => verdict("Fenced", false, "NotFenced", "spec.fenced is false"),
-        },
-        match spec.paused {
-            true => verdict(
-                "Paused",
-                true,
-                "PausedBySpec",
-                "the operator changes nothing; set spec.paused to false to go on",
-            ),
-            false => verdict("Paused", false, "NotPaused", "spec.paused is false"),
-        },
+pub(crate) fn all(
+    state: &GroupState<'_>,
+    plan: &BackupPlan,
+    (phase, reason): (Phase, &PhaseReason),
+    not_owned: &[String],
+) -> Vec<Condition> {
+    let (observed, spec) = (state.observed, &state.observed.group.spec);
+    let mut conditions = vec![
+        condition(observed, &ready(state, phase, reason)),
+        condition(observed, &progressing(state, plan)),
+        condition(observed, &degraded(state, plan, phase, reason, not_owned)),
+        condition(observed, &failover_safe(state)),
+        condition(observed, &quarantine_empty(state)),
+        condition(observed, if spec.fenced { &Fenced::FencedBySpec } else { &Fenced::NotFenced }),
+        condition(observed, if spec.paused { &Paused::PausedBySpec } else { &Paused::NotPaused }),
     ];
-    // A look that decides nothing has surveyed nothing.
-    if spec.paused || view.observed.group.metadata.deletion_timestamp.is_some() {
-        verdicts.extend(before(view, PLACEABLE));
+    // A look that decides nothing has surveyed nothing: the answer stays as it was.
+    if spec.paused || state.is_deleting() {
+        let before = state.before().and_then(|before| find(before, Placeable::CONDITION)).cloned();
+        let observed_generation = observed.group.metadata.generation;
+        conditions.extend(before.map(|before| Condition { observed_generation, ..before }));
     } else {
-        verdicts.push(placeable(decision));
+        conditions.push(condition(observed, &placeable(plan)));
     }
-    verdicts.extend(sidecars_current(view));
-    verdicts.into_iter().map(|answer| stamp(view.observed, answer)).collect()
+    conditions.extend(sidecars_current(state).map(|answer| condition(observed, &answer)));
+    conditions
 }
 
 /// Those of a group whose spec is wrong: it is not ready for that reason, and the rest stays as it was.
-pub fn invalid(view: &View<'_>, text: &str) -> Vec<Condition> {
-    let mut status = view.observed.group.status.clone().unwrap_or_default();
-    replace(&mut status, view.observed, "Ready", "False", "InvalidSpec", text);
-    replace(&mut status, view.observed, "Progressing", "False", "InvalidSpec", text);
+pub(crate) fn invalid(state: &GroupState<'_>, problems: &str) -> Vec<Condition> {
+    let mut status = state.before().cloned().unwrap_or_default();
+    replace(&mut status, state.observed, &Ready::InvalidSpec(problems.to_owned()));
+    replace(&mut status, state.observed, &Progressing::InvalidSpec(problems.to_owned()));
     status.conditions
 }
 
-/// Puts one answer in place of that of the same kind.
-pub fn replace(
-    status: &mut ReplicaGroupStatus,
-    observed: &Observed,
-    kind: &'static str,
-    yes: &'static str,
-    reason: &'static str,
-    message: &str,
-) {
-    let condition = stamp(observed, Verdict { kind, status: yes, reason, message: message.to_owned() });
-    match status.conditions.iter_mut().find(|condition| condition.type_ == kind) {
-        Some(place) => *place = condition,
-        None => status.conditions.push(condition),
+pub(crate) fn find<'a>(status: &'a ReplicaGroupStatus, kind: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// Puts one answer in place of that of the same condition.
+pub(crate) fn replace<A: Answer>(status: &mut ReplicaGroupStatus, observed: &Observed, answer: &A) {
+    let answer = condition(observed, answer);
+    match status.conditions.iter_mut().find(|condition| condition.type_ == answer.type_) {
+        Some(place) => *place = answer,
+        None => status.conditions.push(answer),
     }
 }
 
-fn stamp(observed: &Observed, answer: Verdict) -> Condition {
-    let Verdict { kind, status, reason, message } = answer;
-    let conditions = observed.group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let same = conditions.iter().find(|condition| condition.type_ == kind && condition.status == status);
+fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
+    let status = if answer.is_true() { "True" } else { "False" };
+    let before = observed.group.status.as_ref().and_then(|before| find(before, A::CONDITION));
     // Kubernetes keeps seconds.
     let now = jiff::Timestamp::from_second(observed.now.as_second()).unwrap_or(observed.now);
     Condition {
-        type_: kind.to_owned(),
+        type_: A::CONDITION.to_owned(),
         status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
+        reason: answer.reason().to_owned(),
+        message: answer.to_string(),
         observed_generation: observed.group.metadata.generation,
-        last_transition_time: same.map_or(Time(now), |condition| condition.last_transition_time.clone()),
+        last_transition_time: before
+            .filter(|before| before.status == status)
+            .map_or(Time(now), |before| before.last_transition_time.clone()),
     }
 }
 
-fn before(view: &View<'_>, kind: &'static str) -> Option<Verdict> {
-    let conditions = view.observed.group.status.as_ref().map(|status| status.conditions.as_slice())?;
-    let before = conditions.iter().find(|condition| condition.type_ == kind)?;
-    let reason = if before.status == "True" { "Placed" } else { "NoNodeFits" };
-    Some(verdict(kind, before.status == "True", reason, before.message.clone()))
-}
-
-fn ready(view: &View<'_>, phase: Phase, why: &str) -> Verdict {
+fn ready(state: &GroupState<'_>, phase: Phase, reason: &PhaseReason) -> Ready {
     let waits = matches!(phase, Phase::WaitingForApp | Phase::Unavailable);
-    if let Some(candidate) = candidate(view).filter(|_| waits) {
-        let text = format!("{}. {}", candidate.sentence(), candidate.advice(view));
-        return verdict("Ready", false, candidate.reason(), text);
+    if let Some(candidate) = candidate(state).filter(|_| waits) {
+        return promotion_waits(state, candidate);
     }
-    let (yes, reason) = match phase {
-        Phase::Ready => (true, "AllCopies"),
-        Phase::Degraded => (true, "FewerCopies"),
-        Phase::Invalid => (false, "InvalidSpec"),
-        Phase::Pending => (false, "BackupsStarting"),
-        Phase::WaitingForApp => (false, "WaitingForApp"),
-        Phase::Unavailable => (false, "Unavailable"),
-        Phase::Fenced => (false, "Fenced"),
-        Phase::Paused => (false, "Paused"),
-        Phase::Deleting => (false, "Deleting"),
-    };
-    verdict("Ready", yes, reason, why)
-}
-
-fn progressing(view: &View<'_>, decision: &Decision) -> Verdict {
-    let settled = |message: &str| verdict("Progressing", false, "Settled", message);
-    if view.observed.group.spec.paused {
-        return settled("paused");
-    }
-    if let Some(waiting) = &decision.waiting {
-        return verdict("Progressing", false, "Waiting", waiting);
-    }
-    if let Some(moving) = &decision.moving {
-        return verdict("Progressing", true, "Moving", moving);
-    }
-    if !decision.creations.is_empty() {
-        return verdict(
-            "Progressing",
-            true,
-            "Creating",
-            format!("making {}", count(decision.creations.len(), "backup pod")),
-        );
-    }
-    if decision.retry_at.is_some() {
-        return verdict(
-            "Progressing",
-            true,
-            "BackingOff",
-            "a backup that failed several times is replaced after a wait",
-        );
-    }
-    let starting =
-        view.backup_states.iter().filter(|backup_state| backup_state.is_alive() && !backup_state.ready).count();
-    if starting > 0 {
-        return verdict("Progressing", true, "Starting", format!("{} not ready yet", count(starting, "backup")));
-    }
-    let spares: Vec<&str> = view
-        .backup_states
-        .iter()
-        .filter(|backup_state| backup_state.is_alive() && !backup_state.member)
-        .map(|backup_state| backup_state.name.as_str())
-        .collect();
-    match (view.log(), spares.is_empty()) {
-        (Some(_), false) => verdict("Progressing", true, "CatchingUp", format!("{} is catching up", spares.join(", "))),
-        _ => settled("nothing is under way"),
-    }
-}
-
-fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, foreign: &[String]) -> Verdict {
-    let yes = |reason, message: String| verdict(DEGRADED, true, reason, message);
-    if !foreign.is_empty() {
-        let names = foreign.join(", ");
-        return yes(
-            "NameTaken",
-            format!(
-                "{names} exists and belongs to somebody else: it is left alone. Remove it, or give the group another name"
-            ),
-        );
-    }
-    for backup_state in view.backup_states.iter().filter(|backup_state| backup_state.is_alive()) {
-        if let Some((reason, text)) = trouble(view, backup_state).filter(|(reason, _)| *reason != UNSCHEDULED) {
-            return yes(reason, format!("{}: {text}", backup_state.name));
-        }
-    }
-    if let Some((backup_state, why)) = view.backup_states.iter().find_map(|backup_state| match &backup_state.health {
-        Health::Failed { why, .. } => Some((backup_state, why)),
-        _ => None,
-    }) {
-        return yes("BackupFailed", format!("{}: {why}", backup_state.name));
-    }
-    if let Some((backup_state, text)) =
-        view.backup_states.iter().find_map(|backup_state| Some((backup_state, damage(view, backup_state)?)))
-    {
-        return yes("MemberDamaged", format!("{}: {text}", backup_state.name));
-    }
+    let reason = reason.clone();
     match phase {
-        Phase::Degraded => yes("FewerCopies", why.to_owned()),
-        Phase::Unavailable => yes("Unavailable", why.to_owned()),
-        _ if decision.waiting.is_some() => yes("MoveWaits", decision.waiting.clone().unwrap_or_default()),
-        _ => verdict(DEGRADED, false, "AsWanted", "nothing is worse than asked for"),
+        Phase::Ready => Ready::AllCopies(reason),
+        Phase::Degraded => Ready::FewerCopies(reason),
+        Phase::Invalid => Ready::InvalidSpec(reason.to_string()),
+        Phase::Pending => Ready::BackupsStarting(reason),
+        Phase::WaitingForApp => Ready::WaitingForApp(reason),
+        Phase::Unavailable => Ready::Unavailable(reason),
+        Phase::Fenced => Ready::Fenced(reason),
+        Phase::Paused => Ready::Paused(reason),
+        Phase::Deleting => Ready::Deleting(reason),
     }
 }
 
-/// Whether a failover now would find everything that was acknowledged, and somebody to take over. No unless shown.
-fn failover_safe(view: &View<'_>) -> Verdict {
-    let no = |reason, message: String| verdict("FailoverSafe", false, reason, message);
-    let Some(log) = view.log() else { return no("NoLog", "there is no log yet".to_owned()) };
-    if view.observed.group.spec.fenced {
-        return no("Fenced", "nobody takes over while the group is fenced".to_owned());
-    }
-    let holders = view.holders();
-    if holders == 0 {
-        return no("NoCopy", "no member's pod works: the log cannot be read until one comes back".to_owned());
-    }
-    if standbys(view.observed, view.primary) == 0 {
-        return no("NoStandby", "no other pod of the app runs that could take over: run two or more".to_owned());
-    }
-    if let Some(Candidate { pod, .. }) = candidate(view) {
-        return no(
-            "PromotionWaits",
-            format!("{pod} waits to become primary, and so would another: see condition Ready"),
-        );
-    }
-    let damaged = |backup_state: &&BackupState| backup_state.member && damage(view, backup_state).is_some();
-    if let Some(backup_state) = view.backup_states.iter().find(damaged) {
-        let text = format!("{} lacks segments that it should hold: it is repaired from the others", backup_state.name);
-        return no("MemberDamaged", text);
-    }
-    match log.members.len() {
-        members if holders < members => no(
-            "MemberMissing",
-            format!("the pods of {holders} of {members} members work: one more removal may be one too many"),
-        ),
-        members => verdict(
-            "FailoverSafe",
-            true,
-            "StandbyAndCopies",
-            format!("{}, and a standby", count(members, "complete copy")),
-        ),
-    }
-}
-
-/// Nothing that runs is the worse for what is in quarantine, so the group is not degraded by it.
-fn quarantine_empty(view: &View<'_>) -> Verdict {
-    let kept: Vec<String> = view
-        .backup_states
-        .iter()
-        .filter_map(|backup_state| Some((backup_state, quarantined(view, backup_state)?)))
-        .map(|(backup_state, copies)| format!("{} keeps {}", backup_state.name, count_of(copies, "copy")))
-        .collect();
-    match kept.is_empty() {
-        true => verdict(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
-        false => verdict(
-            QUARANTINE_EMPTY,
-            false,
-            "CopiesKept",
-            format!(
-                "{}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see \
-                 TailwindQuarantine",
-                kept.join(", ")
-            ),
-        ),
-    }
-}
-
-fn placeable(decision: &Decision) -> Verdict {
-    let free = decision.survey.free.len();
-    match decision.unplaced {
-        0 => verdict(PLACEABLE, true, "Placed", "every backup has a node"),
-        n if n <= free => verdict(
-            PLACEABLE,
-            true,
-            "NodesFree",
-            format!("{} without a node yet, and {} free", count(n, "backup"), count(free, "node")),
-        ),
-        n => {
-            let device = decision.survey.refused.iter().any(|refusal| refusal.lacks_device);
-            let reason = if device { "NoFreeDevice" } else { "NoNodeFits" };
-            verdict(
-                PLACEABLE,
-                false,
-                reason,
-                format!("{} without a node. {}", count(n, "backup"), decision.survey.explain()),
-            )
+fn promotion_waits(state: &GroupState<'_>, candidate: Candidate) -> Ready {
+    let log_id = || state.observed.log().map_or("LOG", |log| &log.id).to_owned();
+    match candidate.what {
+        WaitsFor::ConfigStore => Ready::ConfigStoreUnreadable(candidate),
+        WaitsFor::Backups => Ready::WaitsForBackups(candidate),
+        WaitsFor::Members => Ready::WaitsForMembers(candidate),
+        WaitsFor::Evidence => {
+            let before = || state.before()?.positions;
+            Ready::WaitsForEvidence(candidate, log_id(), Acked(state.observed.positions.or_else(before)))
         }
+        WaitsFor::ForgottenLog => Ready::ConfigStoreEmpty(candidate),
+        WaitsFor::NewerConfigStore => Ready::ConfigStoreWentBack(candidate, log_id()),
+    }
+}
+
+fn progressing(state: &GroupState<'_>, plan: &BackupPlan) -> Progressing {
+    if state.observed.group.spec.paused {
+        return Progressing::Paused;
+    }
+    if let Some(replacement) = plan.replacement.clone() {
+        return match replacement.is_blocked() {
+            true => Progressing::Waiting(replacement),
+            false => Progressing::Moving(replacement),
+        };
+    }
+    if !plan.creations.is_empty() {
+        return Progressing::Creating(Count(plan.creations.len(), "backup pod"));
+    }
+    if plan.retry_at.is_some() {
+        return Progressing::BackingOff;
+    }
+    let starting = state.alive().filter(|backup| !backup.ready).count();
+    if starting > 0 {
+        return Progressing::Starting(Count(starting, "backup"));
+    }
+    let spares: Vec<&str> = state.alive().filter(|backup| !backup.member).map(|backup| backup.name.as_str()).collect();
+    match (state.observed.log(), spares.is_empty()) {
+        (Some(_), false) => Progressing::CatchingUp(spares.join(", ")),
+        _ => Progressing::Settled,
+    }
+}
+
+fn degraded(
+    state: &GroupState<'_>,
+    plan: &BackupPlan,
+    phase: Phase,
+    reason: &PhaseReason,
+    not_owned: &[String],
+) -> Degraded {
+    if !not_owned.is_empty() {
+        return Degraded::NameTaken(not_owned.join(", "));
+    }
+    for backup in state.alive() {
+        // What has no node yet is the question of the condition Placeable.
+        if let Some(trouble) = trouble(state, backup).filter(|trouble| !matches!(trouble, Trouble::Unscheduled(_))) {
+            return Degraded::Reported(backup.name.clone(), trouble);
+        }
+    }
+    for backup in &state.backups {
+        if let Health::Failed { failure, .. } = &backup.health {
+            return Degraded::BackupFailed(backup.name.clone(), failure.clone());
+        }
+    }
+    for backup in &state.backups {
+        if let Some(damage) = damage(state, backup) {
+            return Degraded::MemberDamaged(backup.name.clone(), damage);
+        }
+    }
+    let blocked = plan.replacement.as_ref().filter(|replacement| replacement.is_blocked());
+    match (phase, blocked) {
+        (Phase::Degraded, _) => Degraded::FewerCopies(reason.clone()),
+        (Phase::Unavailable, _) => Degraded::Unavailable(reason.clone()),
+        (_, Some(replacement)) => Degraded::MoveWaits(replacement.clone()),
+        (_, None) => Degraded::AsWanted,
+    }
+}
+
+fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
+    let Some(log) = state.observed.log() else { return FailoverSafe::NoLog };
+    if state.observed.group.spec.fenced {
+        return FailoverSafe::Fenced;
+    }
+    let (holders, members) = (state.holders(), log.members.len());
+    if holders == 0 {
+        return FailoverSafe::NoCopy;
+    }
+    if standbys(state.observed, &state.primary) == 0 {
+        return FailoverSafe::NoStandby;
+    }
+    if let Some(Candidate { pod, .. }) = candidate(state) {
+        return FailoverSafe::PromotionWaits(pod);
+    }
+    if let Some(damaged) = state.backups.iter().find(|backup| backup.member && damage(state, backup).is_some()) {
+        return FailoverSafe::MemberDamaged(damaged.name.clone());
+    }
+    if holders < members {
+        return FailoverSafe::MemberMissing { holders, members };
+    }
+    FailoverSafe::StandbyAndCopies(Count(members, "complete copy"))
+}
+
+fn quarantine_empty(state: &GroupState<'_>) -> QuarantineEmpty {
+    let kept = state.backups.iter().filter_map(|backup| {
+        let copies = usize::try_from(quarantined(state, backup)?).unwrap_or(usize::MAX);
+        Some(format!("{} keeps {}", backup.name, Count(copies, "copy")))
+    });
+    match kept.collect::<Vec<_>>() {
+        kept if kept.is_empty() => QuarantineEmpty::NothingKept,
+        kept => QuarantineEmpty::CopiesKept(kept.join(", ")),
+    }
+}
+
+fn placeable(plan: &BackupPlan) -> Placeable {
+    let (unplaced, free) = (Count(plan.unplaced, "backup"), plan.survey.free.len());
+    match plan.unplaced {
+        0 => Placeable::Placed,
+        n if n <= free => Placeable::NodesFree(unplaced, Count(free, "node")),
+        _ if plan.survey.lacks_device() => Placeable::NoFreeDevice(unplaced, plan.survey.clone()),
+        _ => Placeable::NoNodeFits(unplaced, plan.survey.clone()),
     }
 }
 
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
-fn sidecars_current(view: &View<'_>) -> Option<Verdict> {
-    let without: Vec<String> =
-        view.observed.app.iter().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
+fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
+    let app = &state.observed.app;
+    let without: Vec<String> = app.iter().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
-        let text = format!(
-            "these pods of the app have no sidecar, perhaps because they were made while no operator ran: make them anew: {}",
-            without.join(", ")
-        );
-        return Some(verdict("SidecarsCurrent", false, "Missing", text));
+        return Some(SidecarsCurrent::Missing(without.join(", ")));
     }
-    let injected =
-        view.observed.app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
-    let wanted = &view.observed.settings.sidecar_image;
+    let injected = app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
+    let wanted = &state.observed.settings.sidecar_image;
     let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| *image == wanted);
-    let primary = match view.primary {
+    let primary = match &state.primary {
         Primary::Here { pod, .. } => Some(pod),
         _ => None,
     };
@@ -336,85 +250,13 @@ fn sidecars_current(view: &View<'_>) -> Option<Verdict> {
     names.sort_by_key(|name| (Some(name) == primary, name.clone()));
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
-        (_, true) => {
-            Some(verdict("SidecarsCurrent", true, "Current", "every injected sidecar has the image that is wanted"))
-        }
-        _ => Some(verdict(
-            "SidecarsCurrent",
-            false,
-            "Outdated",
-            format!(
-                "restart these pods of the app, in this order, to give them sidecars of {wanted}: {}",
-                names.join(", ")
-            ),
-        )),
+        (_, true) => Some(SidecarsCurrent::Current),
+        _ => Some(SidecarsCurrent::Outdated(wanted.clone(), names.join(", "))),
     }
 }
 
 fn has_sidecar(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    all.into_iter().any(|container| container.name == SIDECAR_CONTAINER)
-}
-
-/// What a backup says of its own damage.
-pub fn damage(view: &View<'_>, backup_state: &BackupState) -> Option<String> {
-    let damaged = view.observed.damaged.get(&backup_state.name).filter(|_| backup_state.is_alive())?;
-    let segments = count_of(*damaged, "segment");
-    Some(format!(
-        "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
-    ))
-}
-
-/// Copies that a backup keeps in quarantine, if any: as it says, or as it said before it fell silent. They outlive its
-/// process.
-pub fn quarantined(view: &View<'_>, backup_state: &BackupState) -> Option<u64> {
-    let name = &backup_state.name;
-    let told = view.observed.quarantined.get(name).copied();
-    let before = || {
-        let status = view.observed.group.status.as_ref()?;
-        status.backups.iter().find(|backup| backup.name == *name)?.quarantined
-    };
-    told.or_else(before).filter(|copies| *copies > 0)
-}
-
-const UNSCHEDULED: &str = "Unscheduled";
-
-/// What keeps a pod from working, in its kubelet's, the scheduler's or its own words.
-pub fn trouble(view: &View<'_>, backup_state: &BackupState) -> Option<(&'static str, String)> {
-    if let Some(Unready { reason, why }) =
-        view.observed.obstacles.get(&backup_state.name).filter(|_| !backup_state.ready)
-    {
-        return Some((unready_reason(*reason), why.clone()));
-    }
-    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == backup_state.name)?;
-    let status = pod.status.as_ref()?;
-    let container = status.container_statuses.iter().flatten().find(|container| container.name == BACKUP_CONTAINER);
-    let waiting = container.and_then(|container| container.state.as_ref()?.waiting.as_ref());
-    if let Some(waiting) = waiting {
-        let reason = waiting.reason.as_deref().unwrap_or_default();
-        let text = [Some(reason), waiting.message.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
-        match reason {
-            "" | "ContainerCreating" | "PodInitializing" => {}
-            "ImagePullBackOff" | "ErrImagePull" | "InvalidImageName" => return Some(("ImagePullFailed", text)),
-            "CrashLoopBackOff" => {
-                return Some(("BackupCrashes", container.and_then(last_words).unwrap_or(text)));
-            }
-            _ => return Some(("ContainerFailed", text)),
-        }
-    }
-    let unscheduled = status.conditions.iter().flatten().find(|condition| {
-        condition.type_ == "PodScheduled" && condition.status == "False" && backup_state.node.is_none()
-    });
-    unscheduled.map(|condition| (UNSCHEDULED, condition.message.clone().unwrap_or_default()))
-}
-
-/// The reason of a condition for what a backup says.
-fn unready_reason(reason: UnreadyReason) -> &'static str {
-    match reason {
-        UnreadyReason::DeviceMissing => "DeviceMissing",
-        UnreadyReason::MemlockTooLow => "MemlockTooLow",
-        UnreadyReason::FabricFailed => "DeviceFailed",
-        UnreadyReason::Unresponsive | UnreadyReason::Other => "BackupNotReady",
-    }
+    let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    all.any(|container| container.name == SIDECAR_CONTAINER)
 }

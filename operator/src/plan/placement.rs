@@ -1,11 +1,14 @@
-//! Which nodes could take another backup, and why the others cannot: what the scheduler will find, told beforehand.
+//! Which nodes could take another backup, and why the others cannot: what the scheduler will find, said beforehand.
 //!
 //! Called by [`backups`](super::backups), which moves a backup only where there is a node for it, and by
 //! [`conditions`](super::conditions) for `Placeable`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
+use displaydoc::Display;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration};
+use strum::EnumIter;
 
 use crate::capacity::{Amounts, requests};
 use crate::observed::NodeFacts;
@@ -16,57 +19,81 @@ const NAMED_MAX: usize = 12;
 
 /// What was found out about every node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Nodes that can take a backup now.
-    pub free: Vec<String>,
-    /// The others.
-    pub refused: Vec<Refusal>,
+    pub(crate) free: Vec<String>,
+    /// The others, and why they cannot.
+    pub(crate) unfit: Vec<(String, Unfit)>,
 }
 
 /// Why a node cannot take a backup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The node.
-    pub node: String,
-    /// Why.
-    pub why: String,
-    /// It is the device that is lacking.
-    pub lacks_device: bool,
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Unfit {
+    /// has a backup of this group already
+    HasBackup,
+    /// is not ready
+    NotReady,
+    /// is cordoned
+    Cordoned,
+    /// has taint {0}, which is not tolerated
+    Tainted(String),
+    /// has no label {0}={1}
+    Unlabelled(String, String),
+    /// does not fit the required node affinity
+    Affinity,
+    /// has no {0}
+    NoDevice(String),
+    /// has all {1} {0} in use
+    DevicesInUse(String, i128),
+    /// has {free} of {all} {device} free, {needed} are needed
+    TooFewDevices { device: String, free: i128, all: i128, needed: i128 },
+    /// has {free} of {resource} free, {needed} is needed
+    TooLittle { resource: String, free: String, needed: String },
 }
 
 /// Looks at every node for a pod like `pod`, where `occupied` have a backup of the group already.
-pub fn survey(pod: &Pod, nodes: &[NodeFacts], occupied: &BTreeSet<&str>) -> Survey {
+pub(crate) fn survey(pod: &Pod, nodes: &[NodeFacts], occupied: &BTreeSet<&str>) -> Survey {
     let Some(spec) = &pod.spec else { return Survey::default() };
     let needs = requests(spec);
     let mut survey = Survey::default();
     for node in nodes {
-        match refusal(spec, &needs, node, occupied) {
+        match unfit(spec, &needs, node, occupied) {
             None => survey.free.push(node.name.clone()),
-            Some((why, lacks_device)) => survey.refused.push(Refusal { node: node.name.clone(), why, lacks_device }),
+            Some(unfit) => survey.unfit.push((node.name.clone(), unfit)),
         }
     }
     survey
 }
 
 impl Survey {
-    /// One clause for each node, so that a person sees what to change.
-    pub fn explain(&self) -> String {
-        let all = self.refused.len() + self.free.len();
+    /// Whether a device is what some node lacks.
+    pub(crate) fn lacks_device(&self) -> bool {
+        let is_device =
+            |unfit: &Unfit| matches!(unfit, Unfit::NoDevice(_) | Unfit::DevicesInUse(..) | Unfit::TooFewDevices { .. });
+        self.unfit.iter().any(|(_, unfit)| is_device(unfit))
+    }
+}
+
+/// One clause for each node, so that a person sees what to change.
+impl fmt::Display for Survey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.unfit.len() + self.free.len();
         if all == 0 {
-            return "the cluster has no nodes".to_owned();
+            return f.write_str("the cluster has no nodes");
         }
-        let mut clauses: Vec<String> =
-            self.refused.iter().take(NAMED_MAX).map(|refusal| format!("{} {}", refusal.node, refusal.why)).collect();
-        if let more @ 1.. = self.refused.len().saturating_sub(NAMED_MAX) {
-            clauses.push(format!("and {more} more"));
+        write!(f, "{} of {all} nodes can take another backup", self.free.len())?;
+        for (index, (node, unfit)) in self.unfit.iter().take(NAMED_MAX).enumerate() {
+            write!(f, "{} {node} {unfit}", if index == 0 { ":" } else { ";" })?;
         }
-        let head = format!("{} of {all} nodes can take another backup", self.free.len());
-        if clauses.is_empty() { head } else { format!("{head}: {}", clauses.join("; ")) }
+        match self.unfit.len().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
     }
 }
 
 /// Whether new pods keep off the node, although those on it run on: it is cordoned, or about to go.
-pub fn is_being_drained(node: &NodeFacts, tolerations: &[Toleration]) -> bool {
+pub(crate) fn is_being_drained(node: &NodeFacts, tolerations: &[Toleration]) -> bool {
     let untolerated = |taint: &&Taint| {
         taint.effect != "PreferNoSchedule"
             && !is_of_kubernetes(&taint.key)
@@ -81,57 +108,54 @@ fn is_of_kubernetes(key: &str) -> bool {
         || key.starts_with("node.cloudprovider.kubernetes.io/")
 }
 
-fn refusal(spec: &PodSpec, needs: &Amounts, node: &NodeFacts, occupied: &BTreeSet<&str>) -> Option<(String, bool)> {
+fn unfit(spec: &PodSpec, needs: &Amounts, node: &NodeFacts, occupied: &BTreeSet<&str>) -> Option<Unfit> {
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let because = |why: &str| Some((why.to_owned(), false));
     if occupied.contains(node.name.as_str()) {
-        return because("has a backup of this group already");
+        return Some(Unfit::HasBackup);
     }
     if node.not_ready_since.is_some() {
-        return because("is not ready");
+        return Some(Unfit::NotReady);
     }
     if node.unschedulable {
-        return because("is cordoned");
+        return Some(Unfit::Cordoned);
     }
     let taint = node.taints.iter().find(|taint| {
         taint.effect != "PreferNoSchedule" && !tolerations.iter().any(|toleration| tolerates(toleration, taint))
     });
     if let Some(taint) = taint {
         let value = taint.value.as_ref().map_or_else(String::new, |value| format!("={value}"));
-        return Some((format!("has taint {}{value}:{}, which is not tolerated", taint.key, taint.effect), false));
+        return Some(Unfit::Tainted(format!("{}{value}:{}", taint.key, taint.effect)));
     }
     let unlike = spec.node_selector.iter().flatten().find(|(label, value)| node.labels.get(*label) != Some(value));
     if let Some((label, value)) = unlike {
-        return Some((format!("has no label {label}={value}"), false));
+        return Some(Unfit::Unlabelled(label.clone(), value.clone()));
     }
     if !matches_affinity(spec, node) {
-        return because("does not fit the required node affinity");
+        return Some(Unfit::Affinity);
     }
     lacking(needs, node)
 }
 
 /// The first thing that the node has too little of; devices first, since they are what people look for.
-fn lacking(needs: &Amounts, node: &NodeFacts) -> Option<(String, bool)> {
+fn lacking(needs: &Amounts, node: &NodeFacts) -> Option<Unfit> {
     let mut needs: BTreeMap<&str, i128> = needs.iter().map(|(name, amount)| (name.as_str(), *amount)).collect();
     needs.insert("pods", 1000);
     let is_device = |resource: &str| resource.contains('/');
     let (devices, others): (Vec<_>, Vec<_>) = needs.into_iter().partition(|(resource, _)| is_device(resource));
-    for (resource, wanted) in devices.into_iter().chain(others) {
-        let has = node.allocatable.get(resource).map_or(0, milli);
-        let free = has - node.requested.get(resource).copied().unwrap_or(0);
+    for (name, wanted) in devices.into_iter().chain(others) {
+        let has = node.allocatable.get(name).map_or(0, milli);
+        let free = has - node.requested.get(name).copied().unwrap_or(0);
         if wanted <= free {
             continue;
         }
-        if is_device(resource) {
-            let why = match has / 1000 {
-                0 => format!("has no {resource}"),
-                all if free <= 0 => format!("has all {all} {resource} in use"),
-                all => format!("has {} of {all} {resource} free, {} are needed", free / 1000, wanted / 1000),
-            };
-            return Some((why, true));
-        }
-        let say = |amount: i128| readable(resource, amount.max(0));
-        return Some((format!("has {} of {resource} free, {} is needed", say(free), say(wanted)), false));
+        let (resource, all) = (name.to_owned(), has / 1000);
+        let amount = |amount: i128| readable(name, amount.max(0));
+        return Some(match all {
+            _ if !is_device(name) => Unfit::TooLittle { resource, free: amount(free), needed: amount(wanted) },
+            0 => Unfit::NoDevice(resource),
+            all if free <= 0 => Unfit::DevicesInUse(resource, all),
+            all => Unfit::TooFewDevices { device: resource, free: free / 1000, all, needed: wanted / 1000 },
+        });
     }
     None
 }
@@ -154,17 +178,20 @@ fn matches_affinity(spec: &PodSpec, node: &NodeFacts) -> bool {
 fn matches_term(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
-    let label = |wish: &NodeSelectorRequirement| matches(wish, node.labels.get(&wish.key).map(String::as_str));
-    let field =
-        |wish: &NodeSelectorRequirement| matches(wish, (wish.key == "metadata.name").then_some(node.name.as_str()));
+    let label = |requirement: &NodeSelectorRequirement| {
+        matches(requirement, node.labels.get(&requirement.key).map(String::as_str))
+    };
+    let field = |requirement: &NodeSelectorRequirement| {
+        matches(requirement, (requirement.key == "metadata.name").then_some(node.name.as_str()))
+    };
     !(expressions.is_empty() && fields.is_empty()) && expressions.iter().all(label) && fields.iter().all(field)
 }
 
-fn matches(wish: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let listed = || value.is_some_and(|value| wish.values.iter().flatten().any(|wanted| wanted == value));
+fn matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let listed = || value.is_some_and(|value| requirement.values.iter().flatten().any(|wanted| wanted == value));
     let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
-    let bound = || number(wish.values.iter().flatten().next().map(String::as_str));
-    match wish.operator.as_str() {
+    let bound = || number(requirement.values.iter().flatten().next().map(String::as_str));
+    match requirement.operator.as_str() {
         "In" => listed(),
         "NotIn" => !listed(),
         "Exists" => value.is_some(),
@@ -194,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_toleration_is_read_as_the_scheduler_reads_it() {
+    fn tolerations_match_as_in_the_scheduler() {
         let toleration = |text: &str| serde_yaml::from_str::<Toleration>(text).unwrap();
         let rdma = taint("rdma", "NoSchedule");
         for (text, tolerated) in [
@@ -211,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_drained_when_people_say_so() {
+    fn taints_of_kubernetes_are_no_drain() {
         let node = |taints: &[Taint]| NodeFacts { taints: taints.to_vec(), ..NodeFacts::default() };
         assert!(is_being_drained(&NodeFacts { unschedulable: true, ..NodeFacts::default() }, &[]));
         assert!(is_being_drained(&node(&[taint("ToBeDeletedByClusterAutoscaler", "NoSchedule")]), &[]));
@@ -220,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn affinity_is_read_as_the_scheduler_reads_it() {
+    fn affinity_matches_as_in_the_scheduler() {
         let node = NodeFacts {
             name: "n1".to_owned(),
             labels: BTreeMap::from([("cards".to_owned(), "4".to_owned())]),

@@ -5,32 +5,24 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
-use tailwind_crds::names::{LABEL_ROLE, ROLE_PRIMARY};
 
-use super::Action;
-use crate::observed::Observed;
+use crate::observed::{Observed, is_running};
 
 /// Who is primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Primary {
+pub(crate) enum Primary {
     /// There has never been one.
     Never,
     /// This pod is.
-    Here {
-        /// Its name.
-        pod: String,
-        /// Its address.
-        ip: String,
-    },
+    Here { pod: String, ip: String },
     /// This pod was, and is gone.
     Gone(String),
 }
 
 /// Looks for it.
-pub fn primary(observed: &Observed) -> Primary {
-    let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
-    let Some(LogPrimary { name, control }) = log.map(|log| &log.primary) else { return Primary::Never };
-    let pod = observed.app.iter().find(|pod| pod.name_any() == *name && runs(pod));
+pub(crate) fn primary(observed: &Observed) -> Primary {
+    let Some(LogPrimary { name, control }) = observed.log().map(|log| &log.primary) else { return Primary::Never };
+    let pod = observed.app.iter().find(|pod| pod.name_any() == *name && is_running(pod));
     let ip = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.clone());
     // A host that is no address is one that this cannot compare.
     let host = control.rsplit_once(':').map_or(control.as_str(), |(host, _)| host);
@@ -42,35 +34,15 @@ pub fn primary(observed: &Observed) -> Primary {
 }
 
 /// The app's pods that could take over: they run, and are not the primary.
-pub fn standbys(observed: &Observed, primary: &Primary) -> usize {
+pub(crate) fn standbys(observed: &Observed, primary: &Primary) -> usize {
     let is_primary = |pod: &Pod| matches!(primary, Primary::Here { pod: name, .. } if pod.name_any() == *name);
-    let able = observed.app.iter().filter(|pod| runs(pod) && pod.metadata.deletion_timestamp.is_none());
+    let able = observed.app.iter().filter(|pod| is_running(pod) && pod.metadata.deletion_timestamp.is_none());
     able.filter(|pod| !is_primary(pod)).count()
 }
 
-fn runs(pod: &Pod) -> bool {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
-}
-
 impl Primary {
-    /// It is there.
-    pub fn is_here(&self) -> bool {
+    /// Its pod is there.
+    pub(crate) fn is_here(&self) -> bool {
         matches!(self, Primary::Here { .. })
-    }
-
-    /// The role label on the primary alone; on nobody while the group is fenced, since then nobody may append.
-    pub(super) fn labels(&self, observed: &Observed) -> Vec<Action> {
-        let role = |pod: &&Pod| pod.labels().get(LABEL_ROLE).map(String::as_str) == Some(ROLE_PRIMARY);
-        let rightful = match self {
-            Primary::Here { pod, .. } if !observed.group.spec.fenced => Some(pod.as_str()),
-            _ => None,
-        };
-        let (with, without): (Vec<&Pod>, Vec<&Pod>) = observed.app.iter().partition(role);
-        let off = with.iter().map(|pod| pod.name_any()).filter(|name| Some(name.as_str()) != rightful);
-        let on = without.iter().map(|pod| pod.name_any()).filter(|name| Some(name.as_str()) == rightful);
-        // Nobody is led to a former primary while another one is labelled.
-        off.map(|pod| Action::Role { pod, primary: false })
-            .chain(on.map(|pod| Action::Role { pod, primary: true }))
-            .collect()
     }
 }

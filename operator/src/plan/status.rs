@@ -5,220 +5,102 @@
 
 use std::collections::BTreeSet;
 
-use kube::ResourceExt;
-use kube::runtime::events::EventType;
-use tailwind_crds::readiness::WaitsFor;
-use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
+use tailwind_crds::{BackupState, BackupStatus, Phase, ReplicaGroupStatus, Switchover};
 
-use super::Notice;
-use super::backup_state::{BackupState, Health};
-use super::backups::Decision;
-use super::candidate::candidate;
-use super::conditions::{self, count, damage, quarantined, trouble};
-use super::primary::Primary;
+use super::action::Notice;
+use super::answer::{Answer, Degraded, Placeable};
+use super::backup_pod::{BackupPod, Health};
+use super::backups::BackupPlan;
+use super::conditions;
+use super::group_state::GroupState;
+use super::phase::phase;
+use super::trouble::{damage, quarantined, trouble};
+use super::validity::Problem;
 use crate::observed::Observed;
 
-/// What status is made from.
-#[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
-    /// Everything.
-    pub observed: &'a Observed,
-    /// The backup pods.
-    pub backup_states: &'a [BackupState],
-    /// The primary.
-    pub primary: &'a Primary,
-}
-
-impl View<'_> {
-    /// The log.
-    pub fn log(&self) -> Option<&LogStatus> {
-        self.observed.group.status.as_ref().and_then(|status| status.log.as_ref())
-    }
-
-    /// Members whose pods work.
-    pub fn holders(&self) -> usize {
-        self.backup_states.iter().filter(|backup_state| backup_state.member && backup_state.is_alive()).count()
-    }
-}
-
-/// What the sidecars were told before.
-pub fn wanted_before(view: &View<'_>) -> u8 {
-    let status = view.observed.group.status.as_ref();
-    status.and_then(|status| status.members_wanted).unwrap_or(view.observed.group.spec.backups)
-}
-
 /// The whole status, without the log.
-pub fn status(
-    view: &View<'_>,
-    decision: &Decision,
+pub(crate) fn status(
+    state: &GroupState<'_>,
+    plan: &BackupPlan,
     switchover: Option<Switchover>,
-    foreign: &[String],
+    not_owned: &[String],
 ) -> ReplicaGroupStatus {
-    let group = &view.observed.group;
-    let (phase, reason) = phase(view);
+    let (group, before) = (&state.observed.group, state.before());
+    let (phase, reason) = phase(state);
     ReplicaGroupStatus {
         observed_generation: group.metadata.generation,
         phase: Some(phase),
-        phase_reason: Some(reason.clone()),
-        conditions: conditions::all(view, decision, phase, &reason, foreign),
+        phase_reason: Some(reason.to_string()),
+        conditions: conditions::all(state, plan, (phase, &reason), not_owned),
         transport: Some(group.spec.transport()),
-        members_wanted: Some(decision.members_wanted),
-        members: view.log().map(|log| u8::try_from(log.members.len()).unwrap_or(u8::MAX)),
-        backups: view.backup_states.iter().map(|backup_state| backup(view, decision, backup_state)).collect(),
-        switchover: if group.spec.paused { asked_before(view) } else { switchover },
-        positions: view.observed.positions.or_else(|| group.status.as_ref()?.positions),
+        members_wanted: Some(plan.members_wanted),
+        members: state.observed.log().map(|log| u8::try_from(log.members.len()).unwrap_or(u8::MAX)),
+        backups: state.backups.iter().map(|backup| backup_status(state, plan, backup)).collect(),
+        switchover: if group.spec.paused { before.and_then(|before| before.switchover.clone()) } else { switchover },
+        positions: state.observed.positions.or_else(|| before?.positions),
         log: None,
     }
 }
 
 /// The status of a group whose spec cannot be followed: all is left as it is, but for the message, and for where backups are:
 /// a sidecar finds them by that, whatever is wrong with the spec.
-pub fn invalid(view: &View<'_>, problems: &[String]) -> ReplicaGroupStatus {
-    let group = &view.observed.group;
-    let text = problems.join(". ");
-    let mut before = group.status.clone().unwrap_or_default();
+pub(crate) fn invalid(state: &GroupState<'_>, problems: &[Problem]) -> ReplicaGroupStatus {
+    let text = problems.iter().map(Problem::to_string).collect::<Vec<_>>().join(". ");
+    let mut before = state.before().cloned().unwrap_or_default();
     for backup in &mut before.backups {
-        let backup_state = view.backup_states.iter().find(|backup_state| backup_state.name == backup.name);
-        let control = backup_state.and_then(|backup_state| backup_state.control.clone());
+        let pod = state.backups.iter().find(|pod| pod.name == backup.name);
+        let control = pod.and_then(|pod| pod.control.clone());
         backup.control = control.or_else(|| backup.control.take());
     }
     ReplicaGroupStatus {
-        observed_generation: group.metadata.generation,
+        observed_generation: state.observed.group.metadata.generation,
         phase: Some(Phase::Invalid),
-        phase_reason: Some(text.clone()),
-        conditions: conditions::invalid(view, &text),
+        conditions: conditions::invalid(state, &text),
+        phase_reason: Some(text),
         log: None,
         ..before
     }
 }
 
-fn asked_before(view: &View<'_>) -> Option<Switchover> {
-    view.observed.group.status.as_ref()?.switchover.clone()
-}
-
-fn backup(view: &View<'_>, decision: &Decision, backup_state: &BackupState) -> BackupStatus {
-    let told_to_go = decision.removals.iter().any(|removal| removal.name == backup_state.name);
-    let (state, message) = match &backup_state.health {
-        Health::Failed { why, .. } => (BackupState::Lost, Some(why.clone())),
+fn backup_status(state: &GroupState<'_>, plan: &BackupPlan, backup: &BackupPod) -> BackupStatus {
+    let is_removed = plan.removals.iter().any(|removal| removal.name == backup.name);
+    let (does, message) = match &backup.health {
+        Health::Failed { failure, .. } => (BackupState::Lost, Some(failure.to_string())),
         Health::Ending => (BackupState::Leaving, None),
-        _ if told_to_go || backup_state.member && backup_state.leave.is_some() => (BackupState::Leaving, None),
-        _ if backup_state.member => (BackupState::Member, None),
-        _ if backup_state.ready => (BackupState::Spare, None),
+        _ if is_removed || backup.member && backup.leave.is_some() => (BackupState::Leaving, None),
+        _ if backup.member => (BackupState::Member, None),
+        _ if backup.ready => (BackupState::Spare, None),
         _ => (BackupState::Pending, None),
     };
-    let message = message.or_else(|| trouble(view, backup_state).map(|(_, text)| text));
-    let message = message.or_else(|| damage(view, backup_state));
+    let message = message.or_else(|| trouble(state, backup).map(|trouble| trouble.to_string()));
     BackupStatus {
-        name: backup_state.name.clone(),
-        control: backup_state.control.clone(),
-        node: backup_state.node.clone(),
-        state,
-        message,
-        quarantined: quarantined(view, backup_state),
+        name: backup.name.clone(),
+        control: backup.control.clone(),
+        node: backup.node.clone(),
+        state: does,
+        message: message.or_else(|| damage(state, backup).map(|damage| damage.to_string())),
+        quarantined: quarantined(state, backup),
     }
-}
-
-/// Where the group stands, and why.
-fn phase(view: &View<'_>) -> (Phase, String) {
-    let group = &view.observed.group;
-    let spec = &group.spec;
-    let (wanted, floor) = (usize::from(spec.backups), usize::from(spec.min_in_sync().max(1)));
-    if group.metadata.deletion_timestamp.is_some() {
-        let text = match view.observed.app.len() {
-            n @ 1.. if super::has_finalizer(view.observed) => {
-                format!(
-                    "waits until no pod of the app belongs to it (spec.deletion: AfterApp): remove {}",
-                    count(n, "pod")
-                )
-            }
-            _ => "everything that belongs to it is being removed".to_owned(),
-        };
-        return (Phase::Deleting, text);
-    }
-    if spec.paused {
-        return (Phase::Paused, "spec.paused is true: nothing is changed until it is false".to_owned());
-    }
-    if spec.fenced {
-        return (Phase::Fenced, "spec.fenced is true: nobody may append until it is false".to_owned());
-    }
-    let candidate = candidate(view);
-    let Some(log) = view.log() else {
-        if let Some(candidate) = candidate.filter(|candidate| candidate.waiting.what == WaitsFor::ForgottenLog) {
-            return (Phase::Unavailable, candidate.sentence());
-        }
-        let ready =
-            view.backup_states.iter().filter(|backup_state| backup_state.is_alive() && backup_state.ready).count();
-        if ready < wanted {
-            return (Phase::Pending, format!("{ready} of {wanted} backups are ready"));
-        }
-        let (label, name) = (tailwind_crds::names::LABEL_GROUP, group.name_any());
-        return (
-            Phase::WaitingForApp,
-            match (view.observed.app.len(), candidate) {
-                (_, Some(candidate)) => candidate.sentence(),
-                (0, None) => format!("no pod has the label {label}: {name}; give it to the pods of the app"),
-                (n, None) => format!("{} of the app there, and none has become primary yet", count(n, "pod")),
-            },
-        );
-    };
-    let holders = view.holders();
-    if let Some(candidate) = candidate {
-        return (Phase::Unavailable, candidate.sentence());
-    }
-    if let Primary::Gone(name) = view.primary {
-        return (Phase::Unavailable, format!("primary {name} is gone, and no standby has taken over yet"));
-    }
-    if holders < floor {
-        return (
-            Phase::Unavailable,
-            format!("{holders} of minInSync {floor} copies: appends wait for backups to come back or catch up"),
-        );
-    }
-    let members = log.members.len();
-    if members < wanted || holders < wanted {
-        return (
-            Phase::Degraded,
-            format!("{holders} of {wanted} copies: appends go on, a backup is catching up or missing"),
-        );
-    }
-    (Phase::Ready, format!("{} is primary, with {}", log.primary.name, count(members, "copy")))
 }
 
 /// Events for what has changed in the status itself.
-pub fn notices(observed: &Observed, status: &ReplicaGroupStatus) -> Vec<Notice> {
+pub(crate) fn notices(observed: &Observed, status: &ReplicaGroupStatus) -> Vec<Notice> {
     let before = observed.group.status.clone().unwrap_or_default();
     let mut notices = Vec::new();
-    let text = status.phase_reason.clone().unwrap_or_default();
     if let Some(phase) = status.phase.filter(|phase| before.phase != Some(*phase)) {
-        let (kind, reason) = match phase {
-            Phase::Invalid => (EventType::Warning, "Invalid"),
-            Phase::Pending => (EventType::Normal, "Pending"),
-            Phase::WaitingForApp => (EventType::Normal, "WaitingForApp"),
-            Phase::Ready => (EventType::Normal, "Ready"),
-            Phase::Degraded => (EventType::Warning, "Degraded"),
-            Phase::Unavailable => (EventType::Warning, "Unavailable"),
-            Phase::Fenced => (EventType::Normal, "Fenced"),
-            Phase::Paused => (EventType::Normal, "Paused"),
-            Phase::Deleting => (EventType::Normal, "Deleting"),
-        };
-        notices.push(Notice { kind, reason, note: text });
+        notices.push(Notice::Phase(phase, status.phase_reason.clone().unwrap_or_default()));
     }
-    let find = |status: &ReplicaGroupStatus, kind: &str| {
-        status.conditions.iter().find(|condition| condition.type_ == kind).cloned()
-    };
-    if let Some(now) = find(status, conditions::PLACEABLE).filter(|now| now.status == "False") {
-        let was = find(&before, conditions::PLACEABLE).is_some_and(|was| was.status == "False");
-        if !was {
-            notices.push(Notice { kind: EventType::Warning, reason: "NotPlaceable", note: now.message });
-        }
+    let unplaceable = |status| conditions::find(status, Placeable::CONDITION).filter(|now| now.status == "False");
+    if let (Some(now), None) = (unplaceable(status), unplaceable(&before)) {
+        notices.push(Notice::NotPlaceable(now.message.clone()));
     }
     notices
 }
 
 /// Puts what could not be done where people look for it.
-pub fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed, failures: &BTreeSet<String>) {
+pub(crate) fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed, failures: &BTreeSet<String>) {
     if !failures.is_empty() {
         let text = failures.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
-        conditions::replace(status, observed, conditions::DEGRADED, "True", "ApiRefused", &text);
+        conditions::replace(status, observed, &Degraded::ApiRefused(text));
     }
 }

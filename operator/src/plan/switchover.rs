@@ -5,26 +5,24 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-use kube::runtime::events::EventType;
-use tailwind_crds::names::{ANNOTATION_SWITCHOVER, LABEL_GROUP, SIDECAR_CONTAINER};
+use tailwind_crds::names::{ANNOTATION_SWITCHOVER, SIDECAR_CONTAINER};
 use tailwind_crds::{LogStatus, Switchover};
 
-use super::Notice;
-use crate::observed::Observed;
+use super::action::{Notice, Refusal};
+use crate::observed::{Observed, is_running, is_true};
 
-/// What becomes of a wish.
+/// What is to be done about a switchover.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// What the sidecars are told.
-    pub switchover: Option<Switchover>,
-    /// The annotation has served its turn.
-    pub is_over: bool,
-    /// What people are told.
-    pub notice: Option<Notice>,
+pub(crate) struct SwitchoverPlan {
+    /// What the sidecars are asked to do.
+    pub(crate) switchover: Option<Switchover>,
+    /// The annotation is done with, and is removed.
+    pub(crate) is_over: bool,
+    pub(crate) notice: Option<Notice>,
 }
 
 /// Looks at the annotation, and without one at the primary's app.
-pub fn outcome(observed: &Observed) -> Outcome {
+pub(crate) fn switchover(observed: &Observed) -> SwitchoverPlan {
     match observed.group.annotations().get(ANNOTATION_SWITCHOVER) {
         Some(to) => asked_for(observed, to.trim()),
         None => needed(observed).unwrap_or_default(),
@@ -33,24 +31,18 @@ pub fn outcome(observed: &Observed) -> Outcome {
 
 /// The kubelet lets the primary's app wait before it starts again, for up to five minutes. Its sidecar is well and stays
 /// primary all that time; another pod's app is ready to go on at once.
-fn needed(observed: &Observed) -> Option<Outcome> {
-    let status = observed.group.status.as_ref()?;
-    let log = status.log.as_ref().filter(|_| !observed.group.spec.fenced)?;
+fn needed(observed: &Observed) -> Option<SwitchoverPlan> {
+    let log = observed.log().filter(|_| !observed.group.spec.fenced)?;
     let primary = observed.app.iter().find(|pod| pod.name_any() == log.primary.name && crashes(pod))?;
-    let asked = status.switchover.as_ref().filter(|asked| asked.from_epoch == log.epoch);
-    let fits = |name: &str| obstacle(observed, log, name).is_none();
-    if let Some(asked) = asked.filter(|asked| fits(&asked.to)) {
-        return Some(Outcome { switchover: Some(asked.clone()), ..Outcome::default() });
+    let asked = observed.group.status.as_ref()?.switchover.as_ref();
+    let fits = |name: &str| refusal(observed, log, name).is_none();
+    if let Some(asked) = asked.filter(|asked| asked.from_epoch == log.epoch && fits(&asked.to)) {
+        return Some(under_way(asked.clone(), None));
     }
-    let able = observed.app.iter().filter(|pod| is_ready(pod) && fits(&pod.name_any()));
+    let able = observed.app.iter().filter(|pod| is_true(pod, "Ready") && fits(&pod.name_any()));
     let to = able.map(Pod::name_any).min()?;
-    let note =
-        format!("the app of {} ends again and again; {to} is to become primary in its place", primary.name_any());
-    Some(Outcome {
-        switchover: Some(Switchover { to, from_epoch: log.epoch }),
-        is_over: false,
-        notice: Some(Notice { kind: EventType::Warning, reason: "AppCrashes", note }),
-    })
+    let notice = Notice::AppCrashes(primary.name_any(), to.clone());
+    Some(under_way(Switchover { to, from_epoch: log.epoch }, Some(notice)))
 }
 
 /// A container of the app waits to be started again, while the sidecar runs.
@@ -64,77 +56,52 @@ fn crashes(pod: &Pod) -> bool {
     !sidecar.into_iter().any(waits) && app.into_iter().any(waits)
 }
 
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-fn asked_for(observed: &Observed, to: &str) -> Outcome {
-    let group = &observed.group;
-    let status = group.status.as_ref();
-    let asked = status.and_then(|status| status.switchover.as_ref()).filter(|asked| asked.to == to);
-    let Some(log) = status.and_then(|status| status.log.as_ref()) else {
-        return refused(format!(
-            "{to} cannot become primary: no app pod has been primary yet, the first one will be by itself"
-        ));
-    };
+fn asked_for(observed: &Observed, to: &str) -> SwitchoverPlan {
+    let asked = observed.group.status.as_ref().and_then(|status| status.switchover.as_ref());
+    let asked = asked.filter(|asked| asked.to == to);
+    let Some(log) = observed.log() else { return refused(Refusal::NoPrimaryYet(to.to_owned())) };
+    let primary = log.primary.name.clone();
     match asked {
-        Some(asked) if asked.from_epoch == log.epoch => {
-            // Under way. It stays asked for until it has happened or the annotation is removed.
-            match obstacle(observed, log, to) {
-                Some(why) => refused(why),
-                None => Outcome { switchover: Some(asked.clone()), ..Outcome::default() },
+        Some(asked) if asked.from_epoch != log.epoch => match primary == to {
+            true => over(Notice::SwitchedOver(primary, log.epoch)),
+            false => refused(Refusal::Overtaken(to.to_owned(), asked.from_epoch, primary, log.epoch)),
+        },
+        asked => match refusal(observed, log, to) {
+            Some(refusal) => refused(refusal),
+            None => {
+                // Asked for until it has happened or the annotation is removed.
+                let notice = asked.is_none().then(|| Notice::SwitchoverAsked(to.to_owned(), primary));
+                under_way(Switchover { to: to.to_owned(), from_epoch: log.epoch }, notice)
             }
-        }
-        Some(_) if log.primary.name == to => {
-            over(EventType::Normal, "SwitchedOver", format!("{to} is primary, since epoch {}", log.epoch))
-        }
-        Some(asked) => refused(format!(
-            "{to} was to become primary after epoch {}, but {} has become so in epoch {}: ask again if {to} still shall",
-            asked.from_epoch, log.primary.name, log.epoch
-        )),
-        None => match obstacle(observed, log, to) {
-            Some(why) => refused(why),
-            None => Outcome {
-                switchover: Some(Switchover { to: to.to_owned(), from_epoch: log.epoch }),
-                is_over: false,
-                notice: Some(Notice {
-                    kind: EventType::Normal,
-                    reason: "SwitchoverAsked",
-                    note: format!("{to} is to become primary in place of {}", log.primary.name),
-                }),
-            },
         },
     }
 }
 
-/// Why this pod cannot become primary now.
-fn obstacle(observed: &Observed, log: &LogStatus, to: &str) -> Option<String> {
+fn refusal(observed: &Observed, log: &LogStatus, to: &str) -> Option<Refusal> {
+    let name = to.to_owned();
     if observed.group.spec.fenced {
-        return Some(format!("{to} cannot become primary while the group is fenced: set spec.fenced to false first"));
+        return Some(Refusal::Fenced(name));
     }
     if log.primary.name == to {
-        return Some(format!("{to} is primary already"));
+        return Some(Refusal::AlreadyPrimary(name));
     }
     let Some(pod) = observed.app.iter().find(|pod| pod.name_any() == to) else {
         let names: Vec<String> = observed.app.iter().map(Pod::name_any).collect();
-        let group = observed.group.name_any();
-        return Some(format!(
-            "{to} cannot become primary: no pod of that name has the label {LABEL_GROUP}: {group}; those that have are {}",
-            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-        ));
+        let others = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        return Some(Refusal::NotInGroup(name, observed.group.name_any(), others));
     };
-    let running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
-    if !running || pod.metadata.deletion_timestamp.is_some() {
-        return Some(format!("{to} cannot become primary: it does not run, or is about to end"));
-    }
-    None
+    let is_able = is_running(pod) && pod.metadata.deletion_timestamp.is_none();
+    (!is_able).then_some(Refusal::NotRunning(name))
 }
 
-fn refused(why: String) -> Outcome {
-    over(EventType::Warning, "SwitchoverRefused", why)
+fn under_way(switchover: Switchover, notice: Option<Notice>) -> SwitchoverPlan {
+    SwitchoverPlan { switchover: Some(switchover), is_over: false, notice }
 }
 
-fn over(kind: EventType, reason: &'static str, note: String) -> Outcome {
-    Outcome { switchover: None, is_over: true, notice: Some(Notice { kind, reason, note }) }
+fn refused(refusal: Refusal) -> SwitchoverPlan {
+    over(Notice::SwitchoverRefused(refusal))
+}
+
+fn over(notice: Notice) -> SwitchoverPlan {
+    SwitchoverPlan { switchover: None, is_over: true, notice: Some(notice) }
 }

@@ -2,38 +2,46 @@
 //!
 //! Called by [`plan`](super) before anything else: an invalid group is left as it is.
 
+use displaydoc::Display;
 use kube::ResourceExt;
+use strum::EnumIter;
 use tailwind_crds::names::ANNOTATION_SHAPE;
 
-use super::objects::pod::shape;
+use crate::objects::pod::shape;
 use crate::observed::Observed;
 
-/// Sentences for the person who wrote the spec; none if all is well.
-pub fn problems(observed: &Observed) -> Vec<String> {
-    let group = &observed.group;
-    let spec = &group.spec;
-    let mut problems = tailwind_crds::problems(group, None);
+/// A problem, for the person who wrote the spec.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum Problem {
+    /// {0}
+    BreaksRule(String),
+    /// durability, transport and segmentSize cannot be changed: they are {now}, and the log was made with {before}. Change
+    /// them back, or make a new group and copy the log into it
+    ShapeChanged { now: String, before: String },
+    /// rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {0}: use rdma.extendedResource
+    NoResourceClaims(String),
+    /// flushVolume.claim needs Kubernetes 1.21 or later, and this is {0}: use flushVolume.emptyDirSizeLimit
+    NoEphemeralClaims(String),
+}
+
+/// All problems; none if the spec is valid.
+pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
+    let (spec, server) = (&observed.group.spec, observed.server);
+    let rules = tailwind_crds::problems(&observed.group, None);
+    let mut problems: Vec<Problem> = rules.into_iter().map(Problem::BreaksRule).collect();
     // Servers without CEL let anybody change what cannot be changed; the pods remember what it was.
     let now = shape(spec);
-    let shapes = observed.backups.iter().filter_map(|pod| pod.annotations().get(ANNOTATION_SHAPE));
-    if let Some(before) = shapes.into_iter().find(|before| **before != now) {
-        problems.push(format!(
-            "durability, transport and segmentSize cannot be changed: they are {now}, and the log was made with {before}. \
-             Change them back, or make a new group and copy the log into it"
-        ));
+    let mut shapes = observed.backups.iter().filter_map(|pod| pod.annotations().get(ANNOTATION_SHAPE));
+    if let Some(before) = shapes.find(|before| **before != now) {
+        problems.push(Problem::ShapeChanged { now, before: before.clone() });
     }
-    let server = observed.server;
     let by_claim = spec.rdma.as_ref().is_some_and(|rdma| rdma.resource_claim_template_name.is_some());
     if by_claim && !server.has_resource_claims() {
-        problems.push(format!(
-            "rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {server}: use rdma.extendedResource"
-        ));
+        problems.push(Problem::NoResourceClaims(server.to_string()));
     }
     let claims_disk = spec.flush_volume.as_ref().is_some_and(|volume| volume.claim.is_some());
     if claims_disk && !server.has_ephemeral_claims() {
-        problems.push(format!(
-            "flushVolume.claim needs Kubernetes 1.21 or later, and this is {server}: use flushVolume.emptyDirSizeLimit"
-        ));
+        problems.push(Problem::NoEphemeralClaims(server.to_string()));
     }
     problems
 }

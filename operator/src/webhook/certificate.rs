@@ -1,7 +1,7 @@
 //! The webhook's certificate: kept in a secret of the operator's namespace, shown by every replica, trusted by API servers.
 //!
 //! Run by [`webhook`](super) on every replica. Whoever comes first makes it, by a write that names the version it has read;
-//! the others take what is there. The configuration is told before the certificate is shown, and for a while trusts both the
+//! the others take what is there. The configuration is written before the certificate is served, and for a while trusts both the
 //! new CA and the one before.
 
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ impl Keeper {
             Some(material) if !is_due(&material.leaf, now) => material,
             kept => self.renew(found, kept, now).await?,
         };
-        self.tell(&material).await?;
+        self.write_bundle(&material).await?;
         self.show(&material.leaf)
     }
 
@@ -193,7 +193,7 @@ impl Keeper {
     }
 
     /// Tells API servers whom to trust.
-    async fn tell(&self, material: &Material) -> anyhow::Result<()> {
+    async fn write_bundle(&self, material: &Material) -> anyhow::Result<()> {
         let doing = || format!("MutatingWebhookConfiguration {}", self.configuration);
         let configuration = self.configurations.get(&self.configuration).await.with_context(doing)?;
         let parts = [Some(material.authority.certificate.as_str()), material.previous.as_deref()];

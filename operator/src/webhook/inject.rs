@@ -10,8 +10,8 @@ use tailwind_crds::names::{
     SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, sidecar_secret,
 };
 
-use crate::observed::Settings;
-use crate::plan::objects::container;
+use crate::objects::container;
+use crate::options::Settings;
 use crate::server_version::ServerVersion;
 
 /// Where a pod finds its service account's token.
@@ -114,7 +114,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         "image": settings.sidecar_image,
         "args": arguments,
         "env": container::environment(),
-        // Why it ended is told in its pod, where people and the operator look first.
+        // Why it ended is shown in its pod, where people and the operator look first.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [
             {"name": "tailwind", "containerPort": PORT_SIDECAR},

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use super::certificate::Shown;
 use super::inject;
 use crate::metrics::Metrics;
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::server_version::ServerVersion;
 
 /// Where API servers send pods.

@@ -1,4 +1,4 @@
-//! A group and its surroundings in a few words, for stories in YAML.
+//! A group and its surroundings in a few words, for examples in YAML.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,10 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
 };
-use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed, Settings};
-use tailwind_operator::plan::objects::pod::{Creation, backup};
-use tailwind_operator::plan::objects::{Kind, Owned};
+use tailwind_operator::objects::pod::{Creation, backup};
+use tailwind_operator::objects::{Kind, Owned};
+use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
+use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, plan};
 use tailwind_operator::quantity::milli;
 use tailwind_operator::server_version::ServerVersion;
@@ -21,10 +22,10 @@ use tailwind_operator::server_version::ServerVersion;
 pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
 const NOW: &str = "2026-06-01T12:00:00Z";
 
-/// The first document of a story.
+/// The first document of an example.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Story {
+pub(crate) struct Example {
     #[serde(default = "target")]
     server: ServerVersion,
     #[serde(default)]
@@ -212,7 +213,7 @@ fn full(name: &str) -> String {
     format!("orders-backup-{name}")
 }
 
-impl Story {
+impl Example {
     /// Everything that a plan is made from.
     pub(crate) fn observed(&self) -> Observed {
         let group = self.group();
@@ -221,7 +222,7 @@ impl Story {
         let mut observed = Observed {
             now: now(),
             server: self.server,
-            backups: self.backups.iter().map(|wish| self.backup(wish, &group, &settings)).collect(),
+            backups: self.backups.iter().map(|given| self.backup(given, &group, &settings)).collect(),
             app: self.app.iter().map(app_pod).collect(),
             nodes: self.nodes.iter().map(node).collect(),
             certificates: certificates(&self.certificates),
@@ -286,53 +287,53 @@ impl Story {
         .unwrap()
     }
 
-    fn backup(&self, wish: &Backup, group: &ReplicaGroup, settings: &Settings) -> Pod {
-        let name = full(&wish.name);
+    fn backup(&self, given: &Backup, group: &ReplicaGroup, settings: &Settings) -> Pod {
+        let name = full(&given.name);
         let pod = backup(group, settings, &Creation { name: name.clone(), avoid: vec![], attempt: 0 });
         let mut pod = serde_json::to_value(pod).unwrap();
         let ago = |seconds: i64| (now() - SignedDuration::from_secs(seconds)).to_string();
         let metadata = &mut pod["metadata"];
         metadata["uid"] = json!(format!("uid-of-{name}"));
-        metadata["creationTimestamp"] = json!(ago(wish.age_minutes * 60));
-        if wish.old {
+        metadata["creationTimestamp"] = json!(ago(given.age_minutes * 60));
+        if given.old {
             metadata["annotations"][ANNOTATION_TEMPLATE] = json!("older");
         }
-        if let Some(attempt) = wish.attempt {
+        if let Some(attempt) = given.attempt {
             metadata["annotations"][ANNOTATION_ATTEMPT] = json!(attempt.to_string());
         }
-        if let Some(shape) = &wish.shape {
+        if let Some(shape) = &given.shape {
             metadata["annotations"][tailwind_crds::names::ANNOTATION_SHAPE] = json!(shape);
         }
-        if wish.is == Is::Ending {
+        if given.is == Is::Ending {
             metadata["deletionTimestamp"] = json!(ago(5));
         }
-        if let Some(node) = &wish.node {
+        if let Some(node) = &given.node {
             pod["spec"]["nodeName"] = json!(node);
         }
-        let member = self.log.as_ref().is_some_and(|log| log.members.contains(&wish.name));
-        let ready = matches!(wish.is, Is::Ready | Is::Ending);
-        let phase = match wish.is {
+        let member = self.log.as_ref().is_some_and(|log| log.members.contains(&given.name));
+        let ready = matches!(given.is, Is::Ready | Is::Ending);
+        let phase = match given.is {
             Is::Failed => "Failed",
             Is::Pending => "Pending",
             _ => "Running",
         };
-        let state = match &wish.waiting {
-            Some(reason) => json!({"waiting": {"reason": reason, "message": wish.message}}),
+        let state = match &given.waiting {
+            Some(reason) => json!({"waiting": {"reason": reason, "message": given.message}}),
             None => json!({"running": {"startedAt": ago(60)}}),
         };
         let truth = |yes: bool| if yes { "True" } else { "False" };
         pod["status"] = json!({
             "phase": phase,
-            "reason": wish.reason,
-            "message": wish.message,
+            "reason": given.reason,
+            "message": given.message,
             "conditions": [
                 {"type": "ContainersReady", "status": truth(ready)},
                 {"type": GATE_CAUGHT_UP, "status": truth(member)},
             ],
         });
-        let last = wish.words.as_ref().map(|words| json!({"terminated": {"exitCode": 1, "message": words}}));
-        if wish.is != Is::Pending && wish.is != Is::Failed {
-            pod["status"]["podIP"] = json!(wish.ip.clone().unwrap_or_else(|| ip(&name)));
+        let last = given.words.as_ref().map(|words| json!({"terminated": {"exitCode": 1, "message": words}}));
+        if given.is != Is::Pending && given.is != Is::Failed {
+            pod["status"]["podIP"] = json!(given.ip.clone().unwrap_or_else(|| ip(&name)));
             pod["status"]["containerStatuses"] = json!([{
                 "name": "backup", "ready": ready, "restartCount": 0, "image": "", "imageID": "", "state": state,
                 "lastState": last,
@@ -342,52 +343,52 @@ impl Story {
     }
 }
 
-fn app_pod(wish: &AppPod) -> Pod {
-    let containers = match wish.sidecar.as_deref() {
+fn app_pod(given: &AppPod) -> Pod {
+    let containers = match given.sidecar.as_deref() {
         Some("none") => json!([{"name": "app"}]),
         _ => json!([{"name": "app"}, {"name": tailwind_crds::names::SIDECAR_CONTAINER}]),
     };
     let mut pod = json!({
-        "metadata": {"name": wish.name, "namespace": "shop", "labels": {LABEL_GROUP: "orders"}, "annotations": {}},
-        "spec": {"containers": containers, "serviceAccountName": wish.account.as_deref().unwrap_or("default")},
-        "status": {"phase": if wish.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if wish.fresh { "10.9.9.9".to_owned() } else { ip(&wish.name) }},
+        "metadata": {"name": given.name, "namespace": "shop", "labels": {LABEL_GROUP: "orders"}, "annotations": {}},
+        "spec": {"containers": containers, "serviceAccountName": given.account.as_deref().unwrap_or("default")},
+        "status": {"phase": if given.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if given.fresh { "10.9.9.9".to_owned() } else { ip(&given.name) }},
     });
-    let ready = wish.is == Is::Ready && !wish.crashes;
+    let ready = given.is == Is::Ready && !given.crashes;
     pod["status"]["conditions"] = json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]);
     let running = json!({"running": {}});
-    let app = if wish.crashes { json!({"waiting": {"reason": "CrashLoopBackOff"}}) } else { running.clone() };
+    let app = if given.crashes { json!({"waiting": {"reason": "CrashLoopBackOff"}}) } else { running.clone() };
     let container = |name: &str, state: &Value| json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": state});
     let sidecar = container(tailwind_crds::names::SIDECAR_CONTAINER, &running);
     pod["status"]["containerStatuses"] = json!([container("app", &app), sidecar]);
-    if let Some(role) = &wish.role {
+    if let Some(role) = &given.role {
         pod["metadata"]["labels"][LABEL_ROLE] = json!(role);
     }
-    if let Some(image) = wish.sidecar.as_ref().filter(|image| *image != "none") {
+    if let Some(image) = given.sidecar.as_ref().filter(|image| *image != "none") {
         pod["metadata"]["annotations"][ANNOTATION_INJECTED] = json!(image);
     }
-    if wish.is == Is::Ending {
+    if given.is == Is::Ending {
         pod["metadata"]["deletionTimestamp"] = json!(NOW);
     }
     serde_json::from_value(pod).unwrap()
 }
 
-fn node(wish: &Node) -> NodeFacts {
+fn node(given: &Node) -> NodeFacts {
     let mut allocatable: BTreeMap<String, Quantity> = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")]
         .into_iter()
         .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
         .collect();
-    allocatable.extend(wish.has.iter().map(|(name, amount)| (name.clone(), Quantity(amount.clone()))));
-    let used = wish.used.iter().map(|(name, amount)| (name.clone(), milli(&Quantity(amount.clone()))));
-    let mut labels = wish.labels.clone();
-    if let Some(zone) = &wish.zone {
+    allocatable.extend(given.has.iter().map(|(name, amount)| (name.clone(), Quantity(amount.clone()))));
+    let used = given.used.iter().map(|(name, amount)| (name.clone(), milli(&Quantity(amount.clone()))));
+    let mut labels = given.labels.clone();
+    if let Some(zone) = &given.zone {
         labels.insert("topology.kubernetes.io/zone".to_owned(), zone.clone());
     }
     NodeFacts {
-        name: wish.name.clone(),
+        name: given.name.clone(),
         labels,
-        taints: wish.taints.clone(),
-        unschedulable: wish.cordoned,
-        not_ready_since: wish.not_ready_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
+        taints: given.taints.clone(),
+        unschedulable: given.cordoned,
+        not_ready_since: given.not_ready_seconds.map(|seconds| now() - SignedDuration::from_secs(seconds)),
         allocatable,
         requested: used.collect(),
     }
@@ -416,7 +417,7 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 }),
                 sidecar: Some(leaf()),
                 backup: Some(leaf()),
-                foreign: Vec::new(),
+                not_owned: Vec::new(),
             }
         }
         CertificatesAre::These(these) => {
@@ -432,7 +433,7 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 authority: Some(Authority { current: dated(authority), previous: previous.as_ref().map(dated) }),
                 sidecar: Some(leaf(sidecar)),
                 backup: Some(leaf(backup)),
-                foreign: Vec::new(),
+                not_owned: Vec::new(),
             }
         }
     }

@@ -4,13 +4,15 @@
 
 use std::collections::BTreeMap;
 
+use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, PORT_BACKUP};
+use strum::EnumIter;
+use tailwind_crds::names::{ANNOTATION_ATTEMPT, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, PORT_BACKUP};
 
 use super::placement::is_being_drained;
-use crate::observed::{NodeFacts, Observed};
+use crate::observed::{NodeFacts, Observed, condition, is_true};
 
 /// A node counts as not ready when it has been silent for a while already. What on it is in no set holds nothing that is
 /// needed, and waits only as long as a kubelet takes to start.
@@ -25,120 +27,120 @@ const RESTARTS_MAX: i32 = 5;
 const UNREADY_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// A pod that lived for so long did not fail at its start.
 const PROVEN: SignedDuration = SignedDuration::from_mins(10);
-/// Characters of a container's last words that people are shown.
-const WORDS_MAX: usize = 400;
+/// Characters of a container's last line of output that people are shown.
+const LAST_OUTPUT_CHARS_MAX: usize = 400;
 /// A pod that no node took for so long will hardly be taken by one.
 const UNPLACED_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
-/// A backup pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackupState {
-    /// Its name.
-    pub name: String,
-    /// Which of that name.
-    pub uid: String,
-    /// Its node.
-    pub node: Option<String>,
+pub(crate) struct BackupPod {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) node: Option<String>,
     /// `host:port` of its control RPC.
-    pub control: Option<String>,
-    /// How it is.
-    pub health: Health,
+    pub(crate) control: Option<String>,
+    pub(crate) health: Health,
     /// In the set.
-    pub member: bool,
+    pub(crate) member: bool,
     /// Its containers are ready.
-    pub ready: bool,
+    pub(crate) ready: bool,
     /// What its readiness gate says now.
-    pub gate: Option<bool>,
+    pub(crate) gate: Option<bool>,
     /// Why it should leave, although it works.
-    pub leave: Option<Leave>,
+    pub(crate) leave: Option<Leave>,
     /// How many before it failed one after the other.
-    pub attempt: u32,
-    /// When it was made.
-    pub created: Timestamp,
+    pub(crate) attempt: u32,
+    pub(crate) created: Timestamp,
 }
 
 /// How a pod is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
+pub(crate) enum Health {
     /// Works, or starts.
     Alive,
     /// No node has taken it for a while.
     Unplaced,
-    /// Told to end.
+    /// It has been asked to end.
     Ending,
     /// Does not work and will not by itself.
-    Failed {
-        /// Why.
-        why: String,
-        /// Since when.
-        since: Timestamp,
-        /// The node refused it: another one may not.
-        refused: bool,
-    },
+    Failed { failure: PodFailure, since: Timestamp },
+}
+
+/// Why a pod does not work and will not by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub enum PodFailure {
+    /// node {0} is gone
+    NodeGone(String),
+    /// node {0} is not ready
+    NodeNotReady(String),
+    /// its container ended {0} times: {1}
+    KeepsEnding(i32, String),
+    /// it runs and does not become ready
+    NeverReady,
+    /// its container ended
+    #[default]
+    Ended,
+    /// its pod ended: {0}
+    PodEnded(String),
+    /// its node refused it: {0}
+    Refused(String),
 }
 
 /// Why a pod that works should leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub enum Leave {
-    /// Its node is being drained.
-    Drained,
-    /// It was made from an older spec or image.
+    /// node {0} is being drained
+    Drained(String),
+    /// it was made from an older spec or image
+    #[default]
     Outdated,
 }
 
-impl BackupState {
+impl BackupPod {
     /// Works or may do so yet.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive | Health::Unplaced)
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        matches!(self.leave, Some(Leave::Drained(_)))
     }
 }
 
 /// All of them, in the order of their names.
-pub fn backup_states(observed: &Observed, template_hash: &str) -> Vec<BackupState> {
+pub(crate) fn backup_pods(observed: &Observed, template_hash: &str) -> Vec<BackupPod> {
     let nodes: BTreeMap<&str, &NodeFacts> = observed.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
-    let mut all: Vec<BackupState> =
-        observed.backups.iter().map(|pod| backup_state(pod, observed, &nodes, template_hash)).collect();
+    let mut all: Vec<BackupPod> =
+        observed.backups.iter().map(|pod| backup_pod(pod, observed, &nodes, template_hash)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }
 
-fn backup_state(
-    pod: &Pod,
-    observed: &Observed,
-    nodes: &BTreeMap<&str, &NodeFacts>,
-    template_hash: &str,
-) -> BackupState {
+fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>, template_hash: &str) -> BackupPod {
     let name = pod.name_any();
-    let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
-    let member = log.is_some_and(|log| log.members.iter().any(|member| member.name == name));
+    let member = observed.log().is_some_and(|log| log.members.iter().any(|member| member.name == name));
     let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node = node_name.as_deref().and_then(|node| nodes.get(node).copied());
-    let status = pod.status.as_ref();
-    let condition = |kind: &str| {
-        let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        conditions.iter().find(|condition| condition.type_ == kind)
-    };
     let created = pod.metadata.creation_timestamp.as_ref().map_or(observed.now, |time| time.0);
-    let health = health(pod, observed.now, member, node_name.as_deref(), node, nodes.is_empty());
     let tolerations = observed.group.spec.placement.tolerations.as_slice();
     let outdated = pod.annotations().get(ANNOTATION_TEMPLATE).is_none_or(|hash| hash != template_hash);
-    let drained = node.is_some_and(|node| is_being_drained(node, tolerations));
-    let leave = if drained { Some(Leave::Drained) } else { outdated.then_some(Leave::Outdated) };
-    let ip = status.and_then(|status| status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
+    let drained = node.filter(|node| is_being_drained(node, tolerations));
+    let drained = drained.map(|node| Leave::Drained(node.name.clone()));
+    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
-    BackupState {
+    BackupPod {
         uid: pod.uid().unwrap_or_default(),
+        health: health(pod, observed.now, member, node_name.as_deref(), node, nodes.is_empty()),
         node: node_name,
         control: ip
             .map(|ip| if ip.contains(':') { format!("[{ip}]:{PORT_BACKUP}") } else { format!("{ip}:{PORT_BACKUP}") }),
         member,
-        ready: condition("ContainersReady").is_some_and(|condition| condition.status == "True"),
-        gate: condition(tailwind_crds::names::GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
-        leave,
-        // One that has proven itself starts its successors' count anew.
+        ready: is_true(pod, "ContainersReady"),
+        gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
+        leave: drained.or(outdated.then_some(Leave::Outdated)),
+        // One that has worked for a while starts its successors' count anew.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
         name,
-        health,
         created,
     }
 }
@@ -158,23 +160,23 @@ fn health(
         return Health::Ending;
     }
     if let Some("Failed" | "Succeeded") = phase {
-        return failed(pod, created);
+        return ended(pod, created);
     }
     let Some(node_name) = node_name else {
         return if now.duration_since(created) > UNPLACED_PATIENCE { Health::Unplaced } else { Health::Alive };
     };
-    let lost = |why: String, since| Health::Failed { why, since, refused: false };
+    let failed = |failure, since| Health::Failed { failure, since };
     let Some(node) = node else {
         // Before the first list of nodes nothing is known about any, and of a new node a pod may be known first.
         return if nodes_unknown || now.duration_since(created) < NEW_NODE_PATIENCE {
             Health::Alive
         } else {
-            lost(format!("node {node_name} is gone"), now)
+            failed(PodFailure::NodeGone(node_name.to_owned()), now)
         };
     };
     let patience = if member { MEMBER_PATIENCE } else { OUTSIDER_PATIENCE };
     if let Some(since) = node.not_ready_since.filter(|since| now.duration_since(*since) > patience) {
-        return lost(format!("node {node_name} is not ready"), since);
+        return failed(PodFailure::NodeNotReady(node_name.to_owned()), since);
     }
     // For the rest the set knows better than Kubernetes who can be reached.
     if member {
@@ -188,18 +190,18 @@ fn health(
     let Some(container) = container else { return Health::Alive };
     if container.restart_count >= RESTARTS_MAX && !container.ready {
         let since = last_end(container).unwrap_or(now);
-        let words = last_words(container).unwrap_or_else(|| "see its log".to_owned());
-        return lost(format!("its container ended {} times: {words}", container.restart_count), since);
+        let output = last_output(container).unwrap_or_else(|| "see its log".to_owned());
+        return failed(PodFailure::KeepsEnding(container.restart_count, output), since);
     }
     let running = container.state.as_ref().and_then(|state| state.running.as_ref());
     let since = running.and_then(|running| running.started_at.as_ref()).map(|time| time.0);
     match since.filter(|since| !container.ready && now.duration_since(*since) > UNREADY_PATIENCE) {
-        Some(since) => lost("it runs and does not become ready".to_owned(), since),
+        Some(since) => failed(PodFailure::NeverReady, since),
         None => Health::Alive,
     }
 }
 
-fn failed(pod: &Pod, created: Timestamp) -> Health {
+fn ended(pod: &Pod, created: Timestamp) -> Health {
     let status = pod.status.clone().unwrap_or_default();
     let reason = status.reason.unwrap_or_default();
     let ends =
@@ -210,22 +212,23 @@ fn failed(pod: &Pod, created: Timestamp) -> Health {
     let refused = matches!(reason.as_str(), "UnexpectedAdmissionError" | "NodeAffinity" | "NodePorts")
         || reason.starts_with("OutOf")
         || reason.ends_with("AffinityError");
-    let why = match (reason.as_str(), status.message.as_deref().unwrap_or_default()) {
-        ("", "") => "its container ended".to_owned(),
-        ("", message) => message.to_owned(),
-        (reason, "") => reason.to_owned(),
-        (reason, message) => format!("{reason}: {message}"),
+    let message = status.message.unwrap_or_default();
+    let text = [reason, message].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
+    let failure = match text {
+        text if refused => PodFailure::Refused(text),
+        text if text.is_empty() => PodFailure::Ended,
+        text => PodFailure::PodEnded(text),
     };
-    Health::Failed { why, since: ends.max().unwrap_or(created), refused }
+    Health::Failed { failure, since: ends.max().unwrap_or(created) }
 }
 
 /// What a container wrote last before it ended, which kubelets keep: see `terminationMessagePolicy` of its container.
-pub fn last_words(container: &ContainerStatus) -> Option<String> {
+pub(crate) fn last_output(container: &ContainerStatus) -> Option<String> {
     let ended = container.last_state.as_ref()?.terminated.as_ref()?;
     let line = ended.message.as_deref()?.lines().map(str::trim).rfind(|line| !line.is_empty())?;
     let logged: Option<serde_json::Value> = serde_json::from_str(line).ok();
     let text = logged.as_ref().and_then(|logged| logged["message"].as_str()).unwrap_or(line);
-    Some(text.chars().take(WORDS_MAX).collect())
+    Some(text.chars().take(LAST_OUTPUT_CHARS_MAX).collect())
 }
 
 fn last_end(container: &ContainerStatus) -> Option<Timestamp> {

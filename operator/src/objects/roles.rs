@@ -13,8 +13,7 @@ use tailwind_crds::names::API_GROUP;
 use super::{Kind, Owned};
 use crate::server_version::ServerVersion;
 
-/// The role.
-pub fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
+pub(crate) fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
     let rules = json!([
         {
@@ -34,7 +33,7 @@ pub fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
 }
 
 /// Its binding to the service accounts that the app's pods run as.
-pub fn binding(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]) -> Owned {
+pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]) -> Owned {
     let namespace = group.namespace().unwrap_or_default();
     let accounts: BTreeSet<&str> = app
         .iter()

@@ -10,15 +10,26 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::LABEL_BACKUP_OF;
 
 use super::{Kind, Owned};
-use crate::plan::backups::Exit;
 use crate::server_version::ServerVersion;
+
+/// How a backup leaves that has to, such as when its node is drained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Once its successor has its copy: there is a primary to fill one, and a node for it.
+    AfterSuccessor,
+    /// Its successor is filled afterwards.
+    #[default]
+    BeforeSuccessor,
+    /// It may stay without a successor: there is no node for one, or backups that were made fail one after the other.
+    Alone,
+}
 
 /// How many backups have to stay, if there is to be a budget: none before there is a log.
 ///
 /// All of them while a successor can be filled first: then whoever drains the node is refused until the operator has moved
 /// the backup. All but one where that cannot be, and as many as appends need where the missing one may never come, since a
 /// drain shall not wait for it; a single backup could then never leave, and has no budget.
-pub fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
+pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     let spec = &group.spec;
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     if !spec.disruption_budget || log.is_none_or(|log| log.members.is_empty()) {
@@ -33,8 +44,7 @@ pub fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     (stay > 0).then_some(stay)
 }
 
-/// The budget.
-pub fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
+pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
     let mut spec = json!({
         "minAvailable": stay,
         "selector": {"matchLabels": {LABEL_BACKUP_OF: group.name_any()}},

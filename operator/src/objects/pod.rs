@@ -1,6 +1,6 @@
 //! A backup pod.
 //!
-//! Called by [`backups`](crate::plan::backups) for each pod that is to be made; its template's hash tells which pods are of
+//! Called by [`backups`](crate::plan) for each pod that is to be made; its template's hash tells which pods are of
 //! an older spec or image.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,7 @@ use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
 
 use super::container;
 use crate::digest::sha256;
-use crate::observed::Settings;
+use crate::options::Settings;
 use crate::quantity;
 
 /// Memory of a backup beside its buffers: the program, and four segments that may be sent at a time (`FETCHES_MAX`).
@@ -30,7 +30,7 @@ const GRACE_MORE_SECONDS: u32 = 10;
 const LABEL_RDMA: &str = "feature.node.kubernetes.io/custom-rdma.available";
 
 /// A pod to make.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Creation {
     /// Its name.
     pub name: String,
@@ -171,8 +171,8 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     let segment = spec.segment_size.bytes();
     let pool = pool_bytes(spec);
     let in_memory = if hugepages(spec).is_some() { 0 } else { pool };
-    let wish = spec.backup_resources.as_ref();
-    let mut resources = container::resources(spec, wish, PROGRAM_BYTES + 4 * segment, in_memory);
+    let given = spec.backup_resources.as_ref();
+    let mut resources = container::resources(spec, given, PROGRAM_BYTES + 4 * segment, in_memory);
     if let Some((resource, _)) = hugepages(spec) {
         for side in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
             side.insert(resource.to_owned(), quantity::bytes(pool));
@@ -183,7 +183,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "image": settings.sidecar_image,
         "args": arguments,
         "env": environment(),
-        // Why it ended is told in its pod, where people and the operator look first.
+        // Why it ended is shown in its pod, where people and the operator look first.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": ports,
         "resources": resources,
@@ -204,7 +204,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     container
 }
 
-/// The flush folder is told here and not among the arguments: `tailwind-sidecar quarantine` in this container is told, too.
+/// The flush folder is given here and not among the arguments, so that `tailwind-sidecar quarantine` in this container has it.
 fn environment() -> Value {
     let mut variables = container::environment();
     push(&mut variables, json!({"name": "TAILWIND_FLUSH_DIR", "value": FLUSH_FOLDER}));
@@ -233,8 +233,8 @@ fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {
     let medium = hugepages(spec).map_or("Memory", |(_, medium)| medium);
     let pool = json!({"medium": medium, "sizeLimit": quantity::bytes(pool_bytes(spec))});
     let mut flush = json!({"name": "flush"});
-    let wish = spec.flush_volume.as_ref();
-    match wish.and_then(|wish| wish.claim.as_ref()) {
+    let volume = spec.flush_volume.as_ref();
+    match volume.and_then(|volume| volume.claim.as_ref()) {
         Some(claim) => {
             let mut claimed = json!({
                 "accessModes": ["ReadWriteOnce"],
@@ -246,7 +246,7 @@ fn volumes(spec: &ReplicaGroupSpec, name: &str) -> Value {
             flush["ephemeral"] = json!({"volumeClaimTemplate": {"spec": claimed}});
         }
         None => {
-            let limit = wish.and_then(|wish| wish.empty_dir_size_limit.as_ref());
+            let limit = volume.and_then(|volume| volume.empty_dir_size_limit.as_ref());
             flush["emptyDir"] = limit.map_or_else(|| json!({}), |limit| json!({"sizeLimit": limit}));
         }
     }

@@ -13,17 +13,17 @@ use tailwind_crds::{Memlock, Network, Rdma, ReplicaGroupSpec};
 use crate::quantity;
 
 /// Name of the claim of a pod that comes from a ResourceClaimTemplate.
-pub const CLAIM: &str = "tailwind-rdma";
+pub(crate) const CLAIM: &str = "tailwind-rdma";
 /// Where Multus reads which networks to attach.
-pub const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+pub(crate) const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// Whether the container has to be root to be allowed to pin memory: Kubernetes gives capabilities to root alone.
-pub fn needs_root(spec: &ReplicaGroupSpec) -> bool {
+pub(crate) fn needs_root(spec: &ReplicaGroupSpec) -> bool {
     spec.rdma.as_ref().is_some_and(|rdma| rdma.memlock == Memlock::Capability)
 }
 
 /// Read-only root file system and no capability, but IPC_LOCK where RDMA needs it.
-pub fn security(spec: &ReplicaGroupSpec) -> Value {
+pub(crate) fn security(spec: &ReplicaGroupSpec) -> Value {
     let root = needs_root(spec);
     let mut capabilities = json!({"drop": ["ALL"]});
     if root {
@@ -40,13 +40,13 @@ pub fn security(spec: &ReplicaGroupSpec) -> Value {
 }
 
 /// Flags for TLS.
-pub fn tls_flags() -> Vec<String> {
+pub(crate) fn tls_flags() -> Vec<String> {
     let flag = |option: &str, file: &str| format!("--tls-{option}={TLS_FOLDER}/{file}");
     vec![flag("ca", "ca.crt"), flag("cert", "tls.crt"), flag("key", "tls.key")]
 }
 
 /// Flags for RDMA.
-pub fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
+pub(crate) fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
     let Some(rdma) = rdma else { return Vec::new() };
     let number = |option: &str, value: Option<u8>| value.map(|value| format!("--rdma-{option}={value}"));
     let text = |option: &str, value: &Option<String>| value.as_ref().map(|value| format!("--rdma-{option}={value}"));
@@ -62,14 +62,14 @@ pub fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
 
 /// Resources of a container: what the spec says or else `cpu` and `memory`, then `more_memory` for what it is made for, and the
 /// RDMA device. Memory is limited to what is requested: what is pinned cannot be taken back.
-pub fn resources(
+pub(crate) fn resources(
     spec: &ReplicaGroupSpec,
-    wish: Option<&ResourceRequirements>,
+    given: Option<&ResourceRequirements>,
     memory: u64,
     more_memory: u64,
 ) -> ResourceRequirements {
-    let wish = wish.cloned().unwrap_or_default();
-    let (mut requests, mut limits) = (wish.requests.unwrap_or_default(), wish.limits.unwrap_or_default());
+    let given = given.cloned().unwrap_or_default();
+    let (mut requests, mut limits) = (given.requests.unwrap_or_default(), given.limits.unwrap_or_default());
     requests.entry("cpu".to_owned()).or_insert_with(|| Quantity("100m".to_owned()));
     let named = limits.get("memory").or_else(|| requests.get("memory"));
     let memory = named.map_or(memory, quantity::whole) + more_memory;
@@ -82,7 +82,7 @@ pub fn resources(
             side.insert(device.name.clone(), Quantity(device.count.to_string()));
         }
     }
-    let mut claims = wish.claims.unwrap_or_default();
+    let mut claims = given.claims.unwrap_or_default();
     if spec.rdma.as_ref().is_some_and(|rdma| rdma.resource_claim_template_name.is_some()) {
         claims.push(k8s_openapi::api::core::v1::ResourceClaim { name: CLAIM.to_owned(), request: None });
     }
@@ -91,13 +91,13 @@ pub fn resources(
 }
 
 /// The claim that a pod brings for its device, where dynamic allocation gives it.
-pub fn claim(spec: &ReplicaGroupSpec) -> Option<Value> {
+pub(crate) fn claim(spec: &ReplicaGroupSpec) -> Option<Value> {
     let template = spec.rdma.as_ref()?.resource_claim_template_name.as_ref()?;
     Some(json!({"name": CLAIM, "resourceClaimTemplateName": template}))
 }
 
-/// What Multus is told: these networks, beside those that the pod asks for already.
-pub fn networks(existing: Option<&String>, networks: &[Network], namespace: &str) -> Option<String> {
+/// The annotation for Multus: these networks, beside those that the pod asks for already.
+pub(crate) fn networks(existing: Option<&String>, networks: &[Network], namespace: &str) -> Option<String> {
     if networks.is_empty() {
         return existing.cloned();
     }
@@ -126,7 +126,7 @@ pub fn networks(existing: Option<&String>, networks: &[Network], namespace: &str
 }
 
 /// A probe over plain HTTP.
-pub fn probe(path: &str, port: u16, period_seconds: u32, failures: u32) -> Value {
+pub(crate) fn probe(path: &str, port: u16, period_seconds: u32, failures: u32) -> Value {
     json!({
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period_seconds,
@@ -136,7 +136,7 @@ pub fn probe(path: &str, port: u16, period_seconds: u32, failures: u32) -> Value
 }
 
 /// What the program learns about its pod, and how it logs.
-pub fn environment() -> Value {
+pub(crate) fn environment() -> Value {
     json!([
         field("POD_NAME", "metadata.name"),
         field("POD_IP", "status.podIP"),
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_added_to_those_that_are_there() {
+    fn networks_are_added_to_existing_ones() {
         let ours = [Network { name: "nic".into(), namespace: None, interface: Some("rdma0".into()) }];
         let say = |existing: Option<&str>| networks(existing.map(str::to_owned).as_ref(), &ours, "shop");
         let one = r#"{"interface":"rdma0","name":"nic","namespace":"shop"}"#;

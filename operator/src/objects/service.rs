@@ -11,7 +11,7 @@ use super::{Kind, Owned};
 use crate::server_version::ServerVersion;
 
 /// The service. Without ports it has no address of its own, and its name resolves to the pod's.
-pub fn primary(group: &ReplicaGroup, server: ServerVersion) -> Owned {
+pub(crate) fn primary(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
     let mut spec = json!({"selector": {LABEL_GROUP: name, LABEL_ROLE: ROLE_PRIMARY}});
     if group.spec.primary_ports.is_empty() {

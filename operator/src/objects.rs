@@ -2,11 +2,11 @@
 //!
 //! Called by [`plan`](super), and [`container`] by the webhook as well.
 
-pub mod container;
-pub mod disruption;
+pub(crate) mod container;
+pub(crate) mod disruption;
 pub mod pod;
-pub mod roles;
-pub mod service;
+pub(crate) mod roles;
+pub(crate) mod service;
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use tailwind_crds::names::{primary_service, sidecar_secret};
 use crate::server_version::ServerVersion;
 
 /// What every object of a group says: its owner. With it Kubernetes deletes the object after the group.
-pub fn owner(group: &ReplicaGroup) -> Value {
+pub(crate) fn owner(group: &ReplicaGroup) -> Value {
     json!({
         "apiVersion": ReplicaGroup::api_version(&()),
         "kind": ReplicaGroup::kind(&()),
@@ -31,7 +31,7 @@ pub fn owner(group: &ReplicaGroup) -> Value {
 }
 
 /// Metadata of an object of a group.
-pub fn metadata(group: &ReplicaGroup, name: &str) -> Value {
+pub(crate) fn metadata(group: &ReplicaGroup, name: &str) -> Value {
     json!({
         "name": name,
         "namespace": group.namespace().unwrap_or_default(),
@@ -45,7 +45,7 @@ pub fn metadata(group: &ReplicaGroup, name: &str) -> Value {
 }
 
 /// Whether the group owns an object of this metadata.
-pub fn is_owned(group: &ReplicaGroup, object: &kube::core::ObjectMeta) -> bool {
+pub(crate) fn is_owned(group: &ReplicaGroup, object: &kube::core::ObjectMeta) -> bool {
     let owners = object.owner_references.iter().flatten();
     owners.into_iter().any(|owner| Some(&owner.uid) == group.metadata.uid.as_ref())
 }

@@ -1,0 +1,173 @@
+//! What a plan consists of: actions, the new status, and notices for people.
+//!
+//! Made by [`plan`](super); actions are carried out by [`apply`](crate::apply), notices published by
+//! [`events`](crate::events).
+
+use std::fmt;
+
+use displaydoc::Display;
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::events::EventType;
+use strum::{AsRefStr, EnumIter};
+use tailwind_crds::names::ANNOTATION_ATTEMPT;
+use tailwind_crds::{Phase, ReplicaGroupStatus};
+
+use super::backups::Removal;
+use super::certificates::CertificateStep;
+use crate::objects::Owned;
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// All of the status but the log, which belongs to the sidecars.
+    pub status: ReplicaGroupStatus,
+    /// Published once the status is written; those of actions are published when the action is done.
+    pub notices: Vec<Notice>,
+    /// When to look again if nothing happens.
+    pub again: SignedDuration,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// The finalizer is put on or taken off.
+    Finalizer(bool),
+    /// The switchover annotation is taken off.
+    ForgetSwitchover,
+    /// About certificates.
+    Certificates(CertificateStep),
+    /// An object of the group is made, or made to be as it should.
+    Apply(Box<Owned>),
+    /// An object of the group is no longer wanted.
+    Remove(Box<Owned>),
+    /// A backup pod is made.
+    Create(Box<Pod>),
+    /// A backup pod is removed.
+    Delete(Removal),
+    /// A backup pod's readiness gate is set.
+    Gate {
+        /// The pod.
+        pod: String,
+        /// In the set.
+        caught_up: bool,
+    },
+    /// An app pod gets the role label, or loses it.
+    Role {
+        /// The pod.
+        pod: String,
+        /// It is the primary.
+        primary: bool,
+    },
+}
+
+impl Action {
+    /// Published once the action is done.
+    pub fn notice(&self) -> Option<Notice> {
+        match self {
+            Action::Create(pod) => Some(match pod.annotations().get(ANNOTATION_ATTEMPT) {
+                None => Notice::BackupCreated(pod.name_any()),
+                Some(failed) => Notice::BackupReplaced(pod.name_any(), failed.clone()),
+            }),
+            Action::Delete(removal) => Some(Notice::BackupRemoved(removal.clone())),
+            Action::Certificates(CertificateStep::RenewAuthority) => Some(Notice::AuthorityRenewed),
+            Action::Role { pod, primary: true } => Some(Notice::Primary(pod.clone())),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Finalizer(true) => f.write_str("add the finalizer"),
+            Action::Finalizer(false) => f.write_str("remove the finalizer"),
+            Action::ForgetSwitchover => f.write_str("remove the switchover annotation"),
+            Action::Certificates(step) => step.fmt(f),
+            Action::Apply(object) => write!(f, "apply {object}"),
+            Action::Remove(object) => write!(f, "remove {object}"),
+            Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
+            Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
+            Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),
+            Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
+            Action::Role { pod, primary: false } => write!(f, "take the primary label off pod {pod}"),
+        }
+    }
+}
+
+/// An event for people: the variant's name is its reason, its text is the note.
+#[derive(Clone, Debug, PartialEq, Eq, Display, AsRefStr, EnumIter)]
+pub enum Notice {
+    /// made backup pod {0}
+    BackupCreated(String),
+    /// made backup pod {0}, after {1} that failed
+    #[strum(serialize = "BackupCreated")]
+    BackupReplaced(String, String),
+    /// removed backup pod {0}
+    BackupRemoved(Removal),
+    /// made a new CA; certificates are issued by it when every pod trusts it
+    AuthorityRenewed,
+    /// {0} is primary
+    Primary(String),
+    /// the app of {0} ends again and again; {1} is to become primary in its place
+    AppCrashes(String, String),
+    /// {0} is to become primary in place of {1}
+    SwitchoverAsked(String, String),
+    /// {0} is primary, since epoch {1}
+    SwitchedOver(String, u64),
+    /// {0}
+    SwitchoverRefused(Refusal),
+    /// {0}
+    NotPlaceable(String),
+    /// {1}
+    #[strum(disabled)]
+    Phase(Phase, String),
+}
+
+/// Why a pod does not become primary as the switchover annotation asks.
+#[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
+pub enum Refusal {
+    /// {0} cannot become primary: no app pod has been primary yet, the first one will be by itself
+    NoPrimaryYet(String),
+    /// {0} cannot become primary while the group is fenced: set spec.fenced to false first
+    Fenced(String),
+    /// {0} is primary already
+    AlreadyPrimary(String),
+    /// {0} cannot become primary: no pod of that name has the label replication.tailwind.dev/group: {1}; those that have
+    /// are {2}
+    NotInGroup(String, String, String),
+    /// {0} cannot become primary: it does not run, or is about to end
+    NotRunning(String),
+    /// {0} was to become primary after epoch {1}, but {2} has become so in epoch {3}: ask again if {0} still shall
+    Overtaken(String, u64, String, u64),
+}
+
+impl Default for Refusal {
+    fn default() -> Refusal {
+        Refusal::NoPrimaryYet(String::new())
+    }
+}
+
+impl Notice {
+    /// Whether somebody should look.
+    pub fn kind(&self) -> EventType {
+        match self {
+            Notice::AppCrashes(..)
+            | Notice::SwitchoverRefused(_)
+            | Notice::NotPlaceable(_)
+            | Notice::Phase(Phase::Invalid | Phase::Degraded | Phase::Unavailable, _) => EventType::Warning,
+            _ => EventType::Normal,
+        }
+    }
+
+    /// In one word.
+    pub fn reason(&self) -> String {
+        match self {
+            Notice::Phase(phase, _) => format!("{phase:?}"),
+            notice => notice.as_ref().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The answers of a group's conditions: each condition is a type, each of its answers a variant. The variant's name is the
+//! reason, a word for machines; its text is the message, a sentence that says what to do.
+//!
+//! Chosen by [`conditions`](super::conditions).
+
+use std::fmt;
+
+use displaydoc::Display;
+use strum::{AsRefStr, EnumIter, VariantNames};
+use tailwind_crds::Positions;
+
+use super::backup_pod::PodFailure;
+use super::backups::Replacement;
+use super::candidate::Candidate;
+use super::count::Count;
+use super::phase::PhaseReason;
+use super::placement::Survey;
+use super::trouble::{Damage, Trouble};
+
+/// An answer to a condition's question.
+pub(crate) trait Answer: fmt::Display + AsRef<str> {
+    /// The condition.
+    const CONDITION: &'static str;
+
+    /// Whether the answer is yes.
+    fn is_true(&self) -> bool;
+
+    /// In one word.
+    fn reason(&self) -> &str {
+        self.as_ref()
+    }
+}
+
+/// Says which answers to a condition's question mean yes.
+macro_rules! yes {
+    ($condition:ident: $yes:pat) => {
+        impl Answer for $condition {
+            const CONDITION: &'static str = stringify!($condition);
+
+            fn is_true(&self) -> bool {
+                matches!(self, $yes)
+            }
+        }
+    };
+}
+
+/// Whether the app can append.
+#[derive(Debug, Display, AsRefStr, VariantNames)]
+pub(crate) enum Ready {
+    /// {0}
+    AllCopies(PhaseReason),
+    /// {0}
+    FewerCopies(PhaseReason),
+    /// {0}
+    InvalidSpec(String),
+    /// {0}
+    BackupsStarting(PhaseReason),
+    /// {0}
+    WaitingForApp(PhaseReason),
+    /// {0}
+    Unavailable(PhaseReason),
+    /// {0}
+    Fenced(PhaseReason),
+    /// {0}
+    Paused(PhaseReason),
+    /// {0}
+    Deleting(PhaseReason),
+    /// {0}. The API server must answer: see TailwindNoPrimary
+    ConfigStoreUnreadable(Candidate),
+    /// {0}. The backup pods must come up: see TailwindGroupPending
+    WaitsForBackups(Candidate),
+    /// {0}. Bring back the members that are missing, and delete none: see TailwindGroupUnavailable
+    WaitsForMembers(Candidate),
+    /// {0}. Bring back what it names, and delete no backup. If nobody can, a person ends the wait by spec.acceptLossUpTo:
+    /// {1}/LSN, where LSN is the last record that must be there, and what lies past it may be lost ({2}). See
+    /// TailwindMemberDamaged
+    WaitsForEvidence(Candidate, String, Acked),
+    /// {0}. Put status.log back, and delete no backup: see TailwindConfigStoreWentBack
+    ConfigStoreEmpty(Candidate),
+    /// {0}. Put the newer status.log back, and delete no backup: see TailwindConfigStoreWentBack. If there is none, a
+    /// person decides as told there where the log ends, by spec.acceptLossUpTo: {1}/LSN
+    ConfigStoreWentBack(Candidate, String),
+}
+yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_));
+
+/// How far the log was, for whoever has to choose an LSN.
+#[derive(Debug, Default)]
+pub(crate) struct Acked(pub(crate) Option<Positions>);
+
+impl fmt::Display for Acked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(at) => write!(f, "LSN {} was acknowledged when the operator last looked", at.acked),
+            None => f.write_str("the operator does not know how much was acknowledged"),
+        }
+    }
+}
+
+/// Whether something about the backups is under way.
+#[derive(Debug, Display, AsRefStr, VariantNames)]
+pub(crate) enum Progressing {
+    /// {0}
+    InvalidSpec(String),
+    /// paused
+    #[strum(serialize = "Settled")]
+    Paused,
+    /// {0}
+    Waiting(Replacement),
+    /// {0}
+    Moving(Replacement),
+    /// making {0}
+    Creating(Count),
+    /// a backup that failed several times is replaced after a wait
+    BackingOff,
+    /// {0} not ready yet
+    Starting(Count),
+    /// {0} is catching up
+    CatchingUp(String),
+    /// nothing is under way
+    Settled,
+}
+yes!(Progressing: Progressing::Moving(_)
+    | Progressing::Creating(_)
+    | Progressing::BackingOff
+    | Progressing::Starting(_)
+    | Progressing::CatchingUp(_));
+
+/// Whether something is worse than asked for.
+#[derive(Debug, Display, AsRefStr, VariantNames)]
+pub(crate) enum Degraded {
+    /// {0}
+    ApiRefused(String),
+    /// {0} exists and belongs to somebody else: it is left alone. Remove it, or give the group another name
+    NameTaken(String),
+    /// {0}: {1}
+    Reported(String, Trouble),
+    /// {0}: {1}
+    BackupFailed(String, PodFailure),
+    /// {0}: {1}
+    MemberDamaged(String, Damage),
+    /// {0}
+    FewerCopies(PhaseReason),
+    /// {0}
+    Unavailable(PhaseReason),
+    /// {0}
+    MoveWaits(Replacement),
+    /// nothing is worse than asked for
+    AsWanted,
+}
+
+impl Answer for Degraded {
+    const CONDITION: &'static str = "Degraded";
+
+    fn is_true(&self) -> bool {
+        !matches!(self, Degraded::AsWanted)
+    }
+
+    fn reason(&self) -> &str {
+        match self {
+            Degraded::Reported(_, trouble) => trouble.as_ref(),
+            answer => answer.as_ref(),
+        }
+    }
+}
+
+/// Whether a failover now would find everything that was acknowledged, and somebody to take over. No unless shown.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum FailoverSafe {
+    /// there is no log yet
+    NoLog,
+    /// nobody takes over while the group is fenced
+    Fenced,
+    /// no member's pod works: the log cannot be read until one comes back
+    NoCopy,
+    /// no other pod of the app runs that could take over: run two or more
+    NoStandby,
+    /// {0} waits to become primary, and so would another: see condition Ready
+    PromotionWaits(String),
+    /// {0} lacks segments that it should hold: it is repaired from the others
+    MemberDamaged(String),
+    /// the pods of {holders} of {members} members work: one more loss may be one too many
+    MemberMissing { holders: usize, members: usize },
+    /// {0}, and a standby
+    StandbyAndCopies(Count),
+}
+yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_));
+
+/// Whether no backup keeps a copy for a person to look at. Nothing that runs is the worse for what is in quarantine, so the
+/// group is not degraded by it.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum QuarantineEmpty {
+    /// no backup tells of a copy in quarantine
+    NothingKept,
+    /// {0}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see
+    /// TailwindQuarantine
+    CopiesKept(String),
+}
+yes!(QuarantineEmpty: QuarantineEmpty::NothingKept);
+
+/// Whether nobody may append.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum Fenced {
+    /// nobody may append; set spec.fenced to false to go on
+    FencedBySpec,
+    /// spec.fenced is false
+    NotFenced,
+}
+yes!(Fenced: Fenced::FencedBySpec);
+
+/// Whether the operator leaves the group alone.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum Paused {
+    /// the operator changes nothing; set spec.paused to false to go on
+    PausedBySpec,
+    /// spec.paused is false
+    NotPaused,
+}
+yes!(Paused: Paused::PausedBySpec);
+
+/// Whether every backup has a node or can have one.
+#[derive(Debug, Display, AsRefStr, VariantNames)]
+pub(crate) enum Placeable {
+    /// every backup has a node
+    Placed,
+    /// {0} without a node yet, and {1} free
+    NodesFree(Count, Count),
+    /// {0} without a node. {1}
+    NoFreeDevice(Count, Survey),
+    /// {0} without a node. {1}
+    NoNodeFits(Count, Survey),
+}
+yes!(Placeable: Placeable::Placed | Placeable::NodesFree(..));
+
+/// Whether the app's pods have the sidecar that they should have.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum SidecarsCurrent {
+    /// these pods of the app have no sidecar, perhaps because they were made while no operator ran: make them anew: {0}
+    Missing(String),
+    /// every injected sidecar has the image that is wanted
+    Current,
+    /// restart these pods of the app, in this order, to give them sidecars of {0}: {1}
+    Outdated(String, String),
+}
+yes!(SidecarsCurrent: SidecarsCurrent::Current);

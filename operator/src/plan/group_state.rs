@@ -1,0 +1,50 @@
+//! What plans and statuses are made from: all that was observed, and what its backup pods and its primary are worth.
+//!
+//! Made by [`plan`](super).
+
+use tailwind_crds::ReplicaGroupStatus;
+
+use super::backup_pod::{BackupPod, backup_pods};
+use super::primary::{Primary, primary};
+use crate::objects::pod;
+use crate::observed::Observed;
+
+/// A group with its pods.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupState<'a> {
+    pub(crate) observed: &'a Observed,
+    /// In the order of their names.
+    pub(crate) backups: Vec<BackupPod>,
+    pub(crate) primary: Primary,
+}
+
+impl<'a> GroupState<'a> {
+    pub(crate) fn new(observed: &'a Observed) -> GroupState<'a> {
+        let hash = pod::template_hash(&observed.group, &observed.settings);
+        GroupState { observed, backups: backup_pods(observed, &hash), primary: primary(observed) }
+    }
+
+    /// The status before.
+    pub(crate) fn before(&self) -> Option<&'a ReplicaGroupStatus> {
+        self.observed.group.status.as_ref()
+    }
+
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.observed.group.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Backups that work, or may do so yet.
+    pub(crate) fn alive(&self) -> impl Iterator<Item = &BackupPod> {
+        self.backups.iter().filter(|backup| backup.is_alive())
+    }
+
+    /// Members whose pods work.
+    pub(crate) fn holders(&self) -> usize {
+        self.alive().filter(|backup| backup.member).count()
+    }
+
+    /// What the sidecars recruit up to now.
+    pub(crate) fn members_wanted(&self) -> u8 {
+        self.before().and_then(|status| status.members_wanted).unwrap_or(self.observed.group.spec.backups)
+    }
+}

@@ -1,0 +1,90 @@
+//! The phase of a group, and why it is in that phase.
+//!
+//! Called by [`status`](super::status).
+
+use displaydoc::Display;
+use kube::ResourceExt;
+use strum::EnumIter;
+use tailwind_crds::Phase;
+use tailwind_crds::readiness::WaitsFor;
+
+use super::candidate::{Candidate, candidate};
+use super::count::Count;
+use super::group_state::GroupState;
+use super::primary::Primary;
+
+/// Why a group is in its phase.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub(crate) enum PhaseReason {
+    /// the object cannot be read: {0}. Mend it, or delete it and make it anew
+    Unreadable(String),
+    /// waits until no pod of the app belongs to it (spec.deletion: AfterApp): remove {0}
+    DeletionWaits(Count),
+    /// everything that belongs to it is being removed
+    #[default]
+    Deletion,
+    /// spec.paused is true: nothing is changed until it is false
+    Paused,
+    /// spec.fenced is true: nobody may append until it is false
+    Fenced,
+    /// {0}
+    CandidateWaits(Candidate),
+    /// {ready} of {wanted} backups are ready
+    BackupsStarting { ready: usize, wanted: usize },
+    /// no pod has the label replication.tailwind.dev/group: {0}; give it to the pods of the app
+    NoApp(String),
+    /// {0} of the app there, and none has become primary yet
+    NoPrimaryYet(Count),
+    /// primary {0} is gone, and no standby has taken over yet
+    PrimaryGone(String),
+    /// {copies} of minInSync {floor} copies: appends wait for backups to come back or catch up
+    BelowMinInSync { copies: usize, floor: usize },
+    /// {copies} of {wanted} copies: appends go on, a backup is catching up or missing
+    FewerCopies { copies: usize, wanted: usize },
+    /// {0} is primary, with {1}
+    AllCopies(String, Count),
+}
+
+pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
+    let (group, app) = (&state.observed.group, state.observed.app.len());
+    let spec = &group.spec;
+    let (wanted, floor) = (usize::from(spec.backups), usize::from(spec.min_in_sync().max(1)));
+    if state.is_deleting() {
+        let waits = app > 0 && state.observed.has_finalizer();
+        let reason = if waits { PhaseReason::DeletionWaits(Count(app, "pod")) } else { PhaseReason::Deletion };
+        return (Phase::Deleting, reason);
+    }
+    if spec.paused {
+        return (Phase::Paused, PhaseReason::Paused);
+    }
+    if spec.fenced {
+        return (Phase::Fenced, PhaseReason::Fenced);
+    }
+    let candidate = candidate(state);
+    let Some(log) = state.observed.log() else {
+        let ready = state.alive().filter(|backup| backup.ready).count();
+        return match candidate {
+            Some(candidate) if candidate.what == WaitsFor::ForgottenLog => {
+                (Phase::Unavailable, PhaseReason::CandidateWaits(candidate))
+            }
+            _ if ready < wanted => (Phase::Pending, PhaseReason::BackupsStarting { ready, wanted }),
+            Some(candidate) => (Phase::WaitingForApp, PhaseReason::CandidateWaits(candidate)),
+            None if app == 0 => (Phase::WaitingForApp, PhaseReason::NoApp(group.name_any())),
+            None => (Phase::WaitingForApp, PhaseReason::NoPrimaryYet(Count(app, "pod"))),
+        };
+    };
+    if let Some(candidate) = candidate {
+        return (Phase::Unavailable, PhaseReason::CandidateWaits(candidate));
+    }
+    if let Primary::Gone(name) = &state.primary {
+        return (Phase::Unavailable, PhaseReason::PrimaryGone(name.clone()));
+    }
+    let (members, copies) = (log.members.len(), state.holders());
+    if copies < floor {
+        return (Phase::Unavailable, PhaseReason::BelowMinInSync { copies, floor });
+    }
+    if members < wanted || copies < wanted {
+        return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted });
+    }
+    (Phase::Ready, PhaseReason::AllCopies(log.primary.name.clone(), Count(members, "copy")))
+}
