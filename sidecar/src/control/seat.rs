@@ -144,7 +144,7 @@ impl Worker {
             };
             if let Some(first) = corrupt.first().filter(|_| corrupt.len() > known) {
                 let segment = first.identity.segment;
-                tracing::warn!(%member, corrupt = corrupt.len(), first = %segment, "closed copies have rotted at a member");
+                tracing::warn!(%member, corrupt = corrupt.len(), first = %segment, "a member has corrupt closed copies");
             }
             if known > 0 || !corrupt.is_empty() {
                 known = corrupt.len();
