@@ -6,6 +6,7 @@
 pub mod identity;
 mod verifier;
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,6 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tailwind_protocol::ids::GroupName;
+use tailwind_runtime::http::Handshake;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use identity::{Identity, IdentityError, PeerRole};
@@ -69,7 +71,18 @@ pub enum TlsError {
 /// A process's TLS material, checked. Cheap to clone; clones see what is [reloaded](Tls::keep_fresh).
 #[derive(Clone, Debug)]
 pub struct Tls {
+    source: Arc<Source>,
     material: Arc<RwLock<Arc<Material>>>,
+}
+
+/// Where the material comes from, and whose it must be.
+#[derive(Debug)]
+struct Source {
+    ca: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+    group: GroupName,
+    role: PeerRole,
 }
 
 /// Whom a connection must be with, and how that is checked.
@@ -79,12 +92,17 @@ pub struct Guard {
     peer: PeerRole,
 }
 
-impl Guard {
-    /// For the next connection that comes in.
-    pub fn acceptor(&self) -> TlsAcceptor {
+impl Handshake for Guard {
+    fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.tls.now().servers[self.peer as usize]))
     }
 
+    fn explain(&self, error: &io::Error) -> String {
+        readable(error)
+    }
+}
+
+impl Guard {
     /// For the next connection that goes out.
     pub fn connector(&self) -> TlsConnector {
         TlsConnector::from(Arc::clone(&self.tls.now().clients[self.peer as usize]))
@@ -115,8 +133,9 @@ impl Tls {
     /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
     /// this group and role. Finding that out now is better than at the first failover.
     pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Tls, TlsError> {
-        let material = Material::load(ca, cert, key, group, role)?;
-        Ok(Tls { material: Arc::new(RwLock::new(Arc::new(material))) })
+        let source = Source { ca: ca.into(), cert: cert.into(), key: key.into(), group: group.clone(), role };
+        let material = Arc::new(Material::load(&source)?);
+        Ok(Tls { source: Arc::new(source), material: Arc::new(RwLock::new(material)) })
     }
 
     /// Who this process is.
@@ -129,11 +148,11 @@ impl Tls {
         Guard { tls: self.clone(), peer }
     }
 
-    /// Reads the files again for ever, so that certificates may be renewed under a running process. Connections that are
-    /// there stay; the next ones use what is new. Files that cannot be used change nothing and are told of once.
-    pub async fn keep_fresh(self, options: TlsOptions, group: GroupName, role: PeerRole) {
-        let TlsOptions { tls_ca: Some(ca), tls_cert: Some(cert), tls_key: Some(key) } = options else { return };
-        let read = || [&ca, &cert, &key].map(|path| std::fs::read(path).ok());
+    /// Reads the files again for ever, so that certificates may be renewed under a running process. Open connections stay; new
+    /// ones use what is new. Files that cannot be used change nothing and are reported once.
+    pub async fn keep_fresh(self) -> Infallible {
+        let Source { ca, cert, key, group, .. } = &*self.source;
+        let read = || [ca, cert, key].map(|path| std::fs::read(path).ok());
         let mut known = read();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
@@ -142,7 +161,7 @@ impl Tls {
                 continue;
             }
             known = now;
-            match Material::load(&ca, &cert, &key, &group, role) {
+            match Material::load(&self.source) {
                 Ok(material) => {
                     tracing::info!(%group, certificate = %cert.display(), "certificate reloaded");
                     *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
@@ -158,16 +177,15 @@ impl Tls {
 }
 
 impl Material {
-    fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Material, TlsError> {
+    fn load(Source { ca, cert, key: key_file, group, role }: &Source) -> Result<Material, TlsError> {
         let roots = Arc::new(read_roots(ca)?);
         let chain = read_certificates("--tls-cert", cert)?;
-        let key_file = key;
         let key = read_key(key_file)?;
 
-        let of_cert = |why: String| TlsError::Content { flag: "--tls-cert", path: cert.to_owned(), why };
-        let of_key = |why: String| TlsError::Content { flag: "--tls-key", path: key_file.to_owned(), why };
+        let of_cert = |why: String| TlsError::Content { flag: "--tls-cert", path: cert.clone(), why };
+        let of_key = |why: String| TlsError::Content { flag: "--tls-key", path: key_file.clone(), why };
         let verifier = |role| Verifier::new(&roots, group, role).map_err(|error| of_cert(error.to_string()));
-        let ours = verifier(role)?;
+        let ours = verifier(*role)?;
         let identity = ours.check_own(&chain).map_err(of_cert)?;
 
         let provider = verifier::provider();

@@ -4,6 +4,7 @@
 //! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise whoever takes
 //! the port of a backup that is down would be told it. See decision 0022.
 
+use std::convert::Infallible;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -158,15 +159,15 @@ impl Token {
 
     /// Looks at the file for ever: a new content is used from then on, and a file that somebody has removed is put back, so
     /// that the next process to start agrees with those that run. A file that cannot be used changes nothing.
-    pub async fn keep_fresh(self, group: GroupName) {
-        let mut said = String::new();
+    pub async fn keep_fresh(self, group: GroupName) -> Infallible {
+        let mut last_error = String::new();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             match self.look() {
-                Ok(None) => said.clear(),
+                Ok(None) => last_error.clear(),
                 Ok(Some(what)) => tracing::info!(%group, file = %self.path().display(), "control token {what}"),
-                Err(error) if error.to_string() != said => {
-                    said = error.to_string();
+                Err(error) if error.to_string() != last_error => {
+                    last_error = error.to_string();
                     tracing::warn!(%group, %error, "the control token file cannot be used; the token in use stays");
                 }
                 Err(_) => {}

@@ -17,13 +17,14 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
+use tailwind_runtime::http::tune;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use crate::access::token::nonce;
 use crate::access::{Access, Token};
-use crate::http::{self, NONCE_HEADER, PROOF};
+use crate::http::{NONCE_HEADER, PROOF};
 use crate::tls::{self, Guard, PeerRole};
 
 /// How long an address has before the next one is tried beside it: many times what a connection in one data center takes. A
@@ -120,7 +121,7 @@ impl Dialer {
         let refused = |error: io::Error| Trouble { why: error.to_string(), hung_up: false };
         let stream = TcpStream::connect(address).await.map_err(refused)?;
         let peer = stream.peer_addr().map_err(Trouble::from)?;
-        http::tune(&stream).map_err(Trouble::from)?;
+        tune(&stream).map_err(Trouble::from)?;
         let address = address.to_owned();
         match &self.manner {
             Manner::Tls(guard) => {

@@ -113,14 +113,9 @@ async fn a_client_without_a_certificate_stays_out() {
 async fn renewed_files_count_for_the_next_connection() {
     let (old, new) = (Authority::new(), Authority::new());
     let (files, next) = (old.issue(BACKUP), new.issue(BACKUP));
-    let options = TlsOptions {
-        tls_ca: Some(files.ca.clone()),
-        tls_cert: Some(files.cert.clone()),
-        tls_key: Some(files.key.clone()),
-    };
     let backup = load(&files, "db", PeerRole::Backup).unwrap();
     let guard = backup.guard(PeerRole::Sidecar);
-    let renewal = tokio::spawn(backup.clone().keep_fresh(options, "db".parse().unwrap(), PeerRole::Backup));
+    let renewal = tokio::spawn(backup.clone().keep_fresh());
     let sidecar = load(&new.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     let meets = async || meet(sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
     assert!(!meets().await, "another CA's");
