@@ -1,11 +1,11 @@
 //! What is to be done for one group: from an [`Observed`] to a [`Plan`], both values. No clock, no network, no chance.
 //!
-//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_state`]
+//! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
 //! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`status`] with [`conditions`]. The stories
 //! are in `tests/plans`.
 
-pub mod backup_state;
+pub mod backup_pod;
 pub mod backups;
 pub mod candidate;
 pub mod certificates;
@@ -29,7 +29,7 @@ use tailwind_crds::names::{ANNOTATION_ATTEMPT, FINALIZER};
 use tailwind_crds::{Deletion, ReplicaGroupStatus};
 
 use crate::observed::Observed;
-use backup_state::BackupState;
+use backup_pod::BackupPod;
 use backups::{Decision, Exit, Removal};
 use objects::{Kind, Owned, disruption, is_owned, pod, roles, service};
 
@@ -103,9 +103,9 @@ pub struct Notice {
 pub fn plan(observed: &Observed) -> Plan {
     let group = &observed.group;
     let hash = pod::template_hash(group, &observed.settings);
-    let backup_states = backup_state::backup_states(observed, &hash);
+    let backups = backup_pod::backup_pods(observed, &hash);
     let primary = primary::primary(observed);
-    let view = status::View { observed, backup_states: &backup_states, primary: &primary };
+    let view = status::View { observed, backups: &backups, primary: &primary };
 
     let problems = validity::problems(observed);
     if !problems.is_empty() {
@@ -151,9 +151,9 @@ impl Plan {
     }
 
     fn whole(view: &status::View<'_>, deleting: bool) -> Plan {
-        let status::View { observed, backup_states, primary } = *view;
+        let status::View { observed, backups, primary } = *view;
         let group = &observed.group;
-        let decision = backups::decide(observed, backup_states, primary.is_here());
+        let decision = backups::decide(observed, backups, primary.is_here());
         let switchover = switchover::outcome(observed);
         let mut foreign: BTreeSet<String> = observed.certificates.foreign.iter().cloned().collect();
 
@@ -178,7 +178,7 @@ impl Plan {
             creations.map(|creation| Action::Create(Box::new(pod::backup(group, &observed.settings, creation)))),
         );
         actions.extend(decision.removals.iter().cloned().map(Action::Delete));
-        actions.extend(gates(backup_states));
+        actions.extend(gates(backups));
         actions.extend(primary.labels(observed));
         if switchover.is_over {
             actions.push(Action::ForgetSwitchover);
@@ -234,15 +234,15 @@ fn keep(observed: &Observed, wanted: Owned) -> Result<Option<Action>, Foreign> {
     }
 }
 
-fn gates(backup_states: &[BackupState]) -> impl Iterator<Item = Action> {
-    let changed = backup_states.iter().filter(|backup_state| {
-        backup_state.is_alive() && backup_state.node.is_some() && backup_state.gate != Some(backup_state.member)
-    });
-    changed.map(|backup_state| Action::Gate { pod: backup_state.name.clone(), caught_up: backup_state.member })
+fn gates(backups: &[BackupPod]) -> impl Iterator<Item = Action> {
+    let changed = backups
+        .iter()
+        .filter(|backup| backup.is_alive() && backup.node.is_some() && backup.gate != Some(backup.member));
+    changed.map(|backup| Action::Gate { pod: backup.name.clone(), caught_up: backup.member })
 }
 
 fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
-    let status::View { observed, backup_states, .. } = *view;
+    let status::View { observed, backups, .. } = *view;
     let mut again = AGAIN_MAX;
     let has_log = view.log().is_some();
     if has_log {
@@ -254,9 +254,7 @@ fn again(view: &status::View<'_>, decision: &Decision) -> SignedDuration {
     if candidate::may_be(view) {
         again = again.min(AGAIN_CANDIDATE);
     }
-    let starting = backup_states
-        .iter()
-        .any(|backup_state| backup_state.is_alive() && !(backup_state.ready && (backup_state.member || !has_log)));
+    let starting = backups.iter().any(|backup| backup.is_alive() && !(backup.ready && (backup.member || !has_log)));
     if decision.waiting.is_some() || decision.moving.is_some() || decision.unplaced > 0 || starting {
         again = again.min(AGAIN_WAITING);
     }

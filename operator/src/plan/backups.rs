@@ -1,6 +1,6 @@
 //! Which backup pods to make and which to remove. The heart of the operator, and the part that could lose a log.
 //!
-//! Called by [`plan`](super) with what [`backup_state`](super::backup_state) has read.
+//! Called by [`plan`](super) with what [`backup_pod`](super::backup_pod) has read.
 //!
 //! 1. What has failed and is in no set goes, and another takes its place; each failure in a row waits longer.
 //! 2. Whoever works and shall leave (its node is drained, its template is old, there are too many) leaves alone, one at a
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-use super::backup_state::{BackupState, Health, Leave};
+use super::backup_pod::{BackupPod, Health, Leave};
 use super::objects::pod::{Creation, backup};
 use super::placement::{Survey, survey};
 use crate::observed::Observed;
@@ -72,8 +72,8 @@ pub struct Removal {
 }
 
 /// Decides.
-pub fn decide(observed: &Observed, backup_states: &[BackupState], has_primary: bool) -> Decision {
-    let mut planner = Planner::new(observed, backup_states, has_primary);
+pub fn decide(observed: &Observed, backups: &[BackupPod], has_primary: bool) -> Decision {
+    let mut planner = Planner::new(observed, backups, has_primary);
     planner.remove_failed();
     planner.remove_one();
     planner.create_missing();
@@ -83,9 +83,9 @@ pub fn decide(observed: &Observed, backup_states: &[BackupState], has_primary: b
 
 struct Planner<'a> {
     observed: &'a Observed,
-    backup_states: &'a [BackupState],
+    backups: &'a [BackupPod],
     /// Those that work and are not told to leave in this round.
-    alive: Vec<&'a BackupState>,
+    alive: Vec<&'a BackupPod>,
     /// Failed ones whose turn to be replaced has not come; each keeps its place.
     held: usize,
     has_log: bool,
@@ -101,12 +101,12 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(observed: &'a Observed, backup_states: &'a [BackupState], has_primary: bool) -> Planner<'a> {
+    fn new(observed: &'a Observed, backups: &'a [BackupPod], has_primary: bool) -> Planner<'a> {
         let spec = &observed.group.spec;
-        let occupied: BTreeSet<&str> = backup_states
+        let occupied: BTreeSet<&str> = backups
             .iter()
-            .filter(|backup_state| backup_state.is_alive() || backup_state.health == Health::Ending)
-            .filter_map(|backup_state| backup_state.node.as_deref())
+            .filter(|backup| backup.is_alive() || backup.health == Health::Ending)
+            .filter_map(|backup| backup.node.as_deref())
             .collect();
         let sample =
             backup(&observed.group, &observed.settings, &Creation { name: String::new(), avoid: vec![], attempt: 0 });
@@ -114,8 +114,8 @@ impl<'a> Planner<'a> {
         let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
         Planner {
             observed,
-            backup_states,
-            alive: backup_states.iter().filter(|backup_state| backup_state.is_alive()).collect(),
+            backups,
+            alive: backups.iter().filter(|backup| backup.is_alive()).collect(),
             held: 0,
             has_log: log.is_some(),
             has_primary,
@@ -130,56 +130,56 @@ impl<'a> Planner<'a> {
 
     /// Members whose pods work: copies that are sure to be there.
     fn holders(&self) -> usize {
-        self.alive.iter().filter(|backup_state| backup_state.member).count()
+        self.alive.iter().filter(|backup| backup.member).count()
     }
 
     /// A member that is on its way out, by itself or told to.
     fn has_leaving_member(&self) -> bool {
-        self.backup_states.iter().any(|backup_state| backup_state.member && !backup_state.is_alive())
+        self.backups.iter().any(|backup| backup.member && !backup.is_alive())
     }
 
     /// A pod that will leave room before long, since its kubelet can be reached.
-    fn ends_soon(&self, backup_state: &BackupState) -> bool {
-        let is_told = self.decision.removals.iter().any(|removal| removal.name == backup_state.name);
+    fn ends_soon(&self, backup: &BackupPod) -> bool {
+        let is_told = self.decision.removals.iter().any(|removal| removal.name == backup.name);
         let nodes = &self.observed.nodes;
         let is_ready = |name: &str| nodes.iter().any(|node| node.name == name && node.not_ready_since.is_none());
-        (backup_state.health == Health::Ending || is_told) && backup_state.node.as_deref().is_some_and(is_ready)
+        (backup.health == Health::Ending || is_told) && backup.node.as_deref().is_some_and(is_ready)
     }
 
-    fn remove(&mut self, backup_state: &BackupState, why: String) {
-        self.alive.retain(|other| other.name != backup_state.name);
-        self.decision.removals.push(Removal { name: backup_state.name.clone(), uid: backup_state.uid.clone(), why });
+    fn remove(&mut self, backup: &BackupPod, why: String) {
+        self.alive.retain(|other| other.name != backup.name);
+        self.decision.removals.push(Removal { name: backup.name.clone(), uid: backup.uid.clone(), why });
     }
 
     /// Removes what has failed and is in no set. What has failed in the set stays until the set has let it go: the primary
     /// decides about that, and the pod tells people why.
     fn remove_failed(&mut self) {
-        for backup_state in self.backup_states {
-            let Health::Failed { why, since, refused } = &backup_state.health else { continue };
-            if backup_state.member {
+        for backup in self.backups {
+            let Health::Failed { why, since, refused } = &backup.health else { continue };
+            if backup.member {
                 continue;
             }
-            let turn = *since + backoff(backup_state.attempt);
+            let turn = *since + backoff(backup.attempt);
             if turn > self.observed.now {
                 self.held += 1;
                 let earliest = self.decision.retry_at.map_or(turn, |retry_at| retry_at.min(turn));
                 self.decision.retry_at = Some(earliest);
                 continue;
             }
-            self.attempts.push(backup_state.attempt + 1);
-            if *refused || backup_state.attempt > 0 {
-                self.avoid.extend(backup_state.node.clone());
+            self.attempts.push(backup.attempt + 1);
+            if *refused || backup.attempt > 0 {
+                self.avoid.extend(backup.node.clone());
             }
-            self.remove(backup_state, format!("it has failed: {why}"));
+            self.remove(backup, format!("it has failed: {why}"));
         }
     }
 
     /// Lets one leave that works.
     fn remove_one(&mut self) {
         self.remove_outsiders();
-        let leaving = self.alive.iter().filter(|backup_state| backup_state.member && backup_state.leave.is_some());
-        match leaving.min_by_key(|backup_state| (backup_state.leave, backup_state.name.clone())).copied() {
-            Some(backup_state) => self.move_member(backup_state),
+        let leaving = self.alive.iter().filter(|backup| backup.member && backup.leave.is_some());
+        match leaving.min_by_key(|backup| (backup.leave, backup.name.clone())).copied() {
+            Some(backup) => self.move_member(backup),
             None => self.shrink(),
         }
     }
@@ -187,29 +187,24 @@ impl<'a> Planner<'a> {
     /// Those outside the set hold nothing that is needed. Without a log all are outside; then ready ones leave one by one, so
     /// that an app that starts now finds backups.
     fn remove_outsiders(&mut self) {
-        let leaving: Vec<&BackupState> = self
-            .alive
-            .iter()
-            .copied()
-            .filter(|backup_state| !backup_state.member && backup_state.leave.is_some())
-            .collect();
-        for backup_state in leaving {
-            let others_ready = self.alive.iter().all(|other| other.ready || other.name == backup_state.name);
-            let gently = !self.has_log && backup_state.ready && backup_state.leave == Some(Leave::Outdated);
+        let leaving: Vec<&BackupPod> =
+            self.alive.iter().copied().filter(|backup| !backup.member && backup.leave.is_some()).collect();
+        for backup in leaving {
+            let others_ready = self.alive.iter().all(|other| other.ready || other.name == backup.name);
+            let gently = !self.has_log && backup.ready && backup.leave == Some(Leave::Outdated);
             if gently && !(others_ready && self.decision.removals.is_empty() && self.alive.len() >= self.wanted) {
                 continue;
             }
-            self.remove(backup_state, reason_to_leave(backup_state));
-            self.decision.moving =
-                Some(format!("replacing {}, because {}", backup_state.name, reason_to_leave(backup_state)));
+            self.remove(backup, reason_to_leave(backup));
+            self.decision.moving = Some(format!("replacing {}, because {}", backup.name, reason_to_leave(backup)));
         }
     }
 
     /// A member that shall leave: another one first, where there is a node for it.
-    fn move_member(&mut self, backup_state: &'a BackupState) {
-        let why = reason_to_leave(backup_state);
-        let name = &backup_state.name;
-        let node = backup_state.node.as_deref().unwrap_or("its node");
+    fn move_member(&mut self, backup: &'a BackupPod) {
+        let why = reason_to_leave(backup);
+        let name = &backup.name;
+        let node = backup.node.as_deref().unwrap_or("its node");
         let holders = self.holders();
         if self.has_leaving_member() {
             self.surge = self.alive.len() > self.wanted;
@@ -217,7 +212,7 @@ impl<'a> Planner<'a> {
             return;
         }
         if holders > self.wanted {
-            self.remove(backup_state, why.clone());
+            self.remove(backup, why.clone());
             self.decision.moving = Some(format!("{name} leaves, because {why}; its successor is in the set"));
             return;
         }
@@ -228,7 +223,7 @@ impl<'a> Planner<'a> {
             ));
             return;
         }
-        let spares: Vec<&&BackupState> = self.alive.iter().filter(|other| !other.member).collect();
+        let spares: Vec<&&BackupPod> = self.alive.iter().filter(|other| !other.member).collect();
         if spares.iter().any(|spare| spare.health != Health::Unplaced) {
             self.surge = self.alive.len() > self.wanted;
             self.decision.moving = Some(match self.surge {
@@ -237,7 +232,7 @@ impl<'a> Planner<'a> {
             });
             return;
         }
-        if let Some(ending) = self.backup_states.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
+        if let Some(ending) = self.backups.iter().find(|other| self.ends_soon(other)).map(|other| &other.name) {
             self.decision.moving =
                 Some(format!("{name} leaves next ({why}), when {ending} has ended and its node is free"));
             return;
@@ -249,7 +244,7 @@ impl<'a> Planner<'a> {
         }
         let others_in = holders >= self.wanted && spares.iter().all(|spare| spare.health == Health::Unplaced);
         if holders > self.floor && others_in {
-            self.remove(backup_state, format!("{why}, and no other node can take a backup before it has gone"));
+            self.remove(backup, format!("{why}, and no other node can take a backup before it has gone"));
             self.decision.moving = Some(format!("{name} leaves first, because {why} and no other node is free"));
             return;
         }
@@ -267,16 +262,11 @@ impl<'a> Planner<'a> {
 
     /// More than wanted, and nobody else on the move: a group that was made smaller, or a move that is no longer needed.
     fn shrink(&mut self) {
-        let outsiders = |backup_state: &&&BackupState| !backup_state.member;
+        let outsiders = |backup: &&&BackupPod| !backup.member;
         while self.alive.len() > self.wanted {
             // Of those that hold nothing the one that is least far; it is the youngest that is.
-            let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup_state| {
-                (
-                    backup_state.health == Health::Unplaced,
-                    !backup_state.ready,
-                    backup_state.created,
-                    backup_state.name.clone(),
-                )
+            let outsider = self.alive.iter().filter(outsiders).max_by_key(|backup| {
+                (backup.health == Health::Unplaced, !backup.ready, backup.created, backup.name.clone())
             });
             let Some(outsider) = outsider.copied() else { break };
             self.remove(outsider, "there are more backups than spec.backups".to_owned());
@@ -285,9 +275,7 @@ impl<'a> Planner<'a> {
         if self.alive.len() <= self.wanted || holders <= self.wanted || self.has_leaving_member() {
             return;
         }
-        let Some(victim) =
-            self.alive.iter().max_by_key(|backup_state| (self.crowd(backup_state), backup_state.created)).copied()
-        else {
+        let Some(victim) = self.alive.iter().max_by_key(|backup| (self.crowd(backup), backup.created)).copied() else {
             return;
         };
         self.remove(victim, "there are more backups than spec.backups".to_owned());
@@ -295,12 +283,12 @@ impl<'a> Planner<'a> {
     }
 
     /// How many share a zone with it: the rest shall be spread well.
-    fn crowd(&self, backup_state: &BackupState) -> usize {
-        let zone = |backup_state: &BackupState| {
-            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == backup_state.node.as_ref())?;
+    fn crowd(&self, backup: &BackupPod) -> usize {
+        let zone = |backup: &BackupPod| {
+            let node = self.observed.nodes.iter().find(|node| Some(&node.name) == backup.node.as_ref())?;
             node.labels.get("topology.kubernetes.io/zone")
         };
-        let own = zone(backup_state);
+        let own = zone(backup);
         self.alive.iter().filter(|other| own.is_some() && zone(other) == own).count()
     }
 
@@ -312,7 +300,7 @@ impl<'a> Planner<'a> {
         let elsewhere = free.iter().any(|node| !self.avoid.contains(node));
         let avoid: Vec<String> = if elsewhere { self.avoid.iter().cloned().collect() } else { Vec::new() };
         let group = self.observed.group.name_any();
-        let taken: BTreeSet<&str> = self.backup_states.iter().map(|backup_state| backup_state.name.as_str()).collect();
+        let taken: BTreeSet<&str> = self.backups.iter().map(|backup| backup.name.as_str()).collect();
         let names = self.observed.names.iter().map(|suffix| format!("{group}-backup-{suffix}"));
         let names = names.filter(|name| !taken.contains(name.as_str()));
         let attempts = self.attempts.iter().copied().chain(std::iter::repeat(0));
@@ -320,8 +308,8 @@ impl<'a> Planner<'a> {
         self.decision.creations =
             creations.map(|(name, attempt)| Creation { name, avoid: avoid.clone(), attempt }).collect();
 
-        self.decision.unplaced = self.decision.creations.len()
-            + self.alive.iter().filter(|backup_state| backup_state.node.is_none()).count();
+        self.decision.unplaced =
+            self.decision.creations.len() + self.alive.iter().filter(|backup| backup.node.is_none()).count();
         // Whoever takes the place of a member on its way out is recruited beside it.
         if self.surge || self.has_leaving_member() {
             self.decision.members_wanted = (self.decision.members_wanted + 1).min(MEMBERS_MAX);
@@ -330,9 +318,8 @@ impl<'a> Planner<'a> {
 
     /// A fenced group recruits nobody.
     fn exit(&self) -> Exit {
-        let leaves_room =
-            |backup_state: &&BackupState| self.ends_soon(backup_state) && backup_state.leave != Some(Leave::Drained);
-        let free = self.decision.survey.free.len() + self.backup_states.iter().filter(leaves_room).count();
+        let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && backup.leave != Some(Leave::Drained);
+        let free = self.decision.survey.free.len() + self.backups.iter().filter(leaves_room).count();
         let unplaced = self.decision.unplaced;
         let has_successor = self.alive.len() + self.decision.creations.len() > self.wanted;
         if unplaced > free || self.held > 0 {
@@ -345,9 +332,9 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn reason_to_leave(backup_state: &BackupState) -> String {
-    let node = backup_state.node.as_deref().unwrap_or("none");
-    match backup_state.leave {
+fn reason_to_leave(backup: &BackupPod) -> String {
+    let node = backup.node.as_deref().unwrap_or("none");
+    match backup.leave {
         Some(Leave::Drained) => format!("node {node} is being drained"),
         Some(Leave::Outdated) => "it was made from an older spec or image".to_owned(),
         None => "it is not needed".to_owned(),

@@ -10,7 +10,7 @@ use tailwind_crds::names::{ANNOTATION_INJECTED, BACKUP_CONTAINER, SIDECAR_CONTAI
 use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
-use super::backup_state::{BackupState, Health, last_words};
+use super::backup_pod::{BackupPod, Health, last_words};
 use super::backups::Decision;
 use super::candidate::{Candidate, candidate};
 use super::primary::{Primary, standbys};
@@ -175,16 +175,15 @@ fn progressing(view: &View<'_>, decision: &Decision) -> Verdict {
             "a backup that failed several times is replaced after a wait",
         );
     }
-    let starting =
-        view.backup_states.iter().filter(|backup_state| backup_state.is_alive() && !backup_state.ready).count();
+    let starting = view.backups.iter().filter(|backup| backup.is_alive() && !backup.ready).count();
     if starting > 0 {
         return verdict("Progressing", true, "Starting", format!("{} not ready yet", count(starting, "backup")));
     }
     let spares: Vec<&str> = view
-        .backup_states
+        .backups
         .iter()
-        .filter(|backup_state| backup_state.is_alive() && !backup_state.member)
-        .map(|backup_state| backup_state.name.as_str())
+        .filter(|backup| backup.is_alive() && !backup.member)
+        .map(|backup| backup.name.as_str())
         .collect();
     match (view.log(), spares.is_empty()) {
         (Some(_), false) => verdict("Progressing", true, "CatchingUp", format!("{} is catching up", spares.join(", "))),
@@ -203,21 +202,19 @@ fn degraded(view: &View<'_>, decision: &Decision, phase: Phase, why: &str, forei
             ),
         );
     }
-    for backup_state in view.backup_states.iter().filter(|backup_state| backup_state.is_alive()) {
-        if let Some((reason, text)) = trouble(view, backup_state).filter(|(reason, _)| *reason != UNSCHEDULED) {
-            return yes(reason, format!("{}: {text}", backup_state.name));
+    for backup in view.backups.iter().filter(|backup| backup.is_alive()) {
+        if let Some((reason, text)) = trouble(view, backup).filter(|(reason, _)| *reason != UNSCHEDULED) {
+            return yes(reason, format!("{}: {text}", backup.name));
         }
     }
-    if let Some((backup_state, why)) = view.backup_states.iter().find_map(|backup_state| match &backup_state.health {
-        Health::Failed { why, .. } => Some((backup_state, why)),
+    if let Some((backup, why)) = view.backups.iter().find_map(|backup| match &backup.health {
+        Health::Failed { why, .. } => Some((backup, why)),
         _ => None,
     }) {
-        return yes("BackupFailed", format!("{}: {why}", backup_state.name));
+        return yes("BackupFailed", format!("{}: {why}", backup.name));
     }
-    if let Some((backup_state, text)) =
-        view.backup_states.iter().find_map(|backup_state| Some((backup_state, damage(view, backup_state)?)))
-    {
-        return yes("MemberDamaged", format!("{}: {text}", backup_state.name));
+    if let Some((backup, text)) = view.backups.iter().find_map(|backup| Some((backup, damage(view, backup)?))) {
+        return yes("MemberDamaged", format!("{}: {text}", backup.name));
     }
     match phase {
         Phase::Degraded => yes("FewerCopies", why.to_owned()),
@@ -247,15 +244,15 @@ fn failover_safe(view: &View<'_>) -> Verdict {
             format!("{pod} waits to become primary, and so would another: see condition Ready"),
         );
     }
-    let damaged = |backup_state: &&BackupState| backup_state.member && damage(view, backup_state).is_some();
-    if let Some(backup_state) = view.backup_states.iter().find(damaged) {
-        let text = format!("{} lacks segments that it should hold: it is repaired from the others", backup_state.name);
+    let damaged = |backup: &&BackupPod| backup.member && damage(view, backup).is_some();
+    if let Some(backup) = view.backups.iter().find(damaged) {
+        let text = format!("{} lacks segments that it should hold: it is repaired from the others", backup.name);
         return no("MemberDamaged", text);
     }
     match log.members.len() {
         members if holders < members => no(
             "MemberMissing",
-            format!("the pods of {holders} of {members} members work: one more removal may be one too many"),
+            format!("the pods of {holders} of {members} members work: one more loss may be one too many"),
         ),
         members => verdict(
             "FailoverSafe",
@@ -269,10 +266,10 @@ fn failover_safe(view: &View<'_>) -> Verdict {
 /// Nothing that runs is the worse for what is in quarantine, so the group is not degraded by it.
 fn quarantine_empty(view: &View<'_>) -> Verdict {
     let kept: Vec<String> = view
-        .backup_states
+        .backups
         .iter()
-        .filter_map(|backup_state| Some((backup_state, quarantined(view, backup_state)?)))
-        .map(|(backup_state, copies)| format!("{} keeps {}", backup_state.name, count_of(copies, "copy")))
+        .filter_map(|backup| Some((backup, quarantined(view, backup)?)))
+        .map(|(backup, copies)| format!("{} keeps {}", backup.name, count_of(copies, "copy")))
         .collect();
     match kept.is_empty() {
         true => verdict(QUARANTINE_EMPTY, true, "NothingKept", "no backup tells of a copy in quarantine"),
@@ -358,8 +355,8 @@ fn has_sidecar(pod: &Pod) -> bool {
 }
 
 /// What a backup says of its own damage.
-pub fn damage(view: &View<'_>, backup_state: &BackupState) -> Option<String> {
-    let damaged = view.observed.damaged.get(&backup_state.name).filter(|_| backup_state.is_alive())?;
+pub fn damage(view: &View<'_>, backup: &BackupPod) -> Option<String> {
+    let damaged = view.observed.damaged.get(&backup.name).filter(|_| backup.is_alive())?;
     let segments = count_of(*damaged, "segment");
     Some(format!(
         "{segments} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged"
@@ -368,8 +365,8 @@ pub fn damage(view: &View<'_>, backup_state: &BackupState) -> Option<String> {
 
 /// Copies that a backup keeps in quarantine, if any: as it says, or as it said before it fell silent. They outlive its
 /// process.
-pub fn quarantined(view: &View<'_>, backup_state: &BackupState) -> Option<u64> {
-    let name = &backup_state.name;
+pub fn quarantined(view: &View<'_>, backup: &BackupPod) -> Option<u64> {
+    let name = &backup.name;
     let told = view.observed.quarantined.get(name).copied();
     let before = || {
         let status = view.observed.group.status.as_ref()?;
@@ -381,13 +378,11 @@ pub fn quarantined(view: &View<'_>, backup_state: &BackupState) -> Option<u64> {
 const UNSCHEDULED: &str = "Unscheduled";
 
 /// What keeps a pod from working, in its kubelet's, the scheduler's or its own words.
-pub fn trouble(view: &View<'_>, backup_state: &BackupState) -> Option<(&'static str, String)> {
-    if let Some(Unready { reason, why }) =
-        view.observed.obstacles.get(&backup_state.name).filter(|_| !backup_state.ready)
-    {
+pub fn trouble(view: &View<'_>, backup: &BackupPod) -> Option<(&'static str, String)> {
+    if let Some(Unready { reason, why }) = view.observed.obstacles.get(&backup.name).filter(|_| !backup.ready) {
         return Some((unready_reason(*reason), why.clone()));
     }
-    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == backup_state.name)?;
+    let pod = view.observed.backups.iter().find(|pod| pod.name_any() == backup.name)?;
     let status = pod.status.as_ref()?;
     let container = status.container_statuses.iter().flatten().find(|container| container.name == BACKUP_CONTAINER);
     let waiting = container.and_then(|container| container.state.as_ref()?.waiting.as_ref());
@@ -403,9 +398,10 @@ pub fn trouble(view: &View<'_>, backup_state: &BackupState) -> Option<(&'static 
             _ => return Some(("ContainerFailed", text)),
         }
     }
-    let unscheduled = status.conditions.iter().flatten().find(|condition| {
-        condition.type_ == "PodScheduled" && condition.status == "False" && backup_state.node.is_none()
-    });
+    let unscheduled =
+        status.conditions.iter().flatten().find(|condition| {
+            condition.type_ == "PodScheduled" && condition.status == "False" && backup.node.is_none()
+        });
     unscheduled.map(|condition| (UNSCHEDULED, condition.message.clone().unwrap_or_default()))
 }
 

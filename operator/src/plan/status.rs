@@ -11,7 +11,7 @@ use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{BackupState, BackupStatus, LogStatus, Phase, ReplicaGroupStatus, Switchover};
 
 use super::Notice;
-use super::backup_state::{BackupState, Health};
+use super::backup_pod::{BackupPod, Health};
 use super::backups::Decision;
 use super::candidate::candidate;
 use super::conditions::{self, count, damage, quarantined, trouble};
@@ -24,7 +24,7 @@ pub struct View<'a> {
     /// Everything.
     pub observed: &'a Observed,
     /// The backup pods.
-    pub backup_states: &'a [BackupState],
+    pub backups: &'a [BackupPod],
     /// The primary.
     pub primary: &'a Primary,
 }
@@ -37,7 +37,7 @@ impl View<'_> {
 
     /// Members whose pods work.
     pub fn holders(&self) -> usize {
-        self.backup_states.iter().filter(|backup_state| backup_state.member && backup_state.is_alive()).count()
+        self.backups.iter().filter(|backup| backup.member && backup.is_alive()).count()
     }
 }
 
@@ -64,7 +64,7 @@ pub fn status(
         transport: Some(group.spec.transport()),
         members_wanted: Some(decision.members_wanted),
         members: view.log().map(|log| u8::try_from(log.members.len()).unwrap_or(u8::MAX)),
-        backups: view.backup_states.iter().map(|backup_state| backup(view, decision, backup_state)).collect(),
+        backups: view.backups.iter().map(|backup| backup_status(view, decision, backup)).collect(),
         switchover: if group.spec.paused { asked_before(view) } else { switchover },
         positions: view.observed.positions.or_else(|| group.status.as_ref()?.positions),
         log: None,
@@ -78,8 +78,8 @@ pub fn invalid(view: &View<'_>, problems: &[String]) -> ReplicaGroupStatus {
     let text = problems.join(". ");
     let mut before = group.status.clone().unwrap_or_default();
     for backup in &mut before.backups {
-        let backup_state = view.backup_states.iter().find(|backup_state| backup_state.name == backup.name);
-        let control = backup_state.and_then(|backup_state| backup_state.control.clone());
+        let pod = view.backups.iter().find(|pod| pod.name == backup.name);
+        let control = pod.and_then(|pod| pod.control.clone());
         backup.control = control.or_else(|| backup.control.take());
     }
     ReplicaGroupStatus {
@@ -96,25 +96,25 @@ fn asked_before(view: &View<'_>) -> Option<Switchover> {
     view.observed.group.status.as_ref()?.switchover.clone()
 }
 
-fn backup(view: &View<'_>, decision: &Decision, backup_state: &BackupState) -> BackupStatus {
-    let told_to_go = decision.removals.iter().any(|removal| removal.name == backup_state.name);
-    let (state, message) = match &backup_state.health {
+fn backup_status(view: &View<'_>, decision: &Decision, backup: &BackupPod) -> BackupStatus {
+    let told_to_go = decision.removals.iter().any(|removal| removal.name == backup.name);
+    let (state, message) = match &backup.health {
         Health::Failed { why, .. } => (BackupState::Lost, Some(why.clone())),
         Health::Ending => (BackupState::Leaving, None),
-        _ if told_to_go || backup_state.member && backup_state.leave.is_some() => (BackupState::Leaving, None),
-        _ if backup_state.member => (BackupState::Member, None),
-        _ if backup_state.ready => (BackupState::Spare, None),
+        _ if told_to_go || backup.member && backup.leave.is_some() => (BackupState::Leaving, None),
+        _ if backup.member => (BackupState::Member, None),
+        _ if backup.ready => (BackupState::Spare, None),
         _ => (BackupState::Pending, None),
     };
-    let message = message.or_else(|| trouble(view, backup_state).map(|(_, text)| text));
-    let message = message.or_else(|| damage(view, backup_state));
+    let message = message.or_else(|| trouble(view, backup).map(|(_, text)| text));
+    let message = message.or_else(|| damage(view, backup));
     BackupStatus {
-        name: backup_state.name.clone(),
-        control: backup_state.control.clone(),
-        node: backup_state.node.clone(),
+        name: backup.name.clone(),
+        control: backup.control.clone(),
+        node: backup.node.clone(),
         state,
         message,
-        quarantined: quarantined(view, backup_state),
+        quarantined: quarantined(view, backup),
     }
 }
 
@@ -146,8 +146,7 @@ fn phase(view: &View<'_>) -> (Phase, String) {
         if let Some(candidate) = candidate.filter(|candidate| candidate.waiting.what == WaitsFor::ForgottenLog) {
             return (Phase::Unavailable, candidate.sentence());
         }
-        let ready =
-            view.backup_states.iter().filter(|backup_state| backup_state.is_alive() && backup_state.ready).count();
+        let ready = view.backups.iter().filter(|backup| backup.is_alive() && backup.ready).count();
         if ready < wanted {
             return (Phase::Pending, format!("{ready} of {wanted} backups are ready"));
         }

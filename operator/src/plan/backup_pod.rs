@@ -32,7 +32,7 @@ const UNPLACED_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
 /// A backup pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackupState {
+pub struct BackupPod {
     /// Its name.
     pub name: String,
     /// Which of that name.
@@ -86,7 +86,7 @@ pub enum Leave {
     Outdated,
 }
 
-impl BackupState {
+impl BackupPod {
     /// Works or may do so yet.
     pub fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive | Health::Unplaced)
@@ -94,20 +94,15 @@ impl BackupState {
 }
 
 /// All of them, in the order of their names.
-pub fn backup_states(observed: &Observed, template_hash: &str) -> Vec<BackupState> {
+pub fn backup_pods(observed: &Observed, template_hash: &str) -> Vec<BackupPod> {
     let nodes: BTreeMap<&str, &NodeFacts> = observed.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
-    let mut all: Vec<BackupState> =
-        observed.backups.iter().map(|pod| backup_state(pod, observed, &nodes, template_hash)).collect();
+    let mut all: Vec<BackupPod> =
+        observed.backups.iter().map(|pod| backup_pod(pod, observed, &nodes, template_hash)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }
 
-fn backup_state(
-    pod: &Pod,
-    observed: &Observed,
-    nodes: &BTreeMap<&str, &NodeFacts>,
-    template_hash: &str,
-) -> BackupState {
+fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>, template_hash: &str) -> BackupPod {
     let name = pod.name_any();
     let log = observed.group.status.as_ref().and_then(|status| status.log.as_ref());
     let member = log.is_some_and(|log| log.members.iter().any(|member| member.name == name));
@@ -126,7 +121,7 @@ fn backup_state(
     let leave = if drained { Some(Leave::Drained) } else { outdated.then_some(Leave::Outdated) };
     let ip = status.and_then(|status| status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
-    BackupState {
+    BackupPod {
         uid: pod.uid().unwrap_or_default(),
         node: node_name,
         control: ip
