@@ -15,7 +15,6 @@ pub mod error;
 pub mod events;
 pub mod health;
 pub mod lease;
-pub mod logging;
 pub mod metrics;
 pub mod observe;
 pub mod observed;
