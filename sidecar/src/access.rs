@@ -1,7 +1,7 @@
-//! Who may speak on the control RPC: by certificates where TLS is set up, and else by a token that the group shares.
+//! Who may use the control RPC: with TLS, holders of certificates; without, holders of a token that the group shares.
 //!
-//! Loaded by `run` and `backup`; [`http`](crate::http) asks it of whoever comes, [`rpc`](crate::rpc) shows it to whomever it
-//! asks. Without either there is no control RPC: that a caller comes over loopback says nothing about who it is.
+//! Loaded by `run` and `backup`. [`http`](crate::http) demands it of callers, [`rpc`](crate::rpc) shows it to servers. Without
+//! either there is no control RPC: a connection over loopback says nothing about who the caller is.
 
 pub mod token;
 
@@ -16,7 +16,7 @@ use crate::tls::{PeerRole, Tls, TlsOptions};
 
 pub use token::{Token, TokenOptions};
 
-/// A process's own means to be let in and to let others in. Cheap to clone; clones see what is reloaded.
+/// How a process authenticates itself and its callers. Cheap to clone; clones see what is reloaded.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// Mutual TLS.

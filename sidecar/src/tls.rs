@@ -1,4 +1,4 @@
-//! Mutual TLS of the control RPC: who may speak is decided by the name in a certificate, not by where it connects from.
+//! Mutual TLS of the control RPC: the name in a certificate decides who may call, not the address.
 //!
 //! Loaded by `run` and `backup`, and again when its files change; [`http`](crate::http) accepts with it,
 //! [`rpc`](crate::rpc) connects with it. The CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
@@ -22,7 +22,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use identity::{Identity, IdentityError, PeerRole};
 use verifier::Verifier;
 
-/// How often files are looked at: kubelets renew what they mount within about a minute, and certificates are renewed weeks
+/// How often files are checked: kubelets update what they mount within about a minute, and certificates are renewed weeks
 /// before they expire.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -85,7 +85,7 @@ struct Source {
     role: PeerRole,
 }
 
-/// Whom a connection must be with, and how that is checked.
+/// Which role the peer of a connection must have, and how that is checked.
 #[derive(Clone, Debug)]
 pub struct Guard {
     tls: Tls,
@@ -263,7 +263,7 @@ fn unusable_key(error: &rustls::Error, cert: &Path) -> String {
     }
 }
 
-/// What went wrong in a handshake, for people: names what is wrong with the certificate instead of an alert's number.
+/// Why a handshake failed, for people: says what is wrong with the certificate instead of an alert's number.
 pub fn readable(error: &io::Error) -> String {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
         return error.to_string();
