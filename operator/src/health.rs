@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use tailwind_runtime::http::{ListenError, Server, listen};
+use tailwind_runtime::http::{Server, listen};
 
 use crate::metrics::Metrics;
 
@@ -35,7 +35,7 @@ impl Readiness {
 }
 
 /// Serves for ever.
-pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, readiness: Arc<Readiness>) -> Result<(), ListenError> {
+pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, readiness: Arc<Readiness>) -> anyhow::Result<()> {
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(move || async move { readyz(&readiness) }))

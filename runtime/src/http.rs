@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{self, Poll};
 use std::time::Duration;
 
+use anyhow::anyhow;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -114,30 +115,13 @@ impl Handshake for Arc<ServerConfig> {
     }
 }
 
-/// Why an endpoint cannot listen.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// The port is taken.
-    #[error("listen on {address}: the port is in use: stop what listens there, or choose another port")]
-    InUse {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// The operating system refused.
-    #[error("listen on {address}: {source}")]
-    Io {
-        /// The address.
-        address: SocketAddr,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-}
-
 /// Listens on this address.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ListenError::InUse { address },
-        _ => ListenError::Io { address, source },
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            anyhow!("listen on {address}: the port is in use: stop what listens there, or choose another port")
+        }
+        _ => anyhow!("listen on {address}: {error}"),
     })
 }
 

@@ -9,9 +9,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tailwind_protocol::ids::GroupName;
+use tailwind_runtime::http::Authentication;
 use tokio::task::JoinHandle;
 
-use crate::http::Authentication;
 use crate::tls::{PeerRole, Tls, TlsOptions};
 
 pub use token::{Token, TokenOptions};

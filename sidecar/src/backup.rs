@@ -34,7 +34,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::Access;
-use crate::http::{self, Authentication};
+use crate::http;
 use crate::options::write_port_file;
 use crate::preflight::obstacle;
 use crate::tls::PeerRole;
@@ -155,9 +155,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         write_port_file(path, address)?;
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
-    let authentication = access.authentication(PeerRole::Sidecar);
     tokio::select! {
-        result = serve_until(ended, listener, metrics_listener, service, authentication) => result,
+        result = serve_until(ended, listener, metrics_listener, service, &access) => result,
         never = scrubbing => match never {},
         Err(error) = reload => Err(error).context("reload certificates or token"),
     }
@@ -169,7 +168,7 @@ async fn serve_until(
     listener: TcpListener,
     metrics_listener: Option<TcpListener>,
     service: Service,
-    authentication: Authentication,
+    access: &Access,
 ) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(());
     let until_stopped = |mut stopped: watch::Receiver<()>| async move {
@@ -177,8 +176,8 @@ async fn serve_until(
         let _ = stopped.changed().await;
     };
     let mut servers = tokio::task::JoinSet::new();
-    let control = routes::control(service.clone());
-    servers.spawn(http::serve(listener, control, authentication, until_stopped(stopped.clone())));
+    let control = http::server(routes::control(service.clone()), access);
+    servers.spawn(control.serve(listener, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
         servers.spawn(Server::new(routes::probes(service)).serve(listener, until_stopped(stopped)));
     }

@@ -160,8 +160,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let _ = path_ended.blocking_send(path.run());
     })?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    let authentication = access.authentication(PeerRole::Sidecar);
-    let guarded = http::serve(endpoint, router(&context, interval), authentication, std::future::pending());
+    let guarded = http::server(router(&context, interval), &access).serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), outbox);
     let result = tokio::select! {

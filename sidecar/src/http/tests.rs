@@ -9,7 +9,6 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::access::{Token, TokenOptions};
-use crate::tls::PeerRole;
 use crate::tls::authority::{Authority, Files};
 
 /// An endpoint that is served until the test ends.
@@ -35,7 +34,7 @@ async fn start(access: Access) -> Endpoint {
         .route("/length", post(|body: axum::body::Bytes| async move { body.len().to_string() }));
     let listener = http::listen((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, router, access.authentication(PeerRole::Sidecar), std::future::pending()));
+    tokio::spawn(server(router, &access).serve(listener, std::future::pending()));
     Endpoint(address)
 }
 

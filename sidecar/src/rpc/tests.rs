@@ -37,14 +37,13 @@ fn client(address: SocketAddr) -> BackupClient {
     BackupClient::new(address.to_string(), &Access::Token(token()), PeerRole::Backup)
 }
 
+fn serve(listener: TcpListener, router: Router) {
+    tokio::spawn(http::server(router, &Access::Token(token())).serve(listener, std::future::pending()));
+}
+
 async fn serving(router: Router) -> BackupClient {
     let (listener, address) = listener().await;
-    tokio::spawn(http::serve(
-        listener,
-        router,
-        Access::Token(token()).authentication(PeerRole::Sidecar),
-        std::future::pending(),
-    ));
+    serve(listener, router);
     client(address)
 }
 
@@ -233,12 +232,7 @@ async fn the_token_is_shown_to_nobody_who_does_not_know_it() {
 async fn nobody_has_another_server_prove_in_its_place() {
     // It hands every byte on to a server of the group, and back.
     let (behind, server) = listener().await;
-    tokio::spawn(http::serve(
-        behind,
-        Router::new(),
-        Access::Token(token()).authentication(PeerRole::Sidecar),
-        std::future::pending(),
-    ));
+    serve(behind, Router::new());
     let (listener, address) = listener().await;
     tokio::spawn(async move {
         loop {
@@ -275,12 +269,7 @@ async fn named(name: &'static str, done: Arc<AtomicUsize>) -> SocketAddr {
     };
     let (listener, address) = listener().await;
     let router = Router::new().route("/do", post(answer));
-    tokio::spawn(http::serve(
-        listener,
-        router,
-        Access::Token(token()).authentication(PeerRole::Sidecar),
-        std::future::pending(),
-    ));
+    serve(listener, router);
     address
 }
 
