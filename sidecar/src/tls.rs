@@ -7,11 +7,13 @@ pub mod identity;
 mod verifier;
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use anyhow::{anyhow, bail, ensure};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -38,34 +40,6 @@ pub struct TlsOptions {
     /// The certificate's private key, PEM; keep it readable by this process alone
     #[arg(long, env = "TAILWIND_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
     pub tls_key: Option<PathBuf>,
-}
-
-/// Why TLS material cannot be used, for the person who provided it.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file cannot be read.
-    #[error("read {flag} {path}: {source}")]
-    Read {
-        /// The option that named the file.
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-    /// A file holds something else.
-    #[error("{flag} {path}: {why}")]
-    Content {
-        /// The option that named the file.
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Only a part of the three was given.
-    #[error("--tls-ca, --tls-cert and --tls-key go together: give all three, or none")]
-    Incomplete,
 }
 
 /// A process's TLS material, checked. Cheap to clone; clones see what is [reloaded](Tls::keep_fresh).
@@ -119,12 +93,12 @@ struct Material {
 
 impl TlsOptions {
     /// Loads the files, if any are named.
-    pub fn load(&self, group: &GroupName, role: PeerRole) -> Result<Option<Tls>, TlsError> {
+    pub fn load(&self, group: &GroupName, role: PeerRole) -> anyhow::Result<Option<Tls>> {
         let TlsOptions { tls_ca, tls_cert, tls_key } = self;
         match (tls_ca, tls_cert, tls_key) {
             (None, None, None) => Ok(None),
             (Some(ca), Some(cert), Some(key)) => Tls::load(ca, cert, key, group, role).map(Some),
-            _ => Err(TlsError::Incomplete),
+            _ => bail!("--tls-ca, --tls-cert and --tls-key go together: give all three, or none"),
         }
     }
 }
@@ -132,7 +106,7 @@ impl TlsOptions {
 impl Tls {
     /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
     /// this group and role. Finding that out now is better than at the first failover.
-    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Tls, TlsError> {
+    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> anyhow::Result<Tls> {
         let source = Source { ca: ca.into(), cert: cert.into(), key: key.into(), group: group.clone(), role };
         let material = Arc::new(Material::load(&source)?);
         Ok(Tls { source: Arc::new(source), material: Arc::new(RwLock::new(material)) })
@@ -177,13 +151,13 @@ impl Tls {
 }
 
 impl Material {
-    fn load(Source { ca, cert, key: key_file, group, role }: &Source) -> Result<Material, TlsError> {
+    fn load(Source { ca, cert, key: key_file, group, role }: &Source) -> anyhow::Result<Material> {
         let roots = Arc::new(read_roots(ca)?);
         let chain = read_certificates("--tls-cert", cert)?;
         let key = read_key(key_file)?;
 
-        let of_cert = |why: String| TlsError::Content { flag: "--tls-cert", path: cert.clone(), why };
-        let of_key = |why: String| TlsError::Content { flag: "--tls-key", path: key_file.clone(), why };
+        let of_cert = |why: String| unusable("--tls-cert", cert, why);
+        let of_key = |why: String| unusable("--tls-key", key_file, why);
         let verifier = |role| Verifier::new(&roots, group, role).map_err(|error| of_cert(error.to_string()));
         let ours = verifier(*role)?;
         let identity = ours.check_own(&chain).map_err(of_cert)?;
@@ -200,7 +174,7 @@ impl Material {
             // No resumption: every connection shows its certificate, so an expired one cannot live on in a ticket.
             config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
-            Ok::<_, TlsError>(Arc::new(config))
+            anyhow::Ok(Arc::new(config))
         };
         let client = |peer: PeerRole| {
             let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
@@ -211,7 +185,7 @@ impl Material {
                 .map_err(|error| of_key(unusable_key(&error, cert)))?;
             config.resumption = rustls::client::Resumption::disabled();
             config.enable_sni = false;
-            Ok::<_, TlsError>(Arc::new(config))
+            anyhow::Ok(Arc::new(config))
         };
         let servers = [server(PeerRole::Sidecar)?, server(PeerRole::Backup)?];
         let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?];
@@ -219,40 +193,36 @@ impl Material {
     }
 }
 
-fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read { flag, path: path.to_owned(), source })
+/// For the person who provided the file.
+fn unusable(flag: &str, path: &Path, why: impl Display) -> anyhow::Error {
+    anyhow!("{flag} {}: {why}", path.display())
 }
 
-fn read_certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let content = |why: String| TlsError::Content { flag, path: path.to_owned(), why };
+fn read(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| anyhow!("read {flag} {}: {error}", path.display()))
+}
+
+fn read_certificates(flag: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let bytes = read(flag, path)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    match certificates {
-        Ok(found) if found.is_empty() => Err(content("no PEM certificate in it (BEGIN CERTIFICATE)".to_owned())),
-        Ok(found) => Ok(found),
-        Err(error) => Err(content(format!("not PEM: {error}"))),
-    }
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(|error| unusable(flag, path, format_args!("not PEM: {error}")))?;
+    ensure!(!found.is_empty(), unusable(flag, path, "no PEM certificate in it (BEGIN CERTIFICATE)"));
+    Ok(found)
 }
 
-fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+fn read_roots(path: &Path) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates("--tls-ca", path)? {
-        let refused = |error: rustls::Error| TlsError::Content {
-            flag: "--tls-ca",
-            path: path.to_owned(),
-            why: format!("not a CA certificate: {error}"),
-        };
+        let refused = |error| unusable("--tls-ca", path, format_args!("not a CA certificate: {error}"));
         roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
 }
 
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+fn read_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let bytes = read("--tls-key", path)?;
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| TlsError::Content {
-        flag: "--tls-key",
-        path: path.to_owned(),
-        why: format!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"),
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
+        unusable("--tls-key", path, format_args!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"))
     })
 }
 
