@@ -1,18 +1,15 @@
 //! `/healthz`, `/readyz` and `/metrics` over plain HTTP.
 //!
-//! Served by [`run`](crate::run) from the first moment on, with the lease and without.
+//! Served by [`run`](crate::run) from the start, with the lease and without.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Context;
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::StatusCode;
 use axum::routing::get;
-use tokio::net::TcpListener;
+use tailwind_runtime::http::{Server, listen};
 
 use crate::metrics::Metrics;
 
@@ -21,13 +18,13 @@ use crate::metrics::Metrics;
 pub struct Readiness(Mutex<BTreeMap<&'static str, String>>);
 
 impl Readiness {
-    /// This is not there yet, or no longer.
-    pub fn lacks(&self, what: &'static str, why: impl Into<String>) {
+    /// This is not ready yet, or no longer.
+    pub fn set_unready(&self, what: &'static str, why: impl Into<String>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(what, why.into());
     }
 
-    /// This is there.
-    pub fn has(&self, what: &'static str) {
+    /// This is ready.
+    pub fn set_ready(&self, what: &'static str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
     }
 
@@ -37,30 +34,19 @@ impl Readiness {
     }
 }
 
-#[derive(Clone)]
-struct Endpoints {
-    metrics: Arc<Metrics>,
-    readiness: Arc<Readiness>,
-}
-
 /// Serves for ever.
 pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, readiness: Arc<Readiness>) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address} (--listen)"))?;
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_page))
-        .with_state(Endpoints { metrics, readiness });
-    axum::serve(listener, router).await.context("serve metrics and probes")
+        .route("/readyz", get(move || async move { readyz(&readiness) }))
+        .route("/metrics", get(move || async move { metrics.snapshot() }));
+    Server::new(router).serve(listen(address).await?, std::future::pending()).await;
+    Ok(())
 }
 
-async fn readyz(State(endpoints): State<Endpoints>) -> impl IntoResponse {
-    match endpoints.readiness.obstacles().as_slice() {
+fn readyz(readiness: &Readiness) -> (StatusCode, String) {
+    match readiness.obstacles().as_slice() {
         [] => (StatusCode::OK, "ok\n".to_owned()),
         obstacles => (StatusCode::SERVICE_UNAVAILABLE, obstacles.join("\n") + "\n"),
     }
-}
-
-async fn metrics_page(State(endpoints): State<Endpoints>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], endpoints.metrics.text())
 }

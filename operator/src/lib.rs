@@ -15,7 +15,6 @@ mod error;
 mod events;
 pub mod health;
 mod lease;
-pub mod logging;
 pub mod metrics;
 pub mod objects;
 mod observe;

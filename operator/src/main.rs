@@ -4,8 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tailwind_operator::commands;
-use tailwind_operator::logging::LogOptions;
 use tailwind_operator::options::RunOptions;
+use tailwind_runtime::logging::LogOptions;
+use tailwind_runtime::process;
 
 /// Keeps ReplicaGroups as they are asked to be: backup pods, certificates, sidecars, status.
 #[derive(Parser)]
@@ -31,24 +32,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
-    let mut runs = false;
     let result = match command {
-        Command::Run(options) => log.start().and_then(|()| {
-            runs = true;
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-            runtime.block_on(tailwind_operator::run::run(*options))
-        }),
+        Command::Run(options) => return process::run(&log, tailwind_operator::run::run(*options)),
         Command::Crd => commands::crd(),
         Command::Permissions => commands::permissions(),
         Command::Inject(options) => commands::inject(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever collects its log finds its end there.
-        Err(error) if runs => {
-            tracing::error!("ending: {error:#}");
-            ExitCode::FAILURE
-        }
         Err(error) => {
             commands::complain(&error);
             ExitCode::FAILURE

@@ -1,32 +1,59 @@
-//! Counters and gauges in the Prometheus text format.
+//! What the operator counts, and how each group is.
 //!
-//! Counted by [`controller`](crate::controller), [`apply`](crate::apply) and the webhook; told by [`health`](crate::health).
+//! Counted by [`controller`](crate::controller), [`apply`](crate::apply) and the webhook; served by [`health`](crate::health).
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
+use tailwind_runtime::metrics::Snapshot;
 
 use crate::plan::Action;
 
-type Samples = BTreeMap<String, f64>;
-type Reading = fn(&Group) -> Option<f64>;
-
 /// All metrics.
 #[derive(Debug, Default)]
-pub struct Metrics(Mutex<Inner>);
+pub struct Metrics {
+    is_leader: Gauge,
+    reconciles: Family<ResultLabel, Counter>,
+    errors: Family<ClassLabel, Counter>,
+    seconds: Counter<f64, AtomicU64>,
+    actions: Family<ActionLabel, Counter>,
+    injections: Family<ResultLabel, Counter>,
+    groups: Mutex<BTreeMap<GroupLabels, Group>>,
+}
 
-#[derive(Debug, Default)]
-struct Inner {
-    is_leader: bool,
-    reconciles: Samples,
-    errors: Samples,
-    seconds: f64,
-    actions: Samples,
-    injections: Samples,
-    groups: BTreeMap<(String, String), Group>,
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClassLabel {
+    class: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ActionLabel {
+    action: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct GroupLabels {
+    namespace: String,
+    group: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    #[prometheus(flatten)]
+    group: GroupLabels,
+    phase: String,
 }
 
 #[derive(Debug)]
@@ -38,29 +65,28 @@ struct Group {
 }
 
 impl Metrics {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<GroupLabels, Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this replica is the one that writes.
-    pub fn leads(&self, leads: bool) {
-        self.inner().is_leader = leads;
+    pub fn set_leader(&self, is_leader: bool) {
+        self.is_leader.set(is_leader.into());
     }
 
     /// A reconcile has ended.
-    pub fn reconciled(&self, time: Duration, error: Option<&str>) {
-        let mut inner = self.inner();
+    pub fn reconciled(&self, time: Duration, error: Option<&'static str>) {
         let result = if error.is_some() { "error" } else { "ok" };
-        count(&mut inner.reconciles, "result", result);
-        inner.seconds += time.as_secs_f64();
+        self.reconciles.get_or_create(&ResultLabel { result }).inc();
+        self.seconds.inc_by(time.as_secs_f64());
         if let Some(class) = error {
-            count(&mut inner.errors, "class", class);
+            self.errors.get_or_create(&ClassLabel { class }).inc();
         }
     }
 
     /// An action was carried out.
     pub fn acted(&self, action: &Action) {
-        let kind = match action {
+        let action = match action {
             Action::Finalizer(_) => "finalizer",
             Action::ForgetSwitchover => "forget_switchover",
             Action::Certificates(_) => "certificates",
@@ -71,103 +97,69 @@ impl Metrics {
             Action::Gate { .. } => "gate",
             Action::Role { .. } => "role",
         };
-        count(&mut self.inner().actions, "action", kind);
+        self.actions.get_or_create(&ActionLabel { action }).inc();
     }
 
     /// The webhook has answered.
-    pub fn injected(&self, result: &str) {
-        count(&mut self.inner().injections, "result", result);
+    pub fn injected(&self, result: &'static str) {
+        self.injections.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// How a group is.
     pub fn saw(&self, namespace: &str, name: &str, status: &ReplicaGroupStatus, certificates_end: Option<i64>) {
-        let group = Group {
-            phase: status.phase,
-            members: status.members,
-            members_wanted: status.members_wanted,
-            certificates_end,
-        };
-        self.inner().groups.insert((namespace.to_owned(), name.to_owned()), group);
+        let &ReplicaGroupStatus { phase, members, members_wanted, .. } = status;
+        self.groups().insert(labels(namespace, name), Group { phase, members, members_wanted, certificates_end });
     }
 
     /// A group is gone.
     pub fn forget(&self, namespace: &str, name: &str) {
-        self.inner().groups.remove(&(namespace.to_owned(), name.to_owned()));
+        self.groups().remove(&labels(namespace, name));
     }
 
-    /// All of them as text.
-    pub fn text(&self) -> String {
-        let inner = self.inner();
-        let mut text = Text(String::new());
-        let version = env!("CARGO_PKG_VERSION");
-        text.family("tailwind_operator_info", "gauge", "Which version this is.");
-        text.sample("tailwind_operator_info", &format!("version=\"{version}\""), 1.0);
-        text.family("tailwind_operator_leader", "gauge", "Whether this replica is the one that writes.");
-        text.sample("tailwind_operator_leader", "", f64::from(u8::from(inner.is_leader)));
-        text.all("tailwind_operator_reconciles_total", "Reconciles.", &inner.reconciles);
-        text.all("tailwind_operator_reconcile_errors_total", "Reconciles that failed, by class.", &inner.errors);
-        text.family("tailwind_operator_reconcile_seconds_total", "counter", "Time spent in reconciles.");
-        text.sample("tailwind_operator_reconcile_seconds_total", "", inner.seconds);
-        text.all("tailwind_operator_actions_total", "What was done, by kind.", &inner.actions);
-        text.all("tailwind_operator_injections_total", "Answers of the webhook.", &inner.injections);
-        text.groups(&inner.groups);
-        text.0
-    }
-}
-
-fn count(samples: &mut Samples, label: &str, value: &str) {
-    *samples.entry(format!("{label}=\"{value}\"")).or_default() += 1.0;
-}
-
-struct Text(String);
-
-impl Text {
-    // Writing to a string cannot fail.
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    /// All of them.
+    pub fn snapshot(&self) -> Snapshot {
+        let (phase, [members, wanted, end]) = self.of_groups();
+        let mut now = Snapshot::new([]);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        now.info("tailwind_operator_info", "Which version this is.", [("version", version)]);
+        let is_leader = self.is_leader.clone();
+        now.register("tailwind_operator_leader", "Whether this replica is the one that writes.", is_leader);
+        now.register("tailwind_operator_reconciles_total", "Reconciles.", self.reconciles.clone());
+        let errors = self.errors.clone();
+        now.register("tailwind_operator_reconcile_errors_total", "Reconciles that failed, by class.", errors);
+        let seconds = self.seconds.clone();
+        now.register("tailwind_operator_reconcile_seconds_total", "Time spent in reconciles.", seconds);
+        now.register("tailwind_operator_actions_total", "What was done, by kind.", self.actions.clone());
+        now.register("tailwind_operator_injections_total", "Answers of the webhook.", self.injections.clone());
+        now.register("tailwind_group_phase", "1 for the phase that a group is in.", phase);
+        now.register("tailwind_group_members", "Copies that a group has.", members);
+        now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
+        let name = "tailwind_group_certificates_end_timestamp_seconds";
+        now.register(name, "When the first of a group's certificates ends.", end);
+        now
     }
 
-    fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
-    }
-
-    fn all(&mut self, name: &str, help: &str, samples: &Samples) {
-        self.family(name, "counter", help);
-        for (labels, value) in samples {
-            self.sample(name, labels, *value);
-        }
-    }
-
-    fn groups(&mut self, groups: &BTreeMap<(String, String), Group>) {
-        let labels = |(namespace, name): &(String, String)| format!("namespace=\"{namespace}\",group=\"{name}\"");
-        self.family("tailwind_group_phase", "gauge", "1 for the phase that a group is in.");
-        for (key, group) in groups {
+    /// Phases; members, members wanted, and the end of certificates.
+    fn of_groups(&self) -> (Family<PhaseLabels, Gauge>, [Family<GroupLabels, Gauge>; 3]) {
+        let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 3]>::default());
+        for (labels, group) in &*self.groups() {
             if let Some(phase) = group.phase {
-                self.sample("tailwind_group_phase", &format!("{},phase=\"{phase:?}\"", labels(key)), 1.0);
+                let labels = PhaseLabels { group: labels.clone(), phase: format!("{phase:?}") };
+                phases.get_or_create(&labels).set(1);
             }
-        }
-        let gauges: [(&str, &str, Reading); 3] = [
-            ("tailwind_group_members", "Copies that a group has.", |group| group.members.map(f64::from)),
-            ("tailwind_group_members_wanted", "Copies that a group wants.", |group| {
-                group.members_wanted.map(f64::from)
-            }),
-            (
-                "tailwind_group_certificates_end_timestamp_seconds",
-                "When the first of a group's certificates ends.",
-                #[allow(clippy::cast_precision_loss, reason = "seconds since 1970 fit")]
-                |group| group.certificates_end.map(|end| end as f64),
-            ),
-        ];
-        for (name, help, value) in gauges {
-            self.family(name, "gauge", help);
-            for (key, group) in groups {
-                if let Some(value) = value(group) {
-                    self.sample(name, &labels(key), value);
+            let values = [group.members.map(i64::from), group.members_wanted.map(i64::from), group.certificates_end];
+            for (family, value) in numbers.iter().zip(values) {
+                if let Some(value) = value {
+                    family.get_or_create(labels).set(value);
                 }
             }
         }
+        (phases, numbers)
     }
+}
+
+fn labels(namespace: &str, name: &str) -> GroupLabels {
+    GroupLabels { namespace: namespace.to_owned(), group: name.to_owned() }
 }
 
 #[cfg(test)]
@@ -175,13 +167,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_are_told_as_prometheus_reads_them() {
+    fn samples_have_their_names_and_labels() {
         let metrics = Metrics::default();
-        metrics.leads(true);
+        metrics.set_leader(true);
         metrics.reconciled(Duration::from_millis(500), Some("conflict"));
         let status = ReplicaGroupStatus { phase: Some(Phase::Ready), members: Some(3), ..Default::default() };
         metrics.saw("shop", "orders", &status, None);
-        let text = metrics.text();
+        let text = metrics.snapshot().text();
         for line in [
             "tailwind_operator_leader 1",
             "tailwind_operator_reconciles_total{result=\"error\"} 1",
@@ -193,6 +185,6 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
         }
         metrics.forget("shop", "orders");
-        assert!(!metrics.text().contains("orders"));
+        assert!(!metrics.snapshot().text().contains("orders"));
     }
 }

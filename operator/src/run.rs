@@ -11,7 +11,7 @@ use kube::api::{Api, ListParams, PartialObjectMeta};
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::store;
 use tailwind_crds::ReplicaGroup;
-use tokio::signal::unix::{SignalKind, signal};
+use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -29,19 +29,18 @@ const DEFINITION_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs until a signal ends it. An error is a reason to start anew.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = Signals::new()?;
     let metrics = Arc::new(Metrics::default());
     let readiness = Arc::new(Readiness::default());
-    readiness.lacks("api server", "not asked yet");
+    readiness.set_unready("api server", "not connected yet");
     let health = health::serve(options.listen, Arc::clone(&metrics), Arc::clone(&readiness));
     let work = work(options, metrics, readiness);
     let (stop, stopped) = watch::channel(false);
     let mut work = std::pin::pin!(work(stopped));
     tokio::select! {
-        result = health => return result.and(Err(anyhow!("the metrics endpoint has ended"))),
+        result = health => return result.context("--listen").and(Err(anyhow!("the metrics endpoint has ended"))),
         result = &mut work => return result,
-        _ = terminate.recv() => info!("SIGTERM: ending"),
-        _ = interrupt.recv() => info!("SIGINT: ending"),
+        signal = signals.next() => info!(signal, "ending"),
     }
     // Reconciles that run come to their end, and the lease is given back.
     stop.send_replace(true);
@@ -59,7 +58,7 @@ fn work(
                 Client::try_default().await.context("find the API server: run in a pod, or with a kubeconfig")?;
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
-            readiness.has("api server");
+            readiness.set_ready("api server");
             info!(%server, version = env!("CARGO_PKG_VERSION"), "started");
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "this server is older than this operator is made for: {shortfall}");
@@ -91,7 +90,7 @@ async fn lead(
         () = elector.acquire() => {}
         () = until(stopped.clone()) => return Ok(()),
     }
-    metrics.leads(true);
+    metrics.set_leader(true);
     tokio::select! {
         lost = elector.keep() => return Err(lost),
         () = until(stopped.clone()) => {

@@ -1,18 +1,22 @@
-//! Who may speak on the control RPC: by certificates where TLS is set up, and else by a token that the group shares.
+//! Who may use the control RPC: with TLS, holders of certificates; without, holders of a token that the group shares.
 //!
-//! Loaded by `run` and `backup`; [`http`](crate::http) asks it of whoever comes, [`rpc`](crate::rpc) shows it to whomever it
-//! asks. Without either there is no control RPC: that a caller comes over loopback says nothing about who it is.
+//! Loaded by `run` and `backup`. [`http`](crate::http) demands it of callers, [`rpc`](crate::rpc) shows it to servers. Without
+//! either there is no control RPC: a connection over loopback says nothing about who the caller is.
 
 pub mod token;
 
-use tailwind_protocol::ids::GroupName;
+use std::convert::Infallible;
+use std::sync::Arc;
 
-use crate::http::Entry;
+use tailwind_protocol::ids::GroupName;
+use tailwind_runtime::http::Authentication;
+use tokio::task::JoinHandle;
+
 use crate::tls::{PeerRole, Tls, TlsOptions};
 
 pub use token::{Token, TokenOptions};
 
-/// A process's own means to be let in and to let others in. Cheap to clone; clones see what is reloaded.
+/// How a process authenticates itself and its callers. Cheap to clone; clones see what is reloaded.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// Mutual TLS.
@@ -22,16 +26,21 @@ pub enum Access {
 }
 
 impl Access {
-    /// Loads the TLS material if any is named, and else the token, which is made if it is not there. Keeps up with changes of
-    /// the files from then on; called within the runtime.
-    pub fn load(tls: TlsOptions, token: &TokenOptions, group: &GroupName, role: PeerRole) -> anyhow::Result<Access> {
-        if let Some(loaded) = tls.load(group, role)? {
-            tokio::spawn(loaded.clone().keep_fresh(tls, group.clone(), role));
-            return Ok(Access::Tls(loaded));
+    /// Loads the TLS material if any is named, or else the token, which is made if it is missing. The task reloads files that
+    /// change, and ends only by a panic: its owner ends the process then. Called within the runtime.
+    pub fn load(
+        tls: &TlsOptions,
+        token: &TokenOptions,
+        group: &GroupName,
+        role: PeerRole,
+    ) -> anyhow::Result<(Access, JoinHandle<Infallible>)> {
+        if let Some(tls) = tls.load(group, role)? {
+            let reload = tokio::spawn(tls.clone().keep_fresh());
+            return Ok((Access::Tls(tls), reload));
         }
         let token = token.load(group)?;
-        tokio::spawn(token.clone().keep_fresh(group.clone()));
-        Ok(Access::Token(token))
+        let reload = tokio::spawn(token.clone().keep_fresh(group.clone()));
+        Ok((Access::Token(token), reload))
     }
 
     /// The TLS material, if it is that.
@@ -42,11 +51,11 @@ impl Access {
         }
     }
 
-    /// What an endpoint asks of whoever comes: to be a `peer` of this group.
-    pub fn entry(&self, peer: PeerRole) -> Entry {
+    /// What an endpoint demands of its callers: to be a `peer` of this group.
+    pub fn authentication(&self, peer: PeerRole) -> Authentication {
         match self {
-            Access::Tls(tls) => Entry::Tls(tls.guard(peer)),
-            Access::Token(token) => Entry::Token(token.clone()),
+            Access::Tls(tls) => Authentication::Tls(Arc::new(tls.guard(peer))),
+            Access::Token(token) => Authentication::Request(Arc::new(token.clone())),
         }
     }
 }

@@ -26,13 +26,15 @@ use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
 use tailwind_protocol::layout::readable_size;
+use tailwind_runtime::http::Server;
+use tailwind_runtime::process::Signals;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::Access;
-use crate::http::{self, Entry};
+use crate::http;
 use crate::options::write_port_file;
 use crate::preflight::obstacle;
 use crate::tls::PeerRole;
@@ -75,12 +77,12 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     } = options;
 
     // Signals first: from here on a shutdown is an orderly one, and SIGPWR no longer kills.
-    let mut signals = Signals::new()?;
-    let access = Access::load(tls, &token, &group, PeerRole::Backup)?;
+    let mut signals = Signals::new()?.and("SIGPWR", SignalKind::from_raw(SIGPWR))?;
+    let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Backup)?;
     let listener = http::listen(listen, &access).await?;
     let address = listener.local_addr().context("read the control address")?;
     let metrics_listener = match metrics_listen {
-        Some(address) => Some(http::listen_openly(address).await?),
+        Some(address) => Some(tailwind_runtime::http::listen(address).await?),
         None => None,
     };
 
@@ -154,8 +156,9 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     }
     let ended = attend(handle, finished, &mut signals, Duration::from_secs(hold_up));
     tokio::select! {
-        result = serve_until(ended, listener, metrics_listener, service, access.entry(PeerRole::Sidecar)) => result,
+        result = serve_until(ended, listener, metrics_listener, service, &access) => result,
         never = scrubbing => match never {},
+        Err(error) = reload => Err(error).context("reload certificates or token"),
     }
 }
 
@@ -165,7 +168,7 @@ async fn serve_until(
     listener: TcpListener,
     metrics_listener: Option<TcpListener>,
     service: Service,
-    entry: Entry,
+    access: &Access,
 ) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(());
     let until_stopped = |mut stopped: watch::Receiver<()>| async move {
@@ -173,9 +176,10 @@ async fn serve_until(
         let _ = stopped.changed().await;
     };
     let mut servers = tokio::task::JoinSet::new();
-    servers.spawn(http::serve(listener, routes::control(service.clone()), entry, until_stopped(stopped.clone())));
+    let control = http::server(routes::control(service.clone()), access);
+    servers.spawn(control.serve(listener, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
-        servers.spawn(http::serve(listener, routes::probes(service), Entry::Open, until_stopped(stopped)));
+        servers.spawn(Server::new(routes::probes(service)).serve(listener, until_stopped(stopped)));
     }
     let result = tokio::select! {
         result = ended => result,
@@ -213,31 +217,5 @@ async fn attend(
         () = tokio::time::sleep(hold_up) => bail!(
             "flushing took longer than --hold-up ({hold_up:?}): what is not on disk is in the pool only"
         ),
-    }
-}
-
-/// The signals that end a backup in good order.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    power: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Signals> {
-        let on = |kind| signal(kind).context("wait for signals");
-        Ok(Signals {
-            terminate: on(SignalKind::terminate())?,
-            interrupt: on(SignalKind::interrupt())?,
-            power: on(SignalKind::from_raw(SIGPWR))?,
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.power.recv() => "SIGPWR",
-        }
     }
 }

@@ -19,8 +19,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use indicatif::HumanCount;
-
-use crate::logging::explain;
+use tailwind_runtime::logging::explain;
 
 /// What people do with a log.
 #[derive(Subcommand)]

@@ -1,123 +1,30 @@
-//! Logs to standard error, as text for people or as JSON for collectors; and what is said about errors, and how often.
+//! Keeps an error that repeats from filling the log.
 //!
-//! Started once by `main`.
+//! Used by what tries again and again: a standby, and a backup's look at its quarantine.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use clap::{Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+/// The same error is logged at most this often.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The same trouble is logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// For collectors
-    Json,
-}
-
-/// Options of every command.
-#[derive(Args, Clone, Debug)]
-pub struct LogOptions {
-    /// What to log: error, warn, info or debug, also per module as in info,tailwind_sidecar::path=debug
-    #[arg(long, env = "TAILWIND_LOG", default_value = "info", global = true, value_name = "FILTER", value_parser = parse_filter)]
-    pub log: String,
-    /// How log lines look: text on a terminal, json for collectors
-    #[arg(long, env = "TAILWIND_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
-    pub log_format: LogFormat,
-}
-
-/// Levels as filters name them.
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-/// A filter of levels and of modules with levels. [`EnvFilter`] takes any word for a module of which everything is wanted, so
-/// that a level with a slip in it would silence the log.
-fn parse_filter(text: &str) -> Result<String, String> {
-    let example = "use off, error, warn, info, debug or trace, also per module as in info,tailwind_sidecar::path=debug";
-    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    let directives = || text.split(',').map(str::trim).filter(|directive| !directive.is_empty());
-    if directives().next().is_none() {
-        return Err(format!("names no level: {example}"));
-    }
-    for directive in directives() {
-        let Some((module, level)) = directive.split_once('=') else {
-            if is_level(directive) {
-                continue;
-            }
-            return Err(format!("`{directive}` is no level: {example}"));
-        };
-        let is_path = module.split("::").all(|name| {
-            let mut chars = name.chars();
-            chars.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
-                && chars.all(|char| char.is_ascii_alphanumeric() || char == '_')
-        });
-        if !is_path {
-            return Err(format!("`{module}` is no module: {example}"));
-        }
-        if !is_level(level) {
-            return Err(format!("`{level}` in `{directive}` is no level: {example}"));
-        }
-    }
-    Ok(text.to_owned())
-}
-
-impl LogOptions {
-    /// Starts logging.
-    pub fn start(&self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(&self.log).with_context(|| format!("--log {}", self.log))?;
-        // What fails in there is told where it is consumed.
-        let quiet = ["kube_client", "kube_runtime"].into_iter().filter(|module| !self.log.contains(module));
-        let filter = quiet
-            .map(|module| format!("{module}=off").parse())
-            .try_fold(filter, |filter, directive| directive.map(|directive| filter.add_directive(directive)))?;
-        let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        match self.log_format {
-            LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
-            LogFormat::Json => builder.json().flatten_event(true).init(),
-        }
-        Ok(())
-    }
-}
-
-/// An error with its causes, each told once: some errors name their cause in their own words already.
-pub fn explain(error: &anyhow::Error) -> String {
-    let mut said = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if said.is_empty() {
-            said = cause;
-        } else if !said.ends_with(&cause) {
-            said += ": ";
-            said += &cause;
-        }
-    }
-    said
-}
-
-/// Keeps the same trouble from being logged at every try: once, and then every ten seconds.
+/// Says when to log an error: at once when it is new, then every ten seconds.
 #[derive(Debug)]
 pub struct Repeats<T> {
-    said: Option<(T, Instant)>,
+    last: Option<(T, Instant)>,
 }
 
 impl<T> Default for Repeats<T> {
     fn default() -> Repeats<T> {
-        Repeats { said: None }
+        Repeats { last: None }
     }
 }
 
 impl<T: PartialEq> Repeats<T> {
-    /// True if this is to be logged now; then it counts as logged.
-    pub fn is_due(&mut self, trouble: T, now: Instant) -> bool {
-        let fresh = |(said, at): &(T, Instant)| *said != trouble || now.duration_since(*at) >= SAY_AGAIN;
-        let is_due = self.said.as_ref().is_none_or(fresh);
+    /// True if this error is to be logged now; then it counts as logged.
+    pub fn is_due(&mut self, error: T, now: Instant) -> bool {
+        let is_due = self.last.as_ref().is_none_or(|(last, at)| *last != error || now - *at >= REPEAT_INTERVAL);
         if is_due {
-            self.said = Some((trouble, now));
+            self.last = Some((error, now));
         }
         is_due
     }
@@ -128,44 +35,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_are_levels_and_modules_with_levels() {
-        for good in ["info", "WARN", "info,tailwind_sidecar::path=debug", "off, kube=trace,"] {
-            assert_eq!(parse_filter(good).as_deref(), Ok(good));
-        }
-        for (bad, words) in [
-            ("", "names no level"),
-            (",", "names no level"),
-            ("verbose", "`verbose` is no level"),
-            ("info,debgu", "`debgu` is no level"),
-            ("tailwind_sidecar", "`tailwind_sidecar` is no level"),
-            ("info,tailwind_sidecar=loud", "`loud` in `tailwind_sidecar=loud` is no level"),
-            ("=debug", "`` is no module"),
-            ("some module=debug", "`some module` is no module"),
-        ] {
-            let error = parse_filter(bad).unwrap_err();
-            assert!(error.contains(words) && error.contains("use off, error"), "{bad}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_cause_is_told_once() {
-        let not_found = || std::io::Error::from_raw_os_error(2);
-        let plain = anyhow::Error::new(not_found()).context("open the file");
-        assert_eq!(explain(&plain), "open the file: No such file or directory (os error 2)");
-        let path = std::path::PathBuf::from("/x");
-        let naming = crate::store::file::StoreError::Io { action: "list folder", path, source: not_found() };
-        let said = explain(&anyhow::Error::new(naming).context("start"));
-        assert_eq!(said, "start: list folder /x: No such file or directory (os error 2)");
-    }
-
-    #[test]
-    fn the_same_trouble_is_due_again_after_a_while() {
+    fn the_same_error_is_due_again_after_a_while() {
         let (mut repeats, start) = (Repeats::default(), Instant::now());
         assert!(repeats.is_due("a", start));
         assert!(!repeats.is_due("a", start + Duration::from_millis(60)));
-        assert!(!repeats.is_due("a", start + SAY_AGAIN / 2));
-        assert!(repeats.is_due("a", start + SAY_AGAIN));
-        assert!(!repeats.is_due("a", start + SAY_AGAIN));
-        assert!(repeats.is_due("b", start + SAY_AGAIN));
+        assert!(!repeats.is_due("a", start + REPEAT_INTERVAL / 2));
+        assert!(repeats.is_due("a", start + REPEAT_INTERVAL));
+        assert!(!repeats.is_due("a", start + REPEAT_INTERVAL));
+        assert!(repeats.is_due("b", start + REPEAT_INTERVAL));
     }
 }

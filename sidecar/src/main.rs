@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tailwind_runtime::logging::LogOptions;
+use tailwind_runtime::process;
 use tailwind_sidecar::commands::PeopleCommand;
-use tailwind_sidecar::logging::{LogOptions, explain};
 use tailwind_sidecar::options::RunOptions;
 use tailwind_sidecar::{backup, run};
 
@@ -30,22 +31,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
-    let result = match command {
-        // For people, who are told what went wrong without a log.
-        Command::People(command) => return command.run(),
-        Command::Run(options) => start(&log).and_then(|runtime| runtime.block_on(run::run(*options))),
-        Command::Backup(options) => start(&log).and_then(|runtime| runtime.block_on(backup::run(*options))),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{}", explain(&error));
-            ExitCode::FAILURE
-        }
+    match command {
+        // For people: the command says what went wrong, without a log.
+        Command::People(command) => command.run(),
+        Command::Run(options) => process::run(&log, run::run(*options)),
+        Command::Backup(options) => process::run(&log, backup::run(*options)),
     }
-}
-
-fn start(log: &LogOptions) -> anyhow::Result<tokio::runtime::Runtime> {
-    log.start()?;
-    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }

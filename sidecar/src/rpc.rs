@@ -26,10 +26,10 @@ use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::rpc::{
     COPY_JSON_SIZE_MAX, FenceRequest, FetchRequest, INVENTORY_PAGE_MAX, Inventory, Refusal, path,
 };
+use tailwind_runtime::http::IDLE_TIMEOUT;
 use tokio::time::timeout;
 
 use crate::access::Access;
-use crate::http::HEAD_TIMEOUT;
 use crate::tls::{self, PeerRole};
 use dial::{Dialer, Link};
 
@@ -42,7 +42,7 @@ const REFUSAL_SIZE_MAX: usize = 16 << 10;
 const IDLE_MAX: usize = 4;
 /// Idle connections are not used for longer than this: the server ends them soon after, and a request that meets the end
 /// on its way would not be repeated.
-const IDLE_TIME_MAX: Duration = Duration::from_secs(HEAD_TIMEOUT.as_secs() / 2);
+const IDLE_TIME_MAX: Duration = Duration::from_secs(IDLE_TIMEOUT.as_secs() / 2);
 
 /// Names the backup that a request is for. Another one refuses it before it looks at anything else.
 pub const MEMBER_HEADER: &str = "tailwind-member";

@@ -19,7 +19,8 @@ use tailwind_crds::readiness::Readiness;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
-use tokio::signal::unix::{SignalKind, signal};
+use tailwind_runtime::http::Server;
+use tailwind_runtime::process::Signals;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -28,7 +29,7 @@ use crate::control::desired::DesiredState;
 use crate::control::log::LogView;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
-use crate::http::{self, Entry};
+use crate::http;
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::store::Store;
@@ -79,10 +80,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         check_backups(&backup, backups, min_in_sync)?;
     }
 
-    // From here on to be told to end is no failure, however long a disk keeps the start waiting.
-    let told_to_end = told_to_end()?;
+    // From here on a request to end is no failure, however long a disk delays the start.
+    let mut signals = Signals::new().context("catch signals")?;
     let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
-    let access = Access::load(tls, &token, &group, PeerRole::Sidecar)?;
+    let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
     let Membership { store, shape, desired, keeper } = match &replica_group {
         Some(path) => join(path).await?,
         None => {
@@ -159,21 +160,21 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let _ = path_ended.blocking_send(path.run());
     })?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    let entry = access.entry(PeerRole::Sidecar);
-    let guarded = http::serve(endpoint, router(&context, interval), entry, std::future::pending());
+    let guarded = http::server(router(&context, interval), &access).serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), from_path);
     let result = tokio::select! {
         result = roles => result,
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
         result = open => result,
+        Err(error) = reload => Err(error).context("reload certificates or token"),
         _ = keeper => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
         end = path_end.recv() => match end {
             Some(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
         },
-        () = told_to_end => {
-            tracing::info!(%group, sidecar = %name, "ending");
+        signal = signals.next() => {
+            tracing::info!(%group, sidecar = %name, signal, "ending");
             context.path.send(Command::End);
             // Clients hear of it before the process goes.
             let _ = tokio::time::timeout(Duration::from_secs(1), path_end.recv()).await;
@@ -230,18 +231,6 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
     Ok(())
 }
 
-/// Signals are caught as soon as this returns; the future ends with the first.
-fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
-    let on = |kind| signal(kind).context("wait for signals");
-    let (mut term, mut int) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    Ok(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
-    })
-}
-
 /// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
 /// file that nobody listens on is left over from a dead process.
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
@@ -282,8 +271,8 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
 
 async fn serve_metrics(address: Option<std::net::SocketAddr>, context: Arc<Context>) -> anyhow::Result<()> {
     let Some(address) = address else { return std::future::pending().await };
-    let listener = http::listen_openly(address).await?;
-    http::serve(listener, probes(&context), Entry::Open, std::future::pending()).await;
+    let listener = tailwind_runtime::http::listen(address).await?;
+    Server::new(probes(&context)).serve(listener, std::future::pending()).await;
     bail!("the metrics endpoint has ended")
 }
 

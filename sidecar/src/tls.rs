@@ -1,4 +1,4 @@
-//! Mutual TLS of the control RPC: who may speak is decided by the name in a certificate, not by where it connects from.
+//! Mutual TLS of the control RPC: the name in a certificate decides who may call, not the address.
 //!
 //! Loaded by `run` and `backup`, and again when its files change; [`http`](crate::http) accepts with it,
 //! [`rpc`](crate::rpc) connects with it. The CA belongs to one group; a certificate names its owner by a URI, see [`identity`].
@@ -6,21 +6,25 @@
 pub mod identity;
 mod verifier;
 
+use std::convert::Infallible;
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use anyhow::{anyhow, bail, ensure};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tailwind_protocol::ids::GroupName;
+use tailwind_runtime::http::Handshake;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use identity::{Identity, IdentityError, PeerRole};
 use verifier::Verifier;
 
-/// How often files are looked at: kubelets renew what they mount within about a minute, and certificates are renewed weeks
+/// How often files are checked: kubelets update what they mount within about a minute, and certificates are renewed weeks
 /// before they expire.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -38,53 +42,41 @@ pub struct TlsOptions {
     pub tls_key: Option<PathBuf>,
 }
 
-/// Why TLS material cannot be used, for the person who provided it.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file cannot be read.
-    #[error("read {flag} {path}: {source}")]
-    Read {
-        /// The option that named the file.
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-    /// A file holds something else.
-    #[error("{flag} {path}: {why}")]
-    Content {
-        /// The option that named the file.
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Only a part of the three was given.
-    #[error("--tls-ca, --tls-cert and --tls-key go together: give all three, or none")]
-    Incomplete,
-}
-
 /// A process's TLS material, checked. Cheap to clone; clones see what is [reloaded](Tls::keep_fresh).
 #[derive(Clone, Debug)]
 pub struct Tls {
+    source: Arc<Source>,
     material: Arc<RwLock<Arc<Material>>>,
 }
 
-/// Whom a connection must be with, and how that is checked.
+/// Where the material comes from, and whose it must be.
+#[derive(Debug)]
+struct Source {
+    ca: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+    group: GroupName,
+    role: PeerRole,
+}
+
+/// Which role the peer of a connection must have, and how that is checked.
 #[derive(Clone, Debug)]
 pub struct Guard {
     tls: Tls,
     peer: PeerRole,
 }
 
-impl Guard {
-    /// For the next connection that comes in.
-    pub fn acceptor(&self) -> TlsAcceptor {
+impl Handshake for Guard {
+    fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.tls.now().servers[self.peer as usize]))
     }
 
+    fn explain(&self, error: &io::Error) -> String {
+        readable(error)
+    }
+}
+
+impl Guard {
     /// For the next connection that goes out.
     pub fn connector(&self) -> TlsConnector {
         TlsConnector::from(Arc::clone(&self.tls.now().clients[self.peer as usize]))
@@ -101,12 +93,12 @@ struct Material {
 
 impl TlsOptions {
     /// Loads the files, if any are named.
-    pub fn load(&self, group: &GroupName, role: PeerRole) -> Result<Option<Tls>, TlsError> {
+    pub fn load(&self, group: &GroupName, role: PeerRole) -> anyhow::Result<Option<Tls>> {
         let TlsOptions { tls_ca, tls_cert, tls_key } = self;
         match (tls_ca, tls_cert, tls_key) {
             (None, None, None) => Ok(None),
             (Some(ca), Some(cert), Some(key)) => Tls::load(ca, cert, key, group, role).map(Some),
-            _ => Err(TlsError::Incomplete),
+            _ => bail!("--tls-ca, --tls-cert and --tls-key go together: give all three, or none"),
         }
     }
 }
@@ -114,9 +106,10 @@ impl TlsOptions {
 impl Tls {
     /// Reads and checks the three files: the certificate must come from the CA, be valid now, belong to the key, and name
     /// this group and role. Finding that out now is better than at the first failover.
-    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Tls, TlsError> {
-        let material = Material::load(ca, cert, key, group, role)?;
-        Ok(Tls { material: Arc::new(RwLock::new(Arc::new(material))) })
+    pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> anyhow::Result<Tls> {
+        let source = Source { ca: ca.into(), cert: cert.into(), key: key.into(), group: group.clone(), role };
+        let material = Arc::new(Material::load(&source)?);
+        Ok(Tls { source: Arc::new(source), material: Arc::new(RwLock::new(material)) })
     }
 
     /// Who this process is.
@@ -129,11 +122,11 @@ impl Tls {
         Guard { tls: self.clone(), peer }
     }
 
-    /// Reads the files again for ever, so that certificates may be renewed under a running process. Connections that are
-    /// there stay; the next ones use what is new. Files that cannot be used change nothing and are told of once.
-    pub async fn keep_fresh(self, options: TlsOptions, group: GroupName, role: PeerRole) {
-        let TlsOptions { tls_ca: Some(ca), tls_cert: Some(cert), tls_key: Some(key) } = options else { return };
-        let read = || [&ca, &cert, &key].map(|path| std::fs::read(path).ok());
+    /// Reads the files again for ever, so that certificates may be renewed under a running process. Open connections stay; new
+    /// ones use what is new. Files that cannot be used change nothing and are reported once.
+    pub async fn keep_fresh(self) -> Infallible {
+        let Source { ca, cert, key, group, .. } = &*self.source;
+        let read = || [ca, cert, key].map(|path| std::fs::read(path).ok());
         let mut known = read();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
@@ -142,7 +135,7 @@ impl Tls {
                 continue;
             }
             known = now;
-            match Material::load(&ca, &cert, &key, &group, role) {
+            match Material::load(&self.source) {
                 Ok(material) => {
                     tracing::info!(%group, certificate = %cert.display(), "certificate reloaded");
                     *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
@@ -158,16 +151,15 @@ impl Tls {
 }
 
 impl Material {
-    fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> Result<Material, TlsError> {
+    fn load(Source { ca, cert, key: key_file, group, role }: &Source) -> anyhow::Result<Material> {
         let roots = Arc::new(read_roots(ca)?);
         let chain = read_certificates("--tls-cert", cert)?;
-        let key_file = key;
         let key = read_key(key_file)?;
 
-        let of_cert = |why: String| TlsError::Content { flag: "--tls-cert", path: cert.to_owned(), why };
-        let of_key = |why: String| TlsError::Content { flag: "--tls-key", path: key_file.to_owned(), why };
+        let of_cert = |why: String| unusable("--tls-cert", cert, why);
+        let of_key = |why: String| unusable("--tls-key", key_file, why);
         let verifier = |role| Verifier::new(&roots, group, role).map_err(|error| of_cert(error.to_string()));
-        let ours = verifier(role)?;
+        let ours = verifier(*role)?;
         let identity = ours.check_own(&chain).map_err(of_cert)?;
 
         let provider = verifier::provider();
@@ -182,7 +174,7 @@ impl Material {
             // No resumption: every connection shows its certificate, so an expired one cannot live on in a ticket.
             config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
-            Ok::<_, TlsError>(Arc::new(config))
+            anyhow::Ok(Arc::new(config))
         };
         let client = |peer: PeerRole| {
             let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
@@ -193,7 +185,7 @@ impl Material {
                 .map_err(|error| of_key(unusable_key(&error, cert)))?;
             config.resumption = rustls::client::Resumption::disabled();
             config.enable_sni = false;
-            Ok::<_, TlsError>(Arc::new(config))
+            anyhow::Ok(Arc::new(config))
         };
         let servers = [server(PeerRole::Sidecar)?, server(PeerRole::Backup)?];
         let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?];
@@ -201,40 +193,36 @@ impl Material {
     }
 }
 
-fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read { flag, path: path.to_owned(), source })
+/// For the person who provided the file.
+fn unusable(flag: &str, path: &Path, why: impl Display) -> anyhow::Error {
+    anyhow!("{flag} {}: {why}", path.display())
 }
 
-fn read_certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let content = |why: String| TlsError::Content { flag, path: path.to_owned(), why };
+fn read(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| anyhow!("read {flag} {}: {error}", path.display()))
+}
+
+fn read_certificates(flag: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let bytes = read(flag, path)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    match certificates {
-        Ok(found) if found.is_empty() => Err(content("no PEM certificate in it (BEGIN CERTIFICATE)".to_owned())),
-        Ok(found) => Ok(found),
-        Err(error) => Err(content(format!("not PEM: {error}"))),
-    }
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(|error| unusable(flag, path, format_args!("not PEM: {error}")))?;
+    ensure!(!found.is_empty(), unusable(flag, path, "no PEM certificate in it (BEGIN CERTIFICATE)"));
+    Ok(found)
 }
 
-fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+fn read_roots(path: &Path) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates("--tls-ca", path)? {
-        let refused = |error: rustls::Error| TlsError::Content {
-            flag: "--tls-ca",
-            path: path.to_owned(),
-            why: format!("not a CA certificate: {error}"),
-        };
+        let refused = |error| unusable("--tls-ca", path, format_args!("not a CA certificate: {error}"));
         roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
 }
 
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+fn read_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let bytes = read("--tls-key", path)?;
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| TlsError::Content {
-        flag: "--tls-key",
-        path: path.to_owned(),
-        why: format!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"),
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
+        unusable("--tls-key", path, format_args!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"))
     })
 }
 
@@ -245,7 +233,7 @@ fn unusable_key(error: &rustls::Error, cert: &Path) -> String {
     }
 }
 
-/// What went wrong in a handshake, for people: names what is wrong with the certificate instead of an alert's number.
+/// Why a handshake failed, for people: says what is wrong with the certificate instead of an alert's number.
 pub fn readable(error: &io::Error) -> String {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
         return error.to_string();

@@ -61,10 +61,6 @@ pub const CHUNK_SIZE: usize = 64 << 10;
 /// Records of a snapshot that are on their way at a time: clients' writes go in between.
 pub const CHUNKS_IN_FLIGHT: usize = 4;
 
-/// Connections to the probes' endpoint at a time: a kubelet, Prometheus, a few people.
-pub const PROBES_MAX: usize = 64;
-/// Until a probe's head must be here.
-pub const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before the sidecar is tried again.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the sidecar is asked how many copies there are.

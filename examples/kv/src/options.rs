@@ -1,12 +1,10 @@
 //! The command line. Every option can be given as an environment variable too.
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, ValueEnum};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+use clap::{Args, Parser};
+use tailwind_runtime::logging::LogOptions;
 
 /// A key-value store in memory that speaks RESP, the protocol of Redis, and keeps every write in a Tailwind log.
 #[derive(Clone, Debug, Parser)]
@@ -43,40 +41,6 @@ pub struct ServeOptions {
     /// up to twice as much is used
     #[arg(long, env = "TAILWIND_KV_MEMORY_MAX", default_value = "1GiB", value_parser = parse_size, value_name = "SIZE")]
     pub memory_max: u64,
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// For collectors
-    Json,
-}
-
-/// How to log.
-#[derive(Args, Clone, Debug)]
-pub struct LogOptions {
-    /// What to log: error, warn, info or debug
-    #[arg(long, env = "TAILWIND_LOG", default_value = "info", value_name = "FILTER")]
-    pub log: String,
-    /// How log lines look: text on a terminal, json for collectors
-    #[arg(long, env = "TAILWIND_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-}
-
-impl LogOptions {
-    /// Starts logging to standard error.
-    pub fn start(&self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(&self.log)
-            .map_err(|error| anyhow::anyhow!("--log {}: {error}; an example is info,tailwind_kv=debug", self.log))?;
-        let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        match self.log_format {
-            LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
-            LogFormat::Json => builder.json().flatten_event(true).init(),
-        }
-        Ok(())
-    }
 }
 
 /// `64MiB`, `512KiB`, `1GiB` or plain bytes.

@@ -2,12 +2,11 @@
 //!
 //! Called by `main`. A part that ends by itself ends the process.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tailwind_runtime::http::listen;
+use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::info;
 
@@ -16,13 +15,12 @@ use crate::options::ServeOptions;
 use crate::stats::Stats;
 use crate::{http, server, turns};
 
-/// Runs until a signal says that it is enough.
+/// Runs until a signal ends it.
 pub async fn run(options: ServeOptions) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("listen to SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen to SIGINT")?;
-    let clients = listen(options.listen, "--listen").await?;
+    let mut signals = Signals::new().context("catch signals")?;
+    let clients = listen(options.listen).await.context("--listen")?;
     let probes = match options.metrics_listen {
-        Some(address) => Some(listen(address, "--metrics-listen").await?),
+        Some(address) => Some(listen(address).await.context("--metrics-listen")?),
         None => None,
     };
     info!(address = %clients.local_addr()?, socket = %options.socket.display(), "listening");
@@ -30,10 +28,10 @@ pub async fn run(options: ServeOptions) -> Result<()> {
     let stats = Arc::new(Stats::default());
     let (standing, gate) = watch::channel(Standing::Alone { why: "starting".to_owned() });
     let (stop, stopping) = watch::channel(false);
-    let (told, counted) = (gate.clone(), Arc::clone(&stats));
+    let (probed, counted) = (gate.clone(), Arc::clone(&stats));
     let mut probes = tokio::spawn(async move {
         match probes {
-            Some(listener) => http::serve(listener, told, counted).await,
+            Some(listener) => http::serve(listener, probed, counted).await,
             None => std::future::pending().await,
         }
     });
@@ -49,14 +47,8 @@ pub async fn run(options: ServeOptions) -> Result<()> {
             ended.context("serve clients")?;
             bail!("the server has ended by itself");
         }
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        signal = signals.next() => info!(signal, "ending: commands under way are finished"),
     }
-    info!("finishing what clients have asked for");
     stop.send_replace(true);
     server.await.context("serve clients")
-}
-
-async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("{option} {address}: listen there"))
 }

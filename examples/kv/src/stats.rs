@@ -1,9 +1,10 @@
-//! Numbers that tell how this server does, in the text of `INFO` and of `/metrics`.
+//! How this server does, in numbers: for `INFO` and `/metrics`.
 //!
 //! Counted where things happen, shared by all tasks.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use tailwind_runtime::metrics::Snapshot;
 
 use crate::gate::Standing;
 
@@ -45,37 +46,36 @@ pub fn set(number: &AtomicU64, value: u64) {
 }
 
 impl Stats {
-    fn numbers(&self) -> [(&'static str, &'static str, &'static str, u64); 11] {
+    fn numbers(&self) -> [(&'static str, &'static str, u64); 11] {
         let of = |number: &AtomicU64| number.load(Ordering::Relaxed);
         [
-            ("clients", "gauge", "Clients connected.", of(&self.clients)),
-            ("clients_refused_total", "counter", "Clients refused because there were too many.", of(&self.refused)),
-            ("commands_total", "counter", "Commands received.", of(&self.commands)),
-            ("commands_invalid_total", "counter", "Commands that could not be understood.", of(&self.errors)),
-            ("keys", "gauge", "Keys held.", of(&self.keys)),
-            ("bytes", "gauge", "Bytes that keys and values take.", of(&self.bytes)),
-            ("applied_lsn", "gauge", "LSN of the last record applied.", of(&self.applied)),
-            ("first_lsn", "gauge", "First record of the log when it was last trimmed or read.", of(&self.first)),
-            ("snapshots_total", "counter", "Snapshots written into the log.", of(&self.snapshots)),
-            ("turns_total", "counter", "Turns as primary.", of(&self.turns)),
-            ("copies", "gauge", "Backups that acks need, as the sidecar last said.", of(&self.copies)),
+            ("clients", "Clients connected.", of(&self.clients)),
+            ("clients_refused_total", "Clients refused because there were too many.", of(&self.refused)),
+            ("commands_total", "Commands received.", of(&self.commands)),
+            ("commands_invalid_total", "Commands that could not be understood.", of(&self.errors)),
+            ("keys", "Keys held.", of(&self.keys)),
+            ("bytes", "Bytes that keys and values take.", of(&self.bytes)),
+            ("applied_lsn", "LSN of the last record applied.", of(&self.applied)),
+            ("first_lsn", "First record of the log when it was last trimmed or read.", of(&self.first)),
+            ("snapshots_total", "Snapshots written into the log.", of(&self.snapshots)),
+            ("turns_total", "Turns as primary.", of(&self.turns)),
+            ("copies", "Backups that acks need, as the sidecar last said.", of(&self.copies)),
         ]
     }
 
-    /// Prometheus text format, version 0.0.4.
-    pub fn metrics(&self, standing: &Standing) -> String {
-        let primary = u64::from(matches!(standing, Standing::Primary { .. }));
-        let mut text = String::new();
-        for (name, kind, help, value) in
-            self.numbers().into_iter().chain([("primary", "gauge", "1 while this server serves.", primary)])
-        {
-            // Writing to a string cannot fail.
-            let _ = write!(
-                text,
-                "# HELP tailwind_kv_{name} {help}\n# TYPE tailwind_kv_{name} {kind}\ntailwind_kv_{name} {value}\n"
-            );
+    /// What `/metrics` serves.
+    pub fn metrics(&self, standing: &Standing) -> Snapshot {
+        let mut now = Snapshot::new([]);
+        for (name, help, value) in self.numbers() {
+            let full_name = format!("tailwind_kv_{name}");
+            match name.ends_with("_total") {
+                true => now.counter(&full_name, help, value),
+                false => now.gauge(&full_name, help, value),
+            }
         }
-        text
+        let is_primary = matches!(standing, Standing::Primary { .. });
+        now.gauge("tailwind_kv_primary", "1 while this server serves.", is_primary.into());
+        now
     }
 
     /// The text of `INFO`.
@@ -92,7 +92,7 @@ impl Stats {
             _ => {}
         }
         text.push_str("\r\n# Stats\r\n");
-        for (name, _, _, value) in self.numbers() {
+        for (name, _, value) in self.numbers() {
             text.push_str(&format!("{name}:{value}\r\n"));
         }
         text

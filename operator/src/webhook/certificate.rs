@@ -87,7 +87,7 @@ impl Keeper {
     ) -> Keeper {
         let mut names = vec![format!("{service}.{namespace}.svc"), format!("{service}.{namespace}.svc.cluster.local")];
         names.extend(more_names.iter().cloned());
-        readiness.lacks("webhook", "no certificate yet");
+        readiness.set_unready("webhook", "no certificate yet");
         Keeper {
             secrets: Api::namespaced(client.clone(), namespace),
             configurations: Api::all(client),
@@ -104,7 +104,7 @@ impl Keeper {
         loop {
             let wait = match self.look().await {
                 Ok(()) => {
-                    self.readiness.has("webhook");
+                    self.readiness.set_ready("webhook");
                     LOOK
                 }
                 Err(error) => {
@@ -113,7 +113,7 @@ impl Keeper {
                         false => warn!(error = format!("{error:#}"), "certificate of the webhook"),
                     }
                     if self.shown.0.read().unwrap_or_else(PoisonError::into_inner).is_none() {
-                        self.readiness.lacks("webhook", format!("{error:#}"));
+                        self.readiness.set_unready("webhook", format!("{error:#}"));
                     }
                     LOOK_AGAIN
                 }

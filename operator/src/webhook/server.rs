@@ -7,21 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use kube::api::Api;
 use kube::{Client, ResourceExt};
 use rustls::ServerConfig;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tailwind_runtime::http::{self, Authentication, Limits, Server};
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use super::certificate::Shown;
 use super::inject;
@@ -31,14 +27,15 @@ use crate::server_version::ServerVersion;
 
 /// Where API servers send pods.
 pub const PATH: &str = "/inject";
-/// API servers keep a few connections each.
-const CONNECTIONS_MAX: usize = 256;
-/// A connection that does not get so far in this time is not an API server's.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// One that is silent for so long is made room of.
-const HEADERS: Duration = Duration::from_secs(120);
-/// A pod and its review; etcd takes no object beyond 1.5 MiB.
-const BODY_BYTES_MAX: usize = 4 << 20;
+/// API servers show no certificate, and all of them may come from the address of one proxy. Each keeps a few connections.
+const LIMITS: Limits = Limits {
+    unauthenticated: 256,
+    unauthenticated_per_source: 256,
+    authenticated: 0,
+    // A pod and its review; etcd takes no object beyond 1.5 MiB.
+    body_bytes: 4 << 20,
+    idle_timeout: Duration::from_secs(120),
+};
 /// Less than the ten seconds that API servers wait at most by default.
 const LOOKUP: Duration = Duration::from_secs(5);
 
@@ -63,42 +60,12 @@ pub async fn serve(address: SocketAddr, webhook: Webhook, shown: Arc<Shown>) -> 
         .context("choose TLS versions")?
         .with_no_client_auth()
         .with_cert_resolver(shown);
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let router =
-        Router::new().route(PATH, post(answer)).layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).with_state(webhook);
-    let listener =
-        TcpListener::bind(address).await.with_context(|| format!("listen on {address} (--webhook-listen)"))?;
+    let listener = http::listen(address).await.context("--webhook-listen")?;
     info!(%address, "webhook listens");
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&places).acquire_owned().await.context("the semaphore is never closed")?;
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                let (acceptor, router) = (acceptor.clone(), router.clone());
-                tokio::spawn(async move {
-                    if let Err(error) = attend(stream, acceptor, router).await {
-                        debug!(%peer, %error, "connection ended");
-                    }
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                // Such as too many open files: it passes, and must not be asked about at full speed.
-                warn!(%error, "connection not accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-async fn attend(stream: TcpStream, acceptor: TlsAcceptor, router: Router) -> anyhow::Result<()> {
-    let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await.context("handshake too slow")??;
-    hyper::server::conn::http1::Builder::new()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .header_read_timeout(HEADERS)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await
-        .context("serve")
+    let router = Router::new().route(PATH, post(answer)).with_state(webhook);
+    let authentication = Authentication::Tls(Arc::new(Arc::new(config)));
+    Server { authentication, limits: LIMITS, ..Server::new(router) }.serve(listener, std::future::pending()).await;
+    Ok(())
 }
 
 async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Json<Value> {

@@ -4,6 +4,7 @@
 //! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise whoever takes
 //! the port of a backup that is down would be told it. See decision 0022.
 
+use std::convert::Infallible;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use anyhow::anyhow;
 use ring::digest::{SHA256, digest};
 use ring::hmac;
 use rustix::fs::OFlags;
@@ -28,6 +30,9 @@ const FILE_SIZE_MAX: u64 = 1024;
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// A nonce that is longer is not ours.
 const NONCE_LENGTH_MAX: usize = 64;
+/// What to do about a file that cannot be used.
+const REPLACE: &str =
+    "Stop every process of the group, remove the file, and start them again: the first one makes a new file";
 
 /// Where the control token lies.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -37,54 +42,6 @@ pub struct TokenOptions {
     /// tailwind/GROUP.token in XDG_RUNTIME_DIR for others, or else /dev/shm/tailwind-UID/GROUP.token]
     #[arg(long, env = "TAILWIND_CONTROL_TOKEN", value_name = "FILE")]
     pub control_token: Option<PathBuf>,
-}
-
-/// Why there is no token that can be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// The file cannot be made.
-    #[error(
-        "make control token file {path}: {source}: name one with --control-token in a folder that this user may write"
-    )]
-    Make {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-    /// The file cannot be read.
-    #[error(
-        "read control token file {path}: {source}: run every process of the group as the user that owns it, name another file \
-         with --control-token, or use TLS"
-    )]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-    /// Others could know it.
-    #[error(
-        "control token file {path} is open to others ({why}): whoever reads it controls the group. Stop every process of the \
-         group, remove the file, and start them again: the first one makes a new file"
-    )]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// How.
-        why: String,
-    },
-    /// It holds no token.
-    #[error(
-        "control token file {path}: {why}. Stop every process of the group, remove the file, and start them again: the first one \
-         makes a new file"
-    )]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
 }
 
 /// A token that has been read. Cheap to clone; clones see what is [reloaded](Token::keep_fresh).
@@ -98,7 +55,7 @@ struct Inner {
 
 impl TokenOptions {
     /// Reads the group's token; makes the file first if there is none. Several processes that start at once agree on one.
-    pub fn load(&self, group: &GroupName) -> Result<Token, TokenError> {
+    pub fn load(&self, group: &GroupName) -> anyhow::Result<Token> {
         let uid = rustix::process::geteuid();
         let path = match &self.control_token {
             Some(path) => path.clone(),
@@ -110,7 +67,7 @@ impl TokenOptions {
             }
         };
         if !exists(&path) {
-            make(&path, &random().map_err(|source| TokenError::Make { path: path.clone(), source })?)?;
+            make(&path, &random().map_err(|error| cannot_make(&path, &error))?)?;
         }
         Token::read(&path)
     }
@@ -118,7 +75,7 @@ impl TokenOptions {
 
 impl Token {
     /// Reads a file that is there.
-    pub fn read(path: &Path) -> Result<Token, TokenError> {
+    pub fn read(path: &Path) -> anyhow::Result<Token> {
         let digits = read(path)?;
         Ok(Token(Arc::new(Inner { path: path.to_owned(), digits: RwLock::new(digits) })))
     }
@@ -158,15 +115,15 @@ impl Token {
 
     /// Looks at the file for ever: a new content is used from then on, and a file that somebody has removed is put back, so
     /// that the next process to start agrees with those that run. A file that cannot be used changes nothing.
-    pub async fn keep_fresh(self, group: GroupName) {
-        let mut said = String::new();
+    pub async fn keep_fresh(self, group: GroupName) -> Infallible {
+        let mut last_error = String::new();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             match self.look() {
-                Ok(None) => said.clear(),
+                Ok(None) => last_error.clear(),
                 Ok(Some(what)) => tracing::info!(%group, file = %self.path().display(), "control token {what}"),
-                Err(error) if error.to_string() != said => {
-                    said = error.to_string();
+                Err(error) if error.to_string() != last_error => {
+                    last_error = error.to_string();
                     tracing::warn!(%group, %error, "the control token file cannot be used; the token in use stays");
                 }
                 Err(_) => {}
@@ -175,7 +132,7 @@ impl Token {
     }
 
     /// What has been done about the file.
-    fn look(&self) -> Result<Option<&'static str>, TokenError> {
+    fn look(&self) -> anyhow::Result<Option<&'static str>> {
         let path = self.path();
         if !exists(path) {
             make_folder(path, rustix::process::geteuid().is_root())?;
@@ -214,10 +171,17 @@ fn default_path(group: &GroupName, uid: u32, runtime: Option<PathBuf>) -> PathBu
     folder.join(format!("{group}.token"))
 }
 
+fn cannot_make(path: &Path, error: &io::Error) -> anyhow::Error {
+    let path = path.display();
+    anyhow!(
+        "make control token file {path}: {error}: name one with --control-token in a folder that this user may write"
+    )
+}
+
 /// Makes the folder of a file. Root's has the append sockets too, which others may be allowed to use.
-fn make_folder(path: &Path, is_root: bool) -> Result<(), TokenError> {
+fn make_folder(path: &Path, is_root: bool) -> anyhow::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
-    let failed = |source| TokenError::Make { path: path.to_owned(), source };
+    let failed = |error| cannot_make(path, &error);
     DirBuilder::new().recursive(true).mode(if is_root { 0o755 } else { 0o700 }).create(folder).map_err(failed)
 }
 
@@ -226,8 +190,8 @@ fn exists(path: &Path) -> bool {
 }
 
 /// Makes the file with its whole content in one step, unless it is there: `link` never replaces.
-fn make(path: &Path, digits: &str) -> Result<(), TokenError> {
-    let failed = |source| TokenError::Make { path: path.to_owned(), source };
+fn make(path: &Path, digits: &str) -> anyhow::Result<()> {
+    let failed = |error| cannot_make(path, &error);
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", random().map_err(failed)?));
     let fresh = PathBuf::from(name);
@@ -242,10 +206,19 @@ fn make(path: &Path, digits: &str) -> Result<(), TokenError> {
     }
 }
 
-fn read(path: &Path) -> Result<String, TokenError> {
-    let failed = |source| TokenError::Read { path: path.to_owned(), source };
-    let of_content = |why: String| TokenError::Content { path: path.to_owned(), why };
-    let of_openness = |why: String| TokenError::Open { path: path.to_owned(), why };
+fn read(path: &Path) -> anyhow::Result<String> {
+    let failed = |error: io::Error| {
+        anyhow!(
+            "read control token file {}: {error}: run every process of the group as the user that owns it, name another file \
+             with --control-token, or use TLS",
+            path.display()
+        )
+    };
+    let of_content = |why: String| anyhow!("control token file {}: {why}. {REPLACE}", path.display());
+    let of_openness = |why: String| {
+        let path = path.display();
+        anyhow!("control token file {path} is open to others ({why}): whoever reads it controls the group. {REPLACE}")
+    };
     // Neither a link that somebody else may turn, nor a pipe that holds up the start.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).map_err(failed)?;

@@ -284,8 +284,7 @@ async fn metrics(State(service): State<Service>) -> Response {
     match timeout(PROBE_TIMEOUT, service.actor.report()).await {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
-            let text = status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref());
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+            status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
         }
         _ => unwell(),
     }

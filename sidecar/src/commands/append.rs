@@ -404,7 +404,7 @@ impl Appender<'_> {
         }
         anyhow!(
             "{}\n{}",
-            crate::logging::explain(error),
+            tailwind_runtime::logging::explain(error),
             aftermath(&self.flight, self.options.framing.noun(), self.options.skip)
         )
     }

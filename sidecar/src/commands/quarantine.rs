@@ -13,12 +13,12 @@ use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
 use tailwind_backup::{QuarantineName, quarantine};
 use tailwind_protocol::ids::{GroupName, MemberId};
+use tailwind_runtime::logging::explain;
 
 use super::scan::examine::{Content, Report, Sound, examine};
 use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
-use crate::logging::explain;
 
 /// List or release the copies that a backup has set aside because they are no part of the log.
 #[derive(Args, Clone, Debug)]

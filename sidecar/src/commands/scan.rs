@@ -18,10 +18,10 @@ use indicatif::{HumanBytes, HumanCount};
 use rustix::fs::OFlags;
 use tailwind_backup::quarantine;
 use tailwind_protocol::layout::{Footer, readable_size};
+use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
 use super::{counted, tell};
-use crate::logging::explain;
 use examine::{Content, Named, Report, Sound, examine};
 use folder::Folder;
 

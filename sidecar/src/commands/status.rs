@@ -101,7 +101,7 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<()> {
             Err(error) if sockets.len() == 1 => return Err(error),
             Err(error) => {
                 failed += 1;
-                tell(format_args!("status: {}: {}", socket.display(), crate::logging::explain(&error)));
+                tell(format_args!("status: {}: {}", socket.display(), tailwind_runtime::logging::explain(&error)));
             }
         }
     }

@@ -86,7 +86,9 @@ impl Target {
                 }
                 Err(error) if is_single => return Err(error),
                 Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
-                Err(error) => others += &format!("\n  {}: {}", socket.display(), crate::logging::explain(&error)),
+                Err(error) => {
+                    others += &format!("\n  {}: {}", socket.display(), tailwind_runtime::logging::explain(&error))
+                }
             }
         }
         bail!("none of the sidecars is primary; --wait waits until one is:{others}")

@@ -1,7 +1,7 @@
 //! Makes connections for the control RPC: to the first of several addresses that answers as one of the group.
 //!
-//! Used by [`BackupClient`](super::BackupClient). With TLS the other side shows a certificate; without, it proves that it knows
-//! the token before it is shown it: whoever took the port of a process that is down would be told it otherwise.
+//! Used by [`BackupClient`](super::BackupClient). With TLS the server shows a certificate. Without, it proves that it knows the
+//! token before it is shown it: otherwise a process that takes the port of one that is down would learn the token.
 
 use std::error::Error as _;
 use std::io;
@@ -17,33 +17,34 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
+use tailwind_runtime::http::tune;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use crate::access::token::nonce;
 use crate::access::{Access, Token};
-use crate::http::{self, NONCE_HEADER, PROOF};
+use crate::http::{NONCE_HEADER, PROOF};
 use crate::tls::{self, Guard, PeerRole};
 
-/// How long an address has before the next one is tried beside it: many times what a connection in one data center takes. A
-/// dead host's address says nothing at all, and a sidecar's patience with a silent member is as short as 300 ms.
-const HEAD_START: Duration = Duration::from_millis(50);
+/// How long an address has before the next one is tried in parallel (RFC 8305): many times what a connection within a data
+/// center takes. A dead host does not answer at all, and a sidecar may wait as little as 300 ms for a silent member.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(50);
 /// A proof is 64 digits.
 const PROOF_SIZE_MAX: usize = 256;
-/// How often an address is dialled again that hangs up before anything was asked. An endpoint that is full sends away who
-/// has been silent for longest, which may be a caller whose host is busy; a process that is dead refuses connections
-/// instead.
+/// How often an address is dialled again that hangs up before the first request. An endpoint that is full closes the
+/// connection that has been silent for longest, which may belong to a caller whose host is busy. A dead process refuses
+/// connections instead.
 const HANG_UPS_MAX: u32 = 4;
 /// Pause before that.
-const AGAIN: Duration = Duration::from_millis(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Connects on behalf of one process.
 pub(super) struct Dialer {
-    manner: Manner,
+    credential: Credential,
 }
 
-enum Manner {
+enum Credential {
     Tls(Guard),
     Token(Token),
 }
@@ -59,33 +60,33 @@ pub(super) struct Link {
 
 impl Dialer {
     pub(super) fn new(access: &Access, expected: PeerRole) -> Dialer {
-        let manner = match access {
-            Access::Tls(tls) => Manner::Tls(tls.guard(expected)),
-            Access::Token(token) => Manner::Token(token.clone()),
+        let credential = match access {
+            Access::Tls(tls) => Credential::Tls(tls.guard(expected)),
+            Access::Token(token) => Credential::Token(token.clone()),
         };
-        Dialer { manner }
+        Dialer { credential }
     }
 
     /// What each request must show.
     pub(super) fn bearer(&self) -> Option<String> {
-        match &self.manner {
-            Manner::Tls(_) => None,
-            Manner::Token(token) => Some(token.bearer()),
+        match &self.credential {
+            Credential::Tls(_) => None,
+            Credential::Token(token) => Some(token.bearer()),
         }
     }
 
-    /// Connects to the first that answers. The next is tried when one has failed, or has taken long. The error says why each
-    /// of them did not do.
+    /// Connects to the first that answers. The next is tried when one has failed or is slow. The error says why each of them
+    /// failed.
     pub(super) async fn dial(&self, addresses: &[String]) -> Result<Link, String> {
         let mut left = addresses.iter();
         let mut tried = FuturesUnordered::new();
         let mut failures = Vec::new();
         tried.extend(left.next().map(|address| self.connect(address)));
         loop {
-            let head_start = async {
+            let next_attempt = async {
                 match left.as_slice() {
                     [] => std::future::pending().await,
-                    _ => sleep(HEAD_START).await,
+                    _ => sleep(ATTEMPT_DELAY).await,
                 }
             };
             tokio::select! {
@@ -95,7 +96,7 @@ impl Dialer {
                     None if left.as_slice().is_empty() => break,
                     None => {}
                 },
-                () = head_start => {}
+                () = next_attempt => {}
             }
             tried.extend(left.next().map(|address| self.connect(address)));
         }
@@ -108,71 +109,73 @@ impl Dialer {
     async fn connect(&self, address: &str) -> Result<Link, String> {
         let mut hang_ups = 0;
         loop {
-            match self.greet(address).await {
-                Err(Trouble { hung_up: true, .. }) if hang_ups < HANG_UPS_MAX => hang_ups += 1,
-                greeted => return greeted.map_err(|Trouble { why, .. }| format!("connect to {address}: {why}")),
+            match self.connect_once(address).await {
+                Err(ConnectError { hung_up: true, .. }) if hang_ups < HANG_UPS_MAX => hang_ups += 1,
+                connected => {
+                    return connected.map_err(|ConnectError { why, .. }| format!("connect to {address}: {why}"));
+                }
             }
-            sleep(AGAIN).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
-    async fn greet(&self, address: &str) -> Result<Link, Trouble> {
-        let refused = |error: io::Error| Trouble { why: error.to_string(), hung_up: false };
+    async fn connect_once(&self, address: &str) -> Result<Link, ConnectError> {
+        let refused = |error: io::Error| ConnectError { why: error.to_string(), hung_up: false };
         let stream = TcpStream::connect(address).await.map_err(refused)?;
-        let peer = stream.peer_addr().map_err(Trouble::from)?;
-        http::tune(&stream).map_err(Trouble::from)?;
+        let peer = stream.peer_addr().map_err(ConnectError::from)?;
+        tune(&stream).map_err(ConnectError::from)?;
         let address = address.to_owned();
-        match &self.manner {
-            Manner::Tls(guard) => {
+        match &self.credential {
+            Credential::Tls(guard) => {
                 let name = ServerName::IpAddress(peer.ip().into());
-                let stream = guard.connector().connect(name, stream).await.map_err(Trouble::from)?;
-                Ok(Link { sender: speak_http(stream).await?, address, peer })
+                let stream = guard.connector().connect(name, stream).await.map_err(ConnectError::from)?;
+                Ok(Link { sender: start_http(stream).await?, address, peer })
             }
-            Manner::Token(token) => {
-                let mut link = Link { sender: speak_http(stream).await?, address, peer };
-                demand_proof(&mut link, token).await?;
+            Credential::Token(token) => {
+                let mut link = Link { sender: start_http(stream).await?, address, peer };
+                check_proof(&mut link, token).await?;
                 Ok(link)
             }
         }
     }
 }
 
-/// Why a connection has not come about.
-struct Trouble {
+/// Why a connection could not be made.
+struct ConnectError {
     why: String,
-    /// The other side was there, and has gone without a word.
+    /// The server accepted the connection and closed it.
     hung_up: bool,
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> ConnectError {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
         let gone = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof];
-        Trouble { why: tls::readable(&error), hung_up: gone.contains(&error.kind()) }
+        ConnectError { why: tls::readable(&error), hung_up: gone.contains(&error.kind()) }
     }
 }
 
-impl From<hyper::Error> for Trouble {
-    fn from(error: hyper::Error) -> Trouble {
+impl From<hyper::Error> for ConnectError {
+    fn from(error: hyper::Error) -> ConnectError {
         let io = error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind);
         let reset = io == Some(io::ErrorKind::ConnectionReset) || io == Some(io::ErrorKind::BrokenPipe);
         let hung_up = reset || error.is_closed() || error.is_canceled() || error.is_incomplete_message();
-        Trouble { why: super::causes(&error), hung_up }
+        ConnectError { why: super::causes(&error), hung_up }
     }
 }
 
-async fn speak_http<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, Trouble>
+async fn start_http<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, ConnectError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Ends when the sender is dropped or the other side hangs up; the sender then tells.
+    // Ends when the sender is dropped or the server hangs up; the sender then returns an error.
     tokio::spawn(connection);
     Ok(sender)
 }
 
-async fn demand_proof(link: &mut Link, token: &Token) -> Result<(), Trouble> {
-    let other = |why: String| Trouble { why, hung_up: false };
+async fn check_proof(link: &mut Link, token: &Token) -> Result<(), ConnectError> {
+    let other = |why: String| ConnectError { why, hung_up: false };
     let nonce = nonce().map_err(|error| other(error.to_string()))?;
     let request = Request::get(PROOF).header(HOST, &link.address).header(NONCE_HEADER, &nonce).body(Full::default());
     let request = request.map_err(|error| other(error.to_string()))?;

@@ -21,7 +21,7 @@ use crate::http;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 async fn listener() -> (TcpListener, SocketAddr) {
-    let listener = http::listen_openly((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+    let listener = tailwind_runtime::http::listen((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
@@ -37,9 +37,13 @@ fn client(address: SocketAddr) -> BackupClient {
     BackupClient::new(address.to_string(), &Access::Token(token()), PeerRole::Backup)
 }
 
+fn serve(listener: TcpListener, router: Router) {
+    tokio::spawn(http::server(router, &Access::Token(token())).serve(listener, std::future::pending()));
+}
+
 async fn serving(router: Router) -> BackupClient {
     let (listener, address) = listener().await;
-    tokio::spawn(http::serve(listener, router, http::Entry::Token(token()), std::future::pending()));
+    serve(listener, router);
     client(address)
 }
 
@@ -228,7 +232,7 @@ async fn the_token_is_shown_to_nobody_who_does_not_know_it() {
 async fn nobody_has_another_server_prove_in_its_place() {
     // It hands every byte on to a server of the group, and back.
     let (behind, server) = listener().await;
-    tokio::spawn(http::serve(behind, Router::new(), http::Entry::Token(token()), std::future::pending()));
+    serve(behind, Router::new());
     let (listener, address) = listener().await;
     tokio::spawn(async move {
         loop {
@@ -265,7 +269,7 @@ async fn named(name: &'static str, done: Arc<AtomicUsize>) -> SocketAddr {
     };
     let (listener, address) = listener().await;
     let router = Router::new().route("/do", post(answer));
-    tokio::spawn(http::serve(listener, router, http::Entry::Token(token()), std::future::pending()));
+    serve(listener, router);
     address
 }
 

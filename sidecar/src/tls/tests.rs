@@ -9,7 +9,7 @@ use super::*;
 const BACKUP: &str = "tailwind://db/backup/b0";
 const SIDECAR: &str = "tailwind://db/sidecar/app-0";
 
-fn load(files: &Files, group: &str, role: PeerRole) -> Result<Tls, TlsError> {
+fn load(files: &Files, group: &str, role: PeerRole) -> anyhow::Result<Tls> {
     Tls::load(&files.ca, &files.cert, &files.key, &group.parse().unwrap(), role)
 }
 
@@ -113,14 +113,9 @@ async fn a_client_without_a_certificate_stays_out() {
 async fn renewed_files_count_for_the_next_connection() {
     let (old, new) = (Authority::new(), Authority::new());
     let (files, next) = (old.issue(BACKUP), new.issue(BACKUP));
-    let options = TlsOptions {
-        tls_ca: Some(files.ca.clone()),
-        tls_cert: Some(files.cert.clone()),
-        tls_key: Some(files.key.clone()),
-    };
     let backup = load(&files, "db", PeerRole::Backup).unwrap();
     let guard = backup.guard(PeerRole::Sidecar);
-    let renewal = tokio::spawn(backup.clone().keep_fresh(options, "db".parse().unwrap(), PeerRole::Backup));
+    let renewal = tokio::spawn(backup.clone().keep_fresh());
     let sidecar = load(&new.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     let meets = async || meet(sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
     assert!(!meets().await, "another CA's");
@@ -222,5 +217,5 @@ fn all_three_files_or_none() {
     let group = "db".parse().unwrap();
     assert!(TlsOptions::default().load(&group, PeerRole::Backup).unwrap().is_none());
     let options = TlsOptions { tls_ca: Some("ca.pem".into()), ..TlsOptions::default() };
-    assert!(matches!(options.load(&group, PeerRole::Backup), Err(TlsError::Incomplete)));
+    assert!(options.load(&group, PeerRole::Backup).unwrap_err().to_string().contains("give all three"));
 }

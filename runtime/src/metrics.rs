@@ -1,0 +1,91 @@
+//! Metrics in the OpenMetrics text format, as `/metrics` serves them.
+//!
+//! Each scrape makes a [`Snapshot`]: of counters that the program keeps, and of numbers that live elsewhere.
+
+use std::borrow::Cow;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::{Metric, Registry};
+
+/// See <https://prometheus.io/docs/specs/om/open_metrics_spec/#overall-structure>.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The response to one scrape.
+#[derive(Debug)]
+pub struct Snapshot(Registry);
+
+impl Snapshot {
+    /// Without metrics yet. Each one will have these labels.
+    pub fn new<'a>(labels: impl IntoIterator<Item = (&'static str, &'a str)>) -> Snapshot {
+        let owned = |(name, value): (&'static str, &str)| (Cow::Borrowed(name), Cow::Owned(value.to_owned()));
+        Snapshot(Registry::with_labels(labels.into_iter().map(owned)))
+    }
+
+    /// Adds a gauge.
+    pub fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.register(name, help, ConstGauge::new(value));
+    }
+
+    /// Adds a counter. Its name ends in `_total`.
+    pub fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.register(name, help, ConstCounter::new(value));
+    }
+
+    /// Adds a gauge of 1 whose labels carry the information.
+    pub fn info<const N: usize>(&mut self, name: &str, help: &str, labels: [(&'static str, String); N]) {
+        let family: Family<_, Gauge> = Family::default();
+        family.get_or_create(&Vec::from(labels)).set(1);
+        self.register(name, help, family);
+    }
+
+    /// Adds any metric, by the name that its samples have.
+    pub fn register(&mut self, name: &str, help: &str, metric: impl Metric) {
+        // The encoder adds both again.
+        let (name, help) = (name.strip_suffix("_total").unwrap_or(name), help.strip_suffix('.').unwrap_or(help));
+        self.0.register(name, help, metric);
+    }
+
+    /// As text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &self.0);
+        text
+    }
+}
+
+impl IntoResponse for Snapshot {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, CONTENT_TYPE)], self.text()).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_openmetrics_text() {
+        let mut snapshot = Snapshot::new([("group", "db"), ("member", "b\"0")]);
+        snapshot.info("tailwind_info", "Version.", [("version", "1".to_owned())]);
+        snapshot.gauge("tailwind_epoch", "Epoch.", 3);
+        snapshot.counter("tailwind_fences_total", "Fences.", u64::MAX);
+        let expected = r#"# HELP tailwind_info Version.
+# TYPE tailwind_info gauge
+tailwind_info{group="db",member="b\"0",version="1"} 1
+# HELP tailwind_epoch Epoch.
+# TYPE tailwind_epoch gauge
+tailwind_epoch{group="db",member="b\"0"} 3
+# HELP tailwind_fences Fences.
+# TYPE tailwind_fences counter
+tailwind_fences_total{group="db",member="b\"0"} 18446744073709551615
+# EOF
+"#;
+        assert_eq!(snapshot.text(), expected);
+    }
+}

@@ -1,0 +1,72 @@
+//! A program from its start to its exit code, and the signals that end it.
+//!
+//! Called by each `main` ([`run`]), and by what runs until a signal arrives ([`Signals`]).
+
+use std::future::poll_fn;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::task::Poll;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::logging::{LogOptions, explain};
+
+/// Starts logging, runs `program` on a new tokio runtime, and logs the error that it ends with.
+pub fn run(log: &LogOptions, program: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    if let Err(error) = log.start() {
+        // There is no log yet. If standard error is closed, nobody can be told.
+        let _ = writeln!(io::stderr(), "error: {}", explain(&error));
+        return ExitCode::FAILURE;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(program)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", explain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Signals that ask the process to end. From [`Signals::new`] on they no longer kill it.
+#[derive(Debug)]
+pub struct Signals(Vec<(&'static str, Signal)>);
+
+impl Signals {
+    /// Catches SIGTERM and SIGINT.
+    pub fn new() -> io::Result<Signals> {
+        Signals(Vec::new()).and("SIGTERM", SignalKind::terminate())?.and("SIGINT", SignalKind::interrupt())
+    }
+
+    /// Catches one more.
+    pub fn and(mut self, name: &'static str, kind: SignalKind) -> io::Result<Signals> {
+        self.0.push((name, signal(kind)?));
+        Ok(self)
+    }
+
+    /// Waits for the next signal; returns its name.
+    pub async fn next(&mut self) -> &'static str {
+        poll_fn(|context| {
+            let mut signals = self.0.iter_mut();
+            let arrived = signals.find_map(|(name, signal)| signal.poll_recv(context).is_ready().then_some(*name));
+            arrived.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_signal_is_reported_by_name() {
+        let mut signals = Signals::new().unwrap().and("SIGUSR1", SignalKind::user_defined1()).unwrap();
+        for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT")] {
+            kill_process(getpid(), signal).unwrap();
+            assert_eq!(signals.next().await, name);
+        }
+    }
+}
