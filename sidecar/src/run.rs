@@ -328,7 +328,7 @@ async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 }
 
 async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], status::metrics(&context).await)
+    status::metrics(&context).await
 }
 
 async fn status_page(State(context): State<Arc<Context>>) -> impl IntoResponse {

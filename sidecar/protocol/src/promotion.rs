@@ -691,10 +691,8 @@ impl Promotion {
 
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
         match &mut self.state {
-            State::Claiming(swap) | State::Shrinking(_, swap) => {
-                if self.swap_again.take_if(|at| now >= *at).is_some() {
-                    out.push(Output::Swap(swap.clone()));
-                }
+            State::Claiming(swap) | State::Shrinking(_, swap) if self.swap_again.take_if(|at| now >= *at).is_some() => {
+                out.push(Output::Swap(swap.clone()));
             }
             State::Pausing(until) if now >= *until => {
                 self.state = State::Reading;

@@ -1,13 +1,13 @@
-//! What a sidecar tells of itself: the JSON of `/status` and of the socket's status request, and the Prometheus text.
+//! What a sidecar tells of itself: the JSON of `/status` and of the socket's status request, and the metrics.
 //!
 //! Asked by the HTTP endpoint and by [`control`](super).
 
-use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Serialize;
 use tailwind_crds::readiness::{Waiting, WaitsFor};
+use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
 use super::Context;
@@ -68,8 +68,8 @@ pub async fn json(context: &Context) -> String {
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
 }
 
-/// Prometheus text format, version 0.0.4.
-pub async fn metrics(context: &Context) -> String {
+/// What `/metrics` serves.
+pub async fn metrics(context: &Context) -> Snapshot {
     let path = describe(context).await;
     let (closed_segments, memory_bytes) = context.log.sizes();
     let shared = &context.shared;
@@ -81,33 +81,23 @@ pub async fn metrics(context: &Context) -> String {
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
     let store_is_older = context.waits.told().is_some_and(|waiting| waiting.what == WaitsFor::NewerConfigStore);
     let damaged = path.as_ref().map_or(0, |path| path.members.iter().map(|member| member.damaged as u64).sum());
-    let numbers: [(&str, &str, &str, u64); 17] = [
-        ("primary", "gauge", "1 when this sidecar is primary.", is("primary")),
-        ("standby", "gauge", "1 when this sidecar is a standby.", is("standby")),
-        ("epoch", "gauge", "Epoch as far as this sidecar knows.", of_path(|path| path.epoch)),
-        ("members_version", "gauge", "Version of the member set.", of_path(|path| path.version)),
-        ("members_in_set", "gauge", "Members that acks need.", members("in set")),
-        ("members_catching_up", "gauge", "Newcomers being re-replicated.", members("catching up")),
-        ("damaged_segments", "gauge", "Closed copies at members that are gone or corrupt.", damaged),
-        ("appends_total", "counter", "Appends taken: records or batches.", count(&shared.appends)),
-        ("records_total", "counter", "Records taken.", count(&shared.records)),
-        ("log_bytes_total", "counter", "Bytes of log written, headers included.", count(&shared.bytes)),
-        ("acked_lsn", "gauge", "LSN of the last acknowledged record.", count(&shared.acked)),
-        ("first_lsn", "gauge", "First record that can be read.", count(&shared.first)),
-        ("refused_total", "counter", "Requests and connections refused.", count(&shared.refused)),
-        ("store_is_older", "gauge", "1 while the config store is older than the log.", store_is_older.into()),
-        ("clients", "gauge", "Clients connected.", count(&shared.clients)),
-        ("closed_segments", "gauge", "Closed segments of the log.", closed_segments as u64),
-        ("memory_bytes", "gauge", "Memory of open segments.", memory_bytes as u64),
-    ];
-    let labels = format!("{{group=\"{}\",sidecar=\"{}\"}}", context.group, context.me.id);
-    let mut text = String::new();
-    for (name, kind, help, value) in numbers {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "# HELP tailwind_{name} {help}\n# TYPE tailwind_{name} {kind}\ntailwind_{name}{labels} {value}\n"
-        );
-    }
-    text
+    let mut now = Snapshot::new([("group", context.group.as_str()), ("sidecar", context.me.id.as_str())]);
+    now.gauge("tailwind_primary", "1 when this sidecar is primary.", is("primary"));
+    now.gauge("tailwind_standby", "1 when this sidecar is a standby.", is("standby"));
+    now.gauge("tailwind_epoch", "Epoch as far as this sidecar knows.", of_path(|path| path.epoch));
+    now.gauge("tailwind_members_version", "Version of the member set.", of_path(|path| path.version));
+    now.gauge("tailwind_members_in_set", "Members that acks need.", members("in set"));
+    now.gauge("tailwind_members_catching_up", "Newcomers being re-replicated.", members("catching up"));
+    now.gauge("tailwind_damaged_segments", "Closed copies at members that are gone or corrupt.", damaged);
+    now.counter("tailwind_appends_total", "Appends taken: records or batches.", count(&shared.appends));
+    now.counter("tailwind_records_total", "Records taken.", count(&shared.records));
+    now.counter("tailwind_log_bytes_total", "Bytes of log written, headers included.", count(&shared.bytes));
+    now.gauge("tailwind_acked_lsn", "LSN of the last acknowledged record.", count(&shared.acked));
+    now.gauge("tailwind_first_lsn", "First record that can be read.", count(&shared.first));
+    now.counter("tailwind_refused_total", "Requests and connections refused.", count(&shared.refused));
+    now.gauge("tailwind_store_is_older", "1 while the config store is older than the log.", store_is_older.into());
+    now.gauge("tailwind_clients", "Clients connected.", count(&shared.clients));
+    now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
+    now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
+    now
 }
