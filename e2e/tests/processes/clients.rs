@@ -167,6 +167,8 @@ fn connections_cannot_append_after_a_step_down() {
     // Over TCP a frozen backup confirms nothing; in shared memory it is written to all the same.
     let mut setup = test.setup("tcp").unwrap();
     (setup.backups, setup.sidecars) = (3, 1);
+    // The primary waits 15 times as long for the two to return, which must end before the client's own timeout.
+    setup.sidecar_options.push(("--open-patience-ms", "500".to_owned()));
     let mut group = test.start_group(setup).unwrap();
     let mut busy = primary(&group).unwrap();
     let mut idle = primary(&group).unwrap();
