@@ -3,7 +3,7 @@
 #
 # Changes one expression of the two crates at a time. First the crates' own tests judge each mutant: unit tests, golden scripts, tables,
 # properties. Then the simulator judges those that they let pass, by a budget of seeds of which the kept ones come first; it is
-# built for these alone. A mutant that both let pass survives. Survivors are listed in mutants-survivors.txt, with a reason; any
+# built for these alone. A mutant that both let pass survives. Survivors are listed in .cargo/mutants-survivors.txt, with a reason; any
 # other fails this script.
 #
 # Each run takes one shard of the mutants: about an hour on two cores. Without K/N it is the shard of the day, so that a run each night
@@ -21,7 +21,7 @@ CHAOS_SEEDS=100
 # Longest that the tests of one mutant may take. An endless loop is found by this, and counts as noticed.
 TIMEOUT_S=300
 
-LISTED=mutants-survivors.txt
+LISTED=.cargo/mutants-survivors.txt
 OUT=target/mutants
 PACKAGE=sidecar/protocol
 
