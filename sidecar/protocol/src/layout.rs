@@ -12,7 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
-use crate::planted;
+use crate::planted::{self, Bug};
 
 /// Every entry starts at a multiple of this, so that one 8-byte store writes a checksum entry.
 pub const ALIGNMENT: usize = 8;
@@ -238,7 +238,7 @@ impl Chain {
     #[must_use]
     pub fn extend(self, header: &[u8]) -> Chain {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
-        hasher.update(planted::chained(header));
+        hasher.update(chained(header));
         Chain(hasher.finalize())
     }
 
@@ -262,6 +262,17 @@ impl Chain {
     pub fn from_entry(entry: &[u8; CHECKSUM_SIZE]) -> Option<(Chain, Lag)> {
         let [TYPE_CHECKSUM, a, b, c, d, e, f, END_MARK] = *entry else { return None };
         Some((Chain(u32::from_le_bytes([a, b, c, d])), Lag(u16::from_le_bytes([e, f]))))
+    }
+}
+
+/// The part of a header that the chain covers: all of it, but for [`Bug::UnseededChain`].
+fn chained(header: &[u8]) -> &[u8] {
+    /// Type, flags, length and its complement.
+    const SHAPE_SIZE: usize = 12;
+    match header.len() {
+        _ if !planted::has(Bug::UnseededChain) => header,
+        RECORD_HEADER_SIZE => &header[..SHAPE_SIZE],
+        _ => &[],
     }
 }
 

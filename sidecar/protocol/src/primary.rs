@@ -27,15 +27,18 @@ use crate::rpc::{CopyReport, Failure, Inventory};
 pub use lanes::{INSTALLS_MAX, MENDS_AT_ONCE};
 pub use mending::MENDS_MAX;
 pub use seats::{Post, Seat, Standing};
-pub use segments::SEGMENTS_MAX;
 
 use lanes::Lanes;
-use membership::{Search, Stall};
-use seats::Member;
+use membership::Search;
+use seats::{Member, Stall};
 use segments::Segments;
 
 /// Work requests in flight to one member. More only deepens the queue: one request carries everything appended since.
 pub const INFLIGHT_MAX: usize = 32;
+
+/// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and
+/// four whose closes are on their way.
+pub const SEGMENTS_MAX: usize = 6;
 
 /// What the group wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

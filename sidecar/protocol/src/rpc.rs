@@ -149,9 +149,7 @@ pub struct FlushRequest {
     pub end: Offset,
 }
 
-/// How far a segment is on disk. That may be less than was asked: see [`Output::StartOpenFlush`].
-///
-/// [`Output::StartOpenFlush`]: crate::backup::Output::StartOpenFlush
+/// How far a segment is on disk, which may be less than requested: only whole valid appends are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushReply {
     /// End of the last whole valid append on disk.
@@ -228,8 +226,8 @@ pub const INVENTORY_PAGE_MAX: usize = 1 << 16;
 pub const COPY_JSON_SIZE_MAX: usize = 416;
 /// Most pieces of damage that an inventory tells in words.
 pub const DAMAGE_TOLD_MAX: usize = 32;
-/// Longest of them: a [`Doubt`](crate::backup::Doubt) is the longest.
-pub const DAMAGE_LENGTH_MAX: usize = crate::backup::DOUBT_LENGTH_MAX;
+/// Most bytes of each of them.
+pub const DAMAGE_LENGTH_MAX: usize = 1024;
 
 /// Everything a backup holds, or one page of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

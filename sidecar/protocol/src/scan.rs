@@ -190,7 +190,7 @@ impl<'a> Scanner<'a> {
                     let end = Offset(here + CHECKSUM_SIZE as u32);
                     self.acked = self.acked.max(lag.acked(Offset(here)));
                     self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
-                    return if planted::skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
+                    return if skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
                 }
                 TYPE_UNWRITTEN if at == start => return Err(stop(StopReason::Unwritten)),
                 TYPE_UNWRITTEN => return Err(stop(StopReason::Checksum)),
@@ -229,6 +229,21 @@ impl<'a> Scanner<'a> {
         }
         Ok(RECORD_HEADER_SIZE + padded(length))
     }
+}
+
+/// True for an append that [`Bug::ScanSkipsBadEntry`] skips: its bounds are checked, one of its payloads is bad.
+fn skips(mut entries: &[u8]) -> bool {
+    while planted::has(Bug::ScanSkipsBadEntry)
+        && let Some((header, body)) = entries.split_first_chunk::<RECORD_HEADER_SIZE>()
+    {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let length = u32_at(4) as usize;
+        if crc32fast::hash(&body[..length]) != u32_at(12) {
+            return true;
+        }
+        entries = &body[padded(length)..];
+    }
+    false
 }
 
 /// The chain after the checksum entry that `bytes` begin with, and its lag. `None`: it does not end an append with `chain`.

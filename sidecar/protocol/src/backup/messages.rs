@@ -6,8 +6,8 @@ use crate::config::Durability;
 use crate::ids::{Claim, Epoch, LogId, Lsn, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{
-    Caller, CloseRequest, CopyReport, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest,
-    Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, DAMAGE_LENGTH_MAX, DropRequest, FenceRequest, FetchRequest, FlushRequest,
+    Inventory, OpenRequest, Refusal, TrimRequest,
 };
 use crate::scan::Tail;
 
@@ -54,7 +54,7 @@ pub struct Doubt {
 }
 
 /// Longest text of a [`Doubt`]: it lies in the promise's block of 4 KiB beside two names.
-pub const DOUBT_LENGTH_MAX: usize = 1024;
+pub const DOUBT_LENGTH_MAX: usize = DAMAGE_LENGTH_MAX;
 
 /// A number that pairs an input with the reply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,13 +5,13 @@
 use std::collections::VecDeque;
 
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::{Lsn, MemberId, Position, SegmentId};
+use crate::ids::{Lsn, MemberId, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
 use crate::rpc::{Failure, Inventory};
 
-use super::seats::{Fate, Member};
+use super::seats::{Fate, Member, Progress, Stall};
 use super::{Output, Primary, SEGMENTS_MAX, Seat, Standing, StepDown};
 
 /// Patience with lost members that do not answer while too few are left, in terms of `open_patience_ms`: 15 × 2 s = 30 s.
@@ -422,31 +422,4 @@ pub(super) enum Search {
         /// In the order in which they are tried.
         others: VecDeque<MemberRef>,
     },
-}
-
-/// How far a newcomer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Progress {
-    opened: SegmentId,
-    chores: u8,
-    damaged: usize,
-    repairs: usize,
-    completed: Position,
-    flushed: Position,
-}
-
-/// Since when somebody has been slow and what they hold up has not moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stall<At> {
-    since: Time,
-    at: At,
-}
-
-impl<At: PartialEq> Stall<At> {
-    fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
-        if !stalls {
-            return None;
-        }
-        known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))
-    }
 }

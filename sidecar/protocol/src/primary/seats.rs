@@ -5,11 +5,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::config::{Durability, MemberRef};
+use crate::config::{Durability, MemberRef, Time};
 use crate::ids::{Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
-use super::membership::{Progress, Stall};
 use super::mending::Damage;
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
@@ -51,6 +50,33 @@ pub(super) enum Fate {
     Returned,
     /// Its name answers with other memory: nobody will ever see again what it held.
     Gone,
+}
+
+/// How far a newcomer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Progress {
+    pub(super) opened: SegmentId,
+    pub(super) chores: u8,
+    pub(super) damaged: usize,
+    pub(super) repairs: usize,
+    pub(super) completed: Position,
+    pub(super) flushed: Position,
+}
+
+/// Since when somebody has been slow and what they hold up has not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stall<At> {
+    pub(super) since: Time,
+    at: At,
+}
+
+impl<At: PartialEq> Stall<At> {
+    pub(super) fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
+        if !stalls {
+            return None;
+        }
+        known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))
+    }
 }
 
 /// A post in flight.

@@ -11,11 +11,7 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 
 use super::seats::Member;
-use super::{Output, Primary, Rules, Seat, Standing};
-
-/// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and
-/// four whose closes are on their way.
-pub const SEGMENTS_MAX: usize = 6;
+use super::{Output, Primary, Rules, SEGMENTS_MAX, Seat, Standing};
 
 /// One segment of the open end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
