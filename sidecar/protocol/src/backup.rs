@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_REPORTS_MAX, DAMAGE_TOLD_MAX, Refusal};
+use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_REPORTS_MAX, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::EPOCH_JUMP_MAX;
@@ -180,7 +180,7 @@ impl Backup {
         let copies = self.copies.values().filter_map(of_copy);
         let doubt = self.promise.doubt.iter().map(|doubt| doubt.why.clone());
         // All of them would be no help to anybody.
-        copies.chain(doubt).take(DAMAGE_TOLD_MAX).collect()
+        copies.chain(doubt).take(DAMAGE_DESCRIPTIONS_MAX).collect()
     }
 
     /// Closed copies that are gone or corrupt, oldest first; as many as one report takes.

@@ -7,7 +7,9 @@
 use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
-use crate::rpc::{CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, INVENTORY_PAGE_MAX, Inventory};
+use crate::rpc::{
+    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure, INVENTORY_PAGE_MAX, Inventory,
+};
 
 /// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
 pub const PAGES_MAX: usize = 64;
@@ -121,7 +123,7 @@ pub fn check_page(page: &Inventory) -> Result<(), Unbelievable> {
     if page.copies.len() > INVENTORY_PAGE_MAX {
         return Err(nonsense(format!("{} copies on one page", page.copies.len())));
     }
-    if page.damage.len() > DAMAGE_TOLD_MAX || page.damage.iter().any(|told| told.len() > DAMAGE_LENGTH_MAX) {
+    if page.damage.len() > DAMAGE_DESCRIPTIONS_MAX || page.damage.iter().any(|told| told.len() > DAMAGE_LENGTH_MAX) {
         return Err(nonsense("more words about damage than anybody reads"));
     }
     if page.promised > EPOCH_MAX || page.trimmed > FIRST_LSN_MAX {

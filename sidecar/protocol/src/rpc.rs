@@ -225,7 +225,7 @@ pub const INVENTORY_PAGE_MAX: usize = 1 << 16;
 /// Most bytes of a [`CopyReport`] and the comma behind it as JSON: every number with all its digits.
 pub const COPY_JSON_SIZE_MAX: usize = 416;
 /// Most pieces of damage that an inventory tells in words.
-pub const DAMAGE_TOLD_MAX: usize = 32;
+pub const DAMAGE_DESCRIPTIONS_MAX: usize = 32;
 /// Most bytes of each of them.
 pub const DAMAGE_LENGTH_MAX: usize = 1024;
 

@@ -12,8 +12,8 @@ use tailwind_protocol::primary::{self, Primary};
 use tailwind_protocol::promotion::{self, Promotion};
 use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, FenceRequest,
-    INVENTORY_PAGE_MAX, Inventory,
+    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure,
+    FenceRequest, INVENTORY_PAGE_MAX, Inventory,
 };
 
 const LOG: LogId = LogId(1);
@@ -217,7 +217,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
         ("has promised epoch 5", Inventory { promised: LED, ..of(vec![]) }),
         ("epoch 18446744073709551615", Inventory { promised: Epoch(u64::MAX), ..of(vec![]) }),
         ("trimmed below LSN 18446744073709551615", Inventory { trimmed: Lsn(u64::MAX), ..of(vec![]) }),
-        ("words", Inventory { damage: vec![String::new(); DAMAGE_TOLD_MAX + 1], ..of(vec![]) }),
+        ("words", Inventory { damage: vec![String::new(); DAMAGE_DESCRIPTIONS_MAX + 1], ..of(vec![]) }),
         ("words", Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX + 1)], ..of(vec![]) }),
     ];
     for (words, inventory) in table {
@@ -234,7 +234,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
         of(vec![open(CopyState::Open, Closure::default()), closed(3, 21, 30)]),
         of(vec![open(CopyState::Damaged, header_only), closed(3, 11, 30)]),
         with(&|copy| copy.acked = Offset(64 << 10)),
-        Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX); DAMAGE_TOLD_MAX], ..of(vec![]) },
+        Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX); DAMAGE_DESCRIPTIONS_MAX], ..of(vec![]) },
         // Left behind by an epoch whose end was never acknowledged.
         of(vec![CopyReport { identity: identity(2, 4), ..honest }, closed(3, 11, 30)]),
     ] {

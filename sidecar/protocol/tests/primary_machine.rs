@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{INFLIGHT_MAX, Input, MENDS_MAX, Output, Primary, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
@@ -56,7 +56,7 @@ fn holds_nothing(member: &MemberRef) -> Inventory {
     }
 }
 
-/// A primary whose members lend and close at once, unless told otherwise.
+/// A primary whose members lend and close at once, except for those in `hung` and `full`.
 struct Fixture {
     primary: Primary,
     now: Time,
@@ -66,13 +66,13 @@ struct Fixture {
     over: bool,
     segments: Vec<SegmentIdentity>,
     /// Members that do not answer a close.
-    mute: BTreeSet<MemberId>,
-    /// Members that lend nothing.
-    stingy: BTreeSet<MemberId>,
+    hung: BTreeSet<MemberId>,
+    /// Members without a free buffer.
+    full: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
     closes: Vec<SegmentId>,
-    /// Copies that are to be mended, and where.
-    mends: Vec<(Seat, SegmentId)>,
+    /// Repairs under way.
+    repairs: Vec<(Seat, SegmentId)>,
     /// Flushes that wait for an answer, and up to where.
     flushes: BTreeMap<MemberId, Position>,
 }
@@ -86,10 +86,10 @@ impl Fixture {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, stingy, lost, closes, mends, flushes) = Default::default();
+        let (seats, segments, hung, full, lost, closes, repairs, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
         let mut fixture =
-            Fixture { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, mends, flushes };
+            Fixture { primary, now, seats, swap, recruits, over, segments, hung, full, lost, closes, repairs, flushes };
         fixture.carry(out);
         fixture
     }
@@ -117,10 +117,10 @@ impl Fixture {
                     self.segments.push(identity);
                     self.step(Input::Prepared(identity.segment));
                 }
-                Output::Open(seat, identity) if !self.is_among(&self.stingy, seat) => {
+                Output::Open(seat, identity) if !self.is_among(&self.full, seat) => {
                     self.step(Input::Opened(seat, identity.segment));
                 }
-                Output::Close(seat, identity, _) if !self.is_among(&self.mute, seat) => {
+                Output::Close(seat, identity, _) if !self.is_among(&self.hung, seat) => {
                     self.closes.push(identity.segment);
                     self.step(Input::Closed(seat, identity.segment));
                 }
@@ -134,7 +134,7 @@ impl Fixture {
                     let asked = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
                     assert_eq!(asked, None, "one flush at a time");
                 }
-                Output::Mend(seat, identity, _) => self.mends.push((seat, identity.segment)),
+                Output::Repair(seat, identity, _) => self.repairs.push((seat, identity.segment)),
                 Output::Survey => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
@@ -376,7 +376,7 @@ fn fill(fixture: &mut Fixture, segment: u64) -> bool {
 #[test]
 fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
     let mut fixture = Fixture::start(2, 2);
-    fixture.mute.insert(member(2).id);
+    fixture.hung.insert(member(2).id);
     for segment in 1..SEGMENTS_MAX as u64 {
         assert!(fill(&mut fixture, segment), "segment {segment}");
     }
@@ -591,7 +591,7 @@ fn with_two_closed(backups: u8) -> Fixture {
 #[test]
 fn a_newcomer_that_lends_nothing_is_given_up() {
     let mut fixture = Fixture::start(1, 2);
-    fixture.stingy.insert(member(2).id);
+    fixture.full.insert(member(2).id);
     fixture.step(Input::Tick);
     fixture.recruit(2);
     wait(&mut fixture, 2000, &[]);
@@ -748,11 +748,11 @@ fn an_emptied_member_takes_its_own_place_in_one_swap() {
 fn nobody_makes_way_for_a_promotion_that_cannot_win() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
-    fixture.stingy.insert(member(3).id);
+    fixture.full.insert(member(3).id);
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     wait(&mut fixture, 60_000, &[]);
     assert!(!fixture.over, "what m3 held will never be seen again");
-    fixture.stingy.clear();
+    fixture.full.clear();
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     assert!(fixture.post(&member(3).id).is_some());
     fixture.complete(&member(3).id, 1);
@@ -843,20 +843,20 @@ fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    assert_eq!((fixture.mends.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
+    assert_eq!((fixture.repairs.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
     // Not twice, however often it is told.
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    assert_eq!(fixture.mends.len(), MENDS_MAX);
-    fixture.step(Input::Mended(seat, SegmentId(1)));
-    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    fixture.step(Input::Mended(seat, SegmentId(2)));
-    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
+    assert_eq!(fixture.repairs.len(), REPAIRS_MAX);
+    fixture.step(Input::Repaired(seat, SegmentId(1)));
+    assert_eq!(fixture.repairs, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Repaired(seat, SegmentId(2)));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
     assert_eq!((fixture.lost.as_slice(), fixture.over), (&[][..], false));
     // The open end is none of its business, nor is what is no part of the log.
     let mut open = corrupt(&fixture, &[1]);
     open[0].identity.segment = SegmentId(3);
     fixture.step(Input::Damaged(seat, open));
-    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
 }
 
 /// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
@@ -865,17 +865,17 @@ fn a_copy_that_nobody_can_give_costs_no_member() {
     let mut fixture = with_two_closed(1);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    fixture.step(Input::Unmended(seat, SegmentId(1)));
-    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    fixture.step(Input::Mended(seat, SegmentId(2)));
+    fixture.step(Input::RepairFailed(seat, SegmentId(1)));
+    assert_eq!(fixture.repairs, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Repaired(seat, SegmentId(2)));
     for _ in 0..14 {
         wait(&mut fixture, 1000, &[]);
         fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
     }
-    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (2, 1));
+    assert_eq!((fixture.repairs.len(), fixture.primary.damaged(&member(1))), (2, 1));
     wait(&mut fixture, 1100, &[]);
-    assert_eq!(fixture.mends.last(), Some(&(seat, SegmentId(1))));
-    assert_eq!((fixture.mends.len(), fixture.lost.as_slice(), fixture.over), (3, &[][..], false));
+    assert_eq!(fixture.repairs.last(), Some(&(seat, SegmentId(1))));
+    assert_eq!((fixture.repairs.len(), fixture.lost.as_slice(), fixture.over), (3, &[][..], false));
 }
 
 #[test]
@@ -887,11 +887,11 @@ fn damage_goes_with_the_trim_and_with_the_member() {
     let first = fixture.primary.closed()[1].1.first;
     fixture.step(Input::Trim(first));
     assert_eq!(fixture.primary.damaged(&member(1)), 0);
-    fixture.step(Input::Unmended(seat, SegmentId(1)));
+    fixture.step(Input::RepairFailed(seat, SegmentId(1)));
     wait(&mut fixture, 20_000, &[]);
     fixture.step(Input::Lost(seat));
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[2])));
-    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (1, 0));
+    assert_eq!((fixture.repairs.len(), fixture.primary.damaged(&member(1))), (1, 0));
 }
 
 /// Until then it would count as a holder of what it does not hold.
@@ -902,7 +902,7 @@ fn a_newcomer_does_not_join_with_a_rotten_copy() {
     fixture.step(Input::Installed(seat, SegmentId(1)));
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
     fixture.step(Input::Installed(seat, SegmentId(2)));
-    assert_eq!((fixture.mends.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
-    fixture.step(Input::Mended(seat, SegmentId(1)));
+    assert_eq!((fixture.repairs.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
+    fixture.step(Input::Repaired(seat, SegmentId(1)));
     assert!(fixture.swap.is_some());
 }
