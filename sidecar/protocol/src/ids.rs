@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_at_the_edge() {
+    fn names_are_validated_when_parsed() {
         assert!("db-0.east".parse::<GroupName>().is_ok());
         for bad in ["", "-a", "a-", "A", "a b", "a/b", "ü", &"a".repeat(254)] {
             let error = bad.parse::<GroupName>().unwrap_err().to_string();

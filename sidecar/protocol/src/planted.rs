@@ -1,7 +1,7 @@
-//! Bugs that a test can plant in the machines, to see whether the simulator's checkers find them.
+//! Bugs that a test can plant in the machines, to prove that the simulator's checkers find them.
 //!
-//! The machines ask [`has`] where a bug would sit. Without the feature `planted-bugs`, which nothing that ships enables, it
-//! is a constant `false`, and the compiled product has no trace of any of this. One bug at a time, and for one thread.
+//! The machines call [`has`] where a bug can be planted. Without the feature `planted-bugs`, which no released binary enables,
+//! it is a constant `false`, and the compiled product has no trace of it. One bug at a time, and for one thread.
 
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
@@ -50,19 +50,19 @@ bugs! {
     NewcomerUnflushed = "newcomer-unflushed",
     /// Primary: a swap of unknown outcome is taken for refused and forgotten. Breaks S7.
     UnknownIsRefused = "unknown-is-refused",
-    /// Backup: the inventory is told before the older epochs are revoked, which only the next tick does. Breaks S4.
+    /// Backup: the inventory is sent before the older epochs are revoked, which only the next tick does. Breaks S4.
     FenceBeforeRevoke = "fence-before-revoke",
     /// Backup: a fence does not persist its promise. Breaks S5.
     EpochNotPersisted = "epoch-not-persisted",
     /// Backup: requests of an older epoch are served. Breaks S5.
     OldEpochAdmitted = "old-epoch-admitted",
-    /// Promotion: drops, closes and images are asked for, but the win does not wait for them. Breaks S3.
+    /// Promotion: drops, closes and images are requested, but the win does not wait for them. Breaks S3.
     TailExposedEarly = "tail-exposed-early",
     /// Promotion: a member whose boot identity has changed is a source. Breaks S1.
     StrangerTrusted = "stranger-trusted",
     /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
     ShrinkAssumed = "shrink-assumed",
-    /// Backup: whoever is damaged says that it can tell where its log ends. Breaks S12, and S1 by it.
+    /// Backup: a damaged backup claims to be a witness. Breaks S12 and thereby S1.
     DamagedIsAWitness = "damaged-is-a-witness",
     /// Backup: what is owed is not written into the ledger. Breaks S12.
     LedgerNotWritten = "ledger-not-written",
@@ -76,7 +76,7 @@ bugs! {
     MarksIgnored = "marks-ignored",
     /// Backup: a promise that is older than the segments is believed. Breaks S12.
     StalePromiseBelieved = "stale-promise-believed",
-    /// Primary: what a member says is corrupt there is not installed anew. Copies are fewer than everybody believes.
+    /// Primary: corrupt copies at a member are not repaired. There are fewer copies than reported.
     RotIsLeft = "rot-is-left",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_planted_unless_a_test_plants_it() {
+    fn no_bug_is_planted_by_default() {
         assert!(!Bug::ALL.into_iter().any(has) && !any());
     }
 }

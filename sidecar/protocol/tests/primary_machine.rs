@@ -242,7 +242,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 proptest! {
     #[test]
-    fn acks_are_what_the_dumb_model_says(members in 1..4usize, moves in moves()) {
+    fn acks_match_a_naive_model(members in 1..4usize, moves in moves()) {
         let mut fixture = Fixture::start(members, 4);
         let mut model = Model { set: (1..=members).map(|n| member(n).id).collect(), ..Model::default() };
         for id in &model.set {
@@ -324,7 +324,7 @@ proptest! {
 }
 
 #[test]
-fn a_swap_outcome_is_judged_by_what_is_there() {
+fn swap_outcome_is_judged_by_the_stored_configuration() {
     let proposed = config(2);
     let other = config(3);
     let newer = Configuration { epoch: Epoch(2), ..config(2) };
@@ -374,7 +374,7 @@ fn fill(fixture: &mut Fixture, segment: u64) -> bool {
 }
 
 #[test]
-fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
+fn member_that_never_closes_is_dropped_at_the_segment_bound() {
     let mut fixture = Fixture::start(2, 2);
     fixture.hung.insert(member(2).id);
     for segment in 1..SEGMENTS_MAX as u64 {
@@ -390,7 +390,7 @@ fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
 }
 
 #[test]
-fn what_nobody_closed_is_not_forgotten() {
+fn unclosed_segment_is_not_forgotten() {
     let mut fixture = Fixture::start(2, 2);
     fixture.append(60_000);
     let mut out = Vec::new();
@@ -409,7 +409,7 @@ fn what_nobody_closed_is_not_forgotten() {
 }
 
 #[test]
-fn a_barrier_needs_a_post_after_it_from_everyone() {
+fn barrier_needs_a_later_post_at_every_member() {
     let mut fixture = Fixture::start(2, 2);
     let ids = [member(1).id, member(2).id];
     fixture.append(72);
@@ -431,7 +431,7 @@ fn a_barrier_needs_a_post_after_it_from_everyone() {
 }
 
 #[test]
-fn no_segment_is_closed_under_a_barriers_empty_write() {
+fn close_waits_for_a_barriers_empty_write() {
     let mut fixture = Fixture::start(1, 1);
     let id = member(1).id;
     fixture.append(60_000);
@@ -476,7 +476,7 @@ fn first(end: u32) -> Position {
 }
 
 #[test]
-fn what_a_flush_left_out_is_asked_for_again() {
+fn incomplete_flush_is_requested_again() {
     let (mut fixture, [one, two]) = flushing(&[144, 300]);
     assert_eq!(fixture.flushes[&one], first(144), "the rest has completed since");
     fixture.flushed(&one, 144);
@@ -515,7 +515,7 @@ fn wait(fixture: &mut Fixture, ms: u64, answers: &[(&MemberId, u32)]) {
 }
 
 #[test]
-fn a_member_that_gets_nothing_to_disk_is_dropped() {
+fn member_that_flushes_nothing_is_dropped() {
     let (mut fixture, [one, two]) = flushing(&[144]);
     fixture.flushed(&one, 144);
     // A bit has flipped behind its first 72 bytes.
@@ -530,7 +530,7 @@ fn a_member_that_gets_nothing_to_disk_is_dropped() {
 }
 
 #[test]
-fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
+fn member_with_a_hung_disk_is_dropped_but_a_slow_one_is_not() {
     let (mut fixture, [one, two]) = flushing(&[]);
     for end in [144, 200, 300] {
         complete_everywhere(&mut fixture, &[one.clone(), two.clone()], end);
@@ -546,7 +546,7 @@ fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
 }
 
 #[test]
-fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
+fn no_member_is_dropped_if_none_flushes() {
     let (mut fixture, [one, two]) = flushing(&[144]);
     wait(&mut fixture, 5000, &[(&one, 0), (&two, 0)]);
     assert_eq!(fixture.lost, []);
@@ -564,7 +564,7 @@ fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
 
 /// Alone, it could not be recovered from: what it drops lies where the log was trimmed.
 #[test]
-fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
+fn newcomer_is_proposed_after_its_drops() {
     let mut fixture = Fixture::start(1, 2);
     fixture.step(Input::Tick);
     let spare = member(2);
@@ -589,7 +589,7 @@ fn with_two_closed(backups: u8) -> Fixture {
 
 /// Its pool is at its bound: every open is told to come again later.
 #[test]
-fn a_newcomer_that_lends_nothing_is_given_up() {
+fn newcomer_that_lends_nothing_is_given_up() {
     let mut fixture = Fixture::start(1, 2);
     fixture.full.insert(member(2).id);
     fixture.step(Input::Tick);
@@ -603,7 +603,7 @@ fn a_newcomer_that_lends_nothing_is_given_up() {
 }
 
 #[test]
-fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
+fn newcomer_without_an_image_is_given_up_but_a_slow_one_is_not() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.recruit(2);
     for segment in [1, 2] {
@@ -626,7 +626,7 @@ fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
 
 /// Few images are copied at once, whoever they are for: a newcomer waits until it is its turn.
 #[test]
-fn a_newcomer_may_wait_for_the_images_of_another() {
+fn newcomer_may_wait_for_images_of_another() {
     let mut fixture = with_two_closed(3);
     let (two, _) = (fixture.recruit(2), fixture.recruit(3));
     for segment in [1, 2] {
@@ -642,7 +642,7 @@ fn a_newcomer_may_wait_for_the_images_of_another() {
 
 /// Somebody edits the group: more copies are recruited, fewer are not made up for.
 #[test]
-fn another_number_of_copies_counts_at_once() {
+fn changed_number_of_copies_takes_effect_at_once() {
     let mut fixture = Fixture::start(2, 2);
     wait(&mut fixture, 100, &[]);
     assert!(!fixture.recruits, "two of two");
@@ -682,7 +682,7 @@ fn short() -> Fixture {
 
 /// The swap to two members has no answer yet when the next one is lost.
 #[test]
-fn a_primary_with_too_few_members_waits_before_it_steps_down() {
+fn primary_with_too_few_members_waits_before_stepping_down() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     assert!(!fixture.over && fixture.primary.config().members.len() == 2);
@@ -695,7 +695,7 @@ fn a_primary_with_too_few_members_waits_before_it_steps_down() {
 }
 
 #[test]
-fn a_lost_member_with_its_memory_ends_the_wait() {
+fn returned_member_with_its_memory_ends_the_wait() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.step(Input::Tick);
@@ -709,7 +709,7 @@ fn a_lost_member_with_its_memory_ends_the_wait() {
 /// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
 /// will ask.
 #[test]
-fn a_conflict_that_shows_the_past_is_no_refusal() {
+fn conflict_with_an_older_configuration_is_no_refusal() {
     for found in [None, Some(config(1)), Some(config(0))] {
         let mut fixture = Fixture::start(3, 3);
         fixture.append(72);
@@ -726,7 +726,7 @@ fn emptied(number: usize) -> MemberRef {
 }
 
 #[test]
-fn an_emptied_member_takes_its_own_place_in_one_swap() {
+fn member_without_its_memory_is_refilled_in_one_swap() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
@@ -745,7 +745,7 @@ fn an_emptied_member_takes_its_own_place_in_one_swap() {
 }
 
 #[test]
-fn nobody_makes_way_for_a_promotion_that_cannot_win() {
+fn primary_stays_if_a_promotion_could_not_win() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.full.insert(member(3).id);
@@ -761,7 +761,7 @@ fn nobody_makes_way_for_a_promotion_that_cannot_win() {
 
 /// Segment 1 is sealed and its end not acknowledged when acks stop: nobody may close it, so it cannot come as an image.
 #[test]
-fn a_newcomer_is_posted_what_nobody_may_close_yet() {
+fn newcomer_is_posted_the_segment_that_cannot_close_yet() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     let mut out = Vec::new();
@@ -779,7 +779,7 @@ fn a_newcomer_is_posted_what_nobody_may_close_yet() {
 }
 
 #[test]
-fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
+fn flushed_newcomer_counts_by_its_disk_only() {
     let (mut fixture, [one, two]) = flushing(&[]);
     fixture.step(Input::Lost(fixture.seats[&two]));
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -802,7 +802,7 @@ fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
 
 /// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
 #[test]
-fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
+fn trim_is_sent_again_after_the_newcomers_last_image() {
     let mut fixture = with_two_closed(2);
     fixture.step(Input::Trim(Lsn(11)));
     let spare = member(2);
@@ -821,7 +821,7 @@ fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
 }
 
 #[test]
-fn a_group_that_is_to_have_no_primary_has_none() {
+fn retired_primary_steps_down() {
     let mut fixture = Fixture::start(2, 2);
     fixture.step(Input::Retire);
     assert!(fixture.over && fixture.primary.is_over());
@@ -839,7 +839,7 @@ fn corrupt(fixture: &Fixture, segments: &[u64]) -> Vec<CopyReport> {
 }
 
 #[test]
-fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
+fn corrupt_copy_is_repaired_at_its_member() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
@@ -861,7 +861,7 @@ fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
 
 /// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
 #[test]
-fn a_copy_that_nobody_can_give_costs_no_member() {
+fn failed_repair_loses_no_member() {
     let mut fixture = with_two_closed(1);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
@@ -879,7 +879,7 @@ fn a_copy_that_nobody_can_give_costs_no_member() {
 }
 
 #[test]
-fn damage_goes_with_the_trim_and_with_the_member() {
+fn damage_ends_with_a_trim_or_the_loss_of_the_member() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
@@ -896,7 +896,7 @@ fn damage_goes_with_the_trim_and_with_the_member() {
 
 /// Until then it would count as a holder of what it does not hold.
 #[test]
-fn a_newcomer_does_not_join_with_a_rotten_copy() {
+fn newcomer_with_a_corrupt_copy_does_not_join() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.recruit(2);
     fixture.step(Input::Installed(seat, SegmentId(1)));
