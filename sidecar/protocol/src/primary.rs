@@ -5,7 +5,7 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`repair`] (copies that have rotted), [`lanes`] (what waits for
+//! they are), [`membership`] (losing and gaining members), [`repair`] (corrupt closed copies), [`lanes`] (what waits for
 //! what). See "The primary" in `docs/protocol.md`.
 
 mod lanes;

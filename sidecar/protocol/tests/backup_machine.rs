@@ -244,7 +244,7 @@ fn repeated_close_reports_the_current_state() {
     ));
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    // On disk, and found corrupt there: no longer whole, whatever it was told before.
+    // On disk, and found corrupt there: no longer whole, whatever an earlier close returned.
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(
         fixture.ask(close(caller(5), identity(1, 5), 3)),
@@ -410,7 +410,7 @@ fn lending_is_bounded_by_pool_and_flush_bandwidth() {
     assert_eq!(fixture.ask(fourth()), Some(Reply::Opened(Slot(0))));
 }
 
-/// Whatever appends have left behind, the image that mends it finds a buffer; a second one waits for its turn.
+/// However many buffers appends hold, one image always finds a buffer; a second one waits.
 #[test]
 fn last_buffer_is_reserved_for_images() {
     let mut fixture = Fixture::fresh();
@@ -532,9 +532,9 @@ fn corruption_is_reported_until_an_image_replaces_the_copy() {
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(fixture.backup.closed_behind(SegmentId(0)), None, "nobody reads it any more");
-    let Some(Reply::Damage(told)) = fixture.ask(Request::Damage) else { panic!("no report") };
+    let Some(Reply::Damage(reported)) = fixture.ask(Request::Damage) else { panic!("no report") };
     assert_eq!(
-        told.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
+        reported.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
         [(identity(1, 5), CopyState::Corrupt)]
     );
     let open = OpenRequest {

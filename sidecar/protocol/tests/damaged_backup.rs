@@ -287,7 +287,7 @@ fn epoch_belongs_to_the_claim_it_was_promised_to() {
     assert_eq!(fixture.ask(claimed(40, &[31, 20], 4)), before, "a successor of another claim");
     assert_eq!(fixture.ask(claimed(60, &[50, 40, 31], 6)), before, "however many epochs later");
     assert_eq!(fixture.out.len(), 1, "nothing was done: {:?}", fixture.out);
-    assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the claim itself, asked again");
+    assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the same claim again");
     assert!(matches!(fixture.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
     assert!(matches!(fixture.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
 }

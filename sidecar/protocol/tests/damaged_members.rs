@@ -67,7 +67,7 @@ fn damaged(number: u128, copies: Vec<CopyReport>) -> Inventory {
     Inventory { damage: vec!["something is gone".to_owned()], witness: false, copies, ..sound(number, 11) }
 }
 
-/// A promotion of s1, and what it has asked for last.
+/// A promotion of s1, and its latest outputs.
 struct Fixture {
     machine: Promotion,
     now: Time,
@@ -76,7 +76,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// It has claimed epoch 6 and asked the members.
+    /// It has claimed epoch 6 and is fencing the members.
     fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Fixture {
         let rules = Rules {
             backups: members as u8,

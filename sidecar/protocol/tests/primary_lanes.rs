@@ -279,7 +279,7 @@ fn next_spare_is_tried_after_a_refusal() {
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.step(Input::Tick);
     assert!(fixture.look().contains(&Output::Survey));
-    // With another memory a lost member is a spare like others, but the last one that is asked.
+    // With other memory a lost member is a spare, but the last one to be tried.
     let emptied = MemberRef { boot: BootId(99), ..member(2) };
     fixture.step(Input::Surveyed(vec![member(1), emptied.clone(), member(3)]));
     assert_eq!(fixture.look(), [Output::Fence(member(3))]);

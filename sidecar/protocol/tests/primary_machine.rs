@@ -131,8 +131,8 @@ impl Fixture {
                 Output::Swap(swap) => self.swap = Some(swap),
                 Output::Flush(seat, identity, end) => {
                     let id = self.seats.iter().find(|(_, known)| **known == seat).map(|(id, _)| id.clone());
-                    let asked = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
-                    assert_eq!(asked, None, "one flush at a time");
+                    let earlier = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
+                    assert_eq!(earlier, None, "one flush at a time");
                 }
                 Output::Repair(seat, identity, _) => self.repairs.push((seat, identity.segment)),
                 Output::Survey => self.recruits = true,
@@ -174,8 +174,8 @@ impl Fixture {
 
     /// Answers the flush under way: on disk up to here.
     fn flushed(&mut self, id: &MemberId, end: u32) {
-        let asked = self.flushes.remove(id).expect("a flush is under way");
-        self.step(Input::Flushed(self.seats[id], Position::new(asked.segment, Offset(end))));
+        let flush = self.flushes.remove(id).expect("a flush is under way");
+        self.step(Input::Flushed(self.seats[id], Position::new(flush.segment, Offset(end))));
     }
 
     fn complete(&mut self, id: &MemberId, count: u32) {
@@ -185,8 +185,8 @@ impl Fixture {
     }
 }
 
-/// What an ack means, written down without any thought for speed: everyone in the set, and while a swap is out everyone
-/// in the proposed set too, has completed it.
+/// The ack rule, written without regard to speed: every member of the set, and while a swap is in flight also of the
+/// proposed set, has completed it.
 #[derive(Debug, Default)]
 struct Model {
     completed: BTreeMap<MemberId, Position>,
@@ -353,7 +353,7 @@ fn posts_in_flight_are_bounded() {
     assert_eq!(fixture.post(&id), None);
     fixture.complete(&id, 1);
     let rest = Offset(72 * (INFLIGHT_MAX as u32 + 2));
-    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries all since");
+    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries everything since");
 }
 
 /// Fills the active segment and rolls; false when there is no next one.
@@ -385,7 +385,7 @@ fn member_that_never_closes_is_dropped_at_the_segment_bound() {
     fixture.step(Input::Tick);
     fixture.now = fixture.now.plus(1000);
     fixture.step(Input::Tick);
-    assert_eq!(fixture.lost, [member(2).id], "it, and nobody else, holds everything up");
+    assert_eq!(fixture.lost, [member(2).id], "only this member stalls the open end");
     assert!(fixture.swap.is_some());
 }
 
@@ -397,7 +397,7 @@ fn unclosed_segment_is_not_forgotten() {
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
     assert!(fixture.primary.roll(closure, &mut out).is_some());
     fixture.carry(out);
-    // m1 goes; while its swap has no answer m2 goes too. Segment 1 is nowhere but here.
+    // m1 is lost, and m2 before the swap is answered. Only the primary still has segment 1.
     for number in [1, 2] {
         let seat = fixture.seats[&member(number).id];
         let mut out = Vec::new();
@@ -481,18 +481,18 @@ fn incomplete_flush_is_requested_again() {
     assert_eq!(fixture.flushes[&one], first(144), "the rest has completed since");
     fixture.flushed(&one, 144);
     fixture.flushed(&two, 72);
-    assert_eq!(fixture.primary.acked(), first(72), "no further than the one that is least far");
-    assert_eq!(fixture.flushes[&two], first(300), "some of it came: at once");
+    assert_eq!(fixture.primary.acked(), first(72), "no further than the slowest member");
+    assert_eq!(fixture.flushes[&two], first(300), "progress: the rest is requested at once");
     fixture.flushed(&one, 300);
     fixture.flushed(&two, 72);
-    assert_eq!(fixture.flushes.get(&two), None, "nothing came: not in circles");
+    assert_eq!(fixture.flushes.get(&two), None, "no progress: it is not requested again yet");
     fixture.turn();
     assert_eq!(fixture.flushes.get(&two), None);
     fixture.step(Input::Tick);
     assert_eq!(fixture.flushes[&two], first(300));
     fixture.flushed(&two, 72);
     complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 400);
-    assert_eq!(fixture.flushes[&two], first(400), "there is more to find");
+    assert_eq!(fixture.flushes[&two], first(400), "more has completed");
     fixture.flushed(&two, 300);
     assert_eq!(fixture.primary.acked(), first(300));
     fixture.flushed(&one, 400);
@@ -501,7 +501,7 @@ fn incomplete_flush_is_requested_again() {
     assert!(fixture.primary.positions().hold());
 }
 
-/// Lets so much time pass; whose flushes are under way gets the same answer each time.
+/// Lets this much time pass; each flush in flight gets the same answer each time.
 fn wait(fixture: &mut Fixture, ms: u64, answers: &[(&MemberId, u32)]) {
     for _ in 0..ms / 100 {
         fixture.now = fixture.now.plus(100);
@@ -522,7 +522,7 @@ fn member_that_flushes_nothing_is_dropped() {
     wait(&mut fixture, 900, &[(&two, 72)]);
     assert_eq!(fixture.lost, []);
     wait(&mut fixture, 300, &[(&two, 72)]);
-    assert_eq!(fixture.lost, [two], "it, and nobody else, holds up the acks");
+    assert_eq!(fixture.lost, [two], "only this member stalls the acks");
     let swap = fixture.swap.take().expect("it is swapped out");
     assert_eq!(swap.proposed.members.len(), 1);
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -562,7 +562,7 @@ fn no_member_is_dropped_if_none_flushes() {
     assert_eq!(fixture.lost, [], "idle is not slow");
 }
 
-/// Alone, it could not be recovered from: what it drops lies where the log was trimmed.
+/// The log could not be recovered from it alone: what it drops lies where the log was trimmed.
 #[test]
 fn newcomer_is_proposed_after_its_drops() {
     let mut fixture = Fixture::start(1, 2);
@@ -587,7 +587,7 @@ fn with_two_closed(backups: u8) -> Fixture {
     fixture
 }
 
-/// Its pool is at its bound: every open is told to come again later.
+/// Its pool is in use, so it refuses every open for now.
 #[test]
 fn newcomer_that_lends_nothing_is_given_up() {
     let mut fixture = Fixture::start(1, 2);
@@ -611,7 +611,7 @@ fn newcomer_without_an_image_is_given_up_but_a_slow_one_is_not() {
         assert_eq!((fixture.lost.as_slice(), &fixture.swap), (&[][..], &None));
         fixture.step(Input::Installed(seat, SegmentId(segment)));
     }
-    // It waits for the config store now, and not the other way round.
+    // Now it waits for the config store.
     assert!(fixture.swap.is_some());
     wait(&mut fixture, 5000, &[]);
     assert_eq!(fixture.lost, []);
@@ -624,7 +624,7 @@ fn newcomer_without_an_image_is_given_up_but_a_slow_one_is_not() {
     assert_eq!(fixture.lost, [member(2).id]);
 }
 
-/// Few images are copied at once, whoever they are for: a newcomer waits until it is its turn.
+/// Few images are copied at once over all newcomers, so a newcomer may have to wait.
 #[test]
 fn newcomer_may_wait_for_images_of_another() {
     let mut fixture = with_two_closed(3);
@@ -640,7 +640,7 @@ fn newcomer_may_wait_for_images_of_another() {
     assert_eq!(fixture.lost, [member(3).id]);
 }
 
-/// Somebody edits the group: more copies are recruited, fewer are not made up for.
+/// The group is edited: more copies are recruited, and lost ones beyond a smaller number are not replaced.
 #[test]
 fn changed_number_of_copies_takes_effect_at_once() {
     let mut fixture = Fixture::start(2, 2);
@@ -664,7 +664,7 @@ fn changed_number_of_copies_takes_effect_at_once() {
     assert_eq!(fixture.swap, None, "one is left, and two are needed now");
 }
 
-/// Where all of them stand after `number` has been lost, of three members of whom two are needed.
+/// Three members of which two are needed: m2 and m3 are lost, and the swap without m2 has no answer.
 fn short() -> Fixture {
     let mut fixture = Fixture::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
     fixture.append(72);
@@ -689,7 +689,7 @@ fn primary_with_too_few_members_waits_before_stepping_down() {
     assert!(fixture.post(&member(1).id).is_some());
     fixture.complete(&member(1).id, 1);
     wait(&mut fixture, 15_000, &[]);
-    assert_eq!((fixture.over, fixture.primary.acked()), (false, first(72)), "the one that was lost is still required");
+    assert_eq!((fixture.over, fixture.primary.acked()), (false, first(72)), "the lost member is still required");
     wait(&mut fixture, 200, &[]);
     assert!(fixture.over, "another sidecar may reach it");
 }
@@ -703,11 +703,11 @@ fn returned_member_with_its_memory_ends_the_wait() {
     fixture.primary.step(fixture.now, Input::Surveyed(vec![member(3), member(2)]), &mut out);
     assert!(out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
     let asked = |output: &Output| matches!(output, Output::Fence(found) if *found == member(3));
-    assert!(!out.iter().any(asked), "nothing may be asked of it: a promotion may need all it has");
+    assert!(!out.iter().any(asked), "it is not fenced: a promotion may need all that it holds");
 }
 
-/// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
-/// will ask.
+/// The swap may have been applied, or may still be: a primary that takes this for a refusal acknowledges without members that
+/// a promotion will ask.
 #[test]
 fn conflict_with_an_older_configuration_is_no_refusal() {
     for found in [None, Some(config(1)), Some(config(0))] {
@@ -751,7 +751,7 @@ fn primary_stays_if_a_promotion_could_not_win() {
     fixture.full.insert(member(3).id);
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     wait(&mut fixture, 60_000, &[]);
-    assert!(!fixture.over, "what m3 held will never be seen again");
+    assert!(!fixture.over, "what m3 held is gone");
     fixture.full.clear();
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     assert!(fixture.post(&member(3).id).is_some());
@@ -759,7 +759,7 @@ fn primary_stays_if_a_promotion_could_not_win() {
     assert!(fixture.swap.is_some());
 }
 
-/// Segment 1 is sealed and its end not acknowledged when acks stop: nobody may close it, so it cannot come as an image.
+/// Segment 1 is sealed and not fully acknowledged when acks stop: it cannot be closed, so it cannot come as an image.
 #[test]
 fn newcomer_is_posted_the_segment_that_cannot_close_yet() {
     let mut fixture = short();
@@ -793,14 +793,18 @@ fn flushed_newcomer_counts_by_its_disk_only() {
     assert!(fixture.primary.roll(closure, &mut out).is_some());
     fixture.carry(out);
     fixture.flushed(&one, 60_000);
-    assert_eq!((fixture.primary.acked(), fixture.closes.len()), (first(60_000), 1), "nobody waits for the newcomer");
-    assert!(fixture.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
+    assert_eq!(
+        (fixture.primary.acked(), fixture.closes.len()),
+        (first(60_000), 1),
+        "acks do not wait for the newcomer"
+    );
+    assert!(fixture.primary.closed().is_empty(), "the newcomer has it in memory only, and would never flush it");
     fixture.flushed(&two, 60_000);
     assert_eq!((fixture.closes.len(), fixture.primary.closed().len()), (2, 1));
     assert!(fixture.swap.is_some());
 }
 
-/// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
+/// A backup that lent a segment earlier in this epoch frees that buffer at a trim once it has a later segment.
 #[test]
 fn trim_is_sent_again_after_the_newcomers_last_image() {
     let mut fixture = with_two_closed(2);
@@ -827,7 +831,7 @@ fn retired_primary_steps_down() {
     assert!(fixture.over && fixture.primary.is_over());
 }
 
-/// What a member tells of these closed segments of epoch 1: corrupt.
+/// A report that these closed segments of epoch 1 are corrupt.
 fn corrupt(fixture: &Fixture, segments: &[u64]) -> Vec<CopyReport> {
     let copy = |(identity, closure): &(SegmentIdentity, Closure)| CopyReport {
         identity: *identity,
@@ -844,7 +848,7 @@ fn corrupt_copy_is_repaired_at_its_member() {
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
     assert_eq!((fixture.repairs.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
-    // Not twice, however often it is told.
+    // A repeated report starts no second repair.
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
     assert_eq!(fixture.repairs.len(), REPAIRS_MAX);
     fixture.step(Input::Repaired(seat, SegmentId(1)));
@@ -852,14 +856,14 @@ fn corrupt_copy_is_repaired_at_its_member() {
     fixture.step(Input::Repaired(seat, SegmentId(2)));
     assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
     assert_eq!((fixture.lost.as_slice(), fixture.over), (&[][..], false));
-    // The open end is none of its business, nor is what is no part of the log.
+    // Open segments are not repaired, nor are those that are not part of the log.
     let mut open = corrupt(&fixture, &[1]);
     open[0].identity.segment = SegmentId(3);
     fixture.step(Input::Damaged(seat, open));
     assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
 }
 
-/// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
+/// Without a sound copy the member stays, its other copies are repaired, and the repair is retried later.
 #[test]
 fn failed_repair_loses_no_member() {
     let mut fixture = with_two_closed(1);
@@ -894,7 +898,7 @@ fn damage_ends_with_a_trim_or_the_loss_of_the_member() {
     assert_eq!((fixture.repairs.len(), fixture.primary.damaged(&member(1))), (1, 0));
 }
 
-/// Until then it would count as a holder of what it does not hold.
+/// Otherwise it would count as a holder of a segment that it does not hold.
 #[test]
 fn newcomer_with_a_corrupt_copy_does_not_join() {
     let mut fixture = with_two_closed(2);

@@ -26,7 +26,7 @@ fn config(members: u128) -> Configuration {
     }
 }
 
-/// A promotion, and what it has asked for last.
+/// A promotion, and its latest outputs.
 struct Fixture {
     machine: Promotion,
     now: Time,
@@ -83,7 +83,7 @@ impl Fixture {
         }
     }
 
-    /// Tasks asked for last: kind, member, segment.
+    /// The latest tasks: kind, member, segment.
     fn tasks(&self) -> Vec<Task> {
         let tasks = self.out.iter().filter_map(|output| match output {
             Output::Trim(_, member, _) => Some(Task::Trim(member.id.clone())),
@@ -222,7 +222,7 @@ fn ids(members: &[MemberRef]) -> Vec<&str> {
     members.iter().map(|member| member.id.as_str()).collect()
 }
 
-/// Two members whose only segment is open; m1 is repaired, m2 is not. What they asked for is in the epoch returned.
+/// Two members whose only segment is open; m1 is repaired, m2 is not. The epoch of the tasks is returned.
 fn half_repaired(min_in_sync: u8) -> (Fixture, Configuration) {
     let mut fixture = Fixture::start_with(100, min_in_sync);
     let config = fixture.claim(&config(2));
@@ -296,7 +296,7 @@ fn unfit_member_counts_if_the_others_lack_a_segment() {
     fixture.wait(1000);
     fixture.wait(10);
     let config = fixture.claim(&config);
-    // m1's copy has rotten meanwhile.
+    // m1's copy has become corrupt in the meantime.
     fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Corrupt)]);
     let tasks = fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", fixture.out);

@@ -277,7 +277,7 @@ fn segments_beyond_a_torn_end_are_dropped() {
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12), blank(4, 1)]);
     let reference = Reference::assemble([&m1], &[]).expect("a whole log");
     assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3, 4]));
-    // The one that was not asked has it whole, and may have closed it.
+    // The member that did not answer has it whole, and may have closed it.
     for state in [Open, Closed, Corrupt] {
         let late = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, state, 6, 9), copy(3, 1, state, 10, 11)]);
         let expected = if state == Open { (vec![2], vec![], vec![3]) } else { (vec![], vec![2], vec![3]) };
