@@ -2,13 +2,13 @@
 //!
 //! Driven by the backup daemon (and by the simulator). [`Backup::step`] takes one input and returns what to do.
 //!
-//! **The order of outputs is part of the protocol.** They are carried out one after the other; the process may die
-//! between any two. An output whose failure is not an input must end the process when it fails: a backup that could not
-//! persist its promise, or could not revoke, must not go on to say that it did. See "Fencing" in `docs/protocol.md`.
+//! **The order of outputs is part of the protocol.** They are carried out one after the other, and the process may die
+//! between any two. If an output fails and the failure is not an input, the process must end: a backup that could not
+//! persist its promise, or could not revoke, must not report that it did. See "Fencing" in `docs/protocol.md`.
 //!
-//! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is here, compared with
-//! what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (images for others, trims, drops,
-//! quarantine); [`copy`] is one segment's copy.
+//! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
+//! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (fetches, trims, drops, quarantine);
+//! [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_REPORTS_MAX, DAMAGE_TOLD_MAX, Refusal};
+use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_REPORTS_MAX, Refusal};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::EPOCH_JUMP_MAX;
@@ -35,11 +35,11 @@ use fence::PendingFence;
 use flushing::open_flush_reply;
 use keeping::Leaving;
 
-/// How long a caller should wait before it asks again for a buffer: about the time to flush one segment.
+/// How long a caller should wait before it requests a buffer again: about the time to flush one segment.
 const RETRY_AFTER_MS: u32 = 100;
 
-/// Ticks after which an image that is not closed gives its buffer to whoever needs one. Its writer gives up after five seconds
-/// in which nothing has arrived.
+/// Ticks after which an unclosed image gives up its buffer if another lending needs one. Its writer gives up after five
+/// seconds without progress.
 const IMAGE_TICKS: u32 = 30;
 
 /// The state of a backup.
@@ -50,20 +50,20 @@ pub struct Backup {
     boot: BootId,
     limits: Limits,
     promise: Promise,
-    /// The copy of each segment that counts.
+    /// The current copy of each segment.
     copies: BTreeMap<SegmentId, Copy>,
     /// Images being installed: they count once closed.
     installs: BTreeMap<SegmentId, Copy>,
     fence: Option<PendingFence>,
-    /// Somebody has fenced this process, and so has seen what it doubts.
+    /// This process has been fenced, so the caller has seen its doubt.
     fenced: bool,
     /// A close that waits for its verification.
     closing: Option<(RequestId, Slot, CloseRequest)>,
     /// Closes that wait until their slot is on disk; see [`Backup::reply_when_safe`]. At most one for each slot.
     unflushed: BTreeMap<Slot, RequestId>,
-    /// What is on its way from a slot into quarantine.
+    /// Slots whose bytes are being moved into quarantine.
     leaving: BTreeMap<Slot, Leaving>,
-    /// Slots that were lent and whose memory is gone. They are in use until the doubt that this means is gone too.
+    /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
     missing: Vec<Slot>,
     ending: bool,
     finished: bool,
@@ -120,7 +120,7 @@ impl Backup {
     }
 
     fn admit_log(&self, caller: &Caller) -> Result<(), Refusal> {
-        // Epoch 0 means "none yet": a backup that is bound to no log has promised it, and would do as it is told.
+        // Epoch 0 means "none yet". A backup that is bound to no log has promised it, and would admit the caller.
         if caller.epoch == Epoch(0) {
             return Err(Refusal::BadRequest { why: "epoch 0: the first epoch is 1".to_owned() });
         }
@@ -155,12 +155,12 @@ impl Backup {
         self.slots_in_use().count() as u64 * u64::from(self.limits.slot_size)
     }
 
-    /// The promise as it stands.
+    /// The current promise.
     pub fn promise(&self) -> &Promise {
         &self.promise
     }
 
-    /// What this backup knows that it must hold and does not, or doubts, in words.
+    /// What this backup should hold and does not, or doubts, in words; at most [`DAMAGE_DESCRIPTIONS_MAX`].
     pub fn damage(&self) -> Vec<String> {
         let of_copy = |copy: &Copy| {
             let segment = copy.identity.segment;
@@ -179,25 +179,24 @@ impl Backup {
         };
         let copies = self.copies.values().filter_map(of_copy);
         let doubt = self.promise.doubt.iter().map(|doubt| doubt.why.clone());
-        // All of them would be no help to anybody.
-        copies.chain(doubt).take(DAMAGE_TOLD_MAX).collect()
+        copies.chain(doubt).take(DAMAGE_DESCRIPTIONS_MAX).collect()
     }
 
-    /// Closed copies that are gone or corrupt, oldest first; as many as one report takes.
+    /// Closed copies that are missing or corrupt, oldest first, at most [`DAMAGE_REPORTS_MAX`].
     fn corrupt_copies(&self) -> Vec<CopyReport> {
         let corrupt = self.copies.values().filter(|copy| copy.stage == Stage::Corrupt);
         corrupt.map(|copy| copy.report(self.promise.durability)).take(DAMAGE_REPORTS_MAX).collect()
     }
 
-    /// The first closed copy behind this segment, and where its bytes are: what a scrub reads next.
+    /// The first closed copy after this segment, and where its bytes are: what a scrub reads next.
     pub fn closed_behind(&self, segment: SegmentId) -> Option<(Place, SegmentIdentity, Closure)> {
         let mut behind = self.copies.range(segment.next()..).map(|(_, copy)| copy);
         let copy = behind.find(|copy| copy.stage == Stage::Closed)?;
         Some((copy.place, copy.identity, copy.closure))
     }
 
-    /// The newest closed segment here: where a scrub that begins now ends. A log that grows faster than it is read would
-    /// never let a pass come to its end otherwise, and the oldest copies would not be read again.
+    /// The newest closed segment: where a scrub that begins now ends. Otherwise a pass would never end over a log that grows
+    /// faster than it is read, and the oldest copies would not be read again.
     pub fn newest_closed(&self) -> SegmentId {
         let mut newest = self.copies.iter().rev().filter(|(_, copy)| copy.stage == Stage::Closed);
         newest.next().map_or(SegmentId(0), |(segment, _)| *segment)
@@ -209,7 +208,7 @@ impl Backup {
             || self.promise.doubt.is_none() && !self.copies.values().any(Copy::is_damaged)
     }
 
-    /// Copies that count, and buffers that images are being copied into; for status and metrics.
+    /// Numbers of copies and of buffers in use, for status and metrics.
     pub fn counts(&self) -> Counts {
         let stage = |wanted: Stage| self.copies.values().filter(|copy| copy.stage == wanted).count() as u64;
         Counts {
@@ -236,7 +235,7 @@ impl Backup {
             assert_eq!(*segment, copy.identity.segment);
             let excused = self.promise.doubt.is_some() || planted::any();
             let promised = copy.identity.epoch <= self.promise.epoch;
-            assert!(promised || excused, "nothing of an epoch that was never promised, but what was found so");
+            assert!(promised || excused, "only a copy found at start may be of an epoch that was never promised");
         }
     }
 }
@@ -254,7 +253,7 @@ pub struct Counts {
     pub corrupt: u64,
     /// Copies of open segments that end before what was acknowledged.
     pub damaged: u64,
-    /// 1 when something is missing that cannot be named.
+    /// 1 if there is a doubt: something is missing that cannot be named.
     pub doubtful: u64,
     /// Copies on disk.
     pub on_disk: u64,

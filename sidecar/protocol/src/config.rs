@@ -10,8 +10,8 @@ use crate::ids::{BootId, Claim, Epoch, LogId, MemberId, SidecarId, Version};
 /// and small enough for fixed arrays on the append path.
 pub const MEMBERS_MAX: usize = 8;
 
-/// Earlier claims that a configuration names: members that have missed fewer epochs notice a store that went back. 32 × 8
-/// bytes beside a few hundred of the rest.
+/// Earlier claims in a configuration: a member that has missed fewer epochs notices a store that went back. 32 × 8 bytes,
+/// beside a few hundred for the rest.
 pub const CLAIMS_KEPT: usize = 32;
 
 /// Who is primary and how to reach it.
@@ -44,13 +44,13 @@ pub struct Configuration {
     pub log: LogId,
     /// The epoch of the current primary.
     pub epoch: Epoch,
-    /// Drawn for the claim of this epoch. A conflict with an equal configuration is success (see [`SwapOutcome::settle`]),
-    /// so no two claims may ever be equal: not even those of a sidecar that has died as primary, and reads an old
-    /// configuration when it comes back.
+    /// Drawn at random for the claim of this epoch. A conflict with an equal configuration is success (see
+    /// [`SwapOutcome::settle`]), so no two claims may be equal, not even those of a sidecar that died as primary and reads an
+    /// old configuration after its restart.
     pub claim: Claim,
-    /// The claims of the epochs before, the latest first, at most [`CLAIMS_KEPT`]; empty in the first epoch, and where a
-    /// person accepted that the store had gone back. A member that promised one of those epochs to another claim knows by it
-    /// that the store has gone back, and that the set in it may be an old one.
+    /// The claims of the earlier epochs, the latest first, at most [`CLAIMS_KEPT`]. Empty in the first epoch, and after a
+    /// person has accepted a store that went back. They show a member that promised one of those epochs to another claim that
+    /// the store has gone back and its set may be an old one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Claim>,
     /// Raised at every change of the member set.
@@ -114,23 +114,23 @@ impl Configuration {
 pub struct Swap {
     /// What must be there now.
     pub expected: Option<Stamp>,
-    /// What shall be there.
+    /// What replaces it.
     pub proposed: Configuration,
 }
 
 /// How a swap ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SwapOutcome {
-    /// `proposed` is there now.
+    /// `proposed` is stored.
     Applied,
-    /// Something else is there. It may be `proposed` itself, if an earlier try had gone through.
+    /// The stored content was not `expected`. It may be `proposed` itself, if an earlier try was applied.
     Conflict(Option<Configuration>),
-    /// No answer: it may or may not have happened, or may yet happen. Only the very same swap may be tried next.
+    /// No answer: it may have been applied, or may still be. Only the same swap may be tried next.
     Unknown,
 }
 
 impl SwapOutcome {
-    /// Folds "conflict with my own earlier try" into `Applied`.
+    /// Turns a conflict with an equal configuration, written by an earlier try, into `Applied`.
     #[must_use]
     pub fn settle(self, proposed: &Configuration) -> SwapOutcome {
         match self {
@@ -174,7 +174,7 @@ impl std::str::FromStr for Durability {
     }
 }
 
-/// Milliseconds since any fixed moment, from a clock that never goes back. Wall-clock time has no place in the protocol.
+/// Milliseconds since any fixed moment, from a monotonic clock. The protocol never uses wall-clock time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 

@@ -52,7 +52,7 @@ number! {
     Claim(u64)
 }
 
-/// Last epoch: what is left of the numbers could be passed over, and numbers must not overflow.
+/// Last epoch. The remaining numbers are headroom, so that counting on from an epoch cannot overflow.
 pub const EPOCH_MAX: Epoch = Epoch(u64::MAX >> 1);
 
 impl Epoch {
@@ -98,7 +98,7 @@ impl Lsn {
         Lsn(self.0.saturating_sub(1))
     }
 
-    /// This LSN moved on by `records`.
+    /// This LSN plus `records`.
     #[must_use]
     pub fn plus(self, records: u64) -> Lsn {
         Lsn(self.0 + records)
@@ -138,7 +138,7 @@ pub struct LogId(pub u128);
 #[serde(try_from = "String", into = "String")]
 pub struct BootId(pub u128);
 
-/// A text that is not what it should be; the message says what it should look like.
+/// An invalid text; the message says what is valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadName(String);
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_at_the_edge() {
+    fn names_are_validated_when_parsed() {
         assert!("db-0.east".parse::<GroupName>().is_ok());
         for bad in ["", "-a", "a-", "A", "a b", "a/b", "ü", &"a".repeat(254)] {
             let error = bad.parse::<GroupName>().unwrap_err().to_string();

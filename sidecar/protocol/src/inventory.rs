@@ -1,31 +1,32 @@
-//! Reads a member's inventory page by page, and believes none of it before it has been checked.
+//! Reads a member's inventory page by page, and validates it before use.
 //!
-//! Called by the sidecar, and by the simulator, with every answer to a fence. What comes out is safe to compute with:
-//! [`recovery`](crate::recovery), [`promotion`](crate::promotion) and [`primary`](crate::primary) look at no number twice.
+//! Called by the sidecar and the simulator with every answer to a fence. The result is safe to compute with:
+//! [`recovery`](crate::recovery), [`promotion`](crate::promotion) and [`primary`](crate::primary) check no number again.
 //! See "Inventories" in `docs/protocol.md`.
 
 use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
-use crate::rpc::{CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, INVENTORY_PAGE_MAX, Inventory};
+use crate::rpc::{
+    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure, INVENTORY_PAGE_MAX, Inventory,
+};
 
 /// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
 pub const PAGES_MAX: usize = 64;
-/// How often reading begins anew because the member has changed between two pages. Only a fault in its disk or a call that
-/// comes late changes it, so a second time is rare.
+/// How often reading restarts because the inventory changed between two pages. Only a disk fault or a late call changes it, so
+/// a second restart is rare.
 pub const RESTARTS_MAX: u32 = 4;
 
-/// Why a member's inventory is not believed. Nothing of it counts then.
+/// Why a member's inventory is rejected as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unbelievable {
-    /// It holds a segment of a later epoch than the one that has fenced it: that epoch was used, and the config store must
-    /// know of it.
+    /// It holds a segment of a later epoch than the one that fenced it: that epoch was used, and must be in the config store.
     #[error("it holds a segment of epoch {0}, which is later than the epoch that has fenced it")]
     Ahead(Epoch),
-    /// Nobody could hold this, or it is not what was asked for.
+    /// No backup can hold this, or it does not answer the request.
     #[error("its inventory cannot be true: {0}")]
     Nonsense(String),
-    /// It has changed with each page.
+    /// It changed too often while it was being read.
     #[error("its inventory has changed {RESTARTS_MAX} times while it was being read")]
     Unsteady,
 }
@@ -116,12 +117,12 @@ impl Reading {
     }
 }
 
-/// What must be so of any page, whoever asks.
+/// What must hold for every page.
 pub fn check_page(page: &Inventory) -> Result<(), Unbelievable> {
     if page.copies.len() > INVENTORY_PAGE_MAX {
         return Err(nonsense(format!("{} copies on one page", page.copies.len())));
     }
-    if page.damage.len() > DAMAGE_TOLD_MAX || page.damage.iter().any(|told| told.len() > DAMAGE_LENGTH_MAX) {
+    if page.damage.len() > DAMAGE_DESCRIPTIONS_MAX || page.damage.iter().any(|text| text.len() > DAMAGE_LENGTH_MAX) {
         return Err(nonsense("more words about damage than anybody reads"));
     }
     if page.promised > EPOCH_MAX || page.trimmed > FIRST_LSN_MAX {

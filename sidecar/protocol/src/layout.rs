@@ -7,12 +7,12 @@
 //! ```text
 //! segment header (64)  checksum (8)  { record header (32)  payload, padded to 8 } × n  checksum (8)  ...  zeros
 //! ```
-//! n is 0 in a *mark*: a checksum entry that tells nothing but how far the log was acknowledged when it was written.
+//! n is 0 in a *mark*: a checksum entry that only records how far the log was acknowledged when it was written.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
-use crate::planted;
+use crate::planted::{self, Bug};
 
 /// Every entry starts at a multiple of this, so that one 8-byte store writes a checksum entry.
 pub const ALIGNMENT: usize = 8;
@@ -61,7 +61,7 @@ pub const SEGMENT_MAX: SegmentId = SegmentId(u64::MAX / 2);
 #[serde(try_from = "u32", into = "u32")]
 pub struct SegmentSize(u32);
 
-/// A segment size that is none.
+/// An invalid segment size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("segment size {0}: must be a power of two between 64 KiB and 64 MiB")]
 pub struct BadSegmentSize(String);
@@ -156,13 +156,13 @@ pub struct Closure {
 }
 
 impl Closure {
-    /// Number of records. For any numbers: a closure comes from the wire, and this is asked before it is believed.
+    /// Number of records. Defined for any values, because it is called on closures from the wire before they are checked.
     pub fn records(&self) -> u64 {
         if self.end == Offset(0) { 0 } else { self.last.0.saturating_add(1).saturating_sub(self.first.0) }
     }
 
-    /// True when a segment of this size could end so, as far as numbers tell. For closures that come from the network or a
-    /// file, before anything is computed with them.
+    /// True when a segment of this size can have this closure, judged by its numbers alone. Checked for closures from the
+    /// network or a file before anything is computed with them.
     pub fn fits(&self, size: SegmentSize) -> bool {
         let end = self.end.0 as usize;
         let placed = end >= SEGMENT_OVERHEAD && end <= size.bytes() as usize && end.is_multiple_of(ALIGNMENT);
@@ -183,7 +183,7 @@ impl Closure {
 pub struct Lag(pub u16);
 
 impl Lag {
-    /// More is in flight than can be told, which is 16 MiB: nothing is claimed.
+    /// More is in flight than a lag can express, which is 16 MiB: nothing is claimed.
     pub const UNKNOWN: Lag = Lag(u16::MAX);
     const COARSE: u16 = 0x8000;
     const FINE_UNIT: u32 = 8;
@@ -238,7 +238,7 @@ impl Chain {
     #[must_use]
     pub fn extend(self, header: &[u8]) -> Chain {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
-        hasher.update(planted::chained(header));
+        hasher.update(chained(header));
         Chain(hasher.finalize())
     }
 
@@ -262,6 +262,17 @@ impl Chain {
     pub fn from_entry(entry: &[u8; CHECKSUM_SIZE]) -> Option<(Chain, Lag)> {
         let [TYPE_CHECKSUM, a, b, c, d, e, f, END_MARK] = *entry else { return None };
         Some((Chain(u32::from_le_bytes([a, b, c, d])), Lag(u16::from_le_bytes([e, f]))))
+    }
+}
+
+/// The part of a header that the chain covers: all of it, but for [`Bug::UnseededChain`].
+fn chained(header: &[u8]) -> &[u8] {
+    /// Type, flags, length and its complement.
+    const SHAPE_SIZE: usize = 12;
+    match header.len() {
+        _ if !planted::has(Bug::UnseededChain) => header,
+        RECORD_HEADER_SIZE => &header[..SHAPE_SIZE],
+        _ => &[],
     }
 }
 
@@ -333,13 +344,13 @@ pub fn record_size(length: usize) -> usize {
     RECORD_HEADER_SIZE + padded(length)
 }
 
-/// How the segment in a file came to its end.
+/// Whether the segment in a file was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sealed {
     /// Closed by a primary: this is the whole segment.
     Closed,
-    /// Still open when the backup was told to end: valid up to the closure, other members may have more.
+    /// Still open when the backup shut down: valid up to the closure; other members may have more.
     Open,
 }
 

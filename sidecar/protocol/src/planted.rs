@@ -1,9 +1,7 @@
-//! Bugs that a test can plant in the machines, to see whether the simulator's checkers find them.
+//! Bugs that a test can plant in the machines, to prove that the simulator's checkers find them.
 //!
-//! The machines ask [`has`] where a bug would sit. Without the feature `planted-bugs`, which nothing that ships enables, it
-//! is a constant `false`, and the compiled product has no trace of any of this. One bug at a time, and for one thread.
-
-use crate::layout::{RECORD_HEADER_SIZE, padded};
+//! The machines call [`has`] where a bug can be planted. Without the feature `planted-bugs`, which no released binary enables,
+//! it is a constant `false`, and the compiled product has no trace of it. One bug at a time, and for one thread.
 
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident = $name:literal,)+) => {
@@ -52,19 +50,19 @@ bugs! {
     NewcomerUnflushed = "newcomer-unflushed",
     /// Primary: a swap of unknown outcome is taken for refused and forgotten. Breaks S7.
     UnknownIsRefused = "unknown-is-refused",
-    /// Backup: the inventory is told before the older epochs are revoked, which only the next tick does. Breaks S4.
+    /// Backup: the inventory is sent before the older epochs are revoked, which only the next tick does. Breaks S4.
     FenceBeforeRevoke = "fence-before-revoke",
     /// Backup: a fence does not persist its promise. Breaks S5.
     EpochNotPersisted = "epoch-not-persisted",
     /// Backup: requests of an older epoch are served. Breaks S5.
     OldEpochAdmitted = "old-epoch-admitted",
-    /// Promotion: drops, closes and images are asked for, but the win does not wait for them. Breaks S3.
+    /// Promotion: drops, closes and images are requested, but the win does not wait for them. Breaks S3.
     TailExposedEarly = "tail-exposed-early",
     /// Promotion: a member whose boot identity has changed is a source. Breaks S1.
     StrangerTrusted = "stranger-trusted",
     /// Promotion: members that were not fenced are left out of the set without a compare-and-swap. Breaks S7.
     ShrinkAssumed = "shrink-assumed",
-    /// Backup: whoever is damaged says that it can tell where its log ends. Breaks S12, and S1 by it.
+    /// Backup: a damaged backup claims to be a witness. Breaks S12 and thereby S1.
     DamagedIsAWitness = "damaged-is-a-witness",
     /// Backup: what is owed is not written into the ledger. Breaks S12.
     LedgerNotWritten = "ledger-not-written",
@@ -78,7 +76,7 @@ bugs! {
     MarksIgnored = "marks-ignored",
     /// Backup: a promise that is older than the segments is believed. Breaks S12.
     StalePromiseBelieved = "stale-promise-believed",
-    /// Primary: what a member says is corrupt there is not installed anew. Copies are fewer than everybody believes.
+    /// Primary: corrupt copies at a member are not repaired. There are fewer copies than reported.
     RotIsLeft = "rot-is-left",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
@@ -127,32 +125,6 @@ pub(crate) const fn any() -> bool {
     false
 }
 
-/// The part of a header that the chain covers: all of it, but for [`Bug::UnseededChain`].
-pub(crate) fn chained(header: &[u8]) -> &[u8] {
-    /// Type, flags, length and its complement.
-    const SHAPE_SIZE: usize = 12;
-    match header.len() {
-        _ if !has(Bug::UnseededChain) => header,
-        RECORD_HEADER_SIZE => &header[..SHAPE_SIZE],
-        _ => &[],
-    }
-}
-
-/// True for an append that [`Bug::ScanSkipsBadEntry`] skips: its bounds are checked, one of its payloads is bad.
-pub(crate) fn skips(mut entries: &[u8]) -> bool {
-    while has(Bug::ScanSkipsBadEntry)
-        && let Some((header, body)) = entries.split_first_chunk::<RECORD_HEADER_SIZE>()
-    {
-        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let length = u32_at(4) as usize;
-        if crc32fast::hash(&body[..length]) != u32_at(12) {
-            return true;
-        }
-        entries = &body[padded(length)..];
-    }
-    false
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,64 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_planted_unless_a_test_plants_it() {
+    fn no_bug_is_planted_by_default() {
         assert!(!Bug::ALL.into_iter().any(has) && !any());
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    mod planted_in_log_bytes {
-        use super::super::*;
-        use crate::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
-        use crate::layout::{SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
-        use crate::scan::Scanner;
-        use crate::segment::SegmentWriter;
-
-        /// Three appends of one record each; the payload of the second starts at byte 152.
-        fn written(memory: &mut [u8], generation: u64, first: Lsn, appends: usize) -> SegmentIdentity {
-            let (log, segment, epoch) = (LogId(1), SegmentId(1), Epoch(1));
-            let identity =
-                SegmentIdentity { log, segment, epoch, generation: Generation(generation), size: SegmentSize::MIN };
-            let (mut writer, mut end) = SegmentWriter::open(identity, first, memory);
-            for payload in [b"a", b"b", b"c"].into_iter().take(appends) {
-                end += writer.append(&mut memory[end as usize..], std::iter::once(payload.as_slice()));
-            }
-            identity
-        }
-
-        fn read(memory: &[u8], identity: &SegmentIdentity) -> Vec<(u64, Vec<u8>)> {
-            let mut scanner = Scanner::new(memory, identity).expect("a segment header");
-            let appends = std::iter::from_fn(|| scanner.next_append().ok());
-            appends.flat_map(|append| append.records()).map(|r| (r.lsn.0, r.payload.to_vec())).collect()
-        }
-
-        #[test]
-        fn a_bad_payload_is_accepted_or_skipped() {
-            for (bug, expected) in [
-                (None, vec![(1, b"a")]),
-                (Some(Bug::NoPayloadCrc), vec![(1, b"a"), (2, b"x"), (3, b"c")]),
-                (Some(Bug::HeaderCrcOnly), vec![(1, b"a"), (2, b"x"), (3, b"c")]),
-                (Some(Bug::ScanSkipsBadEntry), vec![(1, b"a"), (3, b"c")]),
-            ] {
-                plant(bug);
-                let mut memory = vec![0; SegmentSize::MIN.bytes() as usize];
-                let identity = written(&mut memory, 1, Lsn(1), 3);
-                memory[SEGMENT_OVERHEAD + 48 + RECORD_HEADER_SIZE] = b'x';
-                let expected: Vec<(u64, Vec<u8>)> = expected.into_iter().map(|(lsn, p)| (lsn, p.to_vec())).collect();
-                assert_eq!(read(&memory, &identity), expected, "{bug:?}");
-            }
-            plant(None);
-        }
-
-        #[test]
-        fn an_earlier_life_of_the_buffer_is_taken_for_this_one() {
-            for (bug, records) in [(None, 1), (Some(Bug::UnseededChain), 3)] {
-                plant(bug);
-                let mut memory = vec![0; SegmentSize::MIN.bytes() as usize];
-                written(&mut memory, 1, Lsn(1), 3);
-                let identity = written(&mut memory, 2, Lsn(40), 1);
-                assert_eq!(read(&memory, &identity).len(), records, "{bug:?}");
-            }
-            plant(None);
-        }
     }
 }

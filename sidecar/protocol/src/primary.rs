@@ -1,16 +1,16 @@
-//! The primary's state machine: where each member stands, what is acknowledged, when segments roll, who is in the set.
+//! The primary's state machine: how far each member is, what is acknowledged, when segments roll, who is in the set.
 //!
 //! Driven by the sidecar's append path (and by the simulator). The path calls the small functions ([`Primary::appended`],
 //! [`Primary::next_post`], [`Primary::completed`], [`Primary::acked`]) for each record or batch; they allocate nothing.
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`mending`] (copies that have rotted), [`lanes`] (what waits for
+//! they are), [`membership`] (losing and gaining members), [`repair`] (corrupt closed copies), [`lanes`] (what waits for
 //! what). See "The primary" in `docs/protocol.md`.
 
 mod lanes;
 mod membership;
-mod mending;
+mod repair;
 mod requests;
 mod seats;
 mod segments;
@@ -24,23 +24,26 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 use crate::rpc::{CopyReport, Failure, Inventory};
 
-pub use lanes::{INSTALLS_MAX, MENDS_AT_ONCE};
-pub use mending::MENDS_MAX;
-pub use seats::{Post, Seat, Standing};
-pub use segments::SEGMENTS_MAX;
+pub use lanes::{INSTALLS_MAX, REPAIRS_AT_ONCE};
+pub use repair::REPAIRS_MAX;
+pub use seats::{Membership, Post, Seat};
 
 use lanes::Lanes;
-use membership::{Search, Stall};
-use seats::Member;
+use membership::Search;
+use seats::{Member, Stall};
 use segments::Segments;
 
 /// Work requests in flight to one member. More only deepens the queue: one request carries everything appended since.
 pub const INFLIGHT_MAX: usize = 32;
 
+/// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and
+/// four whose closes are on their way.
+pub const SEGMENTS_MAX: usize = 6;
+
 /// What the group wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Members that the set shall have.
+    /// Members that the set should have.
     pub backups: u8,
     /// Members that the set must have for appends to be acknowledged; at least 1.
     pub min_in_sync: u8,
@@ -48,8 +51,8 @@ pub struct Rules {
     pub durability: Durability,
     /// Size of the segments to open.
     pub segment_size: SegmentSize,
-    /// How long a member may hold up the next segment, or in durability `Flushed` acks, before it counts as lost.
-    /// A newcomer counts as lost when it gets no further for twice as long.
+    /// How long a member may hold up the next segment, or acks under durability `Flushed`, before it counts as lost.
+    /// A newcomer counts as lost after twice as long without progress.
     pub open_patience_ms: u64,
     /// Pause between two searches for a spare.
     pub recruit_interval_ms: u64,
@@ -70,17 +73,17 @@ pub enum Input {
     Closed(Seat, SegmentId),
     /// Answer to [`Output::Install`].
     Installed(Seat, SegmentId),
-    /// The closed copies at a member that are gone or corrupt, all of them, as it tells them now and then.
+    /// All closed copies at a member that are missing or corrupt. The sidecar asks each member periodically.
     Damaged(Seat, Vec<CopyReport>),
-    /// Answer to [`Output::Mend`].
-    Mended(Seat, SegmentId),
-    /// Answer to [`Output::Mend`]: it has failed. Nobody can give the segment, or the member does not take it in.
-    Unmended(Seat, SegmentId),
+    /// Answer to [`Output::Repair`].
+    Repaired(Seat, SegmentId),
+    /// Answer to [`Output::Repair`]: it failed. No other copy can be fetched, or the member does not accept the image.
+    RepairFailed(Seat, SegmentId),
     /// Answer to [`Output::Trim`] and [`Output::Drop`].
     Tidied(Seat),
-    /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less than was asked, or more.
+    /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less or more than requested.
     Flushed(Seat, Position),
-    /// A member failed: its channel, its heartbeat, or an RPC that has no other remedy.
+    /// A member failed: its channel, its heartbeat, or an RPC that cannot be retried.
     Lost(Seat),
     /// Answer to [`Output::Swap`].
     Swapped(SwapOutcome),
@@ -88,19 +91,19 @@ pub enum Input {
     Surveyed(Vec<MemberRef>),
     /// Answer to [`Output::Fence`].
     Fenced(MemberRef, Result<Inventory, Failure>),
-    /// Someone has seen a newer epoch: a backup that refused, or the config store.
+    /// A newer epoch exists, as reported by a backup or the config store.
     Superseded(Epoch),
-    /// The group wants another number of copies, or has another bound. Members beyond the number stay until they are lost:
-    /// whoever wants fewer takes away the backup that shall go.
+    /// The number of copies or its lower bound has changed. Members beyond the number stay until they are lost: to have
+    /// fewer, remove the backup that should go.
     Wanted {
-        /// Members that the set shall have.
+        /// Members that the set should have.
         backups: u8,
         /// Members that the set must have.
         min_in_sync: u8,
     },
     /// The group is to have no primary.
     Retire,
-    /// The app no longer needs records below this LSN; at most one beyond the last acknowledged.
+    /// The app no longer needs records below this LSN, which is at most one beyond the last acknowledged.
     Trim(Lsn),
     /// Time passes; expected every few milliseconds.
     Tick,
@@ -111,15 +114,15 @@ pub enum Input {
 pub enum StepDown {
     /// A newer epoch exists: someone else is primary.
     Superseded(Epoch),
-    /// Fewer members than `min_in_sync` are left, and a promotion may find enough of those that were lost: go back to being
-    /// a candidate and recover with them.
+    /// Fewer members than `min_in_sync` are left, and a promotion may reach enough of the lost ones: become a candidate
+    /// again and recover with them.
     TooFewMembers {
         /// Members left.
         left: u8,
         /// Members needed.
         needed: u8,
     },
-    /// The config store holds something that this primary did not write: find out by becoming a candidate again.
+    /// The config store holds a configuration that this primary did not write: become a candidate again and read it.
     Confused,
     /// The group is to have no primary.
     Retired,
@@ -136,8 +139,8 @@ impl std::fmt::Display for StepDown {
     }
 }
 
-/// What a primary wants done. All outputs may be executed side by side: what has to wait for the answer to another one comes
-/// out after that answer; see [`lanes`]. Answers may come in any order, and those for a seat that is gone count for nothing.
+/// What a primary wants done. All outputs may be executed concurrently: one that must wait for the answer to another is
+/// handed out after that answer; see [`lanes`]. Answers may arrive in any order; those for a former seat are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Open a data channel to this backup for this seat.
@@ -148,28 +151,28 @@ pub enum Output {
     Open(Seat, SegmentIdentity),
     /// Tell the member that the segment is whole (or, of a recovered copy, where it ends).
     Close(Seat, SegmentIdentity, Closure),
-    /// Copy a closed segment from any other member, or from any backup. If none can give it, report the seat lost.
+    /// Copy a closed segment to the member from any other member or backup. If none can serve it, report the seat lost.
     Install(Seat, SegmentIdentity, Closure),
-    /// As [`Output::Install`], in place of a copy that is gone or corrupt. The member stays what it is, whether or not this
-    /// succeeds: what it holds in the open end is sound.
-    Mend(Seat, SegmentIdentity, Closure),
+    /// As [`Output::Install`], in place of a copy that is missing or corrupt. The member stays in the set even if this
+    /// fails, because its open segments are sound.
+    Repair(Seat, SegmentIdentity, Closure),
     /// Forget these copies at the member.
     Drop(Seat, Vec<CopyReport>),
     /// Bring a segment to the member's disk up to an offset, which need not be where an append ends.
     Flush(Seat, SegmentIdentity, Offset),
-    /// Tell the member that records below are no longer needed.
+    /// Inform the member that records below are no longer needed.
     Trim(Seat, Lsn),
-    /// Close the channels of this seat; nothing of it is awaited any more.
+    /// Close the channels of this seat; no more answers are expected from it.
     Disconnect(Seat),
     /// The segment is closed at all members: its local memory may go.
     Forget(SegmentId, Closure),
-    /// Change the member set. After [`SwapOutcome::Unknown`] the very same swap comes again.
+    /// Change the member set. After [`SwapOutcome::Unknown`] the same swap is repeated.
     Swap(Swap),
     /// Ask all known backups who they are.
     Survey,
     /// Fence this backup under our epoch, to take it in as a spare.
     Fence(MemberRef),
-    /// This is no longer the primary. The last output ever.
+    /// This is no longer the primary. Always the last output.
     StepDown(StepDown),
 }
 
@@ -189,7 +192,7 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// The ladder's order.
+    /// True when the positions are in the ladder's order.
     pub fn hold(&self) -> bool {
         self.flushed <= self.acked
             && self.acked <= self.completed
@@ -214,14 +217,14 @@ pub struct Primary {
     swap_again: Option<Time>,
     search: Search,
     recruit_after: Time,
-    /// Members lost in this term, the latest last: as spares they come after all others.
+    /// Members lost in this epoch, the latest last. As spares they are tried after all others.
     lost: Vec<MemberId>,
     lanes: Lanes,
     /// Number of the latest post to any seat.
     posts: Post,
     segment_stall: Option<Stall<(SegmentId, SegmentId)>>,
     ack_stall: Option<Stall<Position>>,
-    /// Since when too few members have been left.
+    /// When the number of members left fell below `min_in_sync`.
     short_since: Option<Time>,
     over: bool,
 }
@@ -262,7 +265,7 @@ impl Primary {
         };
         let start_of_outputs = out.len();
         for member in primary.config.members.clone() {
-            if let Some(seat) = primary.seat(member, Standing::InSet, start.segment, out) {
+            if let Some(seat) = primary.seat(member, Membership::InSet, start.segment, out) {
                 primary.trim_to_first(seat, out);
             }
         }
@@ -280,14 +283,14 @@ impl Primary {
         let start = out.len();
         self.lanes.settle(&input);
         match input {
-            // What waited for these comes out of its lane.
+            // The lanes now release what waited for these.
             Input::Connected(_) | Input::Prepared(_) => {}
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
-            Input::Installed(seat, segment) => self.on_repaired(seat, segment, out),
+            Input::Installed(seat, segment) => self.on_segment_held(seat, segment, out),
             Input::Damaged(seat, copies) => self.on_damaged(seat, &copies, out),
-            Input::Mended(seat, segment) => self.on_mended(seat, segment, out),
-            Input::Unmended(seat, segment) => self.on_unmended(now, seat, segment, out),
+            Input::Repaired(seat, segment) => self.on_repaired(seat, segment, out),
+            Input::RepairFailed(seat, segment) => self.on_repair_failed(now, seat, segment, out),
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
             Input::Lost(seat) => self.on_lost(seat, out),
@@ -304,14 +307,14 @@ impl Primary {
         self.lanes.pass(out, start);
     }
 
-    /// What follows from where everyone stands: acks, closes, flushes, membership.
+    /// Derives from all positions what to do next: acks, closes, flushes, membership.
     fn advance(&mut self, out: &mut Vec<Output>) {
         if self.over {
             return;
         }
         self.advance_acked();
-        self.close_what_is_whole(out);
-        self.flush_what_is_completed(out);
+        self.close_acked_segments(out);
+        self.flush_completed(out);
         self.plan_swap(out);
         self.check();
     }
@@ -358,7 +361,7 @@ impl Primary {
 
     /// The next bytes to post to a seat: one contiguous range of one segment. They count as posted from now on.
     pub fn next_post(&mut self, index: usize, bytes_max: u32) -> Option<(SegmentId, Offset, Offset)> {
-        let member = self.members[index].as_mut().filter(|member| !member.lost && member.has_room())?;
+        let member = self.members[index].as_mut().filter(|member| !member.is_lost() && member.has_room())?;
         let (from, end) = self.segments.after(member.posted)?;
         if from.offset == end || member.opened < from.segment {
             return None;
@@ -378,7 +381,7 @@ impl Primary {
     /// segment, which counts as posted from now on.
     pub fn probe(&mut self, index: usize, barrier: Post) -> Option<SegmentId> {
         let active = self.segments.active_id();
-        let member = self.members[index].as_mut().filter(|member| !member.lost && member.has_room())?;
+        let member = self.members[index].as_mut().filter(|member| !member.is_lost() && member.has_room())?;
         if member.last_posted > barrier || member.opened < active {
             return None;
         }
@@ -445,7 +448,7 @@ impl Primary {
         }
     }
 
-    /// Counts from the next decision on; a swap under way goes its way.
+    /// Takes effect at the next decision; a swap in flight is not changed.
     fn on_wanted(&mut self, backups: u8, min_in_sync: u8) {
         self.rules = Rules { backups, min_in_sync, ..self.rules };
     }
@@ -455,7 +458,7 @@ impl Primary {
         out.push(Output::StepDown(why));
     }
 
-    // Trim: whole closed segments only, never the last one, so that the log's end is always told by a segment.
+    /// Trims whole closed segments only, and never the last one, so that a segment always shows where the log ends.
     fn on_trim(&mut self, below: Lsn, out: &mut Vec<Output>) {
         let Some(last) = self.closed.back() else { return };
         let below = below.min(last.1.first);
@@ -470,7 +473,7 @@ impl Primary {
         }
     }
 
-    /// Whoever holds this log without its trimmed beginning must be able to tell that from a loss.
+    /// A member without the trimmed beginning of the log must know that it was trimmed and not lost.
     fn trim_to_first(&self, seat: Seat, out: &mut Vec<Output>) {
         let first = self.first_readable();
         if first > Lsn(1) {
@@ -484,11 +487,11 @@ impl Primary {
     }
 
     fn on_tick(&mut self, now: Time, out: &mut Vec<Output>) {
-        self.members.iter_mut().flatten().for_each(|member| member.fruitless = Position::default());
-        self.drop_who_holds_up(now, out);
+        self.members.iter_mut().flatten().for_each(|member| member.flush_stalled_at = Position::default());
+        self.drop_stalled_members(now, out);
         self.give_up_newcomers(now, out);
-        self.wait_for_the_lost(now, out);
-        self.mend_again(now, out);
+        self.wait_for_lost_members(now, out);
+        self.retry_repairs(now, out);
         self.swap_again(now, out);
         self.recruit(now, out);
     }

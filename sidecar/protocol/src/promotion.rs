@@ -1,5 +1,5 @@
-//! The way from candidate to primary: claim the epoch, fence the members, choose the log, make every member hold it, drop
-//! who is unreachable from the set.
+//! The steps from candidate to primary: claim the epoch, fence the members, choose the log, repair every member, and swap
+//! unreachable members out of the set.
 //!
 //! Driven by the sidecar (and by the simulator). Every step can be repeated: after any failure the machine goes back to
 //! reading the configuration and runs the ordinary path again under a higher epoch; there are no repair branches.
@@ -17,22 +17,22 @@ use crate::rpc::{CopyReport, Failure, Inventory};
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Members that a new group shall have.
+    /// Members that a new group should have.
     pub backups: u8,
     /// Members that must be fenced, and hold the log, before there is a primary.
     pub min_in_sync: u8,
     /// How long to wait for the slower members once enough have been fenced.
     pub fence_patience_ms: u64,
-    /// Pause between two tries of whatever failed.
+    /// Pause before a failed step is retried.
     pub retry_ms: u64,
-    /// How long repairs may go on without any piece of work being finished, before the promotion tries to do without the
-    /// members that it waits for.
+    /// How long repairs may go on without finishing any task before the promotion tries to continue without the members that
+    /// it waits for.
     pub repair_patience_ms: u64,
     /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
     pub accept_loss: Option<AcceptedLoss>,
 }
 
-/// A person's word that a log may end early. Good for that log only, and for nothing before the LSN.
+/// A person's explicit acceptance that a log may end early. Valid for that log only, and for no end before the LSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AcceptedLoss {
     /// The log.
@@ -76,12 +76,12 @@ pub enum Input {
     Tick,
 }
 
-/// One piece of work at one member.
+/// One task at one member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Task {
-    /// Learn that the beginning of the log is gone.
+    /// Record that the beginning of the log is trimmed.
     Trim(MemberId),
-    /// Forget what is no part of the log.
+    /// Drop what is not part of the log.
     Drop(MemberId),
     /// Close the copy that is there.
     Close(MemberId, SegmentId),
@@ -111,21 +111,21 @@ pub enum Output {
     /// Read the config store.
     ReadConfig,
     /// Ask all known backups what they hold, without changing anything: there is no configuration yet, or no member has a
-    /// segment sound any more.
+    /// sound copy of some segment.
     Survey,
-    /// Compare-and-swap. After [`SwapOutcome::Unknown`] the very same swap comes again.
+    /// Compare-and-swap. After [`SwapOutcome::Unknown`] the same swap is repeated.
     Swap(Swap),
     /// Fence this member under the configuration's epoch.
     Fence(Configuration, MemberRef),
-    /// Tell this member that records below are no longer needed.
+    /// Inform this member that records below are no longer needed.
     Trim(Configuration, MemberRef, Lsn),
-    /// Forget these copies.
+    /// Drop these copies.
     Drop(Configuration, MemberRef, Vec<CopyReport>),
     /// Close this copy where the recovered log says.
     Close(Configuration, MemberRef, SegmentIdentity, Closure),
-    /// Copy a closed segment to this member from one of the holders, or from any backup if none of them can give it.
+    /// Copy a closed segment to this member from one of the holders, or from any backup if none of them can serve it.
     Install(Configuration, MemberRef, SegmentIdentity, Closure, Vec<MemberId>),
-    /// Something is missing that only time or a person can bring; the promotion goes on trying.
+    /// Something is missing that only time or a person can supply; the promotion keeps trying.
     Waiting(Waiting),
     /// This sidecar is primary: every member of the configuration holds the recovered log. The last output.
     Won(Configuration, Reference),
@@ -159,7 +159,7 @@ pub enum Waiting {
         /// The log it holds.
         log: LogId,
     },
-    /// Too few members of the last set answer with the memory they had.
+    /// Too few members of the last set answer with their memory.
     #[error("{fenced} of the last set's members hold their log, {needed} needed; missing: {missing}")]
     Members {
         /// Members fenced.
@@ -172,7 +172,7 @@ pub enum Waiting {
     /// The fenced members' copies do not make up a whole log; a missing member may have the rest.
     #[error("the log cannot be put together yet: {0}")]
     Damage(Damage),
-    /// Members are there, and cannot tell where their log ends: they have lost something, or it is damaged.
+    /// Members answer but cannot tell where the log ends, because they have lost something or it is damaged.
     #[error(
         "damaged: {damaged}; {witnesses} of the last set's members can tell where the log ends, {needed} needed; missing: \
          {missing} (docs/runbooks/TailwindMemberDamaged.md)"
@@ -187,7 +187,7 @@ pub enum Waiting {
         /// Who has not answered, and why.
         missing: String,
     },
-    /// A member has promised an epoch that the config store knows nothing of, or knows as another's.
+    /// A member has promised an epoch that is not in the config store, or is there with another claim.
     #[error(
         "the config store is older than the log: it is at epoch {epoch}, and members have promised epoch {promised}; nothing \
          goes on before the newer content is back or a person decides (docs/config-store.md)"
@@ -216,7 +216,7 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Survey {
     since: Time,
-    /// When to ask again, after too few have answered.
+    /// When to ask again after too few answers.
     retry_at: Option<Time>,
 }
 
@@ -229,18 +229,18 @@ struct Fencing {
     answers: BTreeMap<MemberId, Result<Inventory, Absence>>,
     /// The log could not be put together from these answers.
     damage: Option<Damage>,
-    /// All backups were asked because of that, and have not answered yet.
+    /// A survey of all backups for missing segments is under way.
     surveying: bool,
-    /// What they hold: where no member has a segment sound any more, others may.
+    /// The survey's result: other backups may have segments of which no member has a sound copy.
     others: Vec<Inventory>,
 }
 
 /// Why a member does not take part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Absence {
-    /// It does not answer, or cannot be fenced; it may yet.
+    /// It does not answer, or could not be fenced so far.
     Silent(String),
-    /// It answers, without the memory that made it a member: whatever it held is gone.
+    /// It answers with other memory: what it held as a member is gone.
     Reborn,
 }
 
@@ -254,12 +254,12 @@ impl std::fmt::Display for Absence {
 }
 
 impl Fencing {
-    /// True when every member has said what it holds, or that it holds nothing any more.
+    /// True when every member has reported what it holds, or has lost its memory.
     fn nobody_is_missing(&self) -> bool {
-        let told = |member: &MemberRef| {
+        let reported = |member: &MemberRef| {
             self.answers.get(&member.id).is_some_and(|answer| !matches!(answer, Err(Absence::Silent(_))))
         };
-        self.config.members.iter().all(told)
+        self.config.members.iter().all(reported)
     }
 
     /// What the fenced members hold, apart from these.
@@ -267,7 +267,7 @@ impl Fencing {
         self.answers.values().flatten().filter(|inventory| !unfit.contains(&inventory.member)).collect()
     }
 
-    /// True when nobody is left to wait for, apart from these.
+    /// True when no member is left to wait for, apart from these.
     fn has_all_without(&self, unfit: &BTreeSet<MemberId>) -> bool {
         let wanted = self.config.members.iter().filter(|member| !unfit.contains(&member.id)).count();
         self.fenced_without(unfit).len() == wanted
@@ -279,7 +279,7 @@ struct Repairing {
     recovered: Recovered,
     /// Under way.
     tasks: Vec<Task>,
-    /// When the last piece of work was finished, or the first was handed out.
+    /// When the last task was finished, or the first was handed out.
     progress: Time,
 }
 
@@ -293,10 +293,10 @@ struct Recovered {
 }
 
 impl Recovered {
-    /// Gives each member that has none under way its next work. First it learns of a trimmed beginning, because with what it
-    /// then drops it could no longer tell that from a loss. Then closes and images, oldest segment first: where a loss of power
-    /// leaves nothing but the disk, no member may have a later segment without the one before. Images come after
-    /// everybody's closes, because one can be copied only from a copy that is closed.
+    /// Gives each idle member its next task. The trim comes first: after the drops a member could no longer tell a trimmed
+    /// beginning from a loss. Then closes and images, oldest segment first: if a loss of power leaves only the disk, no member
+    /// may have a later segment without the one before. Images come after all members' closes, because only a closed copy can
+    /// be copied.
     fn hand_out(&mut self, tasks: &mut Vec<Task>, out: &mut Vec<Output>) {
         let Recovered { config, reference, plans, .. } = self;
         let is_busy =
@@ -343,21 +343,21 @@ pub struct Promotion {
     state: State,
     /// When a swap of unknown outcome is sent again.
     swap_again: Option<Time>,
-    /// What this candidate last claimed; someone else's epoch beyond it means that the race is lost.
+    /// What this candidate last claimed; a later epoch of another claimant means that the race is lost.
     claimed: Option<(Epoch, Claim)>,
-    /// The latest epoch that a member has promised to somebody else. The config store must know of it.
+    /// The latest epoch that a member has promised to another claimant. It must appear in the config store.
     promised: Option<Epoch>,
-    /// There was no configuration yet: this candidate races for a new group. Once somebody else has made one, that race is
-    /// lost, and whether its primary lives is for a standby to judge.
+    /// There was no configuration yet: this candidate races for a new group. Once another sidecar has created one, the race is
+    /// lost, and a standby judges whether its primary is alive.
     founding: bool,
-    /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others are there:
-    /// each of those holds everything that was acknowledged.
+    /// Members that were fenced and could not be repaired. They are left out of the set as long as enough others remain: each
+    /// of those holds everything that was acknowledged.
     unfit: BTreeSet<MemberId>,
 }
 
 impl Promotion {
-    /// Starts a promotion. `new_log` names the log if there is none yet; `seed` names the claims. Both are random, and drawn
-    /// anew for each promotion.
+    /// Starts a promotion. `new_log` names the log if there is none yet; `seed` generates the claims. Both are drawn at random
+    /// for each promotion.
     pub fn start(me: PrimaryRef, rules: Rules, new_log: LogId, seed: u64, out: &mut Vec<Output>) -> Promotion {
         out.push(Output::ReadConfig);
         let (state, next_claim, unfit) = (State::Reading, Claim(seed), BTreeSet::new());
@@ -365,7 +365,7 @@ impl Promotion {
         Promotion { me, rules, new_log, next_claim, state, swap_again, claimed, promised, founding, unfit }
     }
 
-    /// Takes one input; appends to `out` what to do. Answers to questions of an earlier try are ignored.
+    /// Takes one input; appends to `out` what to do. Answers to requests of an earlier attempt are ignored.
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
         match input {
             Input::Read(result) => self.on_read(now, result, out),
@@ -396,7 +396,7 @@ impl Promotion {
                 }
                 let claim = self.draw_claim();
                 let mut proposed = found.claimed_by(self.me.clone(), claim);
-                // A person has decided: past every epoch that was promised, and so past every claim.
+                // A person has accepted this store: skip every promised epoch, and thereby every claim.
                 if let Some(promised) = self.promised.filter(|promised| *promised >= proposed.epoch) {
                     (proposed.epoch, proposed.earlier) = (promised.next().next(), Vec::new());
                 }
@@ -405,8 +405,8 @@ impl Promotion {
         }
     }
 
-    /// Every epoch that a member promises was in the config store before. A store that does not know it has gone back, and
-    /// the set that it names may be an old one; but what it shows may also be old for a moment only.
+    /// Every epoch that a member promises was in the config store before. A store without it has gone back, and its set may be
+    /// an old one; but a read may also be stale for a moment only.
     fn is_older_than_the_log(&mut self, found: &Configuration, now: Time, out: &mut Vec<Output>) -> bool {
         let Some(promised) = self.promised else { return false };
         let mine = self.claimed == Some((found.epoch, found.claim));
@@ -428,9 +428,9 @@ impl Promotion {
         self.rules.accept_loss.filter(|accepted| accepted.log == log).map(|accepted| accepted.last)
     }
 
-    /// A member has promised this epoch to somebody else: the config store must know of it.
+    /// A member has promised this epoch to another claimant: it must appear in the config store.
     fn compare(&mut self, promised: Epoch, forked: bool, out: &mut Vec<Output>) {
-        // Of an epoch that was claimed twice nothing that this candidate has claimed since is any better.
+        // If an epoch was claimed twice, a later claim of this candidate does not resolve that.
         let claimed = self.claimed.map(|(epoch, _)| epoch);
         self.promised = self.promised.max(Some(promised)).max(claimed.filter(|_| forked));
         self.state = State::Reading;
@@ -452,7 +452,7 @@ impl Promotion {
         }
     }
 
-    // A new group: its first members are backups that have never belonged to a log.
+    /// Founds a new group: its first members are backups that have never belonged to a log.
     fn found(&mut self, now: Time, since: Time, found: &[(MemberRef, Inventory)], out: &mut Vec<Output>) {
         if let Some((member, log)) = found.iter().find_map(|(member, i)| Some((member, i.log?))) {
             return self.wait(now, Waiting::StoreForgot { member: member.id.clone(), log }, out);
@@ -463,7 +463,7 @@ impl Promotion {
             if !patient {
                 return self.wait(now, Waiting::Backups { empty: found.len() as u8, needed }, out);
             }
-            // Backups of a group that is just being started come up one after the other.
+            // The backups of a new group start one after the other.
             self.state = State::Surveying(Survey { since, retry_at: Some(now.plus(self.rules.retry_ms)) });
             return;
         }
@@ -542,7 +542,7 @@ impl Promotion {
             Err(Failure::Superseded(promised)) => return self.compare(promised, false, out),
             Err(Failure::ClaimedBefore(promised)) => return self.compare(promised, true, out),
             Err(Failure::Unreachable(why)) => Err(Absence::Silent(why)),
-            // It has come back without the memory that made it a member: it may miss acknowledged records.
+            // It has come back with other memory, so it may lack acknowledged records.
             Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
                 Err(Absence::Reborn)
             }
@@ -553,8 +553,8 @@ impl Promotion {
         self.choose(now, out);
     }
 
-    /// A member of the set that was fenced under this epoch after all, while the others are being repaired: it belongs to the
-    /// set if it holds the log in time, like everybody else. If it knows of more than was recovered, everything begins anew.
+    /// A member of the set was fenced late, while the others are being repaired. It stays in the set if it holds the log in
+    /// time, as any member does. If it holds evidence of more than was recovered, the promotion starts again.
     fn on_fenced_late(
         &mut self,
         epoch: Epoch,
@@ -581,11 +581,11 @@ impl Promotion {
         self.go_on_repairing(out);
     }
 
-    /// Goes on once every member is fenced, or enough are and patience has run out. Members that are unfit count as not
-    /// fenced, unless the others are too few or do not have the whole log: then everybody counts again.
+    /// Continues once every member is fenced, or enough are and the patience has run out. Unfit members count as not fenced,
+    /// unless the others are too few or lack a part of the log: then all members count again.
     ///
-    /// Where the log ends, only witnesses tell: as many are needed as must be fenced, as long as anybody else may still come.
-    /// Once every member has answered, one is enough: each holds everything that was acknowledged.
+    /// Only witnesses can tell where the log ends. As long as another member may still answer, as many witnesses are needed as
+    /// members must be fenced. Once every member has answered, one is enough: each holds everything that was acknowledged.
     fn choose(&mut self, now: Time, out: &mut Vec<Output>) {
         let needed = self.needed();
         let State::Fencing(fencing) = &mut self.state else { return };
@@ -595,12 +595,12 @@ impl Promotion {
         let enough = |unfit: &BTreeSet<MemberId>| {
             let fenced = fencing.fenced_without(unfit);
             let witnesses = fenced.iter().filter(|inventory| inventory.witness).count();
-            let told = match accepted {
+            let end_is_known = match accepted {
                 Some(_) => true,
                 None if fencing.nobody_is_missing() => witnesses >= 1,
                 None => witnesses >= needed,
             };
-            fenced.len() >= needed && told && (patience_over || fencing.has_all_without(unfit))
+            fenced.len() >= needed && end_is_known && (patience_over || fencing.has_all_without(unfit))
         };
         if !enough(&self.unfit) {
             if !enough(&BTreeSet::new()) {
@@ -619,7 +619,7 @@ impl Promotion {
                 self.unfit.clear();
                 return self.choose(now, out);
             }
-            // Go on asking, those too that have answered: a person may bring back what one of them has lost.
+            // Keep asking all members, even those that have answered: a person may restore what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
         let plan = |inventory: &&Inventory| {
@@ -661,13 +661,13 @@ impl Promotion {
         }
     }
 
-    /// These members answer and cannot be repaired: back to the start, and on without them if enough others are there.
+    /// These members answer but cannot be repaired: start again, without them if enough others remain.
     fn try_without(&mut self, unfit: impl IntoIterator<Item = MemberId>, now: Time) {
         self.unfit.extend(unfit);
         self.pause(now);
     }
 
-    /// Has everybody take the next step; after the last one comes the set, then the win.
+    /// Starts the next tasks of all members; after the last one comes the swap of the set, then the win.
     fn go_on_repairing(&mut self, out: &mut Vec<Output>) {
         let State::Repairing(Repairing { recovered, tasks, .. }) = &mut self.state else { return };
         recovered.hand_out(tasks, out);

@@ -1,4 +1,4 @@
-//! What the log is, judged from the inventories of fenced members, and what each member must change to hold it.
+//! Assembles the log from the inventories of fenced members, and plans what each member must change to hold it.
 //!
 //! Called by [`promotion`](crate::promotion) for the whole set and by [`primary`](crate::primary) for each newcomer. All
 //! decisions about a copy stand in one table, [`REPAIR`]. See "Promotion" in `docs/protocol.md`.
@@ -16,8 +16,8 @@ pub struct ClosedSegment {
     pub identity: SegmentIdentity,
     /// Where it ends.
     pub closure: Closure,
-    /// Backups whose copy is this very segment, up to this very end: fenced members, or others where none of them has it
-    /// sound any more. Never empty.
+    /// Backups with this segment up to this end: fenced members, or other backups if no fenced member has a sound copy. Never
+    /// empty.
     pub holders: Vec<MemberId>,
 }
 
@@ -30,10 +30,10 @@ pub struct Reference {
     pub trimmed: Lsn,
 }
 
-/// Why no log can be put together from the members at hand. Another member may still have what is missing.
+/// Why no log can be assembled from these members. Another member may still have what is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Damage {
-    /// No member at hand has a valid copy of a segment that the log needs.
+    /// None of these members has a valid copy of a segment that the log needs.
     #[error("segment {segment}: no fenced member holds a valid copy that ends at LSN {last}")]
     Missing {
         /// The segment.
@@ -41,7 +41,7 @@ pub enum Damage {
         /// Where it must end.
         last: Lsn,
     },
-    /// A member knows that more was acknowledged than what can be put together holds.
+    /// A member has evidence that more was acknowledged than can be assembled.
     #[error(
         "segment {segment} was acknowledged up to byte {acked}, and no fenced member that can tell where its log ends \
          holds that much"
@@ -52,8 +52,8 @@ pub enum Damage {
         /// Where the acknowledged part ends.
         acked: Offset,
     },
-    /// Two members report what cannot both be true: a primary opens each segment once, and numbers its records in the order of
-    /// its segments.
+    /// Two members contradict each other: a primary opens each segment once, and numbers its records in the order of its
+    /// segments.
     #[error(
         "segment {segment} of epoch {epoch} begins with LSN {first} at one member, and another has that record in an earlier \
          segment of the same epoch, or a different first record in this one: what the members hold contradicts itself"
@@ -86,15 +86,15 @@ impl ClosedSegment {
 }
 
 impl Reference {
-    /// Puts the log together: the furthest valid end among the fenced members, then backwards, for each segment a
-    /// valid copy that ends where the next one begins.
+    /// Assembles the log: the furthest valid end among the fenced members, then backwards, for each segment a valid copy that
+    /// ends where the next one begins.
     ///
-    /// A corrupt copy is no source, but it was whole once: the log reaches at least to its end, and its closure vouches for
-    /// every byte that `others` give, who decide nothing. Records that were trimmed are not looked for. Where no copy
-    /// reaches the next segment, the log may end there: see [`torn_end`].
+    /// A corrupt copy is not a source, but it was whole once: the log reaches at least to its end, and its closure verifies
+    /// every byte that `others` supply, which decide nothing. Trimmed records are not needed. Where no copy reaches the next
+    /// segment, the log may end there: see [`torn_end`].
     ///
-    /// Where the log ends only witnesses tell: of members that cannot, nothing but closed copies counts. And no log is
-    /// accepted that is shorter than what any member knows to have been acknowledged (S12).
+    /// Only witnesses can tell where the log ends; of other members only closed copies count. A log that is shorter than what
+    /// any member has evidence of as acknowledged is not accepted (S12).
     ///
     /// "Furthest" compares the epoch of the last segment first: a segment of a later epoch is opened only after the
     /// whole set holds the log before it, so it can only follow what an older epoch left. See S2 in `docs/protocol.md`.
@@ -109,7 +109,7 @@ impl Reference {
             CopyState::Damaged => false,
         };
         let (trimmed, copies) = gather(&inventories, counts);
-        // Whichever of them is wrong: believed, it could end the log before what the others hold.
+        // If the wrong one of them were believed, it could end the log before what the others hold.
         if let Some(damage) = contradiction(&copies) {
             return Err(damage);
         }
@@ -125,8 +125,8 @@ impl Reference {
         }
     }
 
-    /// The same after a person has accepted that the log may end at `least`, whatever was acknowledged: the furthest end
-    /// from there on up to which anything whole can be put together, whoever tells of it.
+    /// The same after a person has accepted that the log may end at `least`, whatever was acknowledged: the furthest end from
+    /// there on at which a whole log can be assembled, from copies of any member.
     pub fn assemble_at_least<'a>(
         inventories: impl IntoIterator<Item = &'a Inventory>,
         others: &[Inventory],
@@ -143,7 +143,7 @@ impl Reference {
             {
                 return found;
             }
-            // Nothing whole ends there: the next shorter end.
+            // No whole log ends there: try the next shorter end.
             let ends = copies.values().flatten().map(|(_, copy)| *copy).filter(|copy| is_sound(copy));
             let below = |copy: &&CopyReport| limit.is_none_or(|limit| copy.closure.last < limit);
             match ends.filter(below).map(|copy| copy.closure.last).filter(|last| *last >= least).max() {
@@ -173,7 +173,7 @@ impl Reference {
             Some(Some(here)) if here.identity == *identity => here.closure.end < *acked,
             // A later epoch has opened the segment anew: it decided what the log is.
             Some(Some(here)) => here.identity.epoch < identity.epoch,
-            // A copy that an older epoch left behind is no part of the log; one that nothing has followed is.
+            // A copy left by an older epoch is not part of the log, unless nothing has followed it.
             Some(None) => ends_before,
         }
     }
@@ -255,7 +255,7 @@ fn gather<'a>(inventories: &[&'a Inventory], counts: impl Fn(&Inventory, &CopyRe
     (trimmed, copies)
 }
 
-/// What others than the fenced members can give.
+/// The segments that backups other than the fenced members can supply.
 fn closed_copies(others: &[Inventory]) -> Copies<'_> {
     let others: Vec<&Inventory> = others.iter().collect();
     gather(&others, |_, copy| copy.state == CopyState::Closed).1
@@ -326,12 +326,12 @@ fn is_open(copy: &CopyReport) -> bool {
     matches!(copy.state, CopyState::Open | CopyState::Damaged)
 }
 
-/// A buffer opened ahead that never got a record is no part of the log.
+/// A buffer opened ahead that never received a record is not part of the log.
 fn holds_records(copy: &CopyReport) -> bool {
     copy.closure.records() > 0
 }
 
-/// Whose segment a member's copy is, seen from the recovered log.
+/// How the identity of a member's copy relates to the recovered log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The member has no copy.
@@ -342,7 +342,7 @@ pub enum Presence {
     Other,
 }
 
-/// How far a copy with the same identity reaches, seen from the recovered log.
+/// How the end of a copy with the same identity relates to the recovered log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// It ends earlier, if only by marks.
@@ -358,15 +358,15 @@ pub enum Extent {
 /// What to do about a member's copy of a segment of the recovered log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// Nothing: it is what it should be.
+    /// Nothing: the copy is as it should be.
     Keep,
-    /// Close it where the recovered log says; the bytes are there.
+    /// Close it where the recovered log ends; its bytes reach there.
     Close,
     /// Copy the closed image from a holder; it replaces what is there.
     Install,
 }
 
-/// One line of the table: the cases it speaks of, and the decision.
+/// One line of the table: the cases it covers, and the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     presences: &'static [Presence],
@@ -377,7 +377,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// True when the line speaks of this case.
+    /// True when the line covers this case.
     pub fn matches(&self, presence: Presence, state: CopyState, extent: Extent) -> bool {
         self.presences.contains(&presence) && self.states.contains(&state) && self.extents.contains(&extent)
     }
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_an_equal_closed_copy_is_kept() {
+    fn only_an_equal_closed_copy_is_kept() {
         for presence in [Presence::Absent, Presence::Same, Presence::Other] {
             for state in ANY_STATE {
                 for extent in ANY_EXTENT {

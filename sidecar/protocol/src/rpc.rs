@@ -35,7 +35,7 @@ pub mod path {
     pub const HEARTBEATS: &str = "/v1/heartbeats";
 }
 
-/// Who asks, of which log, under which epoch. Part of every request that changes something.
+/// The caller's group, log and epoch. Part of every request that changes something.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Caller {
     /// The group; a backup serves one.
@@ -46,10 +46,10 @@ pub struct Caller {
     pub epoch: Epoch,
 }
 
-/// Stop every older epoch, then say what you hold.
+/// Stop every older epoch, then report what is held.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FenceRequest {
-    /// Who asks; `caller.epoch` is the new epoch.
+    /// The caller; `caller.epoch` is the new epoch.
     pub caller: Caller,
     /// The claim of that epoch: a backup promises it to one claim only.
     pub claim: Claim,
@@ -57,15 +57,15 @@ pub struct FenceRequest {
     /// those epochs to another claim knows by it that the store has gone back.
     #[serde(default)]
     pub earlier: Vec<Claim>,
-    /// Tell of the copies behind this segment; of all, if there is none. The first page's request does the fencing.
+    /// Report the copies after this segment, or all if there is none. The first page's request does the fencing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<SegmentId>,
 }
 
-/// Say what you hold, and change nothing.
+/// Report what is held, and change nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InventoryRequest {
-    /// Tell of the copies behind this segment; of all, if there is none.
+    /// Report the copies after this segment, or all if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<SegmentId>,
 }
@@ -81,7 +81,7 @@ impl FenceRequest {
 /// Prepare for one data channel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ConnectRequest<Offer> {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// The fabric's offer.
     pub offer: Offer,
@@ -107,10 +107,10 @@ pub enum Purpose {
     Install,
 }
 
-/// Lend a buffer for a segment. Asked again, it gives the same lending again.
+/// Lend a buffer for a segment. A repeated request returns the same lending.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OpenRequest {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// The segment; its own epoch may be older than the caller's when an image is installed.
     pub identity: SegmentIdentity,
@@ -127,10 +127,10 @@ pub struct OpenReply<Grant> {
     pub grant: Grant,
 }
 
-/// The segment ends here; nobody will write to it any more.
+/// The segment ends here; nothing more will be written to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CloseRequest {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// The segment.
     pub identity: SegmentIdentity,
@@ -141,7 +141,7 @@ pub struct CloseRequest {
 /// Bring an open segment's appends that end at or before `end` to disk (durability `Flushed`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlushRequest {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// The segment.
     pub identity: SegmentIdentity,
@@ -149,9 +149,7 @@ pub struct FlushRequest {
     pub end: Offset,
 }
 
-/// How far a segment is on disk. That may be less than was asked: see [`Output::StartOpenFlush`].
-///
-/// [`Output::StartOpenFlush`]: crate::backup::Output::StartOpenFlush
+/// How far a segment is on disk, which may be less than requested: only whole valid appends are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlushReply {
     /// End of the last whole valid append on disk.
@@ -172,7 +170,7 @@ pub struct FetchRequest {
 /// Closed segments that end below this LSN may be forgotten.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TrimRequest {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// First record that must stay.
     pub below: Lsn,
@@ -184,17 +182,17 @@ pub const DROP_MAX: usize = 1000;
 /// Forget these copies, as the inventory listed them: they are not part of the recovered log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DropRequest {
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
     /// The copies; at most [`DROP_MAX`].
     pub copies: Vec<CopyReport>,
 }
 
-/// Nothing to say.
+/// An empty body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
 
-/// State of a segment's copy at a backup, as the inventory tells it.
+/// State of a segment's copy at a backup, as the inventory reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyState {
@@ -202,9 +200,9 @@ pub enum CopyState {
     Open,
     /// Closed.
     Closed,
-    /// Closed, but its bytes are gone or no longer match: not a source.
+    /// Closed, but its bytes are missing or no longer match: not a source.
     Corrupt,
-    /// Never closed, and its valid bytes end before what was acknowledged: where the log ends it cannot tell.
+    /// Never closed, and its valid bytes end before what was acknowledged, so they do not show where the log ends.
     Damaged,
 }
 
@@ -226,10 +224,10 @@ pub struct CopyReport {
 pub const INVENTORY_PAGE_MAX: usize = 1 << 16;
 /// Most bytes of a [`CopyReport`] and the comma behind it as JSON: every number with all its digits.
 pub const COPY_JSON_SIZE_MAX: usize = 416;
-/// Most pieces of damage that an inventory tells in words.
-pub const DAMAGE_TOLD_MAX: usize = 32;
-/// Longest of them: a [`Doubt`](crate::backup::Doubt) is the longest.
-pub const DAMAGE_LENGTH_MAX: usize = crate::backup::DOUBT_LENGTH_MAX;
+/// Most pieces of damage that an inventory describes in words.
+pub const DAMAGE_DESCRIPTIONS_MAX: usize = 32;
+/// Most bytes of each of them.
+pub const DAMAGE_LENGTH_MAX: usize = 1024;
 
 /// Everything a backup holds, or one page of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -244,9 +242,9 @@ pub struct Inventory {
     pub promised: Epoch,
     /// Records below are no longer needed.
     pub trimmed: Lsn,
-    /// What this backup knows that it must hold and does not, or doubts, in words. Empty when everything is here and sound.
+    /// What this backup should hold and does not, or doubts, in words. Empty when everything is present and sound.
     pub damage: Vec<String>,
-    /// True when it can tell where its log ends: what it misses, if anything, it can name.
+    /// True when it can tell where its log ends: if it has lost anything, it can name it.
     pub witness: bool,
     /// Its copies by ascending segment, at most [`INVENTORY_PAGE_MAX`] on a page. Copies lent under the promised epoch are not
     /// listed: they are being written.
@@ -256,11 +254,11 @@ pub struct Inventory {
     pub more: bool,
 }
 
-/// Most corrupt copies in one [`DamageReply`]: with about 300 bytes each, a third of a MiB. What is beyond comes once these are
-/// mended.
+/// Most corrupt copies in one [`DamageReply`]: with about 300 bytes each, a third of a MiB. The others are reported once these
+/// are repaired.
 pub const DAMAGE_REPORTS_MAX: usize = 1000;
 
-/// The corrupt copies at a backup, for the primary that has them installed anew.
+/// The corrupt copies at a backup, for the primary to repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DamageReply {
     /// Oldest segment first, at most [`DAMAGE_REPORTS_MAX`].
@@ -283,7 +281,7 @@ pub enum Refusal {
         /// The older epoch.
         promised: Epoch,
     },
-    /// The caller's epoch, or the one before, was promised to another claim: the config store has gone back.
+    /// The caller's epoch, or an earlier one, was promised to another claim: the config store has gone back.
     #[error(
         "epoch {promised} was promised to another claim here: the config store is older than the log \
          (docs/config-store.md)"
@@ -295,7 +293,7 @@ pub enum Refusal {
     /// No buffer can be lent now.
     #[error("retry in {after_ms} ms: {why}")]
     RetryLater {
-        /// When to try again.
+        /// How long to wait before trying again.
         after_ms: u32,
         /// What is short, and how much there is.
         why: String,
@@ -320,7 +318,7 @@ pub enum Refusal {
         /// The segment.
         segment: SegmentId,
     },
-    /// This is another backup than the one that the caller wants to speak to. Nothing has been done.
+    /// The request was meant for another backup. Nothing has been done.
     #[error("this is backup {found}, not {wanted}")]
     OtherMember {
         /// Who this is.
@@ -328,7 +326,7 @@ pub enum Refusal {
         /// Whom the caller wants.
         wanted: MemberId,
     },
-    /// The caller has not shown that it belongs to the group. Nothing of the request has been looked at.
+    /// The caller has not proven that it belongs to the group. The request has not been read.
     #[error("{why}")]
     Unauthorized {
         /// What is missing and where it is.
@@ -373,7 +371,7 @@ pub enum Failure {
     /// The member has promised this epoch to another claim: the config store has gone back.
     #[error("it has promised epoch {0} to another claim: the config store is older than the log")]
     ClaimedBefore(Epoch),
-    /// It does not answer, or cannot do it; why, for people.
+    /// It does not answer, or cannot do it; the reason is for people.
     #[error("{0}")]
     Unreachable(String),
 }
@@ -381,7 +379,7 @@ pub enum Failure {
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
         match refusal {
-            // Nobody can promise an epoch beyond the last, and counting on from it would overflow.
+            // No epoch beyond the last can be promised, and counting on from it would overflow.
             Refusal::Fenced { promised } if promised <= EPOCH_MAX => Failure::Superseded(promised),
             Refusal::ClaimedBefore { promised } if promised <= EPOCH_MAX => Failure::ClaimedBefore(promised),
             other => Failure::Unreachable(other.to_string()),

@@ -143,14 +143,14 @@ impl<'a> Scanner<'a> {
         Ok(Scanner { bytes, base: 0, epoch: identity.epoch, closure, acked: Offset(0) })
     }
 
-    /// Goes on where an earlier scan of the same segment, perhaps of fewer bytes of it, had got to.
+    /// Resumes where an earlier scan of the same segment, perhaps of fewer bytes, stopped.
     pub fn resume(bytes: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
         let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
         Scanner { bytes, base: 0, epoch: identity.epoch, closure, acked: Offset(0) }
     }
 
-    /// Goes on where an earlier scan of the same segment had got to, with nothing but the bytes from there on: `tail`
-    /// begins at `closure.end`, which is no default.
+    /// Resumes where an earlier scan of the same segment stopped, with only the bytes from there on: `tail` begins at
+    /// `closure.end`, which is not the default.
     pub fn resume_tail(tail: &'a [u8], identity: &SegmentIdentity, closure: Closure) -> Scanner<'a> {
         let base = closure.end.0 as usize;
         assert!(base >= SEGMENT_OVERHEAD, "the segment header was accepted before");
@@ -190,7 +190,7 @@ impl<'a> Scanner<'a> {
                     let end = Offset(here + CHECKSUM_SIZE as u32);
                     self.acked = self.acked.max(lag.acked(Offset(here)));
                     self.closure = Closure { last: next.prev(), end, chain, ..self.closure };
-                    return if planted::skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
+                    return if skips(entries) { self.next_append() } else { Ok(Append { first, entries }) };
                 }
                 TYPE_UNWRITTEN if at == start => return Err(stop(StopReason::Unwritten)),
                 TYPE_UNWRITTEN => return Err(stop(StopReason::Checksum)),
@@ -231,6 +231,21 @@ impl<'a> Scanner<'a> {
     }
 }
 
+/// True for an append that [`Bug::ScanSkipsBadEntry`] skips: its bounds are checked, one of its payloads is bad.
+fn skips(mut entries: &[u8]) -> bool {
+    while planted::has(Bug::ScanSkipsBadEntry)
+        && let Some((header, body)) = entries.split_first_chunk::<RECORD_HEADER_SIZE>()
+    {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let length = u32_at(4) as usize;
+        if crc32fast::hash(&body[..length]) != u32_at(12) {
+            return true;
+        }
+        entries = &body[padded(length)..];
+    }
+    false
+}
+
 /// The chain after the checksum entry that `bytes` begin with, and its lag. `None`: it does not end an append with `chain`.
 fn sealed(bytes: &[u8], chain: Chain) -> Option<(Chain, Lag)> {
     let entry = bytes.first_chunk::<CHECKSUM_SIZE>()?;
@@ -251,13 +266,13 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
-    /// What there is to tell of the segment's tail.
+    /// The report reduced to the segment's tail.
     pub fn tail(&self) -> Tail {
         Tail { closure: self.closure, acked: self.acked }
     }
 }
 
-/// How far an open segment is valid, and how far it must be.
+/// Where an open segment's valid bytes end, and where they must at least end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tail {
     /// Where the valid log ends.
@@ -273,8 +288,8 @@ impl Tail {
     }
 }
 
-/// Scans a whole buffer. What stands behind the first bad entry is looked at for one thing only: whether it proves that
-/// the bad entry was acknowledged.
+/// Scans a whole buffer. The bytes after the first bad entry matter in one respect only: they may prove that the bad entry
+/// was acknowledged.
 pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
     let report = match Scanner::new(bytes, identity) {
         Ok(scanner) => run(scanner),
@@ -284,15 +299,15 @@ pub fn scan(bytes: &[u8], identity: &SegmentIdentity) -> ScanReport {
     ScanReport { acked: report.acked.max(behind), ..report }
 }
 
-/// Bytes that the search behind a bad entry verifies at most, for each byte of the segment. Payloads that look like entries
-/// must not make a failover slow.
+/// Most bytes that the search after a bad entry verifies, for each byte of the segment. Payloads that look like entries must
+/// not slow a failover down.
 const SEARCH_FACTOR: usize = 2;
 
-/// How far the log was acknowledged, by entries behind `known.end` that verify by themselves: a checksum entry whose chain
-/// the next append goes on from. Where they begin is not known, so every aligned word is tried.
+/// How far the log was acknowledged, by entries after `known.end` that verify by themselves: a checksum entry whose chain the
+/// next append continues. It is not known where they begin, so every aligned word is tried.
 ///
-/// Nobody but this log's primary writes here, and whatever it wrote is true; so bytes that merely landed out of order prove
-/// nothing wrong. An app that puts such entries into its payloads deceives itself alone: its group waits for a person.
+/// Only this log's primary writes here, and what it wrote is true, so bytes that landed out of order prove nothing false. An
+/// app that puts such entries into its payloads harms only its own group, which then waits for a person.
 fn acked_behind(bytes: &[u8], identity: &SegmentIdentity, known: &Closure) -> Offset {
     let bytes = &bytes[..bytes.len().min(identity.size.bytes() as usize)];
     let mut acked = Offset(0);
@@ -336,8 +351,8 @@ fn next_lsn(bytes: &[u8]) -> Lsn {
     Lsn(lsn.map_or(0, |lsn| u64::from_le_bytes(*lsn)))
 }
 
-/// Scans on from where an earlier scan of this segment had got to: `tail` begins at `known.end`. The default closure, that
-/// of a scan that has found nothing yet, begins anew.
+/// Resumes an earlier scan of this segment: `tail` begins at `known.end`. With the default closure, that of a scan that has
+/// found nothing yet, it starts from the beginning.
 pub fn scan_on(tail: &[u8], identity: &SegmentIdentity, known: Closure) -> ScanReport {
     match known.end {
         Offset(0) => scan(tail, identity),
@@ -353,7 +368,7 @@ fn run(mut scanner: Scanner<'_>) -> ScanReport {
     }
 }
 
-/// True when `bytes` hold the segment up to `closure`, every byte of it vouched for. What lies beyond does not matter.
+/// True when `bytes` hold the segment up to `closure` and every byte of it verifies. What lies beyond does not matter.
 pub fn verify(bytes: &[u8], identity: &SegmentIdentity, closure: &Closure) -> bool {
     let Some(bytes) = bytes.get(..closure.end.0 as usize) else { return false };
     scan(bytes, identity).closure == *closure

@@ -9,7 +9,7 @@ use crate::layout::{
 };
 use crate::planted::{self, Bug};
 
-/// The writing end of one segment: knows where the next append goes and what its header must say.
+/// The writer of one segment: tracks where the next append goes and what its headers must contain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentWriter {
     identity: SegmentIdentity,
@@ -17,9 +17,9 @@ pub struct SegmentWriter {
     end: u32,
     next: Lsn,
     chain: Chain,
-    /// Everything before is acknowledged, as far as this side has been told.
+    /// Everything before this offset is known to be acknowledged.
     acked: Offset,
-    /// The last entries are marks that say that everything is acknowledged.
+    /// The last entries are marks that record that everything is acknowledged.
     marked: bool,
 }
 
@@ -50,13 +50,13 @@ impl SegmentWriter {
         ((self.identity.size.bytes() - self.end) as usize).saturating_sub(MARKS_SIZE)
     }
 
-    /// Everything before this offset is acknowledged: the entries to come say so.
+    /// Everything before this offset is acknowledged: later entries will record it.
     pub fn acknowledged(&mut self, acked: Offset) {
         assert!(acked.0 <= self.end, "only what was appended is acknowledged");
         self.acked = self.acked.max(acked);
     }
 
-    /// True when everything is acknowledged and no entry says so yet.
+    /// True when everything is acknowledged and no entry records it yet.
     pub fn wants_marks(&self) -> bool {
         !self.marked && self.acked.0 == self.end
     }

@@ -1,8 +1,8 @@
 //! The judgement of a standby: is the primary gone, and may this sidecar claim the next epoch?
 //!
-//! Driven by the sidecar (and by the simulator). Whoever claims an epoch deposes a primary, so a standby claims only when
-//! the primary is silent, enough members answer to win, and its own network is not what failed. Nothing else rests on
-//! this judgement: a false one costs a failover and no record. See "Promotion" in `docs/protocol.md`.
+//! Driven by the sidecar (and by the simulator). A claim deposes the primary, so a standby claims only when the primary is
+//! silent, enough members answer to win, and its own network has not failed. Safety does not depend on this judgement: a
+//! wrong one costs a failover but no record. See "Promotion" in `docs/protocol.md`.
 
 use crate::config::{Configuration, PrimaryRef, Stamp, Time};
 use crate::ids::{Epoch, MemberId};
@@ -13,16 +13,16 @@ const LOOK_AGAIN_MS: u64 = 50;
 const SWITCHOVER_AGAIN_MS: u64 = 1000;
 /// Pause before the config store is read again after it failed.
 const STORE_AGAIN_MS: u64 = 200;
-/// A primary that has been listened to for so many silence periods is heard: nobody waits to take its place.
+/// After so many silence periods of heartbeats the primary counts as well, and a wait to take its place is over.
 const SETTLED_PERIODS: u64 = 3;
 
-/// How patient to be.
+/// Timing of a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// A primary that is silent for so long counts as gone.
+    /// A primary that is silent for this long counts as gone.
     pub heartbeat_silence_ms: u64,
-    /// Standbys that notice at the same moment spread over a few milliseconds, so that one of them usually wins at once:
-    /// the part of this one, drawn at random.
+    /// This standby's random delay of a few milliseconds. It spreads standbys that notice at the same moment, so that one of
+    /// them usually wins at once.
     pub spread_ms: u64,
 }
 
@@ -31,11 +31,11 @@ pub struct Rules {
 pub struct Desired {
     /// Members that must answer before this sidecar claims an epoch: as many as a promotion needs.
     pub min_in_sync: u8,
-    /// This sidecar shall take over from the primary of this epoch, even if that one is well.
+    /// This sidecar should take over from the primary of this epoch, even if that one is well.
     pub takes_over_from: Option<Epoch>,
 }
 
-/// Numbers what a standby asks, so that a late answer is told from the one that is awaited.
+/// Numbers a standby's requests, so that late answers are recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Round(pub u64);
 
@@ -44,17 +44,17 @@ pub struct Round(pub u64);
 pub enum Input {
     /// Answer to [`Output::ReadConfig`].
     Read(Result<Option<Configuration>, String>),
-    /// The config store's watch shows this.
+    /// The config store's watch reports this configuration.
     Changed(Configuration),
     /// A heartbeat of the primary, on the connection that [`Output::Follow`] opened.
     Heartbeat(Round),
-    /// That connection has ended, or could not be opened.
+    /// That connection ended or could not be opened.
     Disconnected(Round, String),
     /// Answer to [`Output::AskMembers`], once for each member: it answers at all, or not within a silence period.
     MemberAnswered(Round, MemberId, Result<(), String>),
     /// Answer to [`Output::AskPrimary`]: the same for the primary.
     PrimaryAnswered(Round, Result<(), String>),
-    /// The group wants something else.
+    /// The desired state has changed.
     Desired(Desired),
     /// Time passes. Expected at [`Standby::wake_at`]; more often does no harm.
     Tick,
@@ -65,19 +65,19 @@ pub enum Input {
 pub enum Output {
     /// Read the config store.
     ReadConfig,
-    /// This sidecar stands by for this configuration's primary: listen to that one's heartbeats, and to nobody else's.
+    /// This sidecar stands by for this configuration's primary: listen to its heartbeats only.
     Follow(Round, Configuration),
     /// Ask each member of this configuration for any answer.
     AskMembers(Round, Configuration),
     /// Ask the primary for any answer.
     AskPrimary(Round, PrimaryRef),
-    /// Something worth a line in the log.
+    /// Log this.
     Report(Report),
     /// The primary is gone, and too few members answer to take its place; why, for people.
     Waiting(String),
-    /// Nobody need take the primary's place any more.
+    /// The wait is over: the primary is well, or has changed.
     WaitOver,
-    /// This sidecar shall try to become primary. The last output.
+    /// This sidecar becomes a candidate. Always the last output.
     Claim(Reason),
 }
 
@@ -86,11 +86,11 @@ pub enum Output {
 pub enum Reason {
     /// There is no group yet.
     NoConfiguration,
-    /// The config store names this very sidecar: the process before was primary.
+    /// The config store names this sidecar: its previous process was primary.
     AlreadyNamed,
     /// The primary does not answer.
     PrimaryGone,
-    /// It was asked to take over.
+    /// A switchover to this sidecar was requested.
     Switchover,
 }
 
@@ -135,7 +135,7 @@ enum Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
-    /// The config store is asked; again at that moment, if it has failed.
+    /// The config store is being read; if that failed, it is read again at `again_at`.
     Reading {
         verdict: Option<(Configuration, Verdict)>,
         again_at: Option<Time>,
@@ -148,13 +148,13 @@ enum State {
         until: Time,
     },
     AskingMembers(Asking),
-    /// Is it well after all? It is asked again at `again_at`, and taken for gone at `until`.
+    /// Checking whether the primary is well after all: asked again at `again_at`, and considered gone at `until`.
     AskingPrimary {
         known: Configuration,
         again_at: Option<Time>,
         until: Time,
     },
-    /// On with that configuration then, or else with what the config store says.
+    /// Continues with that configuration then, or with what the config store says.
     Pausing {
         known: Option<Configuration>,
         until: Time,
@@ -221,7 +221,7 @@ impl Standby {
             Input::Heartbeat(_) | Input::Disconnected(..) | Input::MemberAnswered(..) | Input::PrimaryAnswered(..) => {}
             Input::Desired(desired) => {
                 self.desired = desired;
-                self.take_over_if_asked(now, out);
+                self.take_over_if_requested(now, out);
             }
             Input::Tick => self.on_tick(now, out),
         }
@@ -292,10 +292,10 @@ impl Standby {
         }
         out.push(Output::Follow(self.next_round(), known.clone()));
         self.state = State::Listening(Listening { known, since: now, heard_at: None, settled: false });
-        self.take_over_if_asked(now, out);
+        self.take_over_if_requested(now, out);
     }
 
-    fn take_over_if_asked(&mut self, now: Time, out: &mut Vec<Output>) {
+    fn take_over_if_requested(&mut self, now: Time, out: &mut Vec<Output>) {
         if let State::Listening(Listening { known, .. }) = &self.state
             && self.desired.takes_over_from == Some(known.epoch)
         {
@@ -410,7 +410,7 @@ impl Standby {
         }
     }
 
-    /// A network that is coming back refuses connections for a moment: it is asked until a silence period has passed.
+    /// A recovering network refuses connections for a moment, so the primary is asked until a silence period has passed.
     fn on_primary(&mut self, now: Time, answers: bool, out: &mut Vec<Output>) {
         let State::AskingPrimary { known, again_at, .. } = &mut self.state else { return };
         if !answers {

@@ -81,7 +81,7 @@ fn epoch_0_changes_nothing_at_a_backup_without_a_log() {
 }
 
 #[test]
-fn an_epoch_that_nobody_could_reach_is_refused() {
+fn unreachable_epoch_is_refused() {
     assert!(refused(&mut bound(), fence(5 + EPOCH_JUMP_MAX + 1)).contains("too far"));
     assert!(refused(&mut bound(), fence(u64::MAX)).contains("too far"));
     assert!(matches!(ask(&mut bound(), fence(5 + EPOCH_JUMP_MAX)).as_slice(), [Output::Persist(_), ..]));
@@ -106,7 +106,7 @@ fn lists_are_bounded() {
 }
 
 #[test]
-fn offsets_and_numbers_beyond_the_segment_are_refused() {
+fn offsets_and_lsns_beyond_the_segment_are_refused() {
     let flush = |segment, end| {
         let identity = identity(segment, if segment == 1 { 4 } else { 5 });
         Request::Flush(FlushRequest { caller: caller(5), identity, end: Offset(end) })
@@ -143,7 +143,7 @@ fn offsets_and_numbers_beyond_the_segment_are_refused() {
 }
 
 #[test]
-fn a_drop_takes_the_newest_first_and_each_once() {
+fn drop_removes_newest_first_and_each_copy_once() {
     let promise = Promise { log: Some(LogId(1)), epoch: Epoch(5), claim: Some(Claim(5)), ..Promise::default() };
     let closed: Vec<_> = (1..=3).map(|n| (identity(n, 4), closure(10 * n, 10 * n + 9))).collect();
     let mut backup = started(Found { promise, files: closed.clone(), owed: closed, ..Found::default() });
@@ -178,7 +178,7 @@ fn dropped() -> (Backup, SlotRow) {
 
 /// Whether another copy of the segment has been lent since, or has come to the disk: what was dropped goes into quarantine.
 #[test]
-fn what_is_on_its_way_into_quarantine_still_is_after_a_restart() {
+fn quarantine_continues_after_restart() {
     let (before, row) = dropped();
     let promise = before.promise().clone();
     let lent = SlotRow { identity: identity(1, 5), purpose: Purpose::Append, lender: Epoch(5), closed: None };
@@ -200,7 +200,7 @@ fn what_is_on_its_way_into_quarantine_still_is_after_a_restart() {
 }
 
 #[test]
-fn rot_is_found_in_closed_copies_only() {
+fn only_closed_copies_are_marked_corrupt() {
     let mut backup = bound();
     ask(&mut backup, open(identity(2, 5)));
     backup.step(Input::FoundCorrupt(identity(2, 5), Place::Memory(Slot(0))), &mut Vec::new());

@@ -171,7 +171,7 @@ fn only_the_promised_epoch_of_the_right_log_is_admitted() {
 }
 
 #[test]
-fn a_fence_raises_the_promise_and_never_lowers_it() {
+fn fence_never_lowers_the_promise() {
     let mut fixture = promised();
     let older = fixture.ask(Request::Fence(fence(caller(4))));
     assert_eq!(older, Some(Reply::Refused(Refusal::Fenced { promised: Epoch(5) })));
@@ -187,7 +187,7 @@ fn a_fence_raises_the_promise_and_never_lowers_it() {
 }
 
 #[test]
-fn a_fence_persists_revokes_scans_and_only_then_replies() {
+fn fence_persists_revokes_and_scans_before_it_replies() {
     let mut fixture = promised();
     fixture.fence(6);
     let kinds: Vec<&str> = fixture
@@ -208,20 +208,20 @@ fn a_fence_persists_revokes_scans_and_only_then_replies() {
 }
 
 #[test]
-fn a_segment_of_an_epoch_to_come_is_not_lent() {
+fn segment_of_a_later_epoch_is_not_lent() {
     let reply = promised().ask(open(caller(5), identity(2, 6), Purpose::Append));
     assert!(matches!(reply, Some(Reply::Refused(Refusal::BadRequest { .. }))), "{reply:?}");
 }
 
 #[test]
-fn a_segment_larger_than_the_buffers_is_refused() {
+fn segment_larger_than_the_buffers_is_refused() {
     let large = SegmentIdentity { size: SegmentSize::DEFAULT, ..identity(2, 5) };
     let reply = promised().ask(open(caller(5), large, Purpose::Append));
     assert!(matches!(reply, Some(Reply::Refused(Refusal::BadRequest { .. }))), "{reply:?}");
 }
 
 #[test]
-fn a_fetch_gives_a_closed_segment_and_nothing_else() {
+fn fetch_serves_closed_segments_only() {
     let mut fixture = promised();
     let fetch = |identity, last| Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last) });
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
@@ -234,7 +234,7 @@ fn a_fetch_gives_a_closed_segment_and_nothing_else() {
 }
 
 #[test]
-fn closing_again_says_what_is_true_now() {
+fn repeated_close_reports_the_current_state() {
     let mut fixture = promised();
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
@@ -244,7 +244,7 @@ fn closing_again_says_what_is_true_now() {
     ));
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
-    // On disk, and found corrupt there: no longer whole, whatever it was told before.
+    // On disk, and found corrupt there: no longer whole, whatever an earlier close returned.
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(
         fixture.ask(close(caller(5), identity(1, 5), 3)),
@@ -253,7 +253,7 @@ fn closing_again_says_what_is_true_now() {
 }
 
 #[test]
-fn bytes_that_changed_after_the_scan_are_scanned_again() {
+fn bytes_changed_after_the_scan_are_scanned_again() {
     let mut fixture = promised();
     fixture.scanned = tail(7);
     fixture.fence(6);
@@ -267,7 +267,7 @@ fn bytes_that_changed_after_the_scan_are_scanned_again() {
 
 /// Its request came a second time, late: nobody writes it, and nobody closes it.
 #[test]
-fn an_image_that_nobody_closes_gives_its_buffer_to_an_append() {
+fn unclosed_image_gives_its_buffer_to_an_append() {
     let mut fixture = promised();
     assert!(matches!(fixture.ask(open(caller(5), identity(9, 5), Purpose::Install)), Some(Reply::Opened(Slot(1)))));
     let next = |segment| open(caller(5), identity(segment, 5), Purpose::Append);
@@ -288,7 +288,7 @@ fn an_image_that_nobody_closes_gives_its_buffer_to_an_append() {
 }
 
 #[test]
-fn an_image_that_is_bad_leaves_the_older_copy_alone() {
+fn bad_image_keeps_the_older_copy() {
     let mut fixture = promised();
     fixture.scanned = tail(4);
     fixture.fence(6);
@@ -301,7 +301,7 @@ fn an_image_that_is_bad_leaves_the_older_copy_alone() {
 }
 
 #[test]
-fn of_two_buffers_for_one_segment_the_one_that_got_further_counts() {
+fn longer_of_two_buffers_for_one_segment_counts() {
     let row = |purpose, lender, closed| SlotRow { identity: identity(1, 5), purpose, lender: Epoch(lender), closed };
     let old = (Slot(3), row(Purpose::Append, 5, None));
     let image = (Slot(1), row(Purpose::Append, 6, Some(closure(7))));
@@ -318,7 +318,7 @@ fn of_two_buffers_for_one_segment_the_one_that_got_further_counts() {
 }
 
 #[test]
-fn an_image_under_durability_flushed_counts_when_it_is_on_disk() {
+fn flushed_image_counts_once_it_is_on_disk() {
     let mut fixture = Fixture::fresh();
     fixture.fence(5);
     let flushed = |purpose| {
@@ -347,7 +347,7 @@ fn open_flushed(caller: Caller, identity: SegmentIdentity, purpose: Purpose) -> 
 
 /// From the raise on it keeps its identity after a loss of power, so whatever it holds must be on its disk by then.
 #[test]
-fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
+fn flushed_durability_waits_until_all_is_on_disk() {
     let mut fixture = promised();
     fixture.scanned = tail(3);
     fixture.fence(6);
@@ -370,7 +370,7 @@ fn durability_is_raised_to_flushed_only_once_nothing_is_in_memory_only() {
 
 /// An image may be what replaces the copy that is in memory only: it is let in, but raises nothing.
 #[test]
-fn an_image_comes_in_before_durability_can_be_raised() {
+fn image_is_accepted_before_durability_is_raised() {
     let mut fixture = promised();
     fixture.scanned = tail(3);
     fixture.fence(6);
@@ -386,7 +386,7 @@ fn an_image_comes_in_before_durability_can_be_raised() {
 }
 
 #[test]
-fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
+fn replaced_copy_keeps_its_file_until_the_flush() {
     let mut fixture = promised();
     fixture.fence(6);
     assert!(matches!(fixture.ask(open(caller(6), identity(1, 5), Purpose::Install)), Some(Reply::Opened(_))));
@@ -396,7 +396,7 @@ fn an_image_that_replaces_a_copy_leaves_its_file_until_the_flush() {
 }
 
 #[test]
-fn no_more_is_lent_than_there_is_or_could_be_flushed() {
+fn lending_is_bounded_by_pool_and_flush_bandwidth() {
     let mut fixture = Fixture::fresh();
     fixture.fence(5);
     for segment in 1..=3 {
@@ -410,9 +410,9 @@ fn no_more_is_lent_than_there_is_or_could_be_flushed() {
     assert_eq!(fixture.ask(fourth()), Some(Reply::Opened(Slot(0))));
 }
 
-/// Whatever appends have left behind, the image that mends it finds a buffer; a second one waits for its turn.
+/// However many buffers appends hold, one image always finds a buffer; a second one waits.
 #[test]
-fn the_last_buffer_is_for_images() {
+fn last_buffer_is_reserved_for_images() {
     let mut fixture = Fixture::fresh();
     fixture.fence(5);
     for segment in 1..=3 {
@@ -433,7 +433,7 @@ fn the_last_buffer_is_for_images() {
 
 /// A pool that is too small for both serves appends.
 #[test]
-fn a_pool_of_two_keeps_nothing_for_images() {
+fn pool_of_two_reserves_no_buffer_for_images() {
     let mut fixture = Fixture::start(Found::default(), 2);
     fixture.fence(5);
     for segment in 1..=2 {
@@ -445,7 +445,7 @@ fn a_pool_of_two_keeps_nothing_for_images() {
 
 /// It was lost in the middle of segment 1 and came back later: segment 2 it got as an image, and 1 has been trimmed.
 #[test]
-fn a_trim_takes_what_was_left_behind_unclosed() {
+fn trim_frees_an_unclosed_older_segment() {
     let trim = |below| Request::Trim(TrimRequest { caller: caller(5), below: Lsn(below) });
     for (restarts, later_epoch) in [(false, 5), (true, 5), (false, 4)] {
         let mut fixture = Fixture::fresh();
@@ -479,7 +479,7 @@ fn a_trim_takes_what_was_left_behind_unclosed() {
 }
 
 #[test]
-fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
+fn shutdown_waits_for_flushes_and_refuses_requests() {
     let mut fixture = promised();
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     fixture.out.clear();
@@ -496,7 +496,7 @@ fn a_shutdown_waits_for_its_flushes_and_refuses_everybody() {
 /// Under `Flushed` a copy that is whole in memory is reported as open. A drop of what was here before, of the same segment with
 /// the same end, may come late: after the segment has been lent, written and closed anew in the same epoch.
 #[test]
-fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
+fn late_drop_spares_copies_closed_in_this_epoch() {
     let promise =
         Promise { log: Some(LogId(1)), epoch: Epoch(1), durability: Durability::Flushed, ..Promise::default() };
     let row = SlotRow { identity: identity(1, 1), purpose: Purpose::Append, lender: Epoch(1), closed: None };
@@ -522,7 +522,7 @@ fn a_late_drop_does_not_hit_what_was_closed_in_this_epoch() {
 
 /// A scrub may come late with what it has read: by then an image has replaced the copy.
 #[test]
-fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
+fn corruption_is_reported_until_an_image_replaces_the_copy() {
     let mut fixture = promised();
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert_eq!(fixture.backup.closed_behind(SegmentId(0)).map(|(place, ..)| place), Some(Place::Memory(Slot(0))));
@@ -532,9 +532,9 @@ fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     fixture.step(Input::FoundCorrupt(identity(1, 5), Place::Disk));
     assert_eq!(fixture.backup.closed_behind(SegmentId(0)), None, "nobody reads it any more");
-    let Some(Reply::Damage(told)) = fixture.ask(Request::Damage) else { panic!("no report") };
+    let Some(Reply::Damage(reported)) = fixture.ask(Request::Damage) else { panic!("no report") };
     assert_eq!(
-        told.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
+        reported.iter().map(|copy| (copy.identity, copy.state)).collect::<Vec<_>>(),
         [(identity(1, 5), CopyState::Corrupt)]
     );
     let open = OpenRequest {
@@ -555,7 +555,7 @@ fn rot_is_told_of_the_copy_read_until_an_image_replaces_it() {
 /// Whatever is here, or is owed, was written under an epoch that was promised: otherwise the promise is an older copy of
 /// itself, even one from before there was any log.
 #[test]
-fn a_promise_older_than_what_is_owed_is_doubted() {
+fn promise_older_than_the_owed_segments_is_doubted() {
     let row = SlotRow { identity: identity(2, 4), purpose: Purpose::Append, lender: Epoch(4), closed: None };
     let older = Promise { log: Some(LogId(1)), epoch: Epoch(3), ..Promise::default() };
     for promise in [Promise::default(), older] {
@@ -574,7 +574,7 @@ fn a_promise_older_than_what_is_owed_is_doubted() {
 /// The last marks of a segment need not be on disk when it is closed: the file is owed once it is written, and until then a
 /// loss of power leaves an open segment with every record, not a closed one that has lost its end.
 #[test]
-fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
+fn flushed_segment_is_owed_once_it_is_on_disk() {
     let mut fixture = Fixture::fresh();
     fixture.fence(5);
     assert!(matches!(fixture.ask(open_flushed(caller(5), identity(1, 5), Purpose::Append)), Some(Reply::Opened(_))));
@@ -588,7 +588,7 @@ fn under_flushed_a_closed_segment_is_owed_once_it_is_on_disk() {
 
 /// After a loss of power a later segment whose predecessor is missing would keep the log from being put together.
 #[test]
-fn under_flushed_a_stop_writes_nothing_behind_a_gap() {
+fn flushed_shutdown_writes_nothing_after_a_gap() {
     for (durability, written) in [(Durability::Flushed, 0), (Durability::Memory, 1)] {
         let mut fixture = Fixture::fresh();
         fixture.fence(5);
@@ -611,7 +611,7 @@ fn under_flushed_a_stop_writes_nothing_behind_a_gap() {
 
 /// Its writer has read an older inventory: of that segment something else is here by now.
 #[test]
-fn a_drop_hits_only_the_copy_that_its_caller_saw() {
+fn drop_removes_only_the_copy_its_caller_saw() {
     let mut fixture = promised();
     fixture.scanned = tail(3);
     fixture.fence(6);
@@ -630,7 +630,7 @@ fn a_drop_hits_only_the_copy_that_its_caller_saw() {
 }
 
 #[test]
-fn a_fence_takes_the_buffers_of_images_back() {
+fn fence_frees_the_buffers_of_images() {
     let mut fixture = promised();
     let image = open(caller(5), identity(1, 4), Purpose::Install);
     let Some(Reply::Opened(slot)) = fixture.ask(image) else { panic!("{:?}", fixture.out) };
@@ -642,7 +642,7 @@ fn a_fence_takes_the_buffers_of_images_back() {
 
 /// A backup that comes back while the primary lives holds the beginning of what the primary is about to write to it again.
 #[test]
-fn a_dropped_copy_of_the_callers_own_epoch_is_not_quarantined() {
+fn dropped_copy_of_the_current_epoch_is_not_quarantined() {
     for (written, kept) in [(5, false), (4, true)] {
         let promise = Promise { log: Some(LogId(1)), epoch: Epoch(5), ..Promise::default() };
         let row = SlotRow { identity: identity(1, written), purpose: Purpose::Append, lender: Epoch(5), closed: None };

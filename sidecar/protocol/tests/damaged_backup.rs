@@ -132,7 +132,7 @@ fn lent(segment: u64) -> SlotRow {
 }
 
 #[test]
-fn a_closed_segment_that_is_owed_and_gone_is_told_by_name() {
+fn missing_owed_segment_is_reported_by_name() {
     let found = Found { promise: promise(), owed: owed(&[1, 2, 3]), files: owed(&[1, 3]), ..Found::default() };
     let mut fixture = Fixture::start(found);
     let inventory = fixture.fence(4);
@@ -143,7 +143,7 @@ fn a_closed_segment_that_is_owed_and_gone_is_told_by_name() {
 }
 
 #[test]
-fn another_file_under_an_owed_segments_name_is_not_that_segment() {
+fn wrong_file_is_not_taken_for_an_owed_segment() {
     let older = SegmentIdentity { generation: Generation(77), ..identity(2) };
     let shorter = Closure { last: Lsn(15), ..closure(3) };
     let files = vec![(identity(1), closure(1)), (older, closure(2)), (identity(3), shorter)];
@@ -156,7 +156,7 @@ fn another_file_under_an_owed_segments_name_is_not_that_segment() {
 }
 
 #[test]
-fn files_that_are_not_owed_are_copies_or_were_trimmed() {
+fn unowed_files_are_copies_or_were_trimmed() {
     let trimmed = Promise { trimmed: Lsn(11), ..promise() };
     let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1, 2]), ..Found::default() });
     assert!(fixture.out.contains(&Output::DeleteFile(SegmentId(1))), "a trim was under way");
@@ -167,7 +167,7 @@ fn files_that_are_not_owed_are_copies_or_were_trimmed() {
 
 /// The process died after a trim was promised and before it had forgotten how far the segment had been flushed.
 #[test]
-fn a_note_of_what_was_trimmed_is_no_doubt() {
+fn flush_note_of_a_trimmed_segment_is_no_doubt() {
     let trimmed = Promise { trimmed: Lsn(11), ..promise() };
     let flushed = vec![(identity(1), Offset(552)), (identity(2), Offset(0))];
     let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1]), flushed, ..Found::default() });
@@ -176,7 +176,7 @@ fn a_note_of_what_was_trimmed_is_no_doubt() {
 
 /// Each of these says nothing about which records it hit.
 #[test]
-fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
+fn unnamed_loss_is_a_doubt_that_survives_restarts() {
     let newer = SegmentIdentity { epoch: Epoch(8), ..identity(2) };
     let cases = [
         Found { missing: vec![(Slot(2), lent(1))], ..Found::default() },
@@ -212,7 +212,7 @@ fn what_cannot_be_named_is_a_doubt_that_outlives_restarts() {
 
 /// An older promise was put back, from before there was any log: it starts all the same, and goes on to say what it misses.
 #[test]
-fn a_note_beside_a_promise_of_no_log_is_a_doubt_that_stays() {
+fn flush_note_without_a_promised_log_is_a_lasting_doubt() {
     let found = |promise| Found { promise, flushed: vec![(identity(1), Offset(552))], ..Found::default() };
     let first = Fixture::start(found(Promise::default()));
     assert!(!first.backup.is_witness() && !first.out.contains(&Output::DeleteFile(SegmentId(1))), "{:?}", first.out);
@@ -221,13 +221,13 @@ fn a_note_beside_a_promise_of_no_log_is_a_doubt_that_stays() {
 }
 
 #[test]
-fn a_new_backup_has_no_doubts() {
+fn new_backup_has_no_doubts() {
     let fixture = Fixture::start(Found::default());
     assert!(fixture.backup.is_witness() && fixture.out.is_empty());
 }
 
 #[test]
-fn an_open_segment_must_reach_what_was_acknowledged_and_what_was_flushed() {
+fn open_segment_must_reach_acked_and_flushed_bytes() {
     let tail = |acked: u32| Tail { closure: closure(1), acked: Offset(acked) };
     for (acked, flushed, damaged) in [(552, 552, false), (560, 0, true), (0, 560, true), (0, 0, false)] {
         let found = Found {
@@ -245,7 +245,7 @@ fn an_open_segment_must_reach_what_was_acknowledged_and_what_was_flushed() {
 }
 
 #[test]
-fn a_note_of_a_segment_that_was_closed_since_means_nothing() {
+fn flush_note_of_a_closed_segment_is_ignored() {
     let found = Found {
         promise: promise(),
         owed: owed(&[5]),
@@ -257,7 +257,7 @@ fn a_note_of_a_segment_that_was_closed_since_means_nothing() {
 }
 
 #[test]
-fn what_was_closed_in_memory_is_looked_at_before_it_is_reported() {
+fn segment_closed_in_memory_is_verified_before_reporting() {
     for sound in [true, false] {
         let row = SlotRow { closed: Some(closure(1)), ..lent(1) };
         let found = Found { promise: promise(), rows: vec![(Slot(0), row)], ..Found::default() };
@@ -268,7 +268,7 @@ fn what_was_closed_in_memory_is_looked_at_before_it_is_reported() {
 
 /// Closed, flushed open as a whole, and the power went before the closed file was there.
 #[test]
-fn an_owed_segment_is_found_in_its_open_file() {
+fn owed_segment_is_found_in_its_open_file() {
     let found = Found { promise: promise(), rows: vec![(Slot(0), lent(1))], owed: owed(&[1]), ..Found::default() };
     let fixture = Fixture::start(found);
     assert_eq!(fixture.states(), [(1, CopyState::Closed)]);
@@ -276,7 +276,7 @@ fn an_owed_segment_is_found_in_its_open_file() {
 }
 
 #[test]
-fn an_epoch_belongs_to_the_claim_that_it_was_promised_to() {
+fn epoch_belongs_to_the_claim_it_was_promised_to() {
     let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     let claimed = |claim, earlier: &[u64], epoch| {
         let earlier = earlier.iter().map(|claim| Claim(*claim)).collect();
@@ -287,13 +287,13 @@ fn an_epoch_belongs_to_the_claim_that_it_was_promised_to() {
     assert_eq!(fixture.ask(claimed(40, &[31, 20], 4)), before, "a successor of another claim");
     assert_eq!(fixture.ask(claimed(60, &[50, 40, 31], 6)), before, "however many epochs later");
     assert_eq!(fixture.out.len(), 1, "nothing was done: {:?}", fixture.out);
-    assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the claim itself, asked again");
+    assert!(matches!(fixture.ask(claimed(30, &[], 3)), Reply::Inventory(_)), "the same claim again");
     assert!(matches!(fixture.ask(claimed(60, &[50, 40, 30], 6)), Reply::Inventory(_)));
     assert!(matches!(fixture.ask(claimed(90, &[], 9)), Reply::Inventory(_)), "a person has passed epochs over");
 }
 
 #[test]
-fn an_epoch_that_nobody_will_ever_reach_is_refused() {
+fn epoch_jump_beyond_the_bound_is_refused() {
     let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     for epoch in [3 + EPOCH_JUMP_MAX + 1, u64::MAX / 2 + 1, u64::MAX] {
         let refused = fixture.ask(Request::Fence(FenceRequest { earlier: vec![], ..fence(epoch) }));
@@ -304,7 +304,7 @@ fn an_epoch_that_nobody_will_ever_reach_is_refused() {
 }
 
 #[test]
-fn a_closure_that_no_segment_can_have_is_refused() {
+fn impossible_closure_is_refused() {
     let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     assert!(matches!(fixture.open(3, identity(1), Purpose::Append), Reply::Opened(_)));
     for wrong in [
@@ -323,7 +323,7 @@ fn a_closure_that_no_segment_can_have_is_refused() {
 }
 
 #[test]
-fn what_is_owed_is_recorded_before_a_close_is_answered() {
+fn owed_segment_is_recorded_before_the_close_is_answered() {
     let mut fixture = Fixture::start(Found { promise: promise(), ..Found::default() });
     fixture.open(3, identity(1), Purpose::Append);
     fixture.close(3, identity(1), closure(1));
@@ -334,7 +334,7 @@ fn what_is_owed_is_recorded_before_a_close_is_answered() {
 
 /// The promise that tells of the doubt may be lost in its turn. Whoever starts after that must doubt again.
 #[test]
-fn a_missing_buffer_is_missed_until_the_backup_is_trusted_again() {
+fn lost_buffer_is_remembered_until_the_backup_is_trusted() {
     let found = Found { promise: promise(), missing: vec![(Slot(0), lent(1))], ..Found::default() };
     let mut fixture = Fixture::start(found);
     assert!(!fixture.out.contains(&Output::SaveSlot(Slot(0), None)), "{:?}", fixture.out);
@@ -349,7 +349,7 @@ fn a_missing_buffer_is_missed_until_the_backup_is_trusted_again() {
 
 /// Otherwise a process that dies between the two has forgotten what it held.
 #[test]
-fn a_missing_copy_is_owed_before_its_row_goes() {
+fn missing_copy_is_owed_before_its_row_is_removed() {
     let row = SlotRow { closed: Some(closure(1)), ..lent(1) };
     let fixture = Fixture::start(Found { promise: promise(), missing: vec![(Slot(0), row)], ..Found::default() });
     let at = |wanted: &Output| fixture.out.iter().position(|out| out == wanted).expect("it is done");
@@ -357,7 +357,7 @@ fn a_missing_copy_is_owed_before_its_row_goes() {
 }
 
 #[test]
-fn what_is_dropped_and_held_records_goes_into_quarantine() {
+fn dropped_copy_with_records_goes_into_quarantine() {
     let mut fixture = Fixture::start_with(
         Found { promise: promise(), rows: vec![(Slot(1), lent(2))], files: owed(&[1]), ..Found::default() },
         Tail { closure: closure(2), acked: Offset(0) },
@@ -380,7 +380,7 @@ fn what_is_dropped_and_held_records_goes_into_quarantine() {
 
 /// Its bytes were acknowledged here: with one bit wrong they may still be the last.
 #[test]
-fn a_corrupt_copy_goes_into_quarantine_whoever_drops_it() {
+fn dropped_corrupt_copy_always_goes_into_quarantine() {
     for caller_epoch in [3, 4] {
         let mut fixture = Fixture::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
         fixture.fence(caller_epoch);
@@ -395,7 +395,7 @@ fn a_corrupt_copy_goes_into_quarantine_whoever_drops_it() {
 
 /// A promotion that broke off may have closed it too early, or a later one may have; or its writer lies.
 #[test]
-fn a_whole_copy_outlives_an_image_of_another_end() {
+fn whole_copy_survives_an_image_with_another_end() {
     for other in [Closure { last: Lsn(8), ..closure(1) }, Closure { last: Lsn(12), ..closure(1) }] {
         let mut fixture =
             Fixture::start(Found { promise: promise(), owed: owed(&[1]), files: owed(&[1]), ..Found::default() });
@@ -415,7 +415,7 @@ fn a_whole_copy_outlives_an_image_of_another_end() {
 }
 
 #[test]
-fn an_image_puts_what_it_does_not_hold_into_quarantine() {
+fn records_missing_from_an_image_go_into_quarantine() {
     let other = SegmentIdentity { generation: Generation(99), ..identity(1) };
     let mut fixture = Fixture::start(Found { promise: promise(), files: owed(&[1]), ..Found::default() });
     fixture.fence(4);
@@ -428,7 +428,7 @@ fn an_image_puts_what_it_does_not_hold_into_quarantine() {
 
 /// The process died between taking the image in and bringing the file to safety.
 #[test]
-fn a_restart_quarantines_the_file_that_an_image_does_not_hold() {
+fn restart_quarantines_a_file_the_image_does_not_hold() {
     for durability in [Durability::Memory, Durability::Flushed] {
         let image = Closure { first: Lsn(1), last: Lsn(0), ..closure(1) };
         let row = SlotRow { closed: Some(image), ..lent(1) };

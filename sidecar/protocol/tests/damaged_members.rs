@@ -67,7 +67,7 @@ fn damaged(number: u128, copies: Vec<CopyReport>) -> Inventory {
     Inventory { damage: vec!["something is gone".to_owned()], witness: false, copies, ..sound(number, 11) }
 }
 
-/// A promotion of s1, and what it has asked for last.
+/// A promotion of s1, and its latest outputs.
 struct Fixture {
     machine: Promotion,
     now: Time,
@@ -76,7 +76,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// It has claimed epoch 6 and asked the members.
+    /// It has claimed epoch 6 and is fencing the members.
     fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Fixture {
         let rules = Rules {
             backups: members as u8,
@@ -151,7 +151,7 @@ fn lost(number: u128) -> Inventory {
 }
 
 #[test]
-fn a_damaged_member_alone_is_not_believed_however_patient() {
+fn damaged_member_alone_never_decides_the_end() {
     for copies in [vec![copy(1, Closed, 10), cut(12, 20)], vec![copy(1, Closed, 10)], vec![]] {
         let mut fixture = Fixture::fencing(2, 1, None);
         assert_eq!(fixture.fenced(damaged(1, copies)), []);
@@ -178,7 +178,7 @@ fn two_damaged_members_of_three_wait_for_the_third() {
 }
 
 #[test]
-fn a_member_that_has_lost_its_memory_has_nothing_more_to_tell() {
+fn member_without_its_memory_is_not_waited_for() {
     let mut fixture = Fixture::fencing(3, 2, None);
     fixture.fenced(lost(3));
     fixture.fenced(damaged(1, vec![copy(1, Closed, 10)]));
@@ -188,7 +188,7 @@ fn a_member_that_has_lost_its_memory_has_nothing_more_to_tell() {
 }
 
 #[test]
-fn while_somebody_may_come_as_many_witnesses_are_needed_as_members() {
+fn min_in_sync_witnesses_are_needed_while_a_member_may_answer() {
     let mut fixture = Fixture::fencing(3, 2, None);
     fixture.fenced(damaged(1, vec![copy(1, Closed, 10)]));
     fixture.fenced(sound(2, 18));
@@ -198,7 +198,7 @@ fn while_somebody_may_come_as_many_witnesses_are_needed_as_members() {
 
 /// A closed segment that it can name leaves a member a witness: it knows where its log ends, and another copy fills the gap.
 #[test]
-fn a_member_that_lacks_a_closed_segment_still_tells_where_the_log_ends() {
+fn member_lacking_a_closed_segment_is_still_a_witness() {
     let lacking = Inventory { copies: vec![copy(1, Corrupt, 10), copy(2, Open, 18)], ..sound(1, 18) };
     let mut fixture = Fixture::fencing(2, 1, None);
     fixture.fenced(lacking);
@@ -209,7 +209,7 @@ fn a_member_that_lacks_a_closed_segment_still_tells_where_the_log_ends() {
 }
 
 #[test]
-fn a_witness_that_is_contradicted_is_not_enough() {
+fn contradicted_witness_is_not_enough() {
     let mut fixture = Fixture::fencing(2, 1, None);
     fixture.fenced(damaged(1, vec![copy(1, Closed, 10), cut(12, 20)]));
     fixture.fenced(sound(2, 15));
@@ -218,7 +218,7 @@ fn a_witness_that_is_contradicted_is_not_enough() {
 }
 
 #[test]
-fn a_person_may_accept_that_the_log_ends_early() {
+fn operator_may_accept_an_earlier_end() {
     let accepted = |last| Some(AcceptedLoss { log: LogId(1), last: Lsn(last) });
     for (last, wins) in [(12, true), (10, true), (13, false)] {
         let mut fixture = Fixture::fencing(2, 1, accepted(last));
@@ -237,7 +237,7 @@ fn a_person_may_accept_that_the_log_ends_early() {
 }
 
 #[test]
-fn a_loss_is_accepted_in_one_word() {
+fn accepted_loss_is_parsed_from_one_argument() {
     let text = "000102030405060708090a0b0c0d0e0f/4711";
     let accepted: AcceptedLoss = text.parse().expect("log and LSN");
     assert_eq!((accepted.last, accepted.to_string().as_str()), (Lsn(4711), text));
@@ -247,7 +247,7 @@ fn a_loss_is_accepted_in_one_word() {
 }
 
 #[test]
-fn a_member_that_is_fenced_while_the_others_are_repaired_stays_in_the_set() {
+fn member_fenced_during_repairs_stays_in_the_set() {
     let mut fixture = Fixture::fencing(3, 2, None);
     fixture.fenced(sound(1, 18));
     fixture.fenced(sound(2, 12));
@@ -259,7 +259,7 @@ fn a_member_that_is_fenced_while_the_others_are_repaired_stays_in_the_set() {
 }
 
 #[test]
-fn a_late_member_that_proves_a_longer_log_begins_it_all_anew() {
+fn late_member_with_a_longer_log_restarts_the_promotion() {
     let mut fixture = Fixture::fencing(3, 2, None);
     fixture.fenced(sound(1, 18));
     fixture.fenced(sound(2, 12));
@@ -271,7 +271,7 @@ fn a_late_member_that_proves_a_longer_log_begins_it_all_anew() {
 }
 
 #[test]
-fn a_promise_that_the_store_does_not_know_shows_that_the_store_went_back() {
+fn unknown_promise_shows_that_the_store_went_back() {
     let mut fixture = Fixture::fencing(2, 1, None);
     let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9))));
     assert_eq!(fixture.step(answer), [Output::ReadConfig]);
@@ -289,7 +289,7 @@ fn a_promise_that_the_store_does_not_know_shows_that_the_store_went_back() {
 }
 
 #[test]
-fn an_epoch_that_was_claimed_twice_is_not_passed_over() {
+fn epoch_claimed_twice_is_not_skipped() {
     let mut fixture = Fixture::fencing(2, 1, None);
     let answer = Input::Fenced(Epoch(6), member(1).id, Err(Failure::ClaimedBefore(Epoch(5))));
     assert_eq!(fixture.step(answer), [Output::ReadConfig]);
@@ -299,7 +299,7 @@ fn an_epoch_that_was_claimed_twice_is_not_passed_over() {
 }
 
 #[test]
-fn a_person_who_accepts_the_older_store_passes_every_promise() {
+fn accepting_the_older_store_skips_every_promised_epoch() {
     let mut fixture = Fixture::fencing(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
     fixture.step(Input::Fenced(Epoch(6), member(1).id, Err(Failure::Superseded(Epoch(9)))));
     let mine = config(2).claimed_by(sidecar("s1"), Claim(7));

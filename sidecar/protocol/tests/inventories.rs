@@ -12,8 +12,8 @@ use tailwind_protocol::primary::{self, Primary};
 use tailwind_protocol::promotion::{self, Promotion};
 use tailwind_protocol::recovery::{Damage, Reference, RepairPlan};
 use tailwind_protocol::rpc::{
-    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_LENGTH_MAX, DAMAGE_TOLD_MAX, Failure, FenceRequest,
-    INVENTORY_PAGE_MAX, Inventory,
+    COPY_JSON_SIZE_MAX, Caller, CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure,
+    FenceRequest, INVENTORY_PAGE_MAX, Inventory,
 };
 
 const LOG: LogId = LogId(1);
@@ -83,7 +83,7 @@ fn page(backup: &mut Backup, after: Option<SegmentId>) -> (Inventory, Vec<Output
 }
 
 #[test]
-fn pages_of_300_000_copies_make_up_the_inventory() {
+fn inventory_of_300_000_copies_is_read_in_pages() {
     const COPIES: u64 = 300_000;
     let mut backup = large(COPIES);
     let (mut reading, mut sizes) = (reading(), Vec::new());
@@ -109,14 +109,14 @@ fn pages_of_300_000_copies_make_up_the_inventory() {
 }
 
 #[test]
-fn an_inventory_that_just_fills_a_page_is_whole() {
+fn inventory_that_fills_one_page_is_complete() {
     let (page, _) = page(&mut large(INVENTORY_PAGE_MAX as u64), None);
     assert!(!page.more && page.copies.len() == INVENTORY_PAGE_MAX);
     assert!(reading().take(page).is_ok_and(|whole| whole.is_some()));
 }
 
 #[test]
-fn a_copy_takes_no_more_bytes_than_pages_allow_for() {
+fn copy_report_fits_its_size_bound() {
     let most = CopyReport {
         identity: SegmentIdentity {
             log: LogId(u128::MAX),
@@ -140,7 +140,7 @@ fn two_pages() -> (Inventory, Inventory) {
 }
 
 #[test]
-fn what_changes_between_pages_is_read_again_a_few_times() {
+fn inventory_that_changes_between_pages_is_read_again() {
     let (first, second) = two_pages();
     let changed = [
         Inventory { boot: BootId(2), ..second.clone() },
@@ -168,7 +168,7 @@ fn what_changes_between_pages_is_read_again_a_few_times() {
 }
 
 #[test]
-fn pages_end() {
+fn paging_ends() {
     let mut endless = reading();
     for n in 1..PAGES_MAX as u64 {
         let page = Inventory { more: true, ..inventory("m1", vec![closed(n, n, n)]) };
@@ -184,7 +184,7 @@ fn pages_end() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_reason() {
+fn impossible_inventory_is_refused_with_a_reason() {
     let honest = closed(2, 11, 20);
     let of = |copies: Vec<CopyReport>| inventory("m1", copies);
     let with = |change: &dyn Fn(&mut CopyReport)| {
@@ -217,7 +217,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
         ("has promised epoch 5", Inventory { promised: LED, ..of(vec![]) }),
         ("epoch 18446744073709551615", Inventory { promised: Epoch(u64::MAX), ..of(vec![]) }),
         ("trimmed below LSN 18446744073709551615", Inventory { trimmed: Lsn(u64::MAX), ..of(vec![]) }),
-        ("words", Inventory { damage: vec![String::new(); DAMAGE_TOLD_MAX + 1], ..of(vec![]) }),
+        ("words", Inventory { damage: vec![String::new(); DAMAGE_DESCRIPTIONS_MAX + 1], ..of(vec![]) }),
         ("words", Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX + 1)], ..of(vec![]) }),
     ];
     for (words, inventory) in table {
@@ -234,7 +234,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
         of(vec![open(CopyState::Open, Closure::default()), closed(3, 21, 30)]),
         of(vec![open(CopyState::Damaged, header_only), closed(3, 11, 30)]),
         with(&|copy| copy.acked = Offset(64 << 10)),
-        Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX); DAMAGE_TOLD_MAX], ..of(vec![]) },
+        Inventory { damage: vec!["x".repeat(DAMAGE_LENGTH_MAX); DAMAGE_DESCRIPTIONS_MAX], ..of(vec![]) },
         // Left behind by an epoch whose end was never acknowledged.
         of(vec![CopyReport { identity: identity(2, 4), ..honest }, closed(3, 11, 30)]),
     ] {
@@ -244,7 +244,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
 
 /// Whoever leads an epoch twice gives its numbers out twice: the config store must say that it knows.
 #[test]
-fn a_segment_of_a_later_epoch_says_that_the_store_has_gone_back() {
+fn segment_of_a_later_epoch_shows_that_the_store_went_back() {
     let later = CopyReport { identity: identity(2, 9), ..closed(2, 11, 20) };
     let why = reading().take(inventory("m1", vec![closed(1, 1, 10), later])).expect_err("not believed");
     assert_eq!(why, Unbelievable::Ahead(Epoch(9)));
@@ -254,7 +254,7 @@ fn a_segment_of_a_later_epoch_says_that_the_store_has_gone_back() {
 
 /// Each of them alone could be true.
 #[test]
-fn members_that_contradict_each_other_do_not_cut_the_log() {
+fn contradictory_members_do_not_shorten_the_log() {
     let honest = inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]);
     let later = inventory("m2", vec![closed(9, 1, 3)]);
     let contradiction = Damage::Contradiction { segment: SegmentId(9), epoch: LED, first: Lsn(1) };
@@ -405,7 +405,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 30_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_one_member_says_the_log_of_the_other_is_not_cut(lies in liar()) {
+    fn no_inventory_shortens_the_log_of_another_member(lies in liar()) {
         let honest = inventory("m1", vec![closed(1, 1, 10), closed(2, 11, 20), closed(3, 21, 30)]);
         // Read under the epoch by which it was fenced, and as a spare of that epoch's primary.
         for newest in [LED, FENCED] {

@@ -64,7 +64,7 @@ fn checksum_entry() {
 }
 
 #[test]
-fn a_lag_never_claims_too_much() {
+fn lag_never_claims_too_much() {
     for (acked, at, lag) in [
         (0, 0, 0),
         (72, 72, 0),
@@ -85,7 +85,7 @@ fn a_lag_never_claims_too_much() {
 }
 
 #[test]
-fn a_segment_with_one_append_and_a_batch() {
+fn segment_with_one_append_and_a_batch() {
     let log = Log::write(identity(), vec![vec![b"hello, log!".to_vec()], vec![b"".to_vec(), b"12345678".to_vec()]]);
     let golden = "
         54 57 53 45 47 4d 54 32 | segment header
@@ -122,7 +122,7 @@ fn a_segment_with_one_append_and_a_batch() {
 }
 
 #[test]
-fn marks_behind_what_is_acknowledged() {
+fn marks_after_the_acknowledged_end() {
     let mut bytes = vec![0; identity().size.bytes() as usize];
     let (mut writer, mut end) = SegmentWriter::open(identity(), FIRST, &mut bytes);
     end += writer.append(&mut bytes[end as usize..], std::iter::once(b"hello, log!".as_slice()));
@@ -144,7 +144,7 @@ fn marks_behind_what_is_acknowledged() {
 }
 
 #[test]
-fn footers_of_a_closed_and_of_an_open_segment() {
+fn footers_of_closed_and_open_segments() {
     let closure = Closure { first: FIRST, last: Lsn(43), end: Offset(208), chain: Chain(0x149e_cb47) };
     let closed = Footer { sealed: Sealed::Closed, closure };
     let golden = "
@@ -180,7 +180,7 @@ fn footers_of_a_closed_and_of_an_open_segment() {
 }
 
 #[test]
-fn a_header_that_could_not_have_been_written_is_none() {
+fn impossible_header_is_rejected() {
     let good = identity().header(FIRST);
     let with = |at: usize, bytes: &[u8]| {
         let mut header = good;
@@ -200,7 +200,7 @@ fn a_header_that_could_not_have_been_written_is_none() {
 /// The paper says that a checksum torn off ends in a zero byte, "which is disallowed"; but a CRC may well end in zero.
 /// Here the end mark follows the chain, whatever its last byte is.
 #[test]
-fn whatever_the_last_byte_of_the_chain_an_entry_without_its_end_mark_is_none() {
+fn entry_without_its_end_mark_is_rejected() {
     let mut seen = [false; 256];
     let mut number = 0_u32;
     while seen.contains(&false) {
@@ -224,7 +224,7 @@ fn whatever_the_last_byte_of_the_chain_an_entry_without_its_end_mark_is_none() {
 }
 
 #[test]
-fn sizes_say_what_they_are() {
+fn sizes_are_displayed_with_their_unit() {
     assert_eq!(SEGMENT_OVERHEAD, 72);
     assert_eq!([0, 1, 7, 8, 9, 100, 128].map(record_size), [32, 40, 40, 40, 48, 136, 160]);
     for (bytes, good) in [(32 << 10, false), (64 << 10, true), (3 << 20, false), (64 << 20, true), (128 << 20, false)] {
@@ -240,7 +240,7 @@ fn sizes_say_what_they_are() {
 
 /// A closure comes from the wire with any numbers in it.
 #[test]
-fn only_a_closure_that_its_segment_can_hold_fits() {
+fn closure_must_fit_its_segment() {
     let closure = |first, last, end| Closure { first: Lsn(first), last: Lsn(last), end: Offset(end), chain: Chain(0) };
     let fits = |first, last, end| closure(first, last, end).fits(SegmentSize::MIN);
     assert!(fits(1, 0, 72) && fits(11, 11, 104) && fits(u64::MAX / 2, u64::MAX / 2, 104) && fits(1, 2045, 65_536 - 24));
@@ -262,7 +262,7 @@ fn only_a_closure_that_its_segment_can_hold_fits() {
 
 /// The lag goes into the chain byte by byte, and the headers in one piece: it is the same CRC-32.
 #[test]
-fn a_chain_over_lags_is_one_crc() {
+fn chain_with_lags_is_one_crc() {
     let mut bytes = Vec::new();
     let mut chain = Chain::default();
     for nth in 0..=u8::MAX {

@@ -126,7 +126,7 @@ fn closed(outputs: &[Output]) -> Vec<u64> {
 }
 
 #[test]
-fn nothing_is_asked_before_the_channel_is_there() {
+fn requests_wait_for_the_channel() {
     let mut fixture = Fixture::start(1, 1);
     fixture.step(Input::Prepared(SegmentId(1)));
     let seat = fixture.seats()[0];
@@ -136,7 +136,7 @@ fn nothing_is_asked_before_the_channel_is_there() {
 }
 
 #[test]
-fn an_open_waits_for_local_memory() {
+fn open_waits_for_local_memory() {
     let mut fixture = Fixture::start(1, 1);
     let seat = fixture.seats()[0];
     fixture.step(Input::Connected(seat));
@@ -160,7 +160,7 @@ fn opens_go_one_at_a_time() {
 }
 
 #[test]
-fn a_close_overtakes_an_open_that_waits() {
+fn close_overtakes_a_waiting_open() {
     let (mut fixture, seats) = Fixture::ready(1, 1);
     fixture.fill(1);
     fixture.step(Input::Prepared(SegmentId(3)));
@@ -181,7 +181,7 @@ fn closes_go_one_at_a_time_and_in_order() {
 }
 
 #[test]
-fn one_trim_stands_for_all_that_wait_behind_an_order() {
+fn waiting_trims_are_merged() {
     let (mut fixture, seats) = Fixture::ready(1, 1);
     for segment in 1..=4 {
         fixture.fill(segment);
@@ -243,7 +243,7 @@ fn few_images_are_copied_at_once() {
 }
 
 #[test]
-fn nothing_is_handed_out_for_a_seat_that_is_gone() {
+fn former_seat_gets_no_output() {
     let (mut fixture, seats) = Fixture::ready(2, 2);
     fixture.fill(1);
     fixture.lend_everywhere(&seats, 3);
@@ -257,7 +257,7 @@ fn nothing_is_handed_out_for_a_seat_that_is_gone() {
 }
 
 #[test]
-fn a_swap_without_an_answer_is_repeated_after_a_pause() {
+fn swap_of_unknown_outcome_is_repeated_after_a_pause() {
     let (mut fixture, seats) = Fixture::ready(2, 2);
     fixture.step(Input::Lost(seats[1]));
     let swap = |out: &[Output]| out.iter().find(|output| matches!(output, Output::Swap(_))).cloned();
@@ -273,13 +273,13 @@ fn a_swap_without_an_answer_is_repeated_after_a_pause() {
 }
 
 #[test]
-fn a_spare_that_refuses_is_followed_by_the_next() {
+fn next_spare_is_tried_after_a_refusal() {
     let (mut fixture, seats) = Fixture::ready(2, 2);
     fixture.step(Input::Lost(seats[1]));
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.step(Input::Tick);
     assert!(fixture.look().contains(&Output::Survey));
-    // With another memory a lost member is a spare like others, but the last one that is asked.
+    // With other memory a lost member is a spare, but the last one to be tried.
     let emptied = MemberRef { boot: BootId(99), ..member(2) };
     fixture.step(Input::Surveyed(vec![member(1), emptied.clone(), member(3)]));
     assert_eq!(fixture.look(), [Output::Fence(member(3))]);

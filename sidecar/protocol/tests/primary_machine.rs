@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{INFLIGHT_MAX, Input, MENDS_MAX, Output, Primary, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
@@ -56,7 +56,7 @@ fn holds_nothing(member: &MemberRef) -> Inventory {
     }
 }
 
-/// A primary whose members lend and close at once, unless told otherwise.
+/// A primary whose members lend and close at once, except for those in `hung` and `full`.
 struct Fixture {
     primary: Primary,
     now: Time,
@@ -66,13 +66,13 @@ struct Fixture {
     over: bool,
     segments: Vec<SegmentIdentity>,
     /// Members that do not answer a close.
-    mute: BTreeSet<MemberId>,
-    /// Members that lend nothing.
-    stingy: BTreeSet<MemberId>,
+    hung: BTreeSet<MemberId>,
+    /// Members without a free buffer.
+    full: BTreeSet<MemberId>,
     lost: Vec<MemberId>,
     closes: Vec<SegmentId>,
-    /// Copies that are to be mended, and where.
-    mends: Vec<(Seat, SegmentId)>,
+    /// Repairs under way.
+    repairs: Vec<(Seat, SegmentId)>,
     /// Flushes that wait for an answer, and up to where.
     flushes: BTreeMap<MemberId, Position>,
 }
@@ -86,10 +86,10 @@ impl Fixture {
         let mut out = Vec::new();
         let now = Time(0);
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
-        let (seats, segments, mute, stingy, lost, closes, mends, flushes) = Default::default();
+        let (seats, segments, hung, full, lost, closes, repairs, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
         let mut fixture =
-            Fixture { primary, now, seats, swap, recruits, over, segments, mute, stingy, lost, closes, mends, flushes };
+            Fixture { primary, now, seats, swap, recruits, over, segments, hung, full, lost, closes, repairs, flushes };
         fixture.carry(out);
         fixture
     }
@@ -117,10 +117,10 @@ impl Fixture {
                     self.segments.push(identity);
                     self.step(Input::Prepared(identity.segment));
                 }
-                Output::Open(seat, identity) if !self.is_among(&self.stingy, seat) => {
+                Output::Open(seat, identity) if !self.is_among(&self.full, seat) => {
                     self.step(Input::Opened(seat, identity.segment));
                 }
-                Output::Close(seat, identity, _) if !self.is_among(&self.mute, seat) => {
+                Output::Close(seat, identity, _) if !self.is_among(&self.hung, seat) => {
                     self.closes.push(identity.segment);
                     self.step(Input::Closed(seat, identity.segment));
                 }
@@ -131,10 +131,10 @@ impl Fixture {
                 Output::Swap(swap) => self.swap = Some(swap),
                 Output::Flush(seat, identity, end) => {
                     let id = self.seats.iter().find(|(_, known)| **known == seat).map(|(id, _)| id.clone());
-                    let asked = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
-                    assert_eq!(asked, None, "one flush at a time");
+                    let earlier = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
+                    assert_eq!(earlier, None, "one flush at a time");
                 }
-                Output::Mend(seat, identity, _) => self.mends.push((seat, identity.segment)),
+                Output::Repair(seat, identity, _) => self.repairs.push((seat, identity.segment)),
                 Output::Survey => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
@@ -174,8 +174,8 @@ impl Fixture {
 
     /// Answers the flush under way: on disk up to here.
     fn flushed(&mut self, id: &MemberId, end: u32) {
-        let asked = self.flushes.remove(id).expect("a flush is under way");
-        self.step(Input::Flushed(self.seats[id], Position::new(asked.segment, Offset(end))));
+        let flush = self.flushes.remove(id).expect("a flush is under way");
+        self.step(Input::Flushed(self.seats[id], Position::new(flush.segment, Offset(end))));
     }
 
     fn complete(&mut self, id: &MemberId, count: u32) {
@@ -185,8 +185,8 @@ impl Fixture {
     }
 }
 
-/// What an ack means, written down without any thought for speed: everyone in the set, and while a swap is out everyone
-/// in the proposed set too, has completed it.
+/// The ack rule, written without regard to speed: every member of the set, and while a swap is in flight also of the
+/// proposed set, has completed it.
 #[derive(Debug, Default)]
 struct Model {
     completed: BTreeMap<MemberId, Position>,
@@ -242,7 +242,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 proptest! {
     #[test]
-    fn acks_are_what_the_dumb_model_says(members in 1..4usize, moves in moves()) {
+    fn acks_match_a_naive_model(members in 1..4usize, moves in moves()) {
         let mut fixture = Fixture::start(members, 4);
         let mut model = Model { set: (1..=members).map(|n| member(n).id).collect(), ..Model::default() };
         for id in &model.set {
@@ -324,7 +324,7 @@ proptest! {
 }
 
 #[test]
-fn a_swap_outcome_is_judged_by_what_is_there() {
+fn swap_outcome_is_judged_by_the_stored_configuration() {
     let proposed = config(2);
     let other = config(3);
     let newer = Configuration { epoch: Epoch(2), ..config(2) };
@@ -353,7 +353,7 @@ fn posts_in_flight_are_bounded() {
     assert_eq!(fixture.post(&id), None);
     fixture.complete(&id, 1);
     let rest = Offset(72 * (INFLIGHT_MAX as u32 + 2));
-    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries all since");
+    assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries everything since");
 }
 
 /// Fills the active segment and rolls; false when there is no next one.
@@ -374,9 +374,9 @@ fn fill(fixture: &mut Fixture, segment: u64) -> bool {
 }
 
 #[test]
-fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
+fn member_that_never_closes_is_dropped_at_the_segment_bound() {
     let mut fixture = Fixture::start(2, 2);
-    fixture.mute.insert(member(2).id);
+    fixture.hung.insert(member(2).id);
     for segment in 1..SEGMENTS_MAX as u64 {
         assert!(fill(&mut fixture, segment), "segment {segment}");
     }
@@ -385,19 +385,19 @@ fn a_member_that_never_closes_fills_the_open_end_and_is_dropped() {
     fixture.step(Input::Tick);
     fixture.now = fixture.now.plus(1000);
     fixture.step(Input::Tick);
-    assert_eq!(fixture.lost, [member(2).id], "it, and nobody else, holds everything up");
+    assert_eq!(fixture.lost, [member(2).id], "only this member stalls the open end");
     assert!(fixture.swap.is_some());
 }
 
 #[test]
-fn what_nobody_closed_is_not_forgotten() {
+fn unclosed_segment_is_not_forgotten() {
     let mut fixture = Fixture::start(2, 2);
     fixture.append(60_000);
     let mut out = Vec::new();
     let closure = Closure { first: Lsn(1), last: Lsn(10), end: Offset(60_000), chain: Chain(0) };
     assert!(fixture.primary.roll(closure, &mut out).is_some());
     fixture.carry(out);
-    // m1 goes; while its swap has no answer m2 goes too. Segment 1 is nowhere but here.
+    // m1 is lost, and m2 before the swap is answered. Only the primary still has segment 1.
     for number in [1, 2] {
         let seat = fixture.seats[&member(number).id];
         let mut out = Vec::new();
@@ -409,7 +409,7 @@ fn what_nobody_closed_is_not_forgotten() {
 }
 
 #[test]
-fn a_barrier_needs_a_post_after_it_from_everyone() {
+fn barrier_needs_a_later_post_at_every_member() {
     let mut fixture = Fixture::start(2, 2);
     let ids = [member(1).id, member(2).id];
     fixture.append(72);
@@ -431,7 +431,7 @@ fn a_barrier_needs_a_post_after_it_from_everyone() {
 }
 
 #[test]
-fn no_segment_is_closed_under_a_barriers_empty_write() {
+fn close_waits_for_a_barriers_empty_write() {
     let mut fixture = Fixture::start(1, 1);
     let id = member(1).id;
     fixture.append(60_000);
@@ -476,23 +476,23 @@ fn first(end: u32) -> Position {
 }
 
 #[test]
-fn what_a_flush_left_out_is_asked_for_again() {
+fn incomplete_flush_is_requested_again() {
     let (mut fixture, [one, two]) = flushing(&[144, 300]);
     assert_eq!(fixture.flushes[&one], first(144), "the rest has completed since");
     fixture.flushed(&one, 144);
     fixture.flushed(&two, 72);
-    assert_eq!(fixture.primary.acked(), first(72), "no further than the one that is least far");
-    assert_eq!(fixture.flushes[&two], first(300), "some of it came: at once");
+    assert_eq!(fixture.primary.acked(), first(72), "no further than the slowest member");
+    assert_eq!(fixture.flushes[&two], first(300), "progress: the rest is requested at once");
     fixture.flushed(&one, 300);
     fixture.flushed(&two, 72);
-    assert_eq!(fixture.flushes.get(&two), None, "nothing came: not in circles");
+    assert_eq!(fixture.flushes.get(&two), None, "no progress: it is not requested again yet");
     fixture.turn();
     assert_eq!(fixture.flushes.get(&two), None);
     fixture.step(Input::Tick);
     assert_eq!(fixture.flushes[&two], first(300));
     fixture.flushed(&two, 72);
     complete_everywhere(&mut fixture, &[one.clone(), two.clone()], 400);
-    assert_eq!(fixture.flushes[&two], first(400), "there is more to find");
+    assert_eq!(fixture.flushes[&two], first(400), "more has completed");
     fixture.flushed(&two, 300);
     assert_eq!(fixture.primary.acked(), first(300));
     fixture.flushed(&one, 400);
@@ -501,7 +501,7 @@ fn what_a_flush_left_out_is_asked_for_again() {
     assert!(fixture.primary.positions().hold());
 }
 
-/// Lets so much time pass; whose flushes are under way gets the same answer each time.
+/// Lets this much time pass; each flush in flight gets the same answer each time.
 fn wait(fixture: &mut Fixture, ms: u64, answers: &[(&MemberId, u32)]) {
     for _ in 0..ms / 100 {
         fixture.now = fixture.now.plus(100);
@@ -515,14 +515,14 @@ fn wait(fixture: &mut Fixture, ms: u64, answers: &[(&MemberId, u32)]) {
 }
 
 #[test]
-fn a_member_that_gets_nothing_to_disk_is_dropped() {
+fn member_that_flushes_nothing_is_dropped() {
     let (mut fixture, [one, two]) = flushing(&[144]);
     fixture.flushed(&one, 144);
     // A bit has flipped behind its first 72 bytes.
     wait(&mut fixture, 900, &[(&two, 72)]);
     assert_eq!(fixture.lost, []);
     wait(&mut fixture, 300, &[(&two, 72)]);
-    assert_eq!(fixture.lost, [two], "it, and nobody else, holds up the acks");
+    assert_eq!(fixture.lost, [two], "only this member stalls the acks");
     let swap = fixture.swap.take().expect("it is swapped out");
     assert_eq!(swap.proposed.members.len(), 1);
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -530,7 +530,7 @@ fn a_member_that_gets_nothing_to_disk_is_dropped() {
 }
 
 #[test]
-fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
+fn member_with_a_hung_disk_is_dropped_but_a_slow_one_is_not() {
     let (mut fixture, [one, two]) = flushing(&[]);
     for end in [144, 200, 300] {
         complete_everywhere(&mut fixture, &[one.clone(), two.clone()], end);
@@ -546,7 +546,7 @@ fn a_disk_that_hangs_is_dropped_and_one_that_is_slow_is_not() {
 }
 
 #[test]
-fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
+fn no_member_is_dropped_if_none_flushes() {
     let (mut fixture, [one, two]) = flushing(&[144]);
     wait(&mut fixture, 5000, &[(&one, 0), (&two, 0)]);
     assert_eq!(fixture.lost, []);
@@ -562,9 +562,9 @@ fn if_nobody_flushes_there_is_nobody_to_go_on_with() {
     assert_eq!(fixture.lost, [], "idle is not slow");
 }
 
-/// Alone, it could not be recovered from: what it drops lies where the log was trimmed.
+/// The log could not be recovered from it alone: what it drops lies where the log was trimmed.
 #[test]
-fn a_newcomer_is_proposed_only_once_its_drops_are_done() {
+fn newcomer_is_proposed_after_its_drops() {
     let mut fixture = Fixture::start(1, 2);
     fixture.step(Input::Tick);
     let spare = member(2);
@@ -587,11 +587,11 @@ fn with_two_closed(backups: u8) -> Fixture {
     fixture
 }
 
-/// Its pool is at its bound: every open is told to come again later.
+/// Its pool is in use, so it refuses every open for now.
 #[test]
-fn a_newcomer_that_lends_nothing_is_given_up() {
+fn newcomer_that_lends_nothing_is_given_up() {
     let mut fixture = Fixture::start(1, 2);
-    fixture.stingy.insert(member(2).id);
+    fixture.full.insert(member(2).id);
     fixture.step(Input::Tick);
     fixture.recruit(2);
     wait(&mut fixture, 2000, &[]);
@@ -603,7 +603,7 @@ fn a_newcomer_that_lends_nothing_is_given_up() {
 }
 
 #[test]
-fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
+fn newcomer_without_an_image_is_given_up_but_a_slow_one_is_not() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.recruit(2);
     for segment in [1, 2] {
@@ -611,7 +611,7 @@ fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
         assert_eq!((fixture.lost.as_slice(), &fixture.swap), (&[][..], &None));
         fixture.step(Input::Installed(seat, SegmentId(segment)));
     }
-    // It waits for the config store now, and not the other way round.
+    // Now it waits for the config store.
     assert!(fixture.swap.is_some());
     wait(&mut fixture, 5000, &[]);
     assert_eq!(fixture.lost, []);
@@ -624,9 +624,9 @@ fn a_newcomer_that_gets_no_image_is_given_up_and_a_slow_one_is_not() {
     assert_eq!(fixture.lost, [member(2).id]);
 }
 
-/// Few images are copied at once, whoever they are for: a newcomer waits until it is its turn.
+/// Few images are copied at once over all newcomers, so a newcomer may have to wait.
 #[test]
-fn a_newcomer_may_wait_for_the_images_of_another() {
+fn newcomer_may_wait_for_images_of_another() {
     let mut fixture = with_two_closed(3);
     let (two, _) = (fixture.recruit(2), fixture.recruit(3));
     for segment in [1, 2] {
@@ -640,9 +640,9 @@ fn a_newcomer_may_wait_for_the_images_of_another() {
     assert_eq!(fixture.lost, [member(3).id]);
 }
 
-/// Somebody edits the group: more copies are recruited, fewer are not made up for.
+/// The group is edited: more copies are recruited, and lost ones beyond a smaller number are not replaced.
 #[test]
-fn another_number_of_copies_counts_at_once() {
+fn changed_number_of_copies_takes_effect_at_once() {
     let mut fixture = Fixture::start(2, 2);
     wait(&mut fixture, 100, &[]);
     assert!(!fixture.recruits, "two of two");
@@ -664,7 +664,7 @@ fn another_number_of_copies_counts_at_once() {
     assert_eq!(fixture.swap, None, "one is left, and two are needed now");
 }
 
-/// Where all of them stand after `number` has been lost, of three members of whom two are needed.
+/// Three members of which two are needed: m2 and m3 are lost, and the swap without m2 has no answer.
 fn short() -> Fixture {
     let mut fixture = Fixture::start_with(3, Rules { min_in_sync: 2, ..rules(3) });
     fixture.append(72);
@@ -682,20 +682,20 @@ fn short() -> Fixture {
 
 /// The swap to two members has no answer yet when the next one is lost.
 #[test]
-fn a_primary_with_too_few_members_waits_before_it_steps_down() {
+fn primary_with_too_few_members_waits_before_stepping_down() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     assert!(!fixture.over && fixture.primary.config().members.len() == 2);
     assert!(fixture.post(&member(1).id).is_some());
     fixture.complete(&member(1).id, 1);
     wait(&mut fixture, 15_000, &[]);
-    assert_eq!((fixture.over, fixture.primary.acked()), (false, first(72)), "the one that was lost is still required");
+    assert_eq!((fixture.over, fixture.primary.acked()), (false, first(72)), "the lost member is still required");
     wait(&mut fixture, 200, &[]);
     assert!(fixture.over, "another sidecar may reach it");
 }
 
 #[test]
-fn a_lost_member_with_its_memory_ends_the_wait() {
+fn returned_member_with_its_memory_ends_the_wait() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.step(Input::Tick);
@@ -703,13 +703,13 @@ fn a_lost_member_with_its_memory_ends_the_wait() {
     fixture.primary.step(fixture.now, Input::Surveyed(vec![member(3), member(2)]), &mut out);
     assert!(out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
     let asked = |output: &Output| matches!(output, Output::Fence(found) if *found == member(3));
-    assert!(!out.iter().any(asked), "nothing may be asked of it: a promotion may need all it has");
+    assert!(!out.iter().any(asked), "it is not fenced: a promotion may need all that it holds");
 }
 
-/// The swap may have been done, or may yet be: whoever takes this for a refusal acknowledges without members that a promotion
-/// will ask.
+/// The swap may have been applied, or may still be: a primary that takes this for a refusal acknowledges without members that
+/// a promotion will ask.
 #[test]
-fn a_conflict_that_shows_the_past_is_no_refusal() {
+fn conflict_with_an_older_configuration_is_no_refusal() {
     for found in [None, Some(config(1)), Some(config(0))] {
         let mut fixture = Fixture::start(3, 3);
         fixture.append(72);
@@ -726,7 +726,7 @@ fn emptied(number: usize) -> MemberRef {
 }
 
 #[test]
-fn an_emptied_member_takes_its_own_place_in_one_swap() {
+fn member_without_its_memory_is_refilled_in_one_swap() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
@@ -745,23 +745,23 @@ fn an_emptied_member_takes_its_own_place_in_one_swap() {
 }
 
 #[test]
-fn nobody_makes_way_for_a_promotion_that_cannot_win() {
+fn primary_stays_if_a_promotion_could_not_win() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
-    fixture.stingy.insert(member(3).id);
+    fixture.full.insert(member(3).id);
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     wait(&mut fixture, 60_000, &[]);
-    assert!(!fixture.over, "what m3 held will never be seen again");
-    fixture.stingy.clear();
+    assert!(!fixture.over, "what m3 held is gone");
+    fixture.full.clear();
     fixture.recruit_as(emptied(3), holds_nothing(&emptied(3)));
     assert!(fixture.post(&member(3).id).is_some());
     fixture.complete(&member(3).id, 1);
     assert!(fixture.swap.is_some());
 }
 
-/// Segment 1 is sealed and its end not acknowledged when acks stop: nobody may close it, so it cannot come as an image.
+/// Segment 1 is sealed and not fully acknowledged when acks stop: it cannot be closed, so it cannot come as an image.
 #[test]
-fn a_newcomer_is_posted_what_nobody_may_close_yet() {
+fn newcomer_is_posted_the_segment_that_cannot_close_yet() {
     let mut fixture = short();
     fixture.step(Input::Swapped(SwapOutcome::Applied));
     let mut out = Vec::new();
@@ -779,7 +779,7 @@ fn a_newcomer_is_posted_what_nobody_may_close_yet() {
 }
 
 #[test]
-fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
+fn flushed_newcomer_counts_by_its_disk_only() {
     let (mut fixture, [one, two]) = flushing(&[]);
     fixture.step(Input::Lost(fixture.seats[&two]));
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -793,16 +793,20 @@ fn under_flushed_a_newcomers_segment_counts_on_its_disk_only() {
     assert!(fixture.primary.roll(closure, &mut out).is_some());
     fixture.carry(out);
     fixture.flushed(&one, 60_000);
-    assert_eq!((fixture.primary.acked(), fixture.closes.len()), (first(60_000), 1), "nobody waits for the newcomer");
-    assert!(fixture.primary.closed().is_empty(), "it has it in memory only, and would be asked for no flush any more");
+    assert_eq!(
+        (fixture.primary.acked(), fixture.closes.len()),
+        (first(60_000), 1),
+        "acks do not wait for the newcomer"
+    );
+    assert!(fixture.primary.closed().is_empty(), "the newcomer has it in memory only, and would never flush it");
     fixture.flushed(&two, 60_000);
     assert_eq!((fixture.closes.len(), fixture.primary.closed().len()), (2, 1));
     assert!(fixture.swap.is_some());
 }
 
-/// A backup that lent a segment earlier in this epoch gives that buffer back when it hears of a trim and has a later segment.
+/// A backup that lent a segment earlier in this epoch frees that buffer at a trim once it has a later segment.
 #[test]
-fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
+fn trim_is_sent_again_after_the_newcomers_last_image() {
     let mut fixture = with_two_closed(2);
     fixture.step(Input::Trim(Lsn(11)));
     let spare = member(2);
@@ -821,13 +825,13 @@ fn a_newcomer_hears_of_the_trim_again_behind_its_last_image() {
 }
 
 #[test]
-fn a_group_that_is_to_have_no_primary_has_none() {
+fn retired_primary_steps_down() {
     let mut fixture = Fixture::start(2, 2);
     fixture.step(Input::Retire);
     assert!(fixture.over && fixture.primary.is_over());
 }
 
-/// What a member tells of these closed segments of epoch 1: corrupt.
+/// A report that these closed segments of epoch 1 are corrupt.
 fn corrupt(fixture: &Fixture, segments: &[u64]) -> Vec<CopyReport> {
     let copy = |(identity, closure): &(SegmentIdentity, Closure)| CopyReport {
         identity: *identity,
@@ -839,47 +843,47 @@ fn corrupt(fixture: &Fixture, segments: &[u64]) -> Vec<CopyReport> {
 }
 
 #[test]
-fn a_copy_that_has_rotted_is_installed_anew_at_its_member() {
+fn corrupt_copy_is_repaired_at_its_member() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    assert_eq!((fixture.mends.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
-    // Not twice, however often it is told.
+    assert_eq!((fixture.repairs.clone(), fixture.primary.damaged(&member(1))), (vec![(seat, SegmentId(1))], 2));
+    // A repeated report starts no second repair.
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    assert_eq!(fixture.mends.len(), MENDS_MAX);
-    fixture.step(Input::Mended(seat, SegmentId(1)));
-    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    fixture.step(Input::Mended(seat, SegmentId(2)));
-    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
+    assert_eq!(fixture.repairs.len(), REPAIRS_MAX);
+    fixture.step(Input::Repaired(seat, SegmentId(1)));
+    assert_eq!(fixture.repairs, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Repaired(seat, SegmentId(2)));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
     assert_eq!((fixture.lost.as_slice(), fixture.over), (&[][..], false));
-    // The open end is none of its business, nor is what is no part of the log.
+    // Open segments are not repaired, nor are those that are not part of the log.
     let mut open = corrupt(&fixture, &[1]);
     open[0].identity.segment = SegmentId(3);
     fixture.step(Input::Damaged(seat, open));
-    assert_eq!((fixture.primary.damaged(&member(1)), fixture.mends.len()), (0, 2));
+    assert_eq!((fixture.primary.damaged(&member(1)), fixture.repairs.len()), (0, 2));
 }
 
-/// Nobody has a sound copy: the member stays, what else has rotted is mended, and it is tried again after a while.
+/// Without a sound copy the member stays, its other copies are repaired, and the repair is retried later.
 #[test]
-fn a_copy_that_nobody_can_give_costs_no_member() {
+fn failed_repair_loses_no_member() {
     let mut fixture = with_two_closed(1);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1, 2])));
-    fixture.step(Input::Unmended(seat, SegmentId(1)));
-    assert_eq!(fixture.mends, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
-    fixture.step(Input::Mended(seat, SegmentId(2)));
+    fixture.step(Input::RepairFailed(seat, SegmentId(1)));
+    assert_eq!(fixture.repairs, [(seat, SegmentId(1)), (seat, SegmentId(2))]);
+    fixture.step(Input::Repaired(seat, SegmentId(2)));
     for _ in 0..14 {
         wait(&mut fixture, 1000, &[]);
         fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
     }
-    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (2, 1));
+    assert_eq!((fixture.repairs.len(), fixture.primary.damaged(&member(1))), (2, 1));
     wait(&mut fixture, 1100, &[]);
-    assert_eq!(fixture.mends.last(), Some(&(seat, SegmentId(1))));
-    assert_eq!((fixture.mends.len(), fixture.lost.as_slice(), fixture.over), (3, &[][..], false));
+    assert_eq!(fixture.repairs.last(), Some(&(seat, SegmentId(1))));
+    assert_eq!((fixture.repairs.len(), fixture.lost.as_slice(), fixture.over), (3, &[][..], false));
 }
 
 #[test]
-fn damage_goes_with_the_trim_and_with_the_member() {
+fn damage_ends_with_a_trim_or_the_loss_of_the_member() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.seats[&member(1).id];
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
@@ -887,22 +891,22 @@ fn damage_goes_with_the_trim_and_with_the_member() {
     let first = fixture.primary.closed()[1].1.first;
     fixture.step(Input::Trim(first));
     assert_eq!(fixture.primary.damaged(&member(1)), 0);
-    fixture.step(Input::Unmended(seat, SegmentId(1)));
+    fixture.step(Input::RepairFailed(seat, SegmentId(1)));
     wait(&mut fixture, 20_000, &[]);
     fixture.step(Input::Lost(seat));
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[2])));
-    assert_eq!((fixture.mends.len(), fixture.primary.damaged(&member(1))), (1, 0));
+    assert_eq!((fixture.repairs.len(), fixture.primary.damaged(&member(1))), (1, 0));
 }
 
-/// Until then it would count as a holder of what it does not hold.
+/// Otherwise it would count as a holder of a segment that it does not hold.
 #[test]
-fn a_newcomer_does_not_join_with_a_rotten_copy() {
+fn newcomer_with_a_corrupt_copy_does_not_join() {
     let mut fixture = with_two_closed(2);
     let seat = fixture.recruit(2);
     fixture.step(Input::Installed(seat, SegmentId(1)));
     fixture.step(Input::Damaged(seat, corrupt(&fixture, &[1])));
     fixture.step(Input::Installed(seat, SegmentId(2)));
-    assert_eq!((fixture.mends.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
-    fixture.step(Input::Mended(seat, SegmentId(1)));
+    assert_eq!((fixture.repairs.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
+    fixture.step(Input::Repaired(seat, SegmentId(1)));
     assert!(fixture.swap.is_some());
 }

@@ -26,7 +26,7 @@ fn config(members: u128) -> Configuration {
     }
 }
 
-/// A promotion, and what it has asked for last.
+/// A promotion, and its latest outputs.
 struct Fixture {
     machine: Promotion,
     now: Time,
@@ -83,7 +83,7 @@ impl Fixture {
         }
     }
 
-    /// Tasks asked for last: kind, member, segment.
+    /// The latest tasks: kind, member, segment.
     fn tasks(&self) -> Vec<Task> {
         let tasks = self.out.iter().filter_map(|output| match output {
             Output::Trim(_, member, _) => Some(Task::Trim(member.id.clone())),
@@ -102,7 +102,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_sidecar_that_comes_back_does_not_take_its_old_claim_for_its_new_one() {
+fn restarted_sidecar_does_not_mistake_its_old_claim() {
     // It claims epoch 6, is primary, and dies.
     let mut first = Fixture::start(100);
     let old = first.read(&config(1));
@@ -116,7 +116,7 @@ fn a_sidecar_that_comes_back_does_not_take_its_old_claim_for_its_new_one() {
 }
 
 #[test]
-fn a_claim_names_its_claimant_and_leaves_the_set_alone() {
+fn claim_names_its_claimant_and_keeps_the_set() {
     let known = config(2);
     let me = PrimaryRef { id: "s9".parse().expect("a name"), control: "h:9".to_owned() };
     let claimed = known.claimed_by(me.clone(), Claim(77));
@@ -126,7 +126,7 @@ fn a_claim_names_its_claimant_and_leaves_the_set_alone() {
 }
 
 #[test]
-fn a_claim_that_got_no_answer_is_still_ones_own() {
+fn unanswered_claim_is_recognised_as_ones_own() {
     let mut fixture = Fixture::start(100);
     let swap = fixture.read(&config(1));
     assert_eq!(fixture.step(Input::Swapped(SwapOutcome::Unknown)), []);
@@ -136,7 +136,7 @@ fn a_claim_that_got_no_answer_is_still_ones_own() {
 }
 
 #[test]
-fn no_claim_is_made_twice_by_one_promotion() {
+fn promotion_never_repeats_a_claim() {
     let mut fixture = Fixture::start(100);
     let first = fixture.read(&config(1));
     // A conflict that tells nothing new: it reads again.
@@ -203,7 +203,7 @@ fn each_member_is_repaired_oldest_segment_first() {
 
 /// A member that missed a trim, and is the only one left, would take the missing beginning for a loss.
 #[test]
-fn a_member_learns_of_a_trim_before_it_drops_anything() {
+fn trim_is_sent_to_a_member_before_drops() {
     let mut fixture = Fixture::start(100);
     fixture.read(&config(2));
     fixture.step(Input::Swapped(SwapOutcome::Applied));
@@ -222,7 +222,7 @@ fn ids(members: &[MemberRef]) -> Vec<&str> {
     members.iter().map(|member| member.id.as_str()).collect()
 }
 
-/// Two members whose only segment is open; m1 is repaired, m2 is not. What they asked for is in the epoch returned.
+/// Two members whose only segment is open; m1 is repaired, m2 is not. The epoch of the tasks is returned.
 fn half_repaired(min_in_sync: u8) -> (Fixture, Configuration) {
     let mut fixture = Fixture::start_with(100, min_in_sync);
     let config = fixture.claim(&config(2));
@@ -246,7 +246,7 @@ fn again(fixture: &mut Fixture, config: &Configuration) -> (Configuration, Vec<T
 
 /// Its disk is full under durability `flushed`: the close never ends.
 #[test]
-fn a_member_whose_repair_hangs_is_left_out() {
+fn member_with_a_hung_repair_is_left_out() {
     let (mut fixture, config) = half_repaired(1);
     assert_eq!(fixture.wait(990), [], "the last piece of work was finished not so long ago");
     assert_eq!(fixture.wait(10), []);
@@ -260,7 +260,7 @@ fn a_member_whose_repair_hangs_is_left_out() {
 }
 
 #[test]
-fn a_member_whose_repair_fails_is_left_out() {
+fn member_with_a_failed_repair_is_left_out() {
     let (mut fixture, config) = half_repaired(1);
     let failed = Err(Failure::Unreachable("no answer".to_owned()));
     fixture.step(Input::Repaired(config.epoch, Task::Close(member(2).id, SegmentId(1)), failed));
@@ -269,7 +269,7 @@ fn a_member_whose_repair_fails_is_left_out() {
 }
 
 #[test]
-fn if_too_few_are_fit_everybody_counts_again() {
+fn unfit_members_count_if_too_few_are_fit() {
     let (mut fixture, config) = half_repaired(2);
     assert_eq!(fixture.wait(1000), []);
     let (config, tasks) = again(&mut fixture, &config);
@@ -280,7 +280,7 @@ fn if_too_few_are_fit_everybody_counts_again() {
 
 /// The other one is gone meanwhile: better a member that may be repaired this time than nobody.
 #[test]
-fn a_member_that_is_unfit_counts_again_when_patience_with_the_others_is_over() {
+fn unfit_member_counts_once_the_wait_for_others_is_over() {
     let (mut fixture, config) = half_repaired(1);
     fixture.wait(1000);
     fixture.wait(10);
@@ -291,12 +291,12 @@ fn a_member_that_is_unfit_counts_again_when_patience_with_the_others_is_over() {
 }
 
 #[test]
-fn a_member_that_is_unfit_counts_again_when_the_others_lack_something() {
+fn unfit_member_counts_if_the_others_lack_a_segment() {
     let (mut fixture, config) = half_repaired(1);
     fixture.wait(1000);
     fixture.wait(10);
     let config = fixture.claim(&config);
-    // m1's copy has rotten meanwhile.
+    // m1's copy has become corrupt in the meantime.
     fixture.fenced(&config, &member(1), vec![copy(1, CopyState::Corrupt)]);
     let tasks = fixture.fenced(&config, &member(2), vec![copy(1, CopyState::Open)]);
     assert_eq!(tasks, [Task::Close(member(2).id, SegmentId(1))], "{:?}", fixture.out);
@@ -305,7 +305,7 @@ fn a_member_that_is_unfit_counts_again_when_the_others_lack_something() {
 /// Two sidecars of a new group start at the same time. Whoever finds that the other was first has lost the race: it has
 /// never heard that primary, and may not depose it for nothing.
 #[test]
-fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
+fn race_for_a_new_group_is_lost_to_its_creator() {
     let mut fixture = Fixture::start(1);
     assert_eq!(fixture.step(Input::Read(Ok(None))), [Output::Survey]);
     let held = Inventory {
@@ -328,7 +328,7 @@ fn a_race_for_a_new_group_is_lost_to_whoever_made_it() {
 
 /// Its own earlier life made the group and died: nobody else would ever lead it.
 #[test]
-fn a_group_that_its_own_earlier_life_made_is_claimed() {
+fn group_created_before_a_restart_is_claimed() {
     let mut fixture = Fixture::start(1);
     fixture.step(Input::Read(Ok(None)));
     fixture.step(Input::Surveyed(vec![]));

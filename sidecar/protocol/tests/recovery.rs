@@ -71,7 +71,7 @@ fn missing(inventories: &[Inventory]) -> (u64, u64) {
 }
 
 #[test]
-fn a_new_log_is_empty() {
+fn new_log_is_empty() {
     let reference =
         Reference::assemble(&[holds("m1", &[]), holds("m2", &[empty(1, 1, 1)])], &[]).expect("an empty log");
     assert_eq!((reference.last(), reference.last_segment()), (Lsn(0), SegmentId(0)));
@@ -85,7 +85,7 @@ fn the_furthest_valid_end_is_the_end() {
 }
 
 #[test]
-fn holders_are_those_with_the_very_same_copy() {
+fn holders_have_the_same_copy() {
     let sources = [
         holds("m1", &[copy(1, 1, Closed, 1, 5)]),
         holds("m2", &[copy(1, 1, Open, 1, 5)]),
@@ -96,7 +96,7 @@ fn holders_are_those_with_the_very_same_copy() {
 }
 
 #[test]
-fn a_later_epoch_beats_a_longer_tail() {
+fn later_epoch_beats_a_longer_tail() {
     // m1 was outrun: its segment 2 of epoch 1 goes far, but epoch 2 began after a log that ended at 5.
     let longer = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 90)]);
     let later = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 6)]);
@@ -104,20 +104,20 @@ fn a_later_epoch_beats_a_longer_tail() {
 }
 
 #[test]
-fn a_later_epoch_that_wrote_nothing_says_nothing() {
+fn later_epoch_without_records_decides_nothing() {
     let old = holds("m1", &[copy(1, 1, Open, 1, 5)]);
     let new = holds("m2", &[copy(1, 1, Open, 1, 4), empty(2, 2, 5)]);
     assert_eq!(assembled(&[old, new]), [(1, 1, 1, 5, "m1".to_owned())]);
 }
 
 #[test]
-fn buffers_opened_ahead_are_no_part_of_the_log() {
+fn buffers_opened_ahead_are_not_part_of_the_log() {
     let inventory = holds("m1", &[copy(1, 1, Closed, 1, 5), empty(2, 1, 6), empty(3, 1, 6)]);
     assert_eq!(assembled(std::slice::from_ref(&inventory)).len(), 1);
 }
 
 #[test]
-fn a_segment_is_taken_from_whoever_has_it_whole() {
+fn segment_is_taken_from_a_member_that_has_it_whole() {
     let sources = [
         holds("m1", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 9)]),
         holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7)]),
@@ -126,7 +126,7 @@ fn a_segment_is_taken_from_whoever_has_it_whole() {
 }
 
 #[test]
-fn a_gap_is_a_loss_and_not_an_end() {
+fn gap_is_a_loss_and_not_an_end() {
     let gap = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(3, 1, Open, 10, 12)]);
     assert_eq!(missing(std::slice::from_ref(&gap)), (2, 9));
     // A copy that was closed elsewhere, of another opening of the segment, does not fill it.
@@ -137,7 +137,7 @@ fn a_gap_is_a_loss_and_not_an_end() {
 }
 
 #[test]
-fn a_corrupt_last_segment_is_not_cut_off() {
+fn corrupt_last_segment_is_not_cut_off() {
     let corrupt = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 9)]);
     assert_eq!(missing(std::slice::from_ref(&corrupt)), (2, 9));
     let behind = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7)]);
@@ -147,7 +147,7 @@ fn a_corrupt_last_segment_is_not_cut_off() {
 }
 
 #[test]
-fn what_no_member_has_sound_any_more_others_may_give() {
+fn other_backups_may_supply_a_segment_no_member_has() {
     let members = [
         holds("m1", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 9)]),
         holds("m2", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Open, 6, 7)]),
@@ -177,7 +177,7 @@ fn blank(segment: u64, epoch: u64) -> CopyReport {
 }
 
 #[test]
-fn a_log_torn_across_segments_ends_at_the_furthest_open_end() {
+fn log_torn_across_segments_ends_at_the_furthest_open_end() {
     let before = copy(1, 1, Closed, 1, 5);
     let beyond = copy(3, 1, Open, 10, 12);
     let torn = holds("m1", &[before, copy(2, 1, Open, 6, 7), beyond]);
@@ -194,7 +194,7 @@ fn a_log_torn_across_segments_ends_at_the_furthest_open_end() {
 }
 
 #[test]
-fn of_several_holes_the_first_is_the_end() {
+fn first_of_several_holes_is_the_end() {
     let m1 = holds("m1", &[copy(1, 1, Open, 1, 3), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12)]);
     assert_eq!(assembled(std::slice::from_ref(&m1)), [(1, 1, 1, 3, "m1".to_owned())]);
     let m2 = holds("m2", &[copy(1, 1, Closed, 1, 5), blank(2, 1)]);
@@ -202,7 +202,7 @@ fn of_several_holes_the_first_is_the_end() {
 }
 
 #[test]
-fn a_torn_segment_without_a_record_leaves_the_end_to_the_one_before() {
+fn torn_segment_without_records_ends_the_log_before_it() {
     let beyond = copy(3, 1, Open, 10, 12);
     for nothing in [empty(2, 1, 6), blank(2, 1)] {
         let m1 = holds("m1", &[copy(1, 1, Open, 1, 5), nothing, beyond]);
@@ -220,7 +220,7 @@ fn a_torn_segment_without_a_record_leaves_the_end_to_the_one_before() {
 }
 
 #[test]
-fn of_several_segments_in_a_row_nothing_has_landed() {
+fn several_consecutive_segments_may_be_unwritten() {
     let beyond = copy(4, 1, Open, 10, 12);
     let closed = copy(1, 1, Closed, 1, 5);
     let m1 = holds("m1", &[closed, blank(2, 1), blank(3, 1), beyond]);
@@ -238,7 +238,7 @@ fn of_several_segments_in_a_row_nothing_has_landed() {
 }
 
 #[test]
-fn what_was_closed_was_acknowledged_and_is_not_cut_off() {
+fn closed_segment_is_not_cut_off() {
     let torn = copy(2, 1, Open, 6, 7);
     let open = holds("m1", &[copy(1, 1, Closed, 1, 5), torn, copy(3, 1, Open, 10, 12)]);
     let itself = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Corrupt, 6, 9)]);
@@ -254,7 +254,7 @@ fn what_was_closed_was_acknowledged_and_is_not_cut_off() {
 }
 
 #[test]
-fn a_promotion_that_broke_off_has_cut_the_log_there_before() {
+fn interrupted_promotion_may_have_cut_the_log_already() {
     // It had closed segment 2 at m2, where it found the furthest end, and not yet dropped segment 3 at m1.
     let undropped = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12)]);
     let cut = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 8)]);
@@ -264,7 +264,7 @@ fn a_promotion_that_broke_off_has_cut_the_log_there_before() {
 }
 
 #[test]
-fn a_promotion_that_broke_off_may_have_closed_what_lies_beyond() {
+fn interrupted_promotion_may_have_closed_a_later_segment() {
     // Someone else had segment 2 whole and is gone; at m1 segment 3 was closed before the image of segment 2 came.
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Closed, 10, 12)]);
     assert_eq!(assembled(std::slice::from_ref(&m1))[1..], [(2, 1, 6, 7, "m1".to_owned())]);
@@ -273,11 +273,11 @@ fn a_promotion_that_broke_off_may_have_closed_what_lies_beyond() {
 }
 
 #[test]
-fn what_lies_beyond_a_torn_end_is_dropped() {
+fn segments_beyond_a_torn_end_are_dropped() {
     let m1 = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Open, 6, 7), copy(3, 1, Open, 10, 12), blank(4, 1)]);
     let reference = Reference::assemble([&m1], &[]).expect("a whole log");
     assert_eq!(plan(&reference, &m1), (vec![2], vec![], vec![3, 4]));
-    // The one that was not asked has it whole, and may have closed it.
+    // The member that did not answer has it whole, and may have closed it.
     for state in [Open, Closed, Corrupt] {
         let late = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, state, 6, 9), copy(3, 1, state, 10, 11)]);
         let expected = if state == Open { (vec![2], vec![], vec![3]) } else { (vec![], vec![2], vec![3]) };
@@ -286,7 +286,7 @@ fn what_lies_beyond_a_torn_end_is_dropped() {
 }
 
 #[test]
-fn a_trimmed_beginning_is_no_loss() {
+fn trimmed_beginning_is_no_loss() {
     let alone = holds("m1", &[copy(2, 1, Closed, 6, 9), copy(3, 1, Open, 10, 10)]);
     assert_eq!(missing(std::slice::from_ref(&alone)), (1, 5));
     let told = Inventory { trimmed: Lsn(6), ..alone };
@@ -294,14 +294,14 @@ fn a_trimmed_beginning_is_no_loss() {
 }
 
 #[test]
-fn what_was_trimmed_anywhere_is_not_looked_for() {
+fn segment_trimmed_at_one_member_is_not_required() {
     let trimmed = Inventory { trimmed: Lsn(6), ..holds("m1", &[copy(2, 1, Closed, 6, 9)]) };
     let deaf = holds("m2", &[copy(1, 1, Corrupt, 1, 5), copy(2, 1, Closed, 6, 9)]);
     assert_eq!(assembled(&[trimmed, deaf]), [(2, 1, 6, 9, "m1 m2".to_owned())]);
 }
 
 #[test]
-fn a_trimmed_log_without_any_segment_is_lost() {
+fn trimmed_log_without_segments_is_lost() {
     let bare = Inventory { trimmed: Lsn(6), ..holds("m1", &[]) };
     assert_eq!(missing(std::slice::from_ref(&bare)), (0, 5));
 }
@@ -317,7 +317,7 @@ fn plan(reference: &Reference, inventory: &Inventory) -> Plan {
 }
 
 #[test]
-fn plans_close_what_reaches_the_end_and_copy_the_rest() {
+fn plan_closes_copies_that_reach_the_end_and_installs_the_rest() {
     let whole = holds("m1", &[copy(1, 1, Closed, 1, 5), copy(2, 2, Open, 6, 9), empty(3, 2, 10)]);
     let reference = Reference::assemble([&whole], &[]).expect("a whole log");
     let table: [(&str, Inventory, Plan); 8] = [
@@ -344,7 +344,7 @@ fn plans_close_what_reaches_the_end_and_copy_the_rest() {
 }
 
 #[test]
-fn older_closed_segments_are_left_to_the_trim() {
+fn older_closed_segments_are_left_for_the_trim() {
     let trimmed = Inventory { trimmed: Lsn(6), ..holds("m1", &[copy(2, 1, Closed, 6, 9)]) };
     let reference = Reference::assemble([&trimmed], &[]).expect("a whole log");
     let deaf = holds("m2", &[copy(1, 1, Closed, 1, 5), copy(2, 1, Closed, 6, 9)]);
@@ -355,7 +355,7 @@ fn older_closed_segments_are_left_to_the_trim() {
 }
 
 #[test]
-fn an_empty_log_drops_everything() {
+fn empty_log_drops_everything() {
     let reference = Reference::default();
     assert_eq!(plan(&reference, &holds("m1", &[empty(1, 1, 1), empty(2, 1, 1)])), (vec![], vec![], vec![1, 2]));
 }

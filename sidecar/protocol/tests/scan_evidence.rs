@@ -71,7 +71,7 @@ fn any_flipped_bit_before_the_marks_is_damage() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_mark_loses_nothing() {
+fn flipped_bit_in_a_mark_loses_nothing() {
     let Written { bytes, ends, end } = write(&some_payloads(5), 1, true);
     for bit in ends[5] * 8..end * 8 {
         let mut rotten = bytes.clone();
@@ -83,7 +83,7 @@ fn a_flipped_bit_in_a_mark_loses_nothing() {
 
 /// Whoever waits for each ack before the next append: the entry after next vouches for it, without any mark.
 #[test]
-fn under_load_all_but_the_last_two_appends_are_vouched_for() {
+fn all_but_the_last_two_appends_are_proven_under_load() {
     let Written { bytes, ends, .. } = write(&some_payloads(12), 0, false);
     for bit in 0..ends[10] * 8 {
         let mut rotten = bytes.clone();
@@ -93,7 +93,7 @@ fn under_load_all_but_the_last_two_appends_are_vouched_for() {
 }
 
 #[test]
-fn a_whole_sector_that_is_lost_is_damage() {
+fn lost_sector_is_damage() {
     let Written { bytes, ends, .. } = write(&some_payloads(60), 2, true);
     for sector in 0..ends[60] / 512 {
         for filling in [0, 0xff, b'C', b'R'] {
@@ -105,7 +105,7 @@ fn a_whole_sector_that_is_lost_is_damage() {
 }
 
 #[test]
-fn a_write_that_broke_off_is_no_damage() {
+fn interrupted_write_is_no_damage() {
     let Written { bytes, end, .. } = write(&some_payloads(12), 3, true);
     for cut in 0..end {
         let mut torn = bytes.clone();
@@ -116,7 +116,7 @@ fn a_write_that_broke_off_is_no_damage() {
 
 /// What is in flight may land in any order, and nothing of it was acknowledged when it was written.
 #[test]
-fn a_hole_in_what_was_in_flight_is_no_damage() {
+fn hole_in_unacknowledged_bytes_is_no_damage() {
     let behind = 4;
     let Written { bytes, ends, end } = write(&some_payloads(20), behind, false);
     for hole in (ends[20 - behind]..end).step_by(8) {
@@ -130,7 +130,7 @@ fn a_hole_in_what_was_in_flight_is_no_damage() {
 
 /// An app may put anything into its payloads, also what looks like entries. Where nothing else is wrong they mean nothing.
 #[test]
-fn entries_in_payloads_mean_nothing_in_a_whole_log() {
+fn entries_inside_payloads_are_ignored_in_a_whole_log() {
     let inner = write(&some_payloads(8), 0, true);
     let payload = inner.bytes[SEGMENT_OVERHEAD - CHECKSUM_SIZE..inner.end].to_vec();
     let Written { bytes, end, .. } = write(&[payload.clone(), payload], 2, false);
@@ -140,7 +140,7 @@ fn entries_in_payloads_mean_nothing_in_a_whole_log() {
 
 /// The worst that an app can write: every word of a segment looks like a checksum entry with a long record behind it.
 #[test]
-fn payloads_made_to_keep_the_scan_busy_do_not() {
+fn adversarial_payloads_do_not_slow_the_scan() {
     let size = identity().size.bytes() as usize;
     let mut bytes = vec![0; size];
     let (_, end) = SegmentWriter::open(identity(), FIRST, &mut bytes);
@@ -155,7 +155,7 @@ fn payloads_made_to_keep_the_scan_busy_do_not() {
 
 proptest! {
     #[test]
-    fn rot_anywhere_is_found_or_harmless(
+    fn corruption_anywhere_is_found_or_harmless(
         lengths in vec(0_usize..300, 1..40),
         at in 0.0..1.0_f64,
         garbage in vec(any::<u8>(), 1..700),

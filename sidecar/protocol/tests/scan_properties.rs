@@ -106,7 +106,7 @@ fn every_prefix_yields_the_appends_that_it_holds() {
 }
 
 #[test]
-fn every_subset_of_the_lines_of_the_last_appends_yields_a_prefix() {
+fn every_subset_of_cache_lines_yields_a_prefix() {
     let shapes: [&[&[usize]]; 4] = [
         &[&[500]],
         &[&[100], &[128], &[100]],
@@ -156,7 +156,7 @@ fn every_hole_ends_the_log_before_it() {
 }
 
 #[test]
-fn a_batch_is_there_whole_or_not_at_all() {
+fn batch_is_accepted_whole_or_not_at_all() {
     let batch: Payloads = (0..20).map(payload).collect();
     let log = Log::write(identity(), vec![vec![payload(8)], batch.clone()]);
     for landed in log.end_of(1)..log.end() {
@@ -170,7 +170,7 @@ fn a_batch_is_there_whole_or_not_at_all() {
 // ---- Bits that flip ------------------------------------------------------------------------------------------------
 
 #[test]
-fn every_bit_flip_ends_the_log_before_the_append_that_it_hit() {
+fn every_bit_flip_ends_the_log_before_its_append() {
     let log = small_log();
     let mut flipped = log.bytes.clone();
     for bit in 0..log.end() * 8 {
@@ -183,7 +183,7 @@ fn every_bit_flip_ends_the_log_before_the_append_that_it_hit() {
 }
 
 #[test]
-fn a_bit_flip_in_the_opening_leaves_nothing() {
+fn bit_flip_in_the_segment_header_leaves_nothing() {
     let log = small_log();
     for bit in 0..SEGMENT_OVERHEAD * 8 {
         let mut flipped = log.bytes.clone();
@@ -199,7 +199,7 @@ fn a_bit_flip_in_the_opening_leaves_nothing() {
 }
 
 #[test]
-fn a_bit_flip_beyond_the_end_changes_nothing() {
+fn bit_flip_beyond_the_end_changes_nothing() {
     let log = small_log();
     let whole = scan(&log.bytes, &log.identity);
     let mut flipped = log.bytes.clone();
@@ -215,7 +215,7 @@ fn a_bit_flip_beyond_the_end_changes_nothing() {
 // ---- Bytes that belong elsewhere -----------------------------------------------------------------------------------
 
 #[test]
-fn an_earlier_life_of_the_buffer_is_never_part_of_the_log() {
+fn old_records_in_the_buffer_are_never_accepted() {
     let log = small_log();
     for earlier in other_lives().into_iter().map(small_log_of) {
         assert_eq!(log.intact(&earlier.bytes), None);
@@ -230,7 +230,7 @@ fn an_earlier_life_of_the_buffer_is_never_part_of_the_log() {
 }
 
 #[test]
-fn an_append_counts_in_its_own_place_only() {
+fn append_is_accepted_in_its_own_place_only() {
     let appends = vec![vec![payload(24)]; 4];
     let log = Log::write(identity(), appends);
     let size = log.end_of(1) - SEGMENT_OVERHEAD;
@@ -270,7 +270,7 @@ fn assert_refused(records: &[([u8; RECORD_HEADER_SIZE], &[u8])], why: StopReason
 }
 
 #[test]
-fn each_check_refuses_what_all_the_others_let_pass() {
+fn each_check_rejects_what_the_others_accept() {
     let body = *b"payload\0";
     let good =
         RecordHeader { length: 7, payload_crc: crc32fast::hash(b"payload"), lsn: FIRST, epoch: identity().epoch };
@@ -321,7 +321,7 @@ fn lengths_up_to_the_largest_number_stay_within_bounds() {
 // ---- Ends of a segment ---------------------------------------------------------------------------------------------
 
 #[test]
-fn an_empty_record_is_a_record() {
+fn empty_record_is_a_record() {
     let log = Log::write(identity(), vec![vec![vec![]], vec![vec![], vec![]]]);
     assert_eq!(log.check(&log.bytes).why, StopReason::Unwritten);
     assert_eq!(log.closures[2].last, Lsn(43));
@@ -361,7 +361,7 @@ fn marks_fill_a_segment_to_the_last_byte() {
 }
 
 #[test]
-fn bytes_beyond_the_segment_do_not_exist() {
+fn bytes_beyond_the_segment_are_ignored() {
     let size = identity().size.bytes() as usize;
     let log = Log::write(
         identity(),
@@ -373,7 +373,7 @@ fn bytes_beyond_the_segment_do_not_exist() {
 }
 
 #[test]
-fn a_scan_that_stopped_stops_there_again() {
+fn stopped_scan_stops_there_again() {
     let log = small_log();
     let mut scanner = Scanner::new(&log.bytes, &log.identity).unwrap();
     while scanner.next_append().is_ok() {}
@@ -383,7 +383,7 @@ fn a_scan_that_stopped_stops_there_again() {
 }
 
 #[test]
-fn a_scan_goes_on_with_the_tail_alone() {
+fn scan_resumes_with_the_tail_alone() {
     let log = small_log();
     let whole = scan(&log.bytes, &log.identity);
     for cut in 0..=log.end() {
@@ -402,7 +402,7 @@ fn a_scan_goes_on_with_the_tail_alone() {
 }
 
 #[test]
-fn verify_wants_the_end_the_lsn_and_the_chain() {
+fn verify_compares_end_lsn_and_chain() {
     let log = small_log();
     let whole = log.closures[4];
     assert!(verify(&log.bytes, &log.identity, &whole));
@@ -481,7 +481,7 @@ proptest! {
     }
 
     #[test]
-    fn any_earlier_life(now in any_log(), before in any_identity(), landed in any::<prop::sample::Index>()) {
+    fn any_old_records_in_the_buffer(now in any_log(), before in any_identity(), landed in any::<prop::sample::Index>()) {
         prop_assume!(now.identity != SegmentIdentity { size: now.identity.size, ..before });
         let identity = SegmentIdentity { size: now.identity.size, ..before };
         let before = Log::write_from(now.closures[0].first, identity, now.appends.clone());
@@ -492,7 +492,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_nothing(garbage in vec(any::<u8>(), 0..4096), identity in any_identity()) {
+    fn garbage_is_rejected(garbage in vec(any::<u8>(), 0..4096), identity in any_identity()) {
         prop_assert_eq!(scan(&garbage, &identity).closure.end, Offset(0));
         if let Some(header) = garbage.first_chunk() {
             prop_assert_eq!(SegmentIdentity::from_header(header), None);
@@ -500,7 +500,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_behind_a_log_is_nothing(log in any_log(), garbage in vec(any::<u8>(), 0..4096), kind in any::<u8>()) {
+    fn garbage_after_a_log_is_rejected(log in any_log(), garbage in vec(any::<u8>(), 0..4096), kind in any::<u8>()) {
         let mut bytes = log.bytes.clone();
         for (to, from) in bytes[log.end()..].iter_mut().zip(std::iter::once(&kind).chain(&garbage)) {
             *to = *from;
@@ -510,7 +510,7 @@ proptest! {
 
     /// Headers that pass every cheap check, so that garbage gets as far as the CRC.
     #[test]
-    fn plausible_headers_with_garbage_are_nothing(
+    fn plausible_headers_with_garbage_are_rejected(
         log in any_log(), length in 0..200_u32, payload_crc in any::<u32>(), garbage in vec(any::<u8>(), 0..300),
     ) {
         let lsn = log.closures[log.appends.len()].last.next();

@@ -127,7 +127,7 @@ fn responses_have_golden_bytes() {
 }
 
 #[test]
-fn an_ack_has_the_announced_size() {
+fn ack_has_the_announced_size() {
     assert_eq!(response_bytes(1, &Response::Ack { lsn: 1 }).len(), ACK_FRAME_SIZE);
 }
 
@@ -155,7 +155,7 @@ fn documented(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_documented_example_is_what_the_encoder_writes() {
+fn encoder_writes_the_documented_example() {
     let two = run(&["first", "second"]);
     let requests = [
         ("hello", 1, Request::Hello { version_min: 1, version_max: 1, flags: 0 }),
@@ -188,7 +188,7 @@ fn the_documented_example_is_what_the_encoder_writes() {
 }
 
 #[test]
-fn a_frame_above_the_limit_is_refused_by_its_header_alone() {
+fn frame_above_the_limit_is_refused_by_its_header() {
     let at_limit = hex("64000000 02 00 0000 0100000000000000");
     assert_eq!(decode_request(&at_limit, 100), Ok(None));
     let above = hex("65000000 02 00 0000 0100000000000000");
@@ -198,7 +198,7 @@ fn a_frame_above_the_limit_is_refused_by_its_header_alone() {
 }
 
 #[test]
-fn kinds_of_the_other_direction_or_of_none_are_refused() {
+fn unknown_and_wrong_direction_kinds_are_refused() {
     for kind in 0..=u8::MAX {
         let header = [0, 0, 0, 0, kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         let unknown = FrameError::UnknownKind(kind);
@@ -231,7 +231,7 @@ fn reserved_body_bytes_and_undefined_flags_are_ignored() {
 }
 
 #[test]
-fn bodies_that_do_not_fit_their_kind_are_refused() {
+fn malformed_bodies_are_refused() {
     let requests = [
         ("10000000 01 00 0000 0100000000000000 | 5457415050454e45 0100 0100 00000000", "not an append-socket hello"),
         ("0f000000 01 00 0000 0100000000000000 | 5457415050454e44 0100 0100 000000", "too short"),
@@ -276,7 +276,7 @@ fn bodies_that_do_not_fit_their_kind_are_refused() {
 }
 
 #[test]
-fn a_batch_written_record_by_record_is_the_same_frame() {
+fn batch_written_record_by_record_is_the_same_frame() {
     let records: [&[u8]; 3] = [b"a", b"", b"bcd"];
     let mut bytes = Vec::new();
     encode_batch(3, records.into_iter(), &mut bytes);
@@ -288,7 +288,7 @@ fn a_batch_written_record_by_record_is_the_same_frame() {
 
 /// The formula of the document against the log's own bytes, and against the frame's: who keeps to it is never refused.
 #[test]
-fn a_batch_costs_what_the_document_says() {
+fn batch_size_matches_the_document() {
     let (record_cost, batch_cost) = (layout::RECORD_HEADER_SIZE as u16, layout::CHECKSUM_SIZE as u16);
     for lengths in [&[0][..], &[1, 7, 8, 9], &[0; 100], &[1 << 20, 3]] {
         let size = batch_log_size(record_cost, batch_cost, lengths.iter().copied());
@@ -301,7 +301,7 @@ fn a_batch_costs_what_the_document_says() {
 }
 
 #[test]
-fn the_largest_batch_count_is_accepted() {
+fn largest_batch_count_is_accepted() {
     let bytes = vec![0; 4 * BATCH_RECORDS_MAX as usize];
     let batch = Batch::new(BATCH_RECORDS_MAX, &bytes).unwrap();
     assert_eq!((batch.len(), batch.payload_size(), batch.iter().count()), (65_536, 0, 65_536));
@@ -392,7 +392,7 @@ fn frame_like() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn frames_round_trip_and_every_truncation_asks_for_more(case in arbitrary(), request: u64, behind in any::<[u8; 5]>()) {
+    fn frames_round_trip_and_truncations_need_more(case in arbitrary(), request: u64, behind in any::<[u8; 5]>()) {
         let run = run(&case.records);
         let (asked, answered) = (case.request(&run), case.response(&run));
 
@@ -414,7 +414,7 @@ proptest! {
     }
 
     #[test]
-    fn batches_give_back_their_records(records in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 0..20)) {
+    fn batches_return_their_records(records in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 0..20)) {
         let bytes = run(&records);
         let batch = Batch::new(records.len() as u32, &bytes).unwrap();
         prop_assert_eq!(batch.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), records.clone());
@@ -424,7 +424,7 @@ proptest! {
 
     // A panic or a size beyond the input fails; so does a frame whose bytes do not say the same when written again.
     #[test]
-    fn no_bytes_make_a_decoder_panic_or_read_beyond(bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..100), frame_like()], body_max in 0..200usize) {
+    fn decoders_never_panic_or_read_beyond_the_input(bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..100), frame_like()], body_max in 0..200usize) {
         if let Ok(Some(decoded)) = decode_request(&bytes, body_max) {
             prop_assert!(decoded.size <= bytes.len() && decoded.size <= FRAME_HEADER_SIZE + body_max);
             let again = request_bytes(decoded.request, &decoded.frame);

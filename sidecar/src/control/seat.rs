@@ -84,7 +84,7 @@ impl Worker {
             // A member that does not know of a trim takes the missing beginning for a loss when it is the last one left.
             Output::Trim(_, below) => self.link.trim(*below).await,
             Output::Install(_, identity, closure) => self.install(*identity, *closure).await,
-            Output::Mend(_, identity, closure) => self.repair(*identity, *closure).await,
+            Output::Repair(_, identity, closure) => self.repair(*identity, *closure).await,
             other => unreachable!("{other:?} is not asked of a member"),
         }
     }
@@ -157,7 +157,7 @@ impl Worker {
         let member = &self.link.member().id;
         match (output, failure) {
             (_, Failure::Superseded(_)) => {}
-            (Output::Mend(_, identity, _), why) => {
+            (Output::Repair(_, identity, _), why) => {
                 if self.unrepaired().insert(identity.segment) {
                     tracing::warn!(%member, segment = %identity.segment, %why, "failed to repair a closed copy: will retry");
                 }

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
-use tailwind_protocol::primary::{Positions, Primary, Standing};
+use tailwind_protocol::primary::{Membership, Positions, Primary};
 
 use super::{Path, RoleState};
 
@@ -74,13 +74,13 @@ impl Path {
             RoleState::Waiting { .. } => None,
         };
         let describe = |primary: &Primary| {
-            let members = primary.roster().map(|(member, standing, lost, at)| MemberDescription {
+            let members = primary.roster().map(|(member, membership, lost, at)| MemberDescription {
                 name: member.id.to_string(),
                 control: member.control.clone(),
-                standing: match standing {
+                standing: match membership {
                     _ if lost => "lost",
-                    Standing::InSet => "in set",
-                    Standing::Newcomer { .. } => "catching up",
+                    Membership::InSet => "in set",
+                    Membership::Newcomer { .. } => "catching up",
                 },
                 completed: at.to_string(),
                 damaged: primary.damaged(member),

@@ -39,7 +39,7 @@ pub fn backup_machine(data: &[u8]) {
     world.check();
 }
 
-/// Bodies of requests, one a line: first the kind, then JSON. Whatever is understood is asked of a backup.
+/// Bodies of requests, one a line: first the kind, then JSON. Each request that parses is sent to a backup.
 pub fn http_body(data: &[u8]) {
     let mut world = World::new();
     for line in data.split(|byte| *byte == b'\n') {
@@ -130,7 +130,7 @@ struct World {
     /// Who may write which slot.
     writers: BTreeMap<Slot, Epoch>,
     jobs: Vec<Job>,
-    /// Closes that were asked for, and those that were confirmed with the bytes there.
+    /// Closes that were requested, and those that were confirmed with the bytes present.
     closes: BTreeMap<RequestId, CloseRequest>,
     acknowledged: Vec<(SegmentIdentity, Closure)>,
     answered: BTreeSet<RequestId>,
@@ -370,7 +370,7 @@ impl World {
     fn replied(&mut self, id: RequestId, reply: &Reply) {
         assert!(self.answered.insert(id), "a request is answered once");
         if let Reply::Inventory(inventory) = reply {
-            assert_eq!(inventory.promised, self.promise.epoch, "a promise is kept before it is told");
+            assert_eq!(inventory.promised, self.promise.epoch, "a promise is persisted before it is reported");
             assert_eq!(check_page(inventory), Ok(()));
         }
         let (Reply::Done, Some(close)) = (reply, self.closes.remove(&id)) else { return };

@@ -1,6 +1,6 @@
-//! Close: a segment is whole from now on.
+//! Close: a segment is now whole.
 //!
-//! Part of [`Backup`]; [`flushing`](super::flushing) brings it to disk.
+//! Part of [`Backup`]; [`flushing`](super::flushing) writes it to disk.
 
 use crate::config::Durability;
 use crate::layout::Closure;
@@ -9,7 +9,7 @@ use crate::rpc::{CloseRequest, Purpose, Refusal};
 use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
 impl Backup {
-    // Close: the segment is whole; flush it, then give its memory back.
+    /// The segment is whole: flushes it, then frees its memory.
     pub(super) fn on_close(
         &mut self,
         id: RequestId,
@@ -42,13 +42,13 @@ impl Backup {
             // Closed by the primary that wrote it: the flush verifies, off the path.
             Stage::Lent if copy.purpose == Purpose::Append => {
                 out.push(Output::EndLending(slot));
-                // Under `flushed` what was acknowledged is in the open file and noted there, but the segment's last marks
-                // may be in memory only: a loss of power must not make them look like damage.
+                // Under `Flushed`, what was acknowledged is in the open file and noted there, but the segment's last marks
+                // may be in memory only: after a loss of power their absence must not look like damage.
                 let owed = self.promise.durability != Durability::Flushed;
                 self.seal(slot, &request, owed, out);
                 Ok(Some(Reply::Done))
             }
-            // An image, or a recovered tail: from now on it may be the only copy that counts, so look first.
+            // An image, or a recovered tail: it may become the only copy, so verify it first.
             Stage::Lent | Stage::Recovered => {
                 if copy.stage == Stage::Lent {
                     out.push(Output::EndLending(slot));
@@ -72,8 +72,8 @@ impl Backup {
         Err(Refusal::NoSuchCopy { segment, why })
     }
 
-    /// Says that a slot is closed: now, or under durability `Flushed` once it is on disk. There a restart may find
-    /// nothing but the disk and still keep its identity, so what was only copied into memory must not count yet.
+    /// Reports a slot as closed: now, or under durability `Flushed` once it is on disk. There a restart keeps its identity
+    /// with nothing but the disk, so a copy that is only in memory must not count yet.
     fn reply_when_safe(&mut self, id: RequestId, slot: Slot, out: &mut Vec<Output>) {
         if self.promise.durability != Durability::Flushed {
             return out.push(Output::Reply(id, Reply::Done));
@@ -101,13 +101,13 @@ impl Backup {
             out.extend(Self::freed(slot));
         }
         out.push(Output::Reply(id, Reply::Refused(Refusal::Corrupt { segment })));
-        // The bytes have changed since the scan: the next inventory must tell what is left of them.
+        // The bytes have changed since the scan: the next inventory must report what is still valid.
         if !image {
             out.push(Output::Scan(slot, request.identity));
         }
     }
 
-    /// What was closed in memory when the process before this one ended.
+    /// The verdict on a copy that was closed in memory when the previous process ended.
     fn on_verified_at_start(&mut self, slot: Slot, sound: bool) {
         let copy = self.copies.values_mut().find(|copy| copy.slot() == Some(slot));
         if let Some(copy) = copy.filter(|_| !sound) {
@@ -115,11 +115,11 @@ impl Backup {
         }
     }
 
-    /// The slot holds a whole segment from now on. An image takes the place of an older copy, which goes from memory; its
-    /// file stays until the flush replaces it, because until then it may be all that a restart would find; but what the image
-    /// does not hold goes into quarantine.
+    /// The slot now holds a whole segment. An image replaces an older copy, which is removed from memory. The older copy's
+    /// file stays until the flush replaces it, because a restart may find nothing else; a copy with records that the image
+    /// lacks goes into quarantine.
     ///
-    /// It is `owed` from the moment on at which the caller is told: now, or when it is on disk.
+    /// The segment is `owed` once the caller has its answer: now, or when it is on disk.
     fn seal(&mut self, slot: Slot, request: &CloseRequest, owed: bool, out: &mut Vec<Output>) {
         let segment = request.identity.segment;
         let is_image = self.installs.get(&segment).is_some_and(|image| image.slot() == Some(slot));

@@ -1,6 +1,6 @@
-//! One segment's copy at a backup: where its bytes are and how far it has come.
+//! One segment's copy at a backup: where its bytes are, and its stage.
 //!
-//! Held by [`Backup`](super::Backup); a [`SlotRow`] is what of it survives a restart of the process.
+//! Held by [`Backup`](super::Backup); its [`SlotRow`] survives a restart of the process.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,16 +23,16 @@ pub enum Place {
     Disk,
 }
 
-/// How far a copy has come: `Lent` → `Closed`, or `Lent` → `Recovered` → `Closed` when its epoch was fenced.
+/// The stages of a copy: `Lent` → `Closed`, or `Lent` → `Recovered` → `Closed` if its epoch was fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// A writer may write it; the closure is unknown.
+    /// A writer may write to it; the closure is unknown.
     Lent,
     /// Its writer is fenced; the closure is what the scan found.
     Recovered,
     /// Whole.
     Closed,
-    /// Was whole, but its bytes are gone or no longer match.
+    /// Was whole, but its bytes are missing or no longer match.
     Corrupt,
 }
 
@@ -50,8 +50,8 @@ pub struct SlotRow {
 }
 
 impl SlotRow {
-    /// Where the bytes end of a slot that is on its way into quarantine: an image that was closed is no image any more, so no
-    /// other slot has such a row.
+    /// For a slot that is being moved into quarantine, where its bytes end. Such a row has purpose `Install` and is closed; no
+    /// other row is, because a closed image becomes an ordinary copy.
     pub(super) fn leaving(&self) -> Option<Closure> {
         self.closed.filter(|_| self.purpose == Purpose::Install)
     }
@@ -64,7 +64,7 @@ pub struct Copy {
     pub identity: SegmentIdentity,
     /// Where its bytes are.
     pub place: Place,
-    /// How far it has come.
+    /// Its stage.
     pub stage: Stage,
     /// Where its valid bytes end, unless it is lent.
     pub closure: Closure,
@@ -78,7 +78,7 @@ pub struct Copy {
     pub(super) ticks: u32,
     /// A flush is under way.
     pub(super) flushing: bool,
-    /// It is recorded that this backup owes it.
+    /// The ledger records that this backup owes it.
     pub(super) owed: bool,
 }
 
@@ -119,18 +119,18 @@ impl Copy {
         }
     }
 
-    /// A closed copy that is owed and not here.
+    /// A closed copy that is owed and missing.
     pub(super) fn lost(identity: SegmentIdentity, closure: Closure) -> Copy {
         Copy { stage: Stage::Corrupt, ..Copy::on_disk(identity, closure) }
     }
 
-    /// True for what a scan found to end before what was acknowledged, or what was flushed.
+    /// True if a scan found that it ends before what was acknowledged or flushed.
     pub(super) fn is_damaged(&self) -> bool {
         self.stage == Stage::Recovered && self.acked.max(self.flushed) > self.closure.end
     }
 
-    /// True where dropping this copy, or putting `image` in its place, takes something away that may be held nowhere else. Of
-    /// what is whole here a longer image has the same bytes, or so its writer says: nothing looks, so both are kept.
+    /// True if dropping this copy, or replacing it by `image`, may remove records that are held nowhere else. A longer image
+    /// should contain all bytes of a whole copy, but nothing verifies that, so both are kept.
     pub(super) fn holds_more_than(&self, image: Option<(&SegmentIdentity, &Closure)>) -> bool {
         let same = |(identity, closure): (&SegmentIdentity, &Closure)| {
             let whole = self.stage == Stage::Closed;
@@ -146,23 +146,23 @@ impl Copy {
         }
     }
 
-    /// What a restart must know of a lending.
+    /// The row that lets a restart find this lending.
     pub(super) fn row(&self) -> SlotRow {
         SlotRow { identity: self.identity, purpose: self.purpose, lender: self.lender, closed: None }
     }
 
-    /// The same with its end.
+    /// The same for a closed copy.
     pub(super) fn row_closed(&self) -> SlotRow {
         SlotRow { closed: Some(self.closure), ..self.row() }
     }
 
-    /// True when this is the lending that `row` asks for.
+    /// True when this is the lending that `row` describes.
     pub(super) fn is_lending(&self, row: &SlotRow) -> bool {
         self.stage == Stage::Lent
             && (self.identity, self.purpose, self.lender) == (row.identity, row.purpose, row.lender)
     }
 
-    /// As the inventory tells it. Under durability `Flushed` a copy counts as closed once it is on disk.
+    /// Its entry in the inventory. Under durability `Flushed` a copy counts as closed once it is on disk.
     pub(super) fn report(&self, durability: Durability) -> CopyReport {
         let memory_only = durability == Durability::Flushed && self.slot().is_some();
         let state = match self.stage {

@@ -1,4 +1,4 @@
-//! Fence: stop every older epoch, then tell what is here.
+//! Fence: stop every older epoch, then report what this backup holds.
 //!
 //! Part of [`Backup`]. See "Fencing" in `docs/protocol.md`.
 
@@ -12,20 +12,20 @@ use crate::scan::Tail;
 
 use super::{Backup, Copy, Output, Promise, Reply, RequestId, Slot, Stage};
 
-/// Epochs that a fence may pass over: one claim a millisecond for seven weeks. A backup that promised an epoch which
-/// nobody will ever reach could never be used again.
+/// Most epochs that one fence may skip: one claim per millisecond for seven weeks. A backup that promised an unreachable
+/// epoch could never be used again.
 pub const EPOCH_JUMP_MAX: u64 = 1 << 32;
 
 /// A fence that waits for its scans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingFence {
-    /// Who waits, and for which page.
+    /// The requests that wait, each for its page.
     requests: Vec<(RequestId, Option<SegmentId>)>,
     scans: Vec<Slot>,
 }
 
 impl Backup {
-    // Fence: persist the promise, revoke, scan, only then reply (S4, S5).
+    /// Persists the promise, revokes, scans, and only then replies (S4, S5).
     pub(super) fn on_fence(
         &mut self,
         id: RequestId,
@@ -40,7 +40,7 @@ impl Backup {
         self.admit_claim(request)?;
         self.fenced = true;
         if caller.epoch == self.promise.epoch && self.promise.log == Some(caller.log) {
-            // Asked again: the first fence is done, or its scans are under way.
+            // A repeated request: the first fence is done, or its scans are under way.
             return match &mut self.fence {
                 Some(fence) => {
                     fence.requests.push((id, request.after));
@@ -58,7 +58,7 @@ impl Backup {
             out.push(Output::RevokeBelow(caller.epoch));
         }
         self.abandon_installs(out);
-        // Whoever waits for an older fence must not read the answer to a newer one.
+        // A caller that waits for an older fence must not receive the answer to a newer one.
         let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
         let fenced = || Reply::Refused(Refusal::Fenced { promised: caller.epoch });
         out.extend(outrun.into_iter().map(|(id, _)| Output::Reply(id, fenced())));
@@ -71,8 +71,8 @@ impl Backup {
         Ok(None)
     }
 
-    /// An epoch belongs to the claim that it was promised to. Where another claim of it turns up, or has been replaced since,
-    /// the config store has gone back, and the set that it names may be an old one.
+    /// An epoch belongs to the claim that it was promised to. If the store names another claim of that epoch, the store has
+    /// gone back, and its set may be an old one.
     fn admit_claim(&self, request: &FenceRequest) -> Result<(), Refusal> {
         let (promised, epoch) = (self.promise.epoch, request.caller.epoch);
         if request.earlier.len() > CLAIMS_KEPT {
@@ -109,7 +109,7 @@ impl Backup {
         }
     }
 
-    /// An image counts only once closed, so one that its writer can no longer finish is nothing.
+    /// Discards images that their writer can no longer finish: an image counts only once closed.
     pub(super) fn abandon_installs(&mut self, out: &mut Vec<Output>) {
         for image in std::mem::take(&mut self.installs).into_values() {
             out.extend(image.slot().into_iter().flat_map(Self::freed));
@@ -124,13 +124,13 @@ impl Backup {
         out.extend(requests.into_iter().map(|(id, after)| Output::Reply(id, Reply::Inventory(self.page(after)))));
     }
 
-    /// What this backup holds, from the beginning: one page of it.
+    /// The first page of what this backup holds.
     pub fn inventory(&self) -> Inventory {
         self.page(None)
     }
 
-    /// What this backup holds behind a segment, as much as fits on a page. Pages of one fence make up an inventory, because
-    /// nobody but whoever fenced can add or take away a copy; see "Inventories" in `docs/protocol.md`.
+    /// What this backup holds after a segment, as much as fits on a page. The pages of one fence make up an inventory, because
+    /// only the caller that fenced can add or remove a copy; see "Inventories" in `docs/protocol.md`.
     pub(super) fn page(&self, after: Option<SegmentId>) -> Inventory {
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let mut listed = self.copies.range(behind).map(|(_, copy)| copy).filter(|copy| copy.stage != Stage::Lent);

@@ -1,4 +1,4 @@
-//! Bytes go to disk: closed segments in the background, open ones when asked, and all that is left when the process ends.
+//! Flushes: closed segments in the background, open ones on request, and the rest when the process ends.
 //!
 //! Part of [`Backup`].
 
@@ -61,7 +61,7 @@ impl Backup {
         }
     }
 
-    // Flush: durability `flushed` asks for the bytes of an open segment.
+    /// Flushes the bytes of an open segment, as durability `Flushed` requires.
     pub(super) fn on_flush(
         &mut self,
         id: RequestId,
@@ -76,7 +76,7 @@ impl Backup {
         }
         let copy = self.copies.get(&segment).filter(|copy| copy.identity == request.identity);
         match copy.map(|copy| (copy.stage, copy.slot())) {
-            // Closed meanwhile and on disk as a whole.
+            // Closed in the meantime, and wholly on disk.
             Some((Stage::Closed, None)) => Ok(Some(Reply::Flushed(request.end))),
             Some((Stage::Lent | Stage::Closed, Some(slot))) => {
                 out.push(Output::StartOpenFlush(id, slot, request.identity, request.end));
@@ -86,8 +86,8 @@ impl Backup {
         }
     }
 
-    // Shutdown: nobody may write any more, then everything goes to disk. A refused promise of a later epoch stays open:
-    // `Epoch(u64::MAX)` is never persisted.
+    /// Revokes all writers, then writes everything to disk. `Epoch(u64::MAX)` is never persisted, so a later process can still
+    /// promise any epoch.
     pub(super) fn on_shutdown(&mut self, out: &mut Vec<Output>) {
         if self.ending {
             return;
@@ -102,9 +102,9 @@ impl Backup {
         self.finish_when_flushed(out);
     }
 
-    /// Ends once no flush is under way and no scan is awaited. Where the disk refused a segment the identity stays with
-    /// the memory alone; under `flushed` with the disk as well, and then nothing more is written behind that segment. What was
-    /// acknowledged there is on disk already, and after a loss of power the rest would be the end of a log that has a gap.
+    /// Ends once no flush or scan is under way. If the disk refused a segment, the identity stays with the memory alone;
+    /// under `Flushed` it stays with the disk too, and nothing after that segment is written. What was acknowledged there is
+    /// on disk already, and after a loss of power the rest would be the end of a log with a gap.
     pub(super) fn finish_when_flushed(&mut self, out: &mut Vec<Output>) {
         let busy = self.copies.values().any(|copy| copy.stage == Stage::Lent || copy.flushing);
         if busy || self.is_quarantining() || std::mem::replace(&mut self.finished, true) {

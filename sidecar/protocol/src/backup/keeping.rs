@@ -1,4 +1,4 @@
-//! What is kept, given and forgotten: images for others, trims, drops.
+//! Fetches, trims, drops and quarantine: which copies are served, kept and removed.
 //!
 //! Part of [`Backup`].
 
@@ -10,12 +10,12 @@ use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Purpose, Refus
 
 use super::{Backup, Copy, Output, Place, Reply, Slot, SlotRow, Stage};
 
-/// What is no part of the log and is on its way from a slot into quarantine.
+/// A slot's bytes that are not part of the log and are being moved into quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leaving {
     identity: SegmentIdentity,
     closure: Closure,
-    /// The disk is being written; otherwise it refused, and is tried again at the next tick.
+    /// The write is in progress; otherwise the disk refused it, and it is retried at the next tick.
     under_way: bool,
 }
 
@@ -37,7 +37,7 @@ impl Backup {
         }
     }
 
-    // Trim: whole segments only, and never the last closed one, which tells where the log goes on.
+    /// Trims whole segments only, and never the last closed one, which shows where the log continues.
     pub(super) fn on_trim(&mut self, request: &TrimRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
         if request.below > FIRST_LSN_MAX {
@@ -65,9 +65,9 @@ impl Backup {
         Ok(Reply::Done)
     }
 
-    /// True for a copy that was never closed here and needs no closing any more: a later segment of the same epoch is closed,
-    /// and its first record is the first that is needed, or was trimmed too. So it is with a backup that was lost in the
-    /// middle of a segment and came back when that had been trimmed: nobody else would ever give its buffer back.
+    /// True for a copy that was never closed here and no longer needs to be: a later segment of the same epoch is closed, and
+    /// its first record is the first one needed, or was trimmed too. This happens to a backup that was lost in the middle of a
+    /// segment and came back after the trim: nothing else would ever free that buffer.
     fn is_left_behind(&self, copy: &Copy, below: Lsn) -> bool {
         let beyond = |later: &Copy| {
             later.stage == Stage::Closed && later.identity.epoch == copy.identity.epoch && later.closure.first <= below
@@ -75,8 +75,8 @@ impl Backup {
         self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
     }
 
-    /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone. They are no part
-    /// of the log, and go into quarantine: should the caller be wrong, nothing is lost.
+    /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone. They are not part
+    /// of the log. They go into quarantine, so that nothing is lost if the caller is wrong.
     pub(super) fn on_drop(&mut self, request: &DropRequest, out: &mut Vec<Output>) -> Result<Reply, Refusal> {
         self.admit(&request.caller)?;
         if request.copies.len() > DROP_MAX {
@@ -84,22 +84,22 @@ impl Backup {
             return Err(Refusal::BadRequest { why });
         }
         let report = |copy: &Copy| copy.report(self.promise.durability);
-        // Whoever closed a copy in this epoch has made it a part of the log. Under `Flushed` it is reported as open until it is
-        // on disk, and then looks like what was here before, if a drop of that comes late.
+        // A copy closed in this epoch is part of the log. Under `Flushed` it is reported as open until it is on disk, so a late
+        // drop of what was here before could match it.
         let kept = |copy: &Copy| copy.stage == Stage::Closed && copy.lender == self.promise.epoch;
-        let seen = |asked: &&CopyReport| {
-            let copy = self.copies.get(&asked.identity.segment);
-            copy.is_some_and(|copy| copy.stage != Stage::Lent && !kept(copy) && report(copy) == **asked)
+        let seen = |named: &&CopyReport| {
+            let copy = self.copies.get(&named.identity.segment);
+            copy.is_some_and(|copy| copy.stage != Stage::Lent && !kept(copy) && report(copy) == **named)
         };
-        // Newest first: what is left of a torn end when this breaks off in the middle is torn at the same place. Without its
-        // oldest segment it would look like a log that has lost one.
+        // Newest first: if this is interrupted, the rest of a torn end is torn at the same place. Without its oldest segment
+        // it would look like a log that has lost one.
         let segments: BTreeSet<SegmentId> =
             request.copies.iter().filter(seen).map(|copy| copy.identity.segment).collect();
         let segments: Vec<SegmentId> = segments.into_iter().rev().collect();
         for copy in self.settle(&segments, out) {
             let segment = copy.identity.segment;
-            // What the caller is writing in its epoch it still has, and is about to write here once more. Bytes that were
-            // closed here it may have given up by now: with one bit wrong they may be the last.
+            // The caller still has what it writes in its epoch, and will write it here again. It may have forgotten what was
+            // closed here: a corrupt copy of that, with one wrong bit, may be the last one.
             let its_own = copy.identity.epoch >= request.caller.epoch && copy.stage != Stage::Corrupt;
             let more = !its_own && copy.holds_more_than(None);
             if copy.slot().is_some() {
@@ -111,7 +111,7 @@ impl Backup {
         Ok(Reply::Done)
     }
 
-    /// These copies count no longer.
+    /// Removes these copies, which are no longer owed.
     fn settle(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) -> Vec<Copy> {
         let gone: Vec<Copy> = segments.iter().filter_map(|segment| self.copies.remove(segment)).collect();
         if !gone.is_empty() {
@@ -120,11 +120,11 @@ impl Backup {
         gone
     }
 
-    /// A copy that counts no longer gives its place up: by way of quarantine, if it may hold more than is held elsewhere.
+    /// Frees the slot or file of a removed copy, by way of quarantine if it may hold records that are held nowhere else.
     pub(super) fn leave(&mut self, copy: &Copy, by_quarantine: bool, out: &mut Vec<Output>) {
         match copy.place {
             Place::Memory(slot) if by_quarantine => {
-                self.tell_who_waits(copy, out);
+                self.refuse_waiting_close(copy, out);
                 out.push(Output::SaveSlot(slot, Some(SlotRow { purpose: Purpose::Install, ..copy.row_closed() })));
                 self.take_out(slot, copy.identity, copy.closure, out);
             }
@@ -134,14 +134,14 @@ impl Backup {
         }
     }
 
-    /// Brings a slot's bytes into quarantine. By its row, which no other slot can have, a restart knows that it is on the way
-    /// out: it would take it for the segment's copy, or for a needless one, if another has been lent or closed since.
+    /// Moves a slot's bytes into quarantine. A restart recognises such a slot by its row, see [`SlotRow::leaving`]: otherwise
+    /// it would take the bytes for the segment's copy, or for a needless older one.
     pub(super) fn take_out(&mut self, slot: Slot, identity: SegmentIdentity, closure: Closure, out: &mut Vec<Output>) {
         self.leaving.insert(slot, Leaving { identity, closure, under_way: true });
         out.push(Output::StartQuarantine(slot, identity, closure));
     }
 
-    /// A slot's bytes are in quarantine, or the disk refused and is asked again later: they stay where they are till then.
+    /// A slot's bytes are in quarantine, or the disk refused them: then they stay in the slot until a retry succeeds.
     pub(super) fn on_quarantined(&mut self, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
         match (self.leaving.get_mut(&slot), result) {
             (Some(_), Ok(())) => {
@@ -156,7 +156,7 @@ impl Backup {
         }
     }
 
-    /// Tries again what the disk refused.
+    /// Retries what the disk refused.
     pub(super) fn quarantine_again(&mut self, out: &mut Vec<Output>) {
         for (slot, leaving) in self.leaving.iter_mut().filter(|(_, leaving)| !leaving.under_way) {
             leaving.under_way = true;
@@ -164,7 +164,7 @@ impl Backup {
         }
     }
 
-    /// True while something is being written into quarantine.
+    /// True while a slot is being written into quarantine.
     pub(super) fn is_quarantining(&self) -> bool {
         self.leaving.values().any(|leaving| leaving.under_way)
     }
@@ -177,11 +177,11 @@ impl Backup {
     }
 
     pub(super) fn free_memory(&mut self, copy: &Copy, out: &mut Vec<Output>) {
-        self.tell_who_waits(copy, out);
+        self.refuse_waiting_close(copy, out);
         out.extend(copy.slot().into_iter().flat_map(Self::freed));
     }
 
-    fn tell_who_waits(&mut self, copy: &Copy, out: &mut Vec<Output>) {
+    fn refuse_waiting_close(&mut self, copy: &Copy, out: &mut Vec<Output>) {
         let Some(slot) = copy.slot() else { return };
         let why = "replaced or dropped before it was on disk".to_owned();
         let gone = Refusal::NoSuchCopy { segment: copy.identity.segment, why };

@@ -9,11 +9,10 @@ use crate::rpc::{OpenRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, IMAGE_TICKS, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
 
-/// What a primary needs to go on appending: a buffer that is being filled, and the next one.
+/// Buffers that a primary needs in order to keep appending: the one being filled, and the next one.
 const SLOTS_FOR_APPENDS_MIN: u64 = 2;
 
 impl Backup {
-    // Open: lend a buffer, all zero, to the promised epoch.
     pub(super) fn on_open(
         &mut self,
         id: RequestId,
@@ -42,7 +41,7 @@ impl Backup {
             Purpose::Append => self.copies.get(&identity.segment),
             Purpose::Install => self.installs.get(&identity.segment),
         };
-        // The reply to the first request may have been lost; lending anew would wipe what has been written since.
+        // The reply to the first request may have been lost; lending again would wipe what has been written since.
         if let Some(slot) = known.filter(|copy| copy.is_lending(&row)).and_then(Copy::slot) {
             return Ok(Some(Reply::Opened(slot)));
         }
@@ -74,22 +73,22 @@ impl Backup {
         Ok(None)
     }
 
-    /// True for the late repetition of a request to append to a segment that has been closed and trimmed since. Nobody would
-    /// write that buffer, and nobody would close it: it would be gone until the next epoch.
+    /// True for the late repetition of a request to append to a segment that has been closed and trimmed since. That buffer
+    /// would be neither written nor closed, and so be lost until the next epoch.
     ///
-    /// A primary asks for buffers from its active segment on and closes what lies behind that, each segment only after all
-    /// that it asked for up to there was lent. So where a later segment of its epoch is closed, nobody waits for this one.
-    fn comes_late(&self, asked: &SlotRow) -> bool {
-        let closed = |copy: &Copy| copy.stage == Stage::Closed && copy.identity.epoch == asked.lender;
-        let mut later = self.copies.range(asked.identity.segment.next()..);
-        asked.purpose == Purpose::Append && later.any(|(_, copy)| closed(copy))
+    /// A primary requests buffers from its active segment on, and closes earlier segments, each only after all buffers up to
+    /// it were lent. So if a later segment of its epoch is closed, it does not wait for this one.
+    fn comes_late(&self, row: &SlotRow) -> bool {
+        let closed = |copy: &Copy| copy.stage == Stage::Closed && copy.identity.epoch == row.lender;
+        let mut later = self.copies.range(row.identity.segment.next()..);
+        row.purpose == Purpose::Append && later.any(|(_, copy)| closed(copy))
     }
 
     pub(super) fn on_lent(&mut self, id: RequestId, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
         let mut lent = self.copies.values().chain(self.installs.values()).filter(|copy| copy.slot() == Some(slot));
         let row = lent.next().map(Copy::row);
         let reply = match result {
-            // Recorded once there is memory, and before anybody can write it: a row without memory has lost it.
+            // Recorded once there is memory, and before it can be written: a row without memory means that it was lost.
             Ok(()) => {
                 out.push(Output::SaveSlot(slot, row));
                 Reply::Opened(slot)
@@ -104,9 +103,9 @@ impl Backup {
         out.push(Output::Reply(id, reply));
     }
 
-    /// Appends go only to who holds the log, or is being brought there before it counts: whoever has fenced this backup has
-    /// seen what it doubts, and made up for it. A caller that has not, because the process ended after it was fenced, knows
-    /// nothing of a doubt that arose since.
+    /// Clears the doubt: a primary appends only to a backup that holds the log or is being caught up, and the caller that
+    /// fenced this process has seen the doubt. If this process has not been fenced since it started, the caller knows nothing
+    /// of a doubt that arose at the start.
     fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
         if request.purpose == Purpose::Append && self.fenced && self.promise.doubt.take().is_some() {
             out.push(Output::Persist(self.promise.clone()));
@@ -114,9 +113,9 @@ impl Backup {
         }
     }
 
-    /// What the caller's acks promise, from now on. Once that is `Flushed` this backup keeps its identity on the strength of
-    /// its disk, so nothing may be in memory only by then, apart from what this caller writes and flushes itself. Until
-    /// then an append waits, but an image need not: it may be what replaces such a copy, and it can count in memory.
+    /// Adopts the durability of the caller's acks. Under `Flushed` this backup keeps its identity with its disk alone, so by
+    /// then nothing may be in memory only, except what this caller writes and flushes itself. Until then an append waits. An
+    /// image need not: it may replace such a copy, and may count in memory.
     fn take_durability(&mut self, request: &OpenRequest, out: &mut Vec<Output>) -> Result<(), Refusal> {
         if self.promise.durability == request.durability {
             return Ok(());
@@ -138,7 +137,7 @@ impl Backup {
         Ok(())
     }
 
-    /// A slot to lend, within the bound of what could be flushed. `freed` will be free by then.
+    /// A slot to lend, within the bound on unflushed bytes. `freed` will be free by then.
     fn free_slot(&self, purpose: Purpose, freed: Option<Slot>) -> Result<Slot, Refusal> {
         let used: Vec<Slot> = self.slots_in_use().filter(|slot| Some(*slot) != freed).collect();
         let kept = self.kept_for_images(purpose);
@@ -154,7 +153,7 @@ impl Backup {
             );
             return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
         }
-        // `freed` itself is not taken: its writer may still be on its way out.
+        // `freed` itself is not taken: its last writer may not have stopped yet.
         let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
         free.filter(|_| wanted <= u64::from(self.limits.slots)).ok_or_else(|| Refusal::RetryLater {
             after_ms: RETRY_AFTER_MS,
@@ -166,8 +165,8 @@ impl Backup {
         })
     }
 
-    /// Nobody may be writing an image that has had its buffer for long: its request came a second time, late, or its writer was
-    /// told meanwhile that the segment is trimmed. Whoever finds no buffer asks again, and gets that one.
+    /// Frees the buffer of an image that was lent long ago and may have no writer: its request was repeated late, or its
+    /// segment was trimmed in the meantime. A caller that was refused a buffer retries and gets this one.
     fn take_from_image(&mut self, out: &mut Vec<Output>) {
         let verified = self.closing.as_ref().map(|(_, slot, _)| *slot);
         let idle = |image: &&Copy| image.ticks >= IMAGE_TICKS && image.slot() != verified;
@@ -178,9 +177,9 @@ impl Backup {
         }
     }
 
-    /// Buffers that must stay free when one is lent for this purpose. The image that mends a copy needs a buffer of its own:
-    /// until it is whole, that copy may hold the only bytes there are. With every buffer lent for appends, a member whose
-    /// copies all ended too early could never be mended, and a group that cannot do without it would wait for ever.
+    /// Buffers that must stay free when one is lent for this purpose. An image that repairs a copy needs a buffer of its own:
+    /// until the image is whole, the copy may hold the only bytes there are. With every buffer lent for appends, a member whose
+    /// copies all end too early could never be repaired, and a group that needs it would wait for ever.
     ///
     /// A pool of two has none to spare: one is being filled and one is ready.
     fn kept_for_images(&self, purpose: Purpose) -> u64 {

@@ -1,13 +1,13 @@
-//! What a backup's machine is told and what it wants done: its limits, its promise, inputs and outputs.
+//! The limits, promise, inputs and outputs of a backup's machine.
 //!
-//! Held and spoken by [`Backup`](super::Backup); the daemon carries [`Output`]s out.
+//! Used by [`Backup`](super::Backup); the daemon carries [`Output`]s out.
 
 use crate::config::Durability;
 use crate::ids::{Claim, Epoch, LogId, Lsn, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{
-    Caller, CloseRequest, CopyReport, DropRequest, FenceRequest, FetchRequest, FlushRequest, Inventory, OpenRequest,
-    Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, DAMAGE_LENGTH_MAX, DropRequest, FenceRequest, FetchRequest, FlushRequest,
+    Inventory, OpenRequest, Refusal, TrimRequest,
 };
 use crate::scan::Tail;
 
@@ -31,20 +31,20 @@ pub struct Promise {
     pub log: Option<LogId>,
     /// No epoch below this one may change anything.
     pub epoch: Epoch,
-    /// Whose claim of that epoch this is. Another claim of an epoch that was used shows that the config store went back.
+    /// The claim of that epoch. Another claim of the same epoch shows that the config store went back.
     #[serde(default)]
     pub claim: Option<Claim>,
     /// Records below are no longer needed.
     pub trimmed: Lsn,
     /// What the group's acks promise; decides whether disk alone is enough to keep the identity.
     pub durability: Durability,
-    /// Why what was held here up to an epoch cannot be trusted to be all there was. Goes once a later epoch lends appends
-    /// here: whoever led it had made this backup hold the log.
+    /// Why the copies held up to an epoch may not be complete. Cleared when a later epoch opens a segment here for appends: its
+    /// primary has made this backup hold the log.
     #[serde(default)]
     pub doubt: Option<Doubt>,
 }
 
-/// What a backup has found missing that it cannot name.
+/// A loss that a backup has noticed and cannot name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Doubt {
     /// What was held under this epoch and before is in doubt.
@@ -54,41 +54,41 @@ pub struct Doubt {
 }
 
 /// Longest text of a [`Doubt`]: it lies in the promise's block of 4 KiB beside two names.
-pub const DOUBT_LENGTH_MAX: usize = 1024;
+pub const DOUBT_LENGTH_MAX: usize = DAMAGE_LENGTH_MAX;
 
 /// A number that pairs an input with the reply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What a caller asks of a backup.
+/// A request to a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// Stop older epochs, tell what is here.
+    /// Stop older epochs, then report what is held.
     Fence(FenceRequest),
-    /// Tell what is here behind this segment.
+    /// Report what is held after this segment.
     Inventory(Option<SegmentId>),
-    /// Tell which closed copies are gone or corrupt.
+    /// Report which closed copies are missing or corrupt.
     Damage,
-    /// May this caller open a data channel?
+    /// Admit this caller to a data channel.
     Connect(Caller),
     /// Lend a buffer.
     Open(OpenRequest),
-    /// A segment ends.
+    /// Close a segment.
     Close(CloseRequest),
-    /// Bring an open segment to disk up to an offset.
+    /// Flush an open segment up to an offset.
     Flush(FlushRequest),
-    /// Where are a closed segment's bytes?
+    /// Send a closed segment's bytes.
     Fetch(FetchRequest),
-    /// Forget what is no longer needed.
+    /// Remove what is no longer needed.
     Trim(TrimRequest),
-    /// Forget what is not part of the log.
+    /// Remove what is not part of the log.
     Drop(DropRequest),
 }
 
 /// What happens to a backup.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A caller asks.
+    /// A request has arrived.
     Request(RequestId, Request),
     /// The answer to [`Output::Scan`]: where the valid bytes of the slot end.
     Scanned(Slot, Tail),
@@ -102,12 +102,12 @@ pub enum Input {
     OpenFlushed(RequestId, Result<Offset, String>),
     /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
     Quarantined(Slot, Result<(), String>),
-    /// A closed segment that was read did not match its closure, or is not there. The place says which copy was read: by now
-    /// an image may have replaced it.
+    /// A closed segment that was read did not match its closure, or is missing. The place says which copy was read: an image
+    /// may have replaced it since.
     FoundCorrupt(SegmentIdentity, Place),
-    /// Time to try again what failed: flushes that found the disk full. Once a second.
+    /// Time to retry what failed, such as flushes that found the disk full. Once a second.
     Tick,
-    /// The process is told to end (SIGTERM), or power is about to go (SIGPWR).
+    /// The process must end (SIGTERM), or power is about to fail (SIGPWR).
     Shutdown,
 }
 
@@ -118,7 +118,7 @@ pub enum FlushResult {
     Done,
     /// The slot's bytes do not match its closure: nothing was written.
     Corrupt,
-    /// The disk refused; the bytes stay in memory and the flush is tried again at the next tick.
+    /// The disk refused; the bytes stay in memory and the flush is retried at the next tick.
     Failed,
 }
 
@@ -163,25 +163,25 @@ pub enum Output {
     /// Write the closed segment to disk in the background, in place of any older file of that segment, open or closed;
     /// answer with [`Input::Flushed`]. Flushes and deletions are carried out one after the other, in this order.
     StartFlush(Slot, SegmentIdentity, Closure),
-    /// Bring an open segment's appends that end at or before the offset to disk, in the background; answer with
-    /// [`Input::OpenFlushed`]. Scan on from where the last flush ended, and write whole valid appends only: the request says
-    /// what has completed, and with RDMA that is with the network card, but perhaps not yet where the processor sees it;
-    /// zeros or half a record would be written and called flushed. And a work request may end in the middle of an append.
-    /// What is on disk already stays there: a late request may ask for less than an earlier one.
+    /// Flush an open segment's appends that end at or before the offset, in the background; answer with
+    /// [`Input::OpenFlushed`]. Scan on from where the last flush ended, and write whole valid appends only. The offset says
+    /// what has completed, but with RDMA the network card may have completed a write that the processor does not see yet:
+    /// zeros or half a record would be written and reported as flushed. A work request may also end in the middle of an
+    /// append. What is on disk stays there: a late request may name a smaller offset than an earlier one.
     StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
     /// Write an open segment to disk as it is, now, because the process is about to end.
     FlushOpen(Slot, SegmentIdentity, Closure),
-    /// Give the slot's memory back: end its lending, if any, and its flush, of which nothing is reported any more.
+    /// Free the slot's memory: end its lending, if any, and its flush, which is then not reported.
     Release(Slot),
-    /// Record durably that these closed segments are owed from now on, each in place of what was owed of it before.
+    /// Record durably that these closed segments are now owed, each in place of what was owed of it before.
     /// Failure ends the process.
     Owe(Vec<(SegmentIdentity, Closure)>),
-    /// Record durably that nothing is owed of these segments any more. Failure ends the process.
+    /// Record durably that these segments are no longer owed. Failure ends the process.
     Settle(Vec<SegmentId>),
-    /// Delete a flushed segment's files, whether open or closed: nobody needs the records any more.
+    /// Delete a flushed segment's files, whether open or closed: the records are no longer needed.
     DeleteFile(SegmentId),
-    /// Move a segment's files, whether open or closed, into quarantine: they are no part of the log, and may be the last copy
-    /// of their records all the same.
+    /// Move a segment's files, whether open or closed, into quarantine: they are not part of the log, but may be the last
+    /// copy of their records.
     Quarantine(SegmentId),
     /// Write what the slot holds into quarantine, in the background; answer with [`Input::Quarantined`].
     StartQuarantine(Slot, SegmentIdentity, Closure),

@@ -1,7 +1,7 @@
-//! Start: what is here is compared with what is owed.
+//! Start: compares what is present with what is owed.
 //!
-//! Part of [`Backup`]. The daemon says what its folders hold, and believes none of it; whatever is missing, unsound, foreign
-//! or newer than the promise makes this backup *damaged*, never shorter (S12). See "Evidence" in `docs/protocol.md`.
+//! Part of [`Backup`]. The daemon lists what its folders hold, without judging it. Whatever is missing, unsound, foreign or
+//! newer than the promise makes this backup *damaged*, never shorter (S12). See "Evidence" in `docs/protocol.md`.
 
 use std::collections::BTreeMap;
 
@@ -20,21 +20,21 @@ pub struct Found {
     pub promise: Promise,
     /// Slots in use, from memory that survived or from files of open segments loaded into slots.
     pub rows: Vec<(Slot, SlotRow)>,
-    /// Slots in use whose memory is gone.
+    /// Slots in use whose memory is lost.
     pub missing: Vec<(Slot, SlotRow)>,
     /// Closed segments on disk whose header and footer are sound.
     pub files: Vec<(SegmentIdentity, Closure)>,
-    /// Closed segments that this backup owes, by its own record.
+    /// Closed segments that this backup owes, by its ledger.
     pub owed: Vec<(SegmentIdentity, Closure)>,
-    /// How far open segments have been flushed at least; 0: one was open, and nothing of it had arrived.
+    /// How far open segments have been flushed at least; 0 if one was open and nothing of it was flushed.
     pub flushed: Vec<(SegmentIdentity, Offset)>,
-    /// Damage that does not tell which records it hit: a record of what is owed that cannot be read, say.
+    /// Damage that does not show which records it hit, such as an unreadable ledger entry.
     pub doubts: Vec<String>,
 }
 
 impl Backup {
-    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: whatever was lent is
-    /// revoked (making the fabric's receiver anew is a barrier) and scanned. The outputs do that; carry them out first.
+    /// Starts a backup from what its memory and disk hold. A restarted backup counts as fenced: whatever was lent is revoked
+    /// (a new receiver of the fabric is a barrier) and scanned. Carry out the returned outputs before any input.
     pub fn start(
         group: GroupName,
         member: MemberId,
@@ -89,9 +89,9 @@ impl Backup {
         (backup, out)
     }
 
-    /// Closed files. One that is owed is what it should be; one that is not was flushed or trimmed when the process died, and
-    /// holds what it holds. One of another opening or end than what is owed stays what it is: the copy is lost. Returns those
-    /// that were trimmed.
+    /// Takes in the closed files. One that matches what is owed is that copy. One that is not owed was being flushed or trimmed
+    /// when the process died, and is a copy unless it was trimmed. One of another opening or end than what is owed goes into
+    /// quarantine, and the owed copy is lost. Returns the trimmed ones.
     fn take_files(&mut self, files: Vec<(SegmentIdentity, Closure)>, out: &mut Vec<Output>) -> Vec<SegmentId> {
         let (mut unrecorded, mut trimmed) = (Vec::new(), Vec::new());
         for (identity, closure) in files {
@@ -115,7 +115,7 @@ impl Backup {
         trimmed
     }
 
-    /// Whatever is here or is owed was written under an epoch that was promised.
+    /// Adds a doubt if anything present or owed was written under an epoch that was not promised.
     fn doubt_the_promise<'a>(&self, here: impl Iterator<Item = &'a SegmentIdentity>, doubts: &mut Vec<String>) {
         let promised = if planted::has(Bug::StalePromiseBelieved) { Epoch(u64::MAX) } else { self.promise.epoch };
         if let Some(SegmentIdentity { segment, epoch, .. }) =
@@ -128,7 +128,7 @@ impl Backup {
         }
     }
 
-    /// The older of two slots for one segment. What was closed there may be held nowhere else.
+    /// Frees the older of two slots for one segment. What was closed there may be held nowhere else.
     fn on_needless(&mut self, slot: Slot, row: &SlotRow, out: &mut Vec<Output>) {
         match row.closed {
             Some(closure) => {
@@ -143,21 +143,21 @@ impl Backup {
         let known = self.copies.get(&row.identity.segment);
         let same = known.filter(|copy| copy.identity == row.identity);
         let on_disk = same.is_some_and(|copy| copy.stage == Stage::Closed && Some(copy.closure) == row.closed);
-        // Closed, but for the row: its file was not written, or is lost.
+        // Closed, although its row does not say so: its file was not written, or is lost.
         let owed = same.filter(|copy| copy.stage == Stage::Corrupt).map(|copy| copy.closure);
         let closed_anyway = row.closed.is_none() && same.is_some_and(|copy| copy.stage == Stage::Closed);
         match (row.purpose, row.closed.or(owed)) {
-            // Closed and flushed, or an image that never got closed: nothing to keep.
+            // Closed and flushed, or an image that was never closed: nothing to keep.
             _ if on_disk || closed_anyway => out.extend(Self::freed(slot)),
             (Purpose::Install, None) => out.extend(Self::freed(slot)),
             (_, Some(closure)) => {
                 let row = SlotRow { purpose: Purpose::Append, closed: Some(closure), ..row };
-                // Under `flushed` whoever closed it is told once it is on disk, and until then it is owed to nobody.
+                // Under `Flushed` a close is answered once the copy is on disk, and until then it is not owed.
                 let recorded = same.is_some_and(|copy| copy.owed && copy.closure == closure);
                 let owed = recorded || self.promise.durability != Durability::Flushed;
                 let copy = Copy { owed, ..Copy::closed_in(slot, &row, closure) };
                 let old = self.copies.insert(row.identity.segment, copy);
-                // The process died after it had taken an image in and before the file was brought to safety.
+                // The process died after it had accepted an image and before the file was in quarantine.
                 if let Some(old) = old {
                     self.leave(&old, old.holds_more_than(Some((&row.identity, &closure))), out);
                 }
@@ -168,7 +168,7 @@ impl Backup {
                 out.push(Output::Verify(slot, row.identity, closure));
                 out.push(Output::StartFlush(slot, row.identity, closure));
             }
-            // A closed copy of another opening is what counts; see `comes_late`.
+            // A closed copy of a later opening takes precedence; see `comes_late`.
             (Purpose::Append, None) if known.is_some_and(|copy| copy.identity.epoch > row.identity.epoch) => {
                 out.extend(Self::freed(slot));
             }
@@ -185,7 +185,7 @@ impl Backup {
         if row.purpose == Purpose::Append && !self.copies.contains_key(&segment) {
             let Some(closure) = row.closed else {
                 doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0));
-                // The row stays as long as the doubt: a promise that was put back from an older copy would know nothing of it.
+                // The row stays as long as the doubt: a promise that is restored from an older copy would not contain it.
                 return self.missing.push(slot);
             };
             self.copies.insert(segment, Copy::lost(row.identity, closure));
@@ -194,7 +194,7 @@ impl Backup {
         out.push(Output::SaveSlot(slot, None));
     }
 
-    /// What was confirmed to be on disk of open segments must be in their slots by now.
+    /// Compares the open segments with what was confirmed to be on disk of them: it must be in their slots by now.
     fn compare_flushed(
         &mut self,
         flushed: &[(SegmentIdentity, Offset)],
@@ -202,8 +202,7 @@ impl Backup {
         out: &mut Vec<Output>,
     ) {
         for (identity, end) in flushed {
-            // Segments are closed in order: with a later one closed, this one was closed and is owed, or has been settled
-            // since.
+            // Segments are closed in order: if a later one is closed, this one was closed and is owed, or was removed since.
             let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
             if later.filter(|copy| copy.owed).any(|copy| copy.identity.epoch >= identity.epoch) {
                 continue;
@@ -216,8 +215,8 @@ impl Backup {
                     doubts.push(format!(
                         "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
                     ));
-                    // Once the doubt is remembered, the file is not missed any more. A promise of no log is an older copy:
-                    // whose file that would be is not known, and it stays missed.
+                    // Once the doubt is persisted, the file is no longer expected. A promise without a log is an older copy:
+                    // it does not show whose file this was, so the file stays expected.
                     if self.promise.log.is_some() {
                         out.push(Output::DeleteFile(segment));
                     }
@@ -226,9 +225,8 @@ impl Backup {
         }
     }
 
-    /// Remembers doubts over restarts: what caused them is tidied up by then.
+    /// Persists doubts, because their causes are gone after the next restart.
     fn doubt(&mut self, doubts: &[String], out: &mut Vec<Output>) {
-        // A promise that knows of no log may be older than what is here.
         if doubts.is_empty() {
             return;
         }
@@ -243,7 +241,7 @@ impl Backup {
             why.truncate(cut);
         }
         self.promise.doubt = Some(Doubt { epoch: self.promise.epoch, why });
-        // Before anything that was found is changed.
+        // Persisted before anything that was found is changed.
         out.insert(0, Output::Persist(self.promise.clone()));
     }
 }
@@ -251,8 +249,8 @@ impl Backup {
 /// Slots and what they are used for.
 type Rows = Vec<(Slot, SlotRow)>;
 
-/// Of two slots for one segment, the one that was lent later and got further counts: the process died after it had taken
-/// an image in and before it gave the older copy's slot back. Returns the rows to keep and the needless ones.
+/// Of two slots for one segment, keeps the one that was lent later and got further: the process died after it had accepted
+/// an image and before it freed the older copy's slot. Returns the rows to keep and the needless ones.
 fn newest_of_each_segment(mut rows: Rows) -> (Rows, Rows) {
     rows.sort_by_key(|(_, row)| (row.purpose == Purpose::Append, row.lender, row.closed.is_some()));
     let mut newest: BTreeMap<SegmentId, (Slot, SlotRow)> = BTreeMap::new();

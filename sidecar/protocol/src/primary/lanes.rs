@@ -1,17 +1,17 @@
-//! What waits for what: of all that a primary wants done, only what may start now is handed out.
+//! The order of outputs: of all that a primary wants done, only what may start now is handed out.
 //!
-//! Part of [`Primary`](super::Primary): outputs pass through here on their way out, answers on their way in. Whoever executes
-//! outputs may therefore run all of them side by side.
+//! Part of [`Primary`](super::Primary): its outputs and the answers to them pass through here, so all outputs that are handed
+//! out may be executed concurrently.
 //!
-//! 1. Everything that a member is asked waits for its channel.
-//! 2. Closes, drops and trims of one member go one at a time, in the order in which the machine wanted them.
-//! 3. Opens of one member go one at a time too, since a later one counts as proof of all before; but in a lane of their own. A
-//!    member without a free buffer may have to be asked for long, and the close that frees one must not wait behind that; nor
-//!    must the next segment wait for a close that waits for a disk. But a drop makes room for the opens behind it.
-//! 4. An open waits until local memory for the segment is there.
-//! 5. Copies of closed segments wait for the closes, drops and trims before them, and go beside everything else, but only so
-//!    many at a time over all members.
-//! 6. Flushes go at once; the machine has one under way for each member.
+//! 1. All requests to a member wait for its channel.
+//! 2. Closes, drops and trims at one member go one at a time, in the order in which the machine issued them.
+//! 3. Opens at one member also go one at a time, since a later one proves all before it, but in a lane of their own. A member
+//!    may be out of buffers for long, and the close that frees one must not wait behind its open; nor must the next segment
+//!    wait for a close that waits for a disk. Opens do wait for the drops and trims before them, which free buffers.
+//! 4. An open waits until the local memory for the segment is ready.
+//! 5. Copies of closed segments wait for the closes, drops and trims before them. They run beside everything else, but only a
+//!    few at a time over all members.
+//! 6. Flushes go at once; the machine keeps at most one in flight per member.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,36 +21,36 @@ use super::{Input, Output, Seat};
 
 /// Images copied to newcomers at once: each holds a segment in memory twice, and shares the wire with appends.
 pub const INSTALLS_MAX: usize = 2;
-/// Copies mended at once, beside the images for newcomers, which must not wait for them.
-pub const MENDS_AT_ONCE: usize = 1;
+/// Repairs at once over all members, beside the images for newcomers, which must not wait for them.
+pub const REPAIRS_AT_ONCE: usize = 1;
 
-/// What is under way, and what waits for it.
+/// The outputs under way, and those that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Lanes {
     seats: BTreeMap<Seat, SeatLanes>,
-    /// Segments whose local memory is being made ready.
+    /// Segments whose local memory is not ready yet.
     preparing: BTreeSet<SegmentId>,
     installs: Copies,
-    mends: Copies,
+    repairs: Copies,
 }
 
-/// One member's lanes. Bounded by what the machine can want: an open, a flush, a close and an image for each segment, a drop,
+/// One member's lanes. Bounded by what the machine can issue: an open, a flush, a close and an image for each segment, a drop,
 /// and at most one trim between two of those.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct SeatLanes {
     connected: bool,
-    /// What waits for the channel, or for a close, drop or trim.
+    /// Waiting for the channel, or for a close, drop or trim.
     orders: VecDeque<Output>,
     under_way: Option<Order>,
     opens: VecDeque<Output>,
     opening: bool,
 }
 
-/// What goes one at a time.
+/// An output that goes one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Order {
     Close,
-    /// A drop or a trim: nothing overtakes it.
+    /// A drop or a trim: nothing but a flush overtakes it.
     Tidy,
 }
 
@@ -62,7 +62,7 @@ struct Copies {
 }
 
 impl Lanes {
-    /// An answer ends what it answers.
+    /// An answer completes its output.
     pub(super) fn settle(&mut self, input: &Input) {
         match input {
             Input::Connected(seat) => self.with(*seat, |lanes| lanes.connected = true),
@@ -70,12 +70,12 @@ impl Lanes {
             Input::Opened(seat, _) => self.with(*seat, |lanes| lanes.opening = false),
             Input::Closed(seat, _) | Input::Tidied(seat) => self.with(*seat, |lanes| lanes.under_way = None),
             Input::Installed(seat, segment) => self.installs.end(*seat, *segment),
-            Input::Mended(seat, segment) | Input::Unmended(seat, segment) => self.mends.end(*seat, *segment),
+            Input::Repaired(seat, segment) | Input::RepairFailed(seat, segment) => self.repairs.end(*seat, *segment),
             _ => {}
         }
     }
 
-    /// Keeps back what has to wait of the outputs from `start` on, and adds what need not wait any more.
+    /// Withholds those of the outputs from `start` on that must wait, and adds those that no longer need to.
     pub(super) fn pass(&mut self, out: &mut Vec<Output>, start: usize) {
         for output in out.split_off(start) {
             self.admit(output, out);
@@ -90,7 +90,7 @@ impl Lanes {
             Output::Prepare(identity) => drop(self.preparing.insert(identity.segment)),
             other => {
                 if let Some(seat) = other.seat() {
-                    // Nothing is wanted of a seat that is gone.
+                    // Outputs for a former seat are discarded.
                     return self.with(seat, |lanes| lanes.push(output));
                 }
             }
@@ -99,13 +99,13 @@ impl Lanes {
     }
 
     fn release(&mut self, out: &mut Vec<Output>) {
-        let Lanes { seats, preparing, installs, mends } = self;
+        let Lanes { seats, preparing, installs, repairs } = self;
         for (seat, lanes) in seats.iter_mut().filter(|(_, lanes)| lanes.connected) {
             for next in lanes.take_due() {
                 match next {
                     Output::Open(..) => lanes.opens.push_back(next),
                     Output::Install(..) => installs.waiting.push_back((*seat, next)),
-                    Output::Mend(..) => mends.waiting.push_back((*seat, next)),
+                    Output::Repair(..) => repairs.waiting.push_back((*seat, next)),
                     next => out.push(next),
                 }
             }
@@ -121,13 +121,13 @@ impl Lanes {
             }
         }
         installs.release(INSTALLS_MAX, out);
-        mends.release(MENDS_AT_ONCE, out);
+        repairs.release(REPAIRS_AT_ONCE, out);
     }
 
     fn forget(&mut self, seat: Seat) {
         self.seats.remove(&seat);
         self.installs.forget(seat);
-        self.mends.forget(seat);
+        self.repairs.forget(seat);
     }
 
     fn with(&mut self, seat: Seat, work: impl FnOnce(&mut SeatLanes)) {
@@ -136,8 +136,8 @@ impl Lanes {
 }
 
 impl SeatLanes {
-    /// A trim covers the one before it, unless something stands between the two: a buffer that was left behind is given back
-    /// by the trim that follows a close.
+    /// A trim replaces the one directly before it. One that follows a close stays: a backup frees an unclosed older buffer
+    /// only at a trim after a later close.
     fn push(&mut self, output: Output) {
         match (self.orders.back_mut(), &output) {
             (Some(last @ Output::Trim(..)), Output::Trim(..)) => *last = output,
@@ -145,7 +145,7 @@ impl SeatLanes {
         }
     }
 
-    /// What need not wait any more.
+    /// Takes out what no longer needs to wait.
     fn take_due(&mut self) -> Vec<Output> {
         let mut due = Vec::new();
         let mut blocked = self.under_way;
@@ -186,7 +186,7 @@ impl Copies {
         while self.under_way.len() < most
             && let Some((seat, copy)) = self.waiting.pop_front()
         {
-            if let Output::Install(_, identity, _) | Output::Mend(_, identity, _) = &copy {
+            if let Output::Install(_, identity, _) | Output::Repair(_, identity, _) = &copy {
                 self.under_way.push((seat, identity.segment));
             }
             out.push(copy);

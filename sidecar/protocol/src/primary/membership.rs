@@ -5,58 +5,58 @@
 use std::collections::VecDeque;
 
 use crate::config::{Durability, MemberRef, Swap, SwapOutcome, Time};
-use crate::ids::{Lsn, MemberId, Position, SegmentId};
+use crate::ids::{Lsn, MemberId, SegmentId};
 use crate::layout::SegmentIdentity;
 use crate::planted::{self, Bug};
 use crate::recovery::RepairPlan;
 use crate::rpc::{Failure, Inventory};
 
-use super::seats::{Fate, Member};
-use super::{Output, Primary, SEGMENTS_MAX, Seat, Standing, StepDown};
+use super::seats::{Loss, Member, Progress, Stall};
+use super::{Membership, Output, Primary, SEGMENTS_MAX, Seat, StepDown};
 
-/// Patience with lost members that do not answer while too few are left, in terms of `open_patience_ms`: 15 × 2 s = 30 s.
-/// A process that is started anew is back within that time, even after Kubernetes has let it wait for 10 s. Whoever is
-/// cut off from members that others can reach stands in their way for so long.
+/// How long to wait for lost members that do not answer while too few are left, in units of `open_patience_ms`:
+/// 15 × 2 s = 30 s. A restarted process is back within that time, even after Kubernetes has delayed it by 10 s. A primary
+/// that is cut off from members which others can reach blocks the group for as long.
 const RETURN_PATIENCE: u64 = 15;
 
 impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
-        member.lost = true;
+        member.loss = Some(Loss::Silent);
         let id = member.reference.id.clone();
         self.lost.retain(|known| *known != id);
         self.lost.push(id);
         out.push(Output::Disconnect(seat));
         self.clear_lost_newcomers();
-        self.forget_what_is_closed(out);
+        self.forget_closed_segments(out);
     }
 
-    /// A newcomer that was never proposed to the config store can go without a word.
+    /// A lost newcomer that was never proposed to the config store needs no swap to go.
     fn clear_lost_newcomers(&mut self) {
         for index in 0..self.members.len() {
-            let gone = self.members[index].as_ref().is_some_and(|m| m.lost && !self.is_required(m));
+            let gone = self.members[index].as_ref().is_some_and(|m| m.is_lost() && !self.is_required(m));
             if gone {
                 self.members[index] = None;
             }
         }
     }
 
-    /// Proposes a smaller set when a member is lost, a larger one when a newcomer has caught up. With too few members left
-    /// newcomers take the place of those that were lost: see "Refilling" in `docs/protocol.md`.
+    /// Proposes a smaller set when a member is lost, and a larger one when a newcomer has caught up. With too few members
+    /// left, newcomers take the places of the lost ones: see "Refilling" in `docs/protocol.md`.
     pub(super) fn plan_swap(&mut self, out: &mut Vec<Output>) {
         if self.swap.is_some() {
             return;
         }
-        let in_set = || self.members.iter().flatten().filter(|member| member.standing == Standing::InSet);
-        let members: Vec<MemberRef> = if in_set().any(|member| member.lost) {
-            let mut left: Vec<MemberRef> = in_set().filter(|m| !m.lost).map(|m| m.reference.clone()).collect();
+        let in_set = || self.members.iter().flatten().filter(|member| member.in_set());
+        let members: Vec<MemberRef> = if in_set().any(|member| member.is_lost()) {
+            let mut left: Vec<MemberRef> = in_set().filter(|m| !m.is_lost()).map(|m| m.reference.clone()).collect();
             if self.is_short() {
-                if self.shall_step_down() {
+                if self.should_step_down() {
                     return self.step_down_short(out);
                 }
                 let newcomers = self.members.iter().flatten().filter(|member| self.has_caught_up(member));
                 left.extend(newcomers.map(|member| member.reference.clone()));
-                // Acks stop meanwhile: those who were lost are still required.
+                // Acks stop meanwhile: the lost members are still required.
                 if left.len() < self.needed() {
                     return;
                 }
@@ -76,32 +76,31 @@ impl Primary {
         out.push(Output::Swap(swap));
     }
 
-    /// Members that the set must have. One that was smaller already when more were wanted need not become larger at once;
-    /// a promotion asks for no more either.
+    /// Members that the set must have. A set that was already smaller when the bound was raised need not grow at once; a
+    /// promotion requires no more either.
     fn needed(&self) -> usize {
         usize::from(self.rules.min_in_sync.max(1)).min(self.config.members.len())
     }
 
     /// Members of the set that are not lost.
     fn left(&self) -> usize {
-        self.members.iter().flatten().filter(|member| member.standing == Standing::InSet && !member.lost).count()
+        self.members.iter().flatten().filter(|member| member.in_set() && !member.is_lost()).count()
     }
 
-    /// Members of the set that are lost, and of whom this is known.
-    fn lost_and(&self, fate: Fate) -> usize {
-        let such = |member: &&Member| member.standing == Standing::InSet && member.lost && member.fate == fate;
-        self.members.iter().flatten().filter(such).count()
+    /// Members of the set that are lost in this way.
+    fn lost_as(&self, loss: Loss) -> usize {
+        self.members.iter().flatten().filter(|member| member.in_set() && member.loss == Some(loss)).count()
     }
 
-    /// True while members are lost and too few are left to go on without them.
+    /// True while too few members are left to continue without the lost ones.
     fn is_short(&self) -> bool {
         self.swap.is_none() && self.left() < self.needed()
     }
 
-    /// True when a promotion would do better: nobody is left to refill from, or it would find enough with the log at once.
-    fn shall_step_down(&self) -> bool {
+    /// True when a promotion would do better: no member is left to refill from, or enough members with the log answer.
+    fn should_step_down(&self) -> bool {
         self.left() == 0
-            || self.left() + self.lost_and(Fate::Returned) >= self.needed()
+            || self.left() + self.lost_as(Loss::Returned) >= self.needed()
             || planted::has(Bug::StepsDownAtOnce)
     }
 
@@ -110,46 +109,44 @@ impl Primary {
         self.step_down(StepDown::TooFewMembers { left, needed }, out);
     }
 
-    /// Those who do not answer may be back with what they held, and somebody else may reach them already. So after a while
-    /// the others get their chance: unless somebody is on the way in, or even with all of the silent ones a promotion
-    /// would find too few.
-    pub(super) fn wait_for_the_lost(&mut self, now: Time, out: &mut Vec<Output>) {
+    /// Silent members may be back with their memory, and other sidecars may already reach them. So step down after a while,
+    /// unless a newcomer is catching up, or a promotion would find too few members even with all silent ones.
+    pub(super) fn wait_for_lost_members(&mut self, now: Time, out: &mut Vec<Output>) {
         if !self.is_short() {
             self.short_since = None;
             return;
         }
         let since = *self.short_since.get_or_insert(now);
         let over = now >= since.plus(RETURN_PATIENCE * self.rules.open_patience_ms);
-        let helped = self.members.iter().flatten().any(|m| m.standing != Standing::InSet && !m.lost);
-        let hopeful = self.left() + self.lost_and(Fate::Returned) + self.lost_and(Fate::Silent);
-        if over && !helped && hopeful >= self.needed() {
+        let joining = self.members.iter().flatten().any(|m| !m.in_set() && !m.is_lost());
+        let reachable_at_most = self.left() + self.lost_as(Loss::Returned) + self.lost_as(Loss::Silent);
+        if over && !joining && reachable_at_most >= self.needed() {
             self.step_down_short(out);
         }
     }
 
-    /// A lost member has been met again. While enough are left it comes back as a newcomer, after the swap.
+    /// A lost member answers again. If enough members are left, it comes back as a newcomer after the swap.
     fn on_returned(&mut self, reference: &MemberRef) {
-        let same = |member: &&mut Member| member.reference.is_same(reference) && member.lost;
+        let same = |member: &&mut Member| member.reference.is_same(reference) && member.is_lost();
         if let Some(member) = self.members.iter_mut().flatten().find(same) {
-            member.fate = Fate::Returned;
+            member.loss = Some(Loss::Returned);
         }
     }
 
     /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
     fn has_caught_up(&self, member: &Member) -> bool {
         let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
-        let newcomer = member.standing != Standing::InSet;
         let early = planted::has(Bug::NewcomerTooEarly);
-        !member.lost && newcomer && (early || images && !self.lacks_something(member))
+        !member.is_lost() && !member.in_set() && (early || images && !self.lacks_something(member))
     }
 
-    /// True for a newcomer that has not done all that it was asked for.
+    /// True for a newcomer that has not finished catching up.
     fn lacks_something(&self, member: &Member) -> bool {
-        let Standing::Newcomer { repairs, chores } = &member.standing else { return false };
+        let Membership::Newcomer { missing, unconfirmed } = &member.membership else { return false };
         let opened = member.opened >= self.segments.active_id();
-        !repairs.is_empty()
+        !missing.is_empty()
             || member.damage.count() > 0
-            || *chores > 0
+            || *unconfirmed > 0
             || !opened
             || member.reached(self.rules.durability) < self.acked
     }
@@ -159,7 +156,7 @@ impl Primary {
         match outcome.settle(&swap.proposed) {
             SwapOutcome::Applied => self.adopt(swap),
             SwapOutcome::Unknown if planted::has(Bug::UnknownIsRefused) => self.clear_lost_newcomers(),
-            // It may yet happen, so nothing else may be tried, and both sets stay needed.
+            // It may still be applied, so no other swap may be tried, and acks need both sets.
             SwapOutcome::Unknown => {
                 self.swap_again = Some(now.plus(self.rules.swap_interval_ms));
                 self.swap = Some(swap);
@@ -183,20 +180,20 @@ impl Primary {
         for place in &mut self.members {
             let Some(member) = place else { continue };
             let in_set = self.config.members.contains(&member.reference);
-            match (in_set, member.standing == Standing::InSet) {
-                (true, false) => member.standing = Standing::InSet,
+            match (in_set, member.in_set()) {
+                (true, false) => member.membership = Membership::InSet,
                 (false, true) => *place = None,
                 _ => {}
             }
         }
     }
 
-    /// Looks for a spare when the set is too small and nobody is on the way into it.
+    /// Looks for a spare when the set is too small and no newcomer is catching up.
     pub(super) fn recruit(&mut self, now: Time, out: &mut Vec<Output>) {
         let short = self.is_short();
-        let present = self.members.iter().flatten().filter(|member| !short || !member.lost).count();
+        let present = self.members.iter().flatten().filter(|member| !short || !member.is_lost()).count();
         let few = present < usize::from(self.rules.backups).max(if short { self.needed() } else { 0 });
-        // Who was lost before it had lent the active segment never lends it.
+        // A member that was lost before it lent the active segment will never lend it.
         let wanted = few && self.swap.is_none() && (short || self.is_ready());
         if wanted && !self.over && self.search == Search::Idle && now >= self.recruit_after {
             self.search = Search::Surveying { lost: self.lost.clone() };
@@ -205,10 +202,10 @@ impl Primary {
         }
     }
 
-    /// Backups that answered the search for a spare. One with a full disk answers well: if it were always asked first, nobody
-    /// else would ever take its place. A member's name with other memory behind it is outside the set. One that was lost in
-    /// this term and has its memory still is only noted: a promotion may need it as it is. Of members that were lost after the
-    /// search had begun the answer may be older than the loss.
+    /// Chooses among the backups that answered the survey. Those lost in this epoch come last: a backup with a full disk
+    /// answers too, and if it were always tried first, no other would ever take its place. A backup with a member's name but
+    /// other memory is a spare. A lost member that still has its memory is only noted, because a promotion may need it as it
+    /// is. For a member lost after the survey began, the answer may be older than the loss and is ignored.
     pub(super) fn on_surveyed(&mut self, now: Time, found: Vec<MemberRef>, out: &mut Vec<Output>) {
         let Search::Surveying { lost } = std::mem::take(&mut self.search) else { return };
         let is_member = |found: &MemberRef| self.config.member(&found.id).is_some_and(|known| known.is_same(found));
@@ -253,36 +250,37 @@ impl Primary {
         }
     }
 
-    /// True for a member that is not lost, and for one that is and has its memory still: it may be what a promotion needs, so
-    /// nothing of it may be dropped.
+    /// True for a member that is not lost, and for a lost one that still has its memory: a promotion may need it, so none of
+    /// its copies may be dropped.
     fn is_seated(&self, reference: &MemberRef) -> bool {
         let same = |member: &Member| {
-            member.reference.id == reference.id && (!member.lost || member.reference.is_same(reference))
+            member.reference.id == reference.id && (!member.is_lost() || member.reference.is_same(reference))
         };
         self.members.iter().flatten().any(same)
     }
 
-    /// A spare takes a seat: it drops what is no part of the log, lends buffers for the open end from the first segment that
-    /// is not acknowledged as a whole, and gets everything before as closed images. Nobody closes that first segment until
-    /// acks reach its end, so with acks stopped it could never come as an image.
+    /// A spare takes a seat: it drops what is not part of the log, lends buffers from the first segment that is not fully
+    /// acknowledged on, and receives everything before as closed images. No member closes that first segment until acks
+    /// reach its end, so with acks stopped it could never come as an image.
     fn on_recruited(&mut self, reference: MemberRef, inventory: &Inventory, out: &mut Vec<Output>) {
         let in_set = self.config.member(&reference.id).is_some_and(|known| known.is_same(&reference));
         if in_set || self.is_seated(&reference) {
             return;
         }
         for member in self.members.iter_mut().flatten().filter(|member| member.reference.id == reference.id) {
-            member.fate = Fate::Gone;
+            member.loss = Some(Loss::MemoryGone);
         }
         let mut plan = RepairPlan::new(self.closed.iter().map(|(identity, closure)| (identity, closure)), inventory);
-        let repairs = plan.close.iter().chain(&plan.install).map(|(identity, _)| identity.segment).collect();
+        let missing = plan.close.iter().chain(&plan.install).map(|(identity, _)| identity.segment).collect();
         let first = self.first_unacked();
-        // A copy of one of our own whole segments stays until the image replaces it: a drop that comes late, after this
-        // seat has been lost and taken again, could hit the image.
+        // A copy of one of our own sealed segments stays until the image replaces it: a late drop, executed after this
+        // seat was lost and taken again, could hit the image.
         let whole: Vec<SegmentIdentity> =
             self.segments.iter().map(|s| s.identity).filter(|identity| identity.segment < first).collect();
         plan.drop.retain(|copy| !whole.contains(&copy.identity));
-        let chores = u8::from(self.first_readable() > Lsn(1)) + u8::from(!plan.drop.is_empty());
-        let Some(seat) = self.seat(reference, Standing::Newcomer { repairs, chores }, first, out) else { return };
+        let unconfirmed = u8::from(self.first_readable() > Lsn(1)) + u8::from(!plan.drop.is_empty());
+        let newcomer = Membership::Newcomer { missing, unconfirmed };
+        let Some(seat) = self.seat(reference, newcomer, first, out) else { return };
         self.trim_to_first(seat, out);
         if !plan.drop.is_empty() {
             out.push(Output::Drop(seat, plan.drop));
@@ -293,92 +291,91 @@ impl Primary {
         out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
     }
 
-    /// Trims and drops go one after the other, so the first ones to be confirmed are those of the start.
+    /// Trims and drops are sent one at a time, so the first ones confirmed are those sent when the seat was taken.
     pub(super) fn on_tidied(&mut self, seat: Seat) {
-        if let Some(Member { standing: Standing::Newcomer { chores, .. }, .. }) = self.member_mut(seat) {
-            *chores = chores.saturating_sub(1);
+        if let Some(Member { membership: Membership::Newcomer { unconfirmed, .. }, .. }) = self.member_mut(seat) {
+            *unconfirmed = unconfirmed.saturating_sub(1);
         }
     }
 
-    /// A newcomer has a segment that it lacked. After the last one it is told once more where the log begins: it may hold
-    /// a buffer that it lent earlier in this epoch, for a segment that was trimmed while it was away, and gives that back
-    /// only when a later segment is closed there. Nobody else would ever ask for it.
-    pub(super) fn on_repaired(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
+    /// A newcomer now holds a segment that was missing. After the last one the trim is sent again: the newcomer may hold a
+    /// buffer that it lent earlier in this epoch for a segment trimmed while it was away, and it frees that buffer only once
+    /// a later segment is closed there. Nothing else would free it.
+    pub(super) fn on_segment_held(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
-        let Standing::Newcomer { repairs, .. } = &mut member.standing else { return };
-        let before = repairs.len();
-        repairs.retain(|waiting| *waiting != segment);
-        if before > 0 && repairs.is_empty() {
+        let Membership::Newcomer { missing, .. } = &mut member.membership else { return };
+        let before = missing.len();
+        missing.retain(|waiting| *waiting != segment);
+        if before > 0 && missing.is_empty() {
             self.trim_to_first(seat, out);
         }
     }
 
-    /// A member that has not lent the next segment for too long, one that keeps the open end from shrinking, or one whose
-    /// flushes keep acks from moving counts as lost: one slow disk must not stop the group. If everybody is slow there is
-    /// nobody to go on with, so wait.
-    pub(super) fn drop_who_holds_up(&mut self, now: Time, out: &mut Vec<Output>) {
-        let slow = self.who_holds_up_segments();
+    /// A member counts as lost if for too long it does not lend the next segment, keeps open segments from closing, or
+    /// keeps acks waiting for its flushes: one slow disk must not stop the group. If too few others are left, it stays.
+    pub(super) fn drop_stalled_members(&mut self, now: Time, out: &mut Vec<Output>) {
+        let slow = self.members_stalling_segments();
         let ends = (self.segments.oldest(), self.segments.active_id());
         self.segment_stall = Stall::follow(self.segment_stall, ends, now, !slow.is_empty());
         if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
-            self.drop_slow(slow, out);
+            self.count_as_lost(slow, out);
         }
-        let slow = self.who_holds_up_acks();
+        let slow = self.members_stalling_acks();
         self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, !slow.is_empty());
         if self.ack_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
-            self.drop_slow(slow, out);
+            self.count_as_lost(slow, out);
         }
     }
 
-    fn who_holds_up_segments(&self) -> Vec<Seat> {
+    fn members_stalling_segments(&self) -> Vec<Seat> {
         let active = self.segments.active_id();
         let oldest = self.segments.oldest();
         let wanted = if self.is_ready() { active.next() } else { active };
-        // With the open end full nobody was asked for the next one: then the oldest is what holds up.
-        let asked = self.segments.get(wanted).is_some();
+        // If the open end is full, the next one has not been requested: then the oldest is what holds up.
+        let requested = self.segments.get(wanted).is_some();
         let full = self.segments.len() == SEGMENTS_MAX;
         let holds_up = |m: &&Member| {
-            let opens_late = asked && m.opened < wanted && self.is_required(m);
+            let opens_late = requested && m.opened < wanted && self.is_required(m);
             let closes_late = full && m.first_opened <= oldest && m.closed < oldest;
-            !m.lost && (opens_late || closes_late)
+            !m.is_lost() && (opens_late || closes_late)
         };
         self.members.iter().flatten().filter(holds_up).map(|member| member.seat).collect()
     }
 
-    /// Durability `Flushed`: whoever has completed more than is acknowledged and does not get it to its disk. That disk may
-    /// hang; or a bit has flipped in its open buffer, so that it never finds another valid append there.
-    fn who_holds_up_acks(&self) -> Vec<Seat> {
+    /// Under durability `Flushed`: members that have completed more than is acknowledged and have not flushed it. The disk
+    /// may hang, or a bit may have flipped in the open buffer, so that no further append in it is valid.
+    fn members_stalling_acks(&self) -> Vec<Seat> {
         let holds_up = |m: &&Member| {
             let unflushed = self.segments.after(m.flushed).is_some_and(|(from, _)| from < m.completed);
-            !m.lost && unflushed && m.reached(self.rules.durability) <= self.acked
+            !m.is_lost() && unflushed && m.reached(self.rules.durability) <= self.acked
         };
         let flushes = self.rules.durability == Durability::Flushed;
         self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()
     }
 
-    /// A newcomer that gets no further for twice the patience is given up: it holds a place that a spare could take, and
-    /// under load it fills the open end.
+    /// A newcomer without progress for twice `open_patience_ms` is given up: it occupies a seat that a spare could take, and
+    /// under load it keeps segments open.
     pub(super) fn give_up_newcomers(&mut self, now: Time, out: &mut Vec<Output>) {
-        let repairs = |member: &Member| match &member.standing {
-            Standing::Newcomer { repairs, .. } if !member.lost => repairs.len(),
+        let missing = |member: &Member| match &member.membership {
+            Membership::Newcomer { missing, .. } if !member.is_lost() => missing.len(),
             _ => 0,
         };
-        let all_repairs = self.members.iter().flatten().map(repairs).sum();
+        let all_missing = self.members.iter().flatten().map(missing).sum();
         let mut stuck = Vec::new();
         for index in 0..self.members.len() {
             let Some(member) = &self.members[index] else { continue };
-            let Standing::Newcomer { chores, .. } = member.standing else { continue };
+            let Membership::Newcomer { unconfirmed, .. } = member.membership else { continue };
             let opened = member.opened >= self.segments.active_id();
             let progress = Progress {
                 opened: member.opened,
-                chores,
+                unconfirmed,
                 damaged: member.damage.count(),
-                // Few images are copied at once, whoever they are for. But an open waits for nobody else's.
-                repairs: if opened { all_repairs } else { repairs(member) },
+                // Few images are copied at once over all newcomers, so progress of any counts. Opens do not wait for others.
+                missing: if opened { all_missing } else { missing(member) },
                 completed: member.completed,
                 flushed: member.flushed,
             };
-            let stalls = !member.lost && !self.is_required(member) && self.lacks_something(member);
+            let stalls = !member.is_lost() && !self.is_required(member) && self.lacks_something(member);
             let stall = Stall::follow(member.stall, progress, now, stalls);
             let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_patience_ms);
             if stall.is_some_and(too_long) {
@@ -395,9 +392,9 @@ impl Primary {
         now >= since.plus(self.rules.open_patience_ms)
     }
 
-    /// Counts them as lost, if enough others are left.
-    fn drop_slow(&mut self, slow: Vec<Seat>, out: &mut Vec<Output>) {
-        let left = self.required().filter(|m| !m.lost && !slow.contains(&m.seat)).count();
+    /// Counts them as lost if enough others are left.
+    fn count_as_lost(&mut self, slow: Vec<Seat>, out: &mut Vec<Output>) {
+        let left = self.required().filter(|m| !m.is_lost() && !slow.contains(&m.seat)).count();
         if left >= usize::from(self.rules.min_in_sync.max(1)) {
             slow.into_iter().for_each(|seat| self.on_lost(seat, out));
         }
@@ -407,46 +404,19 @@ impl Primary {
 /// The search for a spare.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Search {
-    /// Nobody is looked for.
+    /// No search is under way.
     #[default]
     Idle,
-    /// All backups are asked; these members had been lost by then.
+    /// All backups are being surveyed.
     Surveying {
-        /// Their names.
+        /// Members that were lost before the survey began.
         lost: Vec<MemberId>,
     },
-    /// One that answered is being fenced; the others come after it.
+    /// One backup is being fenced.
     Fencing {
-        /// The one.
+        /// That backup.
         spare: MemberRef,
-        /// In the order in which they are tried.
+        /// Those to try next, in order.
         others: VecDeque<MemberRef>,
     },
-}
-
-/// How far a newcomer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Progress {
-    opened: SegmentId,
-    chores: u8,
-    damaged: usize,
-    repairs: usize,
-    completed: Position,
-    flushed: Position,
-}
-
-/// Since when somebody has been slow and what they hold up has not moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stall<At> {
-    since: Time,
-    at: At,
-}
-
-impl<At: PartialEq> Stall<At> {
-    fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
-        if !stalls {
-            return None;
-        }
-        known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))
-    }
 }

@@ -1,6 +1,6 @@
-//! What a member is asked for an [`Output`], and what the machine is told of the answer.
+//! Maps an [`Output`] to the request that a member receives, and its result to an [`Input`].
 //!
-//! Called by whoever executes outputs.
+//! Called by the code that executes outputs.
 
 use crate::backup::Request;
 use crate::config::Durability;
@@ -10,14 +10,14 @@ use crate::rpc::{Caller, CloseRequest, DropRequest, Failure, FlushRequest, OpenR
 use super::{Input, Output, Seat};
 
 impl Output {
-    /// The seat that it concerns.
+    /// The seat concerned, if any.
     pub fn seat(&self) -> Option<Seat> {
         match self {
             Output::Connect(seat, _)
             | Output::Open(seat, _)
             | Output::Close(seat, ..)
             | Output::Install(seat, ..)
-            | Output::Mend(seat, ..)
+            | Output::Repair(seat, ..)
             | Output::Drop(seat, _)
             | Output::Flush(seat, ..)
             | Output::Trim(seat, _)
@@ -31,7 +31,7 @@ impl Output {
         }
     }
 
-    /// The request to the member, where one request is all there is to it.
+    /// The request to the member, if the output is carried out by one request.
     pub fn request(&self, caller: Caller, durability: Durability) -> Option<Request> {
         Some(match *self {
             Output::Connect(..) => Request::Connect(caller),
@@ -46,7 +46,7 @@ impl Output {
         })
     }
 
-    /// What the machine is told once this is done. `flushed` is how far a flush came.
+    /// The input that reports success. `flushed` is how far a flush came.
     pub fn done(&self, flushed: Offset) -> Option<Input> {
         Some(match self {
             Output::Connect(seat, _) => Input::Connected(*seat),
@@ -54,9 +54,9 @@ impl Output {
             Output::Open(seat, identity) => Input::Opened(*seat, identity.segment),
             Output::Close(seat, identity, _) => Input::Closed(*seat, identity.segment),
             Output::Install(seat, identity, _) => Input::Installed(*seat, identity.segment),
-            Output::Mend(seat, identity, _) => Input::Mended(*seat, identity.segment),
+            Output::Repair(seat, identity, _) => Input::Repaired(*seat, identity.segment),
             Output::Drop(seat, _) | Output::Trim(seat, _) => Input::Tidied(*seat),
-            // What was asked for has completed; nothing that the member says makes more of it.
+            // Only what was requested is known to have completed, so the answer counts up to there.
             Output::Flush(seat, identity, end) => {
                 Input::Flushed(*seat, Position::new(identity.segment, flushed.min(*end)))
             }
@@ -64,12 +64,12 @@ impl Output {
         })
     }
 
-    /// What the machine is told when this has failed. A member that refuses its own claim is lost as well: only a promotion
-    /// can see to that.
+    /// The input that reports a failure. A member that has promised this epoch to another claim is lost too: only a
+    /// promotion can resolve that.
     pub fn failed(&self, failure: &Failure) -> Option<Input> {
         match (self, failure) {
             (_, Failure::Superseded(epoch)) => Some(Input::Superseded(*epoch)),
-            (Output::Mend(seat, identity, _), _) => Some(Input::Unmended(*seat, identity.segment)),
+            (Output::Repair(seat, identity, _), _) => Some(Input::RepairFailed(*seat, identity.segment)),
             (output, _) => output.seat().map(Input::Lost),
         }
     }

@@ -5,16 +5,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::config::{Durability, MemberRef};
+use crate::config::{Durability, MemberRef, Time};
 use crate::ids::{Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
-use super::membership::{Progress, Stall};
-use super::mending::Damage;
+use super::repair::Damage;
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
-/// A member's place on the append path. A seat that is taken again has another tenancy, so that late answers meant for
-/// the one who sat there before are told apart.
+/// A member's place on the append path. Each new occupant has another tenancy, so that late answers meant for an earlier
+/// one are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seat {
     /// Index into the path's arrays, below `MEMBERS_MAX`.
@@ -23,34 +22,61 @@ pub struct Seat {
     pub tenancy: u32,
 }
 
-/// Counts the posts to all seats together, so that "after this moment" means the same for each of them.
+/// Numbers the posts to all seats in one sequence, so that "after this post" means the same at each of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Post(pub(super) u64);
 
-/// What a member is to the set.
+/// Whether a member is in the set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum Membership {
     /// In the set: acks need it.
     InSet,
-    /// Being caught up; counts for nothing until it is swapped in.
+    /// Catching up; not counted for acks until it is swapped in.
     Newcomer {
         /// Closed segments that it does not hold yet.
-        repairs: Vec<SegmentId>,
-        /// Trims and drops that it was sent when it took its seat and has not confirmed: until it knows of a trimmed
-        /// beginning, and has let go of what is no part of the log, nobody could recover from it alone.
-        chores: u8,
+        missing: Vec<SegmentId>,
+        /// Trims and drops that were sent when it took its seat and are not confirmed. Until it knows where the log begins
+        /// and has dropped what is not part of it, the log cannot be recovered from this member alone.
+        unconfirmed: u8,
     },
 }
 
-/// What is known of a lost member of the set.
+/// What is known of a lost member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Fate {
+pub(super) enum Loss {
     /// It has not answered since.
     Silent,
-    /// It answers, with the memory it had: a promotion can count on it.
+    /// It answers, with the memory that it had: a promotion can count on it.
     Returned,
-    /// Its name answers with other memory: nobody will ever see again what it held.
-    Gone,
+    /// A backup of its name answers with other memory: what this member held is gone for good.
+    MemoryGone,
+}
+
+/// How far a newcomer has caught up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Progress {
+    pub(super) opened: SegmentId,
+    pub(super) unconfirmed: u8,
+    pub(super) damaged: usize,
+    pub(super) missing: usize,
+    pub(super) completed: Position,
+    pub(super) flushed: Position,
+}
+
+/// Since when members have been slow and what they hold up has not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stall<At> {
+    pub(super) since: Time,
+    at: At,
+}
+
+impl<At: PartialEq> Stall<At> {
+    pub(super) fn follow(known: Option<Stall<At>>, at: At, now: Time, stalls: bool) -> Option<Stall<At>> {
+        if !stalls {
+            return None;
+        }
+        known.filter(|known| known.at == at).or(Some(Stall { since: now, at }))
+    }
 }
 
 /// A post in flight.
@@ -68,24 +94,22 @@ pub(super) struct Posted {
 pub(super) struct Member {
     pub(super) seat: Seat,
     pub(super) reference: MemberRef,
-    pub(super) standing: Standing,
-    /// Failed; nothing more is posted. If it is in the set, acks stop until it is swapped out.
-    pub(super) lost: bool,
-    /// What is known of it since it was lost.
-    pub(super) fate: Fate,
-    /// First segment that it is asked to lend in this epoch.
+    pub(super) membership: Membership,
+    /// Set once it has failed; nothing more is posted then. If it is in the set, acks stop until it is swapped out.
+    pub(super) loss: Option<Loss>,
+    /// First segment for which it lends a buffer in this epoch.
     pub(super) first_opened: SegmentId,
-    /// It has lent every segment from `first_opened` up to here; the one before `first_opened` before the first.
+    /// It has lent buffers for all segments from `first_opened` to this one. Initially the segment before `first_opened`.
     pub(super) opened: SegmentId,
-    /// Segments that it has lent ahead of one still asked for.
+    /// Segments beyond `opened` that it has lent out of order.
     pub(super) opened_early: Vec<SegmentId>,
     pub(super) posted: Position,
     pub(super) completed: Position,
     pub(super) flushed: Position,
-    /// The flush on its way: from where, and up to where.
+    /// The range of the flush in flight.
     pub(super) flushing: Option<Range<Position>>,
-    /// The last flush brought nothing new: asking again for no more than this waits for the next tick.
-    pub(super) fruitless: Position,
+    /// Where the last flush ended if it brought nothing new: a flush up to here is not repeated before the next tick.
+    pub(super) flush_stalled_at: Position,
     /// Last segment for which a close was sent.
     pub(super) closing: SegmentId,
     /// Last segment that it has closed.
@@ -96,13 +120,21 @@ pub(super) struct Member {
     pub(super) last_posted: Post,
     /// Its latest post that has completed.
     pub(super) last_completed: Post,
-    /// Of a newcomer: since when it has got no further.
+    /// Of a newcomer: since when it has made no progress.
     pub(super) stall: Option<Stall<Progress>>,
-    /// What has rotted there.
+    /// Its missing and corrupt copies.
     pub(super) damage: Damage,
 }
 
 impl Member {
+    pub(super) fn in_set(&self) -> bool {
+        self.membership == Membership::InSet
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.loss.is_some()
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.in_flight.len() < INFLIGHT_MAX
     }
@@ -112,13 +144,13 @@ impl Member {
         self.in_flight.push_back(Posted { end, number, segment });
     }
 
-    /// True when nothing is on its way to this segment's buffer: a write that meets a buffer that is no longer lent fails
-    /// its channel.
+    /// True when no write to this segment's buffer is in flight: a write to a buffer that is no longer lent breaks the
+    /// channel.
     pub(super) fn has_written(&self, segment: SegmentId) -> bool {
         self.in_flight.iter().all(|posted| posted.segment != segment)
     }
 
-    /// How far it has what an ack promises.
+    /// The position up to which it holds the log as durably as an ack promises.
     pub(super) fn reached(&self, durability: Durability) -> Position {
         match durability {
             Durability::Flushed => self.flushed.min(self.completed),
@@ -135,11 +167,11 @@ impl Member {
 }
 
 impl Primary {
-    /// Gives a member a free seat and connects it. It is to lend every segment from `first` on.
+    /// Gives a member a free seat and connects it. It will lend buffers for all segments from `first` on.
     pub(super) fn seat(
         &mut self,
         reference: MemberRef,
-        standing: Standing,
+        membership: Membership,
         first: SegmentId,
         out: &mut Vec<Output>,
     ) -> Option<Seat> {
@@ -151,9 +183,8 @@ impl Primary {
         self.members[index] = Some(Member {
             seat,
             reference: reference.clone(),
-            standing,
-            lost: false,
-            fate: Fate::Silent,
+            membership,
+            loss: None,
             first_opened: first,
             opened: before,
             opened_early: Vec::with_capacity(SEGMENTS_MAX),
@@ -161,7 +192,7 @@ impl Primary {
             completed: start,
             flushed: start,
             flushing: None,
-            fruitless: Position::default(),
+            flush_stalled_at: Position::default(),
             closing: before,
             closed: before,
             in_flight: VecDeque::with_capacity(INFLIGHT_MAX),
@@ -176,28 +207,31 @@ impl Primary {
 
     /// The member in this seat, if it is still the same one.
     pub(super) fn member_mut(&mut self, seat: Seat) -> Option<&mut Member> {
-        self.members.get_mut(usize::from(seat.index))?.as_mut().filter(|member| member.seat == seat && !member.lost)
+        self.members
+            .get_mut(usize::from(seat.index))?
+            .as_mut()
+            .filter(|member| member.seat == seat && !member.is_lost())
     }
 
     /// Seats of all members that are not lost.
     pub(super) fn seats(&self) -> impl Iterator<Item = Seat> {
-        self.members.iter().flatten().filter(|member| !member.lost).map(|member| member.seat)
+        self.members.iter().flatten().filter(|member| !member.is_lost()).map(|member| member.seat)
     }
 
-    /// Everyone whose completion an ack needs: the set and, while a swap is in flight, also the proposed set (S7).
+    /// The members whose completion an ack needs: the set and, while a swap is in flight, also the proposed set (S7).
     pub(super) fn required(&self) -> impl Iterator<Item = &Member> {
         let old_set_only = planted::has(Bug::AckOldSetOnly);
-        let counts = move |member: &&Member| !old_set_only || member.standing == Standing::InSet;
+        let counts = move |member: &&Member| !old_set_only || member.in_set();
         self.members.iter().flatten().filter(|member| self.is_required(member)).filter(counts)
     }
 
     pub(super) fn is_required(&self, member: &Member) -> bool {
         let proposed = self.swap.as_ref().is_some_and(|swap| swap.proposed.members.contains(&member.reference));
-        member.standing == Standing::InSet || proposed
+        member.in_set() || proposed
     }
 
-    /// Everyone the path knows: name, whether in the set, whether lost, how far completed. For status.
-    pub fn roster(&self) -> impl Iterator<Item = (&MemberRef, &Standing, bool, Position)> {
-        self.members.iter().flatten().map(|m| (&m.reference, &m.standing, m.lost, m.completed))
+    /// All members and newcomers: name, whether in the set, whether lost, how far completed. For status.
+    pub fn roster(&self) -> impl Iterator<Item = (&MemberRef, &Membership, bool, Position)> {
+        self.members.iter().flatten().map(|m| (&m.reference, &m.membership, m.is_lost(), m.completed))
     }
 }

@@ -1,4 +1,4 @@
-//! The open end of the log: segments that are not yet closed at every member, the active one, and the one opened ahead.
+//! The open end of the log: segments not yet closed at every member, including the active one and the one opened ahead.
 //!
 //! Held by [`Primary`].
 
@@ -11,11 +11,7 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 
 use super::seats::Member;
-use super::{Output, Primary, Rules, Seat, Standing};
-
-/// Segments that may be open at once, and so the primary's memory: this many × segment size. One active, one ahead, and
-/// four whose closes are on their way.
-pub const SEGMENTS_MAX: usize = 6;
+use super::{Membership, Output, Primary, Rules, SEGMENTS_MAX, Seat};
 
 /// One segment of the open end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +19,7 @@ pub(super) struct Segment {
     pub(super) identity: SegmentIdentity,
     /// Bytes placed so far.
     end: Offset,
-    /// Where it ends for good.
+    /// Where it ends, once sealed.
     pub(super) closure: Option<Closure>,
 }
 
@@ -121,12 +117,13 @@ impl Segments {
         self.get(self.active).expect("the next segment was opened ahead").identity
     }
 
-    /// Where to go on after `at`, and how far that segment reaches: the end of a sealed segment is the start of the next.
+    /// The position of the next byte after `at`, and the end of its segment. After a sealed segment comes the next one's
+    /// start.
     pub(super) fn after(&self, at: Position) -> Option<(Position, Offset)> {
         let here = self.get(at.segment);
         let at = match here {
             Some(segment) if segment.closure.is_none() || at.offset < segment.end => at,
-            // Whole, or closed everywhere and forgotten.
+            // At the end of a sealed segment, or in one that is closed everywhere and forgotten.
             _ => Position::new(at.segment.next(), Offset(0)),
         };
         self.get(at.segment).map(|segment| (at, segment.end))
@@ -163,7 +160,7 @@ impl Primary {
         }
     }
 
-    /// The first segment of which something is not acknowledged. No member has been told yet that it is whole.
+    /// The first segment that is not fully acknowledged. No close has been sent for it yet.
     pub(super) fn first_unacked(&self) -> SegmentId {
         let whole = |segment: &&Segment| {
             let end = segment.closure.map(|closure| Position::new(segment.identity.segment, closure.end));
@@ -173,19 +170,19 @@ impl Primary {
         first.map_or(self.segments.active_id(), |segment| segment.identity.segment)
     }
 
-    /// True when every seat that acks need has lent the segment after the active one.
+    /// True when every required member has lent the segment after the active one.
     pub(super) fn next_is_ready(&self) -> bool {
         let next = self.segments.active_id().next();
         self.segments.get(next).is_some() && self.required().all(|member| member.opened >= next)
     }
 
-    /// True when every seat that acks need has lent the active segment: appends may begin.
+    /// True when every required member has lent the active segment: appends may begin.
     pub fn is_ready(&self) -> bool {
         let active = self.segments.active_id();
         !self.over && self.segments.active().is_some() && self.required().all(|member| member.opened >= active)
     }
 
-    /// Buffers may be lent out of order: `opened` says up to where a member has lent them all.
+    /// Buffers may be lent out of order; `opened` advances only without a gap.
     pub(super) fn on_opened(&mut self, seat: Seat, segment: SegmentId) {
         let known = self.segments.get(segment).is_some();
         let Some(member) = self.member_mut(seat).filter(|_| known) else { return };
@@ -197,8 +194,8 @@ impl Primary {
         }
     }
 
-    /// Sends closes for sealed segments that are acknowledged as a whole; forgets those closed everywhere.
-    pub(super) fn close_what_is_whole(&mut self, out: &mut Vec<Output>) {
+    /// Sends closes for sealed segments that are fully acknowledged.
+    pub(super) fn close_acked_segments(&mut self, out: &mut Vec<Output>) {
         for segment in self.segments.iter() {
             let Some(closure) = segment.closure else { break };
             let id = segment.identity.segment;
@@ -207,14 +204,14 @@ impl Primary {
                 break;
             }
             for member in self.members.iter_mut().flatten() {
-                // Under `Flushed` that is on its disk: once this segment is forgotten nobody asks for its flush again.
+                // Under `Flushed` it must be on the member's disk: once the segment is forgotten, it is not flushed again.
                 let reached = match planted::has(Bug::NewcomerUnflushed) {
                     false => member.reached(self.rules.durability),
                     true => member.completed,
                 };
                 let has_it = member.opened >= id && reached >= whole && member.first_opened <= id;
                 let has_it = has_it && member.has_written(id);
-                if has_it && !member.lost && member.closing < id {
+                if has_it && !member.is_lost() && member.closing < id {
                     member.closing = id;
                     out.push(Output::Close(member.seat, segment.identity, closure));
                 }
@@ -225,18 +222,18 @@ impl Primary {
     pub(super) fn on_closed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
         let Some(member) = self.member_mut(seat) else { return };
         member.closed = member.closed.max(segment);
-        self.on_repaired(seat, segment, out);
-        self.forget_what_is_closed(out);
+        self.on_segment_held(seat, segment, out);
+        self.forget_closed_segments(out);
     }
 
-    pub(super) fn forget_what_is_closed(&mut self, out: &mut Vec<Output>) {
+    pub(super) fn forget_closed_segments(&mut self, out: &mut Vec<Output>) {
         loop {
             let id = self.segments.oldest();
-            let waits = |member: &Member| !member.lost && member.first_opened <= id && member.closed < id;
+            let waits = |member: &Member| !member.is_lost() && member.first_opened <= id && member.closed < id;
             if self.members.iter().flatten().any(waits) {
                 return;
             }
-            // With every member lost nobody is waited for, and nobody has it either.
+            // With every member lost there is nothing to wait for, but no member has the segment either.
             let whole = self.segments.get(id).and_then(|segment| segment.closure).map(|closure| closure.end);
             if whole.is_none_or(|end| self.acked < Position::new(id, end)) {
                 return;
@@ -244,10 +241,10 @@ impl Primary {
             let Some((identity, closure)) = self.segments.pop_sealed() else { return };
             self.closed.push_back((identity, closure));
             out.push(Output::Forget(id, closure));
-            // A newcomer that came after this segment was active needs it as a closed image.
+            // A newcomer that lends no buffer for this segment needs it as a closed image.
             for member in self.members.iter_mut().flatten().filter(|member| member.first_opened > id) {
-                if let Standing::Newcomer { repairs, .. } = &mut member.standing {
-                    repairs.push(id);
+                if let Membership::Newcomer { missing, .. } = &mut member.membership {
+                    missing.push(id);
                     out.push(Output::Install(member.seat, identity, closure));
                 }
             }
@@ -255,20 +252,21 @@ impl Primary {
         }
     }
 
-    /// Durability `Flushed`: one flush on its way per member, always up to the last completion. The member's processor
-    /// may see less than that; what it left out is asked for again.
-    pub(super) fn flush_what_is_completed(&mut self, out: &mut Vec<Output>) {
+    /// Under durability `Flushed`: one flush in flight per member, always up to the last completion. The member's processor
+    /// may see less than that; the rest is requested again.
+    pub(super) fn flush_completed(&mut self, out: &mut Vec<Output>) {
         if self.rules.durability != Durability::Flushed {
             return;
         }
-        for member in self.members.iter_mut().flatten().filter(|member| !member.lost && member.flushing.is_none()) {
+        for member in self.members.iter_mut().flatten().filter(|member| !member.is_lost() && member.flushing.is_none())
+        {
             let Some((from, end)) = self.segments.after(member.flushed) else { continue };
             let until = if member.completed.segment == from.segment { member.completed.offset } else { end };
             let to = Position::new(from.segment, until);
             if let Some(segment) = self.segments.get(from.segment)
                 && from < to
                 && to <= member.completed
-                && to > member.fruitless
+                && to > member.flush_stalled_at
             {
                 member.flushing = Some(from..to);
                 out.push(Output::Flush(member.seat, segment.identity, until));
@@ -278,8 +276,8 @@ impl Primary {
 
     pub(super) fn on_flushed(&mut self, seat: Seat, position: Position) {
         if let Some(member) = self.member_mut(seat) {
-            if let Some(asked) = member.flushing.take().filter(|asked| position <= asked.start) {
-                member.fruitless = asked.end;
+            if let Some(range) = member.flushing.take().filter(|range| position <= range.start) {
+                member.flush_stalled_at = range.end;
             }
             member.flushed = member.flushed.max(position);
         }

@@ -120,7 +120,7 @@ impl Step<'_> {
                 self.primary_input(side, Input::Prepared(identity.segment));
             }
             Output::Flush(..) => unreachable!("durability is memory"),
-            Output::Mend(..) => unreachable!("nobody asks what is corrupt"),
+            Output::Repair(..) => unreachable!("nobody asks what is corrupt"),
             Output::Install(seat, identity, closure) => {
                 let holders: Vec<_> = lead.machine.config().members.iter().map(|member| member.id.clone()).collect();
                 let (epoch, target) = (lead.epoch, lead.channels[&seat].member.id.clone());

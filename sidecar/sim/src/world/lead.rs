@@ -138,7 +138,7 @@ impl World {
         let link = output.seat().and_then(|seat| lead.links.get(&seat));
         let request = output.request(lead.caller.clone(), self.plan.durability);
         match output {
-            Output::Install(_, identity, closure) | Output::Mend(_, identity, closure) => {
+            Output::Install(_, identity, closure) | Output::Repair(_, identity, closure) => {
                 if let Some(link) = link {
                     let config = lead.machine.config().clone();
                     let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();

@@ -87,7 +87,7 @@ impl World {
                 self.promotion_input(by, promotion::Input::Repaired(epoch, task, Err(failure)));
             }
             Whom::Primary(output) => {
-                if matches!((&*output, &failure), (Output::Mend(..), Failure::Unreachable(_))) {
+                if matches!((&*output, &failure), (Output::Repair(..), Failure::Unreachable(_))) {
                     self.tell(format!("{by} cannot mend segment {} at {}", image.identity.segment, image.target));
                 }
                 self.seat_failed(by, &output, &failure, "it could not be given a segment");

@@ -129,7 +129,7 @@ impl World {
                 lead.memory.insert(identity.segment, vec![0; identity.size.bytes() as usize]);
                 self.primary_input(name, Input::Prepared(identity.segment));
             }
-            Output::Install(_, identity, closure) | Output::Mend(_, identity, closure) => {
+            Output::Install(_, identity, closure) | Output::Repair(_, identity, closure) => {
                 let Some(member) = member else { return };
                 let config = lead.machine.config().clone();
                 let sources = config.members.iter().map(|member| member.id.clone()).collect();
