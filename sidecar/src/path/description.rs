@@ -60,7 +60,7 @@ pub struct MemberDescription {
     /// Its control endpoint.
     pub control: String,
     /// `in set`, `catching up` or `lost`.
-    pub standing: &'static str,
+    pub state: &'static str,
     /// Completed up to here.
     pub completed: String,
     /// Closed segments whose copies there are gone or corrupt.
@@ -77,7 +77,7 @@ impl Path {
             let members = primary.roster().map(|(member, standing, lost, at)| MemberDescription {
                 name: member.id.to_string(),
                 control: member.control.clone(),
-                standing: match standing {
+                state: match standing {
                     _ if lost => "lost",
                     Standing::InSet => "in set",
                     Standing::Newcomer { .. } => "catching up",
