@@ -81,7 +81,7 @@ impl Bench {
     }
 
     fn lost(&mut self) -> usize {
-        self.describe().members.iter().filter(|member| member.standing == "lost").count()
+        self.describe().members.iter().filter(|member| member.state == "lost").count()
     }
 }
 

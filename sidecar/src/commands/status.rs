@@ -76,7 +76,7 @@ struct Positions {
 struct Member {
     name: String,
     control: String,
-    standing: String,
+    state: String,
     completed: String,
 }
 
@@ -167,12 +167,12 @@ impl fmt::Display for Report {
             self.members.iter().map(|member| cell(member).len()).chain([title.len()]).max().unwrap_or_default()
         };
         let name = width(|member| &member.name, "MEMBER");
-        let standing = width(|member| &member.standing, "STANDING");
+        let state = width(|member| &member.state, "STATE");
         let completed = width(|member| &member.completed, "COMPLETED");
-        writeln!(f, "\n{:name$}  {:standing$}  {:completed$}  CONTROL", "MEMBER", "STANDING", "COMPLETED")?;
+        writeln!(f, "\n{:name$}  {:state$}  {:completed$}  CONTROL", "MEMBER", "STATE", "COMPLETED")?;
         for member in &self.members {
-            let Member { name: who, standing: how, completed: far, control } = member;
-            writeln!(f, "{who:name$}  {how:standing$}  {far:completed$}  {control}")?;
+            let Member { name: who, state: how, completed: far, control } = member;
+            writeln!(f, "{who:name$}  {how:state$}  {far:completed$}  {control}")?;
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ mod tests {
             "backups_wanted":3,"min_in_sync":2,"closed_segments":1234,"memory_bytes":50331648,"role":"primary","epoch":3,
             "primary":"db-0","version":7,"acked":42,"first":1,"positions":{"flushed":"1:0","acked":"2:8",
             "completed":"2:8","posted":"2:16","appended":"2:16"},"members":[{"name":"b0","control":"10.0.0.1:7420",
-            "standing":"in set","completed":"2:8"},{"name":"backup-1","control":"10.0.0.2:7420","standing":"catching up",
+            "state":"in set","completed":"2:8"},{"name":"backup-1","control":"10.0.0.2:7420","state":"catching up",
             "completed":"1:0"}],"clients":2,"pending":1,"from a later version":true}"#;
         let expected = "\
 group      db
@@ -200,7 +200,7 @@ segments   1,234 closed, of 8 MiB; 48.00 MiB of memory here
 clients    2; appends in flight: 1
 positions  flushed 1:0 ≤ acked 2:8 ≤ completed 2:8 ≤ posted 2:16 ≤ appended 2:16
 
-MEMBER    STANDING     COMPLETED  CONTROL
+MEMBER    STATE        COMPLETED  CONTROL
 b0        in set       2:8        10.0.0.1:7420
 backup-1  catching up  1:0        10.0.0.2:7420
 ";

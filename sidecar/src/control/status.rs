@@ -75,8 +75,8 @@ pub async fn metrics(context: &Context) -> Snapshot {
     let shared = &context.shared;
     let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
     let is = |role: &str| u64::from(path.as_ref().is_some_and(|path| path.role == role));
-    let members = |standing: &str| {
-        path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.standing == standing).count() as u64)
+    let members = |state: &str| {
+        path.as_ref().map_or(0, |path| path.members.iter().filter(|member| member.state == state).count() as u64)
     };
     let of_path = |number: fn(&Description) -> u64| path.as_ref().map_or(0, number);
     let store_is_older = context.waits.told().is_some_and(|waiting| waiting.what == WaitsFor::NewerConfigStore);

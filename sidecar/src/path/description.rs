@@ -60,7 +60,7 @@ pub struct MemberDescription {
     /// Its control endpoint.
     pub control: String,
     /// `in set`, `catching up` or `lost`.
-    pub standing: &'static str,
+    pub state: &'static str,
     /// Completed up to here.
     pub completed: String,
     /// Closed segments whose copies there are gone or corrupt.
@@ -77,7 +77,7 @@ impl Path {
             let members = primary.roster().map(|(member, membership, lost, at)| MemberDescription {
                 name: member.id.to_string(),
                 control: member.control.clone(),
-                standing: match membership {
+                state: match membership {
                     _ if lost => "lost",
                     Membership::InSet => "in set",
                     Membership::Newcomer { .. } => "catching up",
