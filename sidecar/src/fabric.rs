@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_given_by_name_and_perhaps_port() {
+    fn a_device_is_a_name_and_an_optional_port() {
         let device = |name: &str, port| Ok(DeviceName { name: name.to_owned(), port });
         assert_eq!("mlx5_0".parse(), device("mlx5_0", None));
         assert_eq!("mlx5_0/2".parse(), device("mlx5_0", Some(2)));

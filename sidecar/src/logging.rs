@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_error_is_due_again_after_a_while() {
+    fn a_repeated_error_is_logged_again_after_a_pause() {
         let (mut repeats, start) = (Repeats::default(), Instant::now());
         assert!(repeats.is_due("a", start));
         assert!(!repeats.is_due("a", start + Duration::from_millis(60)));

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_accept_binary_suffixes() {
         assert_eq!(parse_size("8MiB"), Ok(8 << 20));
         assert_eq!(parse_size("64 KiB"), Ok(64 << 10));
         assert_eq!(parse_size("1Gi"), Ok(1 << 30));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_listed_or_all_may_come() {
+    fn users_are_a_list_or_all() {
         let allowed = |texts: &[&str]| {
             let listed: Vec<AllowedUid> = texts.iter().map(|text| text.parse().unwrap()).collect();
             AllowedUid::all(&listed)
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn backups_are_given_as_name_and_address() {
+    fn backups_are_pairs_of_name_and_address() {
         let backup: BackupAddress = "b0=127.0.0.1:7420".parse().unwrap();
         assert_eq!((backup.name.as_str(), backup.control.as_str()), ("b0", "127.0.0.1:7420"));
         for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1"] {

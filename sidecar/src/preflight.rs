@@ -309,13 +309,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_verdict_a_thing_and_what_to_do() {
+    fn a_line_has_a_result_a_subject_and_advice() {
         let line = Finding::bad("nodes", "no uverbs*: request the device").to_string();
         assert_eq!(line, "FAIL  nodes        no uverbs*: request the device");
     }
 
     #[test]
-    fn says_which_device_nodes_there_are() {
+    fn the_device_nodes_are_listed() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(nodes(folder.path()).verdict, Verdict::Bad);
         fs::write(folder.path().join("rdma_cm"), "").unwrap();

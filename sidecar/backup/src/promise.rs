@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_one_block_loses_nothing_and_is_mended() {
+    fn damage_to_one_block_is_repaired_without_loss() {
         for block in 0..2 {
             let (_dir, path) = promised();
             change(&path, |bytes| bytes[block * BLOCK_SIZE + 100] ^= 1);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_both_blocks_is_told_and_changes_nothing() {
+    fn damage_to_both_blocks_is_an_error_and_changes_nothing() {
         let (_dir, path) = promised();
         change(&path, |bytes| {
             bytes[100] ^= 1;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_and_left_alone() {
+    fn a_newer_version_is_an_error_and_left_unchanged() {
         let (_dir, path) = promised();
         change(&path, |bytes| {
             bytes[8] = 3;

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_is_nobodys() {
+    fn a_new_table_has_no_owner() {
         let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None);
         assert_eq!(rows(&table, 4), []);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told() {
+    fn damage_is_reported() {
         let (_file, table) = table();
         table.save(Slot(1), Some(&longest_row())).unwrap();
         table.file.write(half_offset(row_offset(Slot(1)), FIRST, ROW_SIZE) + 40, b"?");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_cut_off_leaves_the_row_as_it_was() {
+    fn a_torn_write_leaves_the_row_unchanged() {
         let (_file, table) = table();
         let row = |epoch| SlotRow { lender: Epoch(epoch), ..longest_row() };
         for epoch in 1..4 {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_has_lost_its_owner_is_not_nobodys() {
+    fn a_table_with_a_lost_owner_is_not_unowned() {
         let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None, "nobody has claimed it yet");
         table.claim(&owner()).unwrap();

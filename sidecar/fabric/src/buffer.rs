@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "published ≤ capacity")]
-    fn publishing_beyond_the_end_is_a_bug_of_the_caller() {
+    fn publishing_beyond_the_end_panics() {
         let (mut writer, _) = AppendBuffer::new(10).unwrap();
         writer.publish(6);
         writer.publish(5);

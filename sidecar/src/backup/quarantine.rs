@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_counted_and_the_first_are_named() {
+    fn all_files_are_counted_and_the_first_are_named() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(list(folder.path(), 2).unwrap(), Quarantined::default());
         fs::write(folder.path().join("segment-0000000000000001.open"), "no quarantine").unwrap();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_is_not_listed_at_every_question() {
+    async fn a_folder_listing_is_cached() {
         let folder = tempfile::tempdir().unwrap();
         let quarantine = Arc::new(Quarantine::new(folder.path().to_owned()));
         let files = async || quarantine.look().await.map(|found| found.files);

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_begins_at_a_number_or_at_either_end() {
+    fn a_read_starts_at_an_lsn_or_at_either_end() {
         assert_eq!("first".parse(), Ok(Start::First));
         assert_eq!("end".parse(), Ok(Start::End));
         assert_eq!("17".parse(), Ok(Start::Lsn(Lsn(17))));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_a_person_learns_where_to_go_on() {
+    fn a_failed_read_reports_where_to_resume() {
         assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
         assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; go on with --from 8");
     }

@@ -208,7 +208,7 @@ backup-1  catching up  1:0        10.0.0.2:7420
     }
 
     #[test]
-    fn a_candidate_says_what_it_waits_for() {
+    fn a_candidate_shows_what_it_waits_for() {
         let json = r#"{"group":"db","sidecar":"db-0","role":"recovering","epoch":4,
             "waiting":{"for":"members","why":"1 of 2 members answer; missing: b1"}}"#;
         let text = Report::parse(json).unwrap().to_string();
@@ -218,7 +218,7 @@ backup-1  catching up  1:0        10.0.0.2:7420
     }
 
     #[test]
-    fn a_hung_path_and_a_strange_answer_are_said_plainly() {
+    fn a_stuck_append_path_and_a_bad_reply_are_reported() {
         let hung = Report::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
         assert!(hung.contains("its append path does not answer"), "{hung}");
         assert!(Report::parse("<html>").unwrap_err().to_string().contains("--json"));

@@ -51,7 +51,7 @@ impl Fixture {
 }
 
 #[test]
-fn what_is_owed_is_read_back_until_it_is_settled() {
+fn owed_segments_are_read_back_until_settled() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=6 {
@@ -69,7 +69,7 @@ fn what_is_owed_is_read_back_until_it_is_settled() {
 }
 
 #[test]
-fn an_entry_and_the_header_byte_by_byte() {
+fn golden_entry_and_header() {
     let fixture = fixture();
     fixture.open().owe(&fixture.folder, &[segment(3)]).unwrap();
     let bytes = fs::read(&fixture.path).unwrap();
@@ -86,7 +86,7 @@ fn an_entry_and_the_header_byte_by_byte() {
 }
 
 #[test]
-fn rot_anywhere_is_told() {
+fn corruption_anywhere_is_detected() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -114,7 +114,7 @@ fn rot_anywhere_is_told() {
 }
 
 #[test]
-fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
+fn a_missing_or_newer_ledger_is_reported() {
     let fixture = fixture();
     fixture.open().owe(&fixture.folder, &[segment(1)]).unwrap();
     let mut newer = fs::read(&fixture.path).unwrap();
@@ -130,7 +130,7 @@ fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
 
 /// What was noted was on disk: neither rot nor zeros at the end, nor an older ledger, go unnoticed.
 #[test]
-fn entries_that_were_noted_and_are_gone_are_told() {
+fn missing_entries_are_reported() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -153,7 +153,7 @@ fn entries_that_were_noted_and_are_gone_are_told() {
 }
 
 #[test]
-fn the_count_goes_on_where_entries_are_gone() {
+fn the_count_continues_past_missing_entries() {
     let fixture = fixture();
     let (mut ledger, _) = Ledger::open(&fixture.folder, true, Entries::new(9)).unwrap();
     ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
@@ -167,7 +167,7 @@ fn the_count_goes_on_where_entries_are_gone() {
 }
 
 #[test]
-fn a_doubt_that_is_remembered_elsewhere_is_mended() {
+fn a_doubt_recorded_elsewhere_is_repaired() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -181,7 +181,7 @@ fn a_doubt_that_is_remembered_elsewhere_is_mended() {
 }
 
 #[test]
-fn a_long_life_does_not_make_it_grow_for_ever() {
+fn the_ledger_does_not_grow_without_bound() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=3000 {

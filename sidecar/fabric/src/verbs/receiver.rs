@@ -266,7 +266,7 @@ mod tests {
 
     /// A member that is lost and comes back again and again within one epoch makes two channels each time.
     #[test]
-    fn a_writer_may_connect_as_often_as_it_likes() {
+    fn a_writer_may_reconnect_without_limit() {
         let mut kept = Newest::new();
         for channel in 0..1000_usize {
             let oldest = kept.make_room();

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_exponent_and_retries() {
+    fn text_form_is_exponent_and_retries() {
         assert_eq!("14/7".parse(), RetryPolicy::new(14, 7));
         assert_eq!(RetryPolicy::default().to_string(), "11/6");
         for bad in ["", "11", "11/", "0/7", "11/0", "32/7", "11/8", "a/7", "-1/7"] {

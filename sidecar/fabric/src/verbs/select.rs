@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_devices_of_the_plugin_are_selected() {
+    fn only_devices_from_the_plugin_are_selected() {
         let devices = [
             device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_3", Some("0000:03:00.5"), vec![port(1, table("::ffff:10.9.0.2"))]),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_ports_the_address_decides() {
+    fn the_address_selects_among_several_ports() {
         let devices = [
             device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_1", None, vec![port(1, table("::ffff:10.8.0.1"))]),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_names_the_problem_of_every_port() {
+    fn the_error_lists_the_problem_with_every_port() {
         let mut down = port(1, table("::ffff:10.9.0.1"));
         down.is_active = false;
         let foreign = port(2, vec![gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false)]);

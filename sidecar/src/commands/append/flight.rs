@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn acks_are_taken_in_order_only() {
+    fn acks_must_arrive_in_order() {
         let mut flight = flight(&[1, 3, 1]);
         assert_eq!(flight.acknowledge(&0, Lsn(10)), Some((Lsn(10), Lsn(10))));
         assert_eq!(flight.acknowledge(&2, Lsn(14)), None, "an earlier one has failed");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_may_overtake_acks_and_holds_for_all_that_follows() {
+    fn a_refusal_applies_to_all_later_records() {
         let mut flight = flight(&[1, 1, 1, 1]);
         flight.refuse(&2);
         flight.refuse(&3);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failover_what_the_log_holds_is_acknowledged_and_the_rest_sent_again() {
+    fn after_failover_only_missing_records_are_resent() {
         for held in 0..=4_usize {
             let mut flight = flight(&[1, 1, 1, 1]);
             let found = look(&flight, 7, &["1", "2", "3", "4"][..held]).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_in_the_log_whole_or_not_at_all() {
+    fn a_batch_is_atomic_in_the_log() {
         let mut flight = flight(&[2, 3]);
         let found = look(&flight, 1, &["1", "2", "3"]).unwrap();
         assert_eq!(flight.resolve(&found), Err(Foreign::HalfBatch(Lsn(3))));
@@ -281,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn records_of_somebody_else_are_noticed() {
+    fn records_of_another_writer_are_detected() {
         let flight = flight(&[1, 1]);
         assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Foreign::Record(Lsn(2)));
         assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Foreign::Record(Lsn(3)));
     }
 
     #[test]
-    fn the_ledger_is_bounded_and_its_memory_used_again() {
+    fn the_ledger_is_bounded_and_reuses_memory() {
         let mut flight = Flight::new();
         while !flight.is_full() {
             let mut bundle = flight.blank();

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_says_what_was_done_and_how_fast() {
+    fn the_summary_reports_count_and_rate() {
         let acked = Acked {
             records: 1_000_000,
             payload_size: 128 << 20,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_a_person_knows_what_is_certain_and_how_to_go_on() {
+    fn the_failure_report_says_what_is_acked_and_how_to_resume() {
         let mut flight = Flight::new();
         assert_eq!(aftermath(&flight, "line", 5), "acknowledged: nothing\nnothing is in flight; go on with --skip 5");
         for place in 6..=8 {

@@ -47,7 +47,7 @@ fn damaged(why: &str) -> Sound {
 const APPENDS: &[&[&str]] = &[&["one"], &["two", "three"], &[""]];
 
 #[test]
-fn a_buffer_tells_its_segment_and_its_records() {
+fn a_buffer_shows_its_segment_and_records() {
     let (bytes, closure) = buffer(APPENDS);
     let report = report("slot-0000.buf", &bytes);
     assert_eq!((report.kind, report.identity, report.closure), (Kind::Buffer, identity(), closure));
@@ -111,7 +111,7 @@ fn a_file_under_the_name_of_another_segment_is_damaged() {
 }
 
 #[test]
-fn names_of_segment_files_are_told_apart() {
+fn segment_file_names_are_parsed() {
     let named = |name| Named::parse(name).map(|named| (named.segment.0, named.kind, named.is_in_place));
     assert_eq!(named("segment-0000000000000003.closed"), Some((3, Kind::Closed, true)));
     assert_eq!(named("segment-0000000000000003.open"), Some((3, Kind::Open, true)));
@@ -139,7 +139,7 @@ fn a_torn_append_is_shown_as_a_tail() {
 }
 
 #[test]
-fn every_damaged_byte_of_a_closed_file_is_noticed() {
+fn every_damaged_byte_of_a_closed_file_is_detected() {
     let sound = file(Sealed::Closed, APPENDS);
     for place in 0..sound.len() {
         let mut bytes = sound.clone();
@@ -157,7 +157,7 @@ fn every_damaged_byte_of_a_closed_file_is_noticed() {
 }
 
 #[test]
-fn an_open_file_is_valid_as_far_as_it_goes() {
+fn an_open_file_is_valid_up_to_its_end() {
     let bytes = file(Sealed::Open, APPENDS);
     assert_eq!(report("segment-3.open", &bytes).sound(), Sound::Open);
     // Still growing: no footer yet, and the last append on its way.
@@ -169,7 +169,7 @@ fn an_open_file_is_valid_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
+fn a_footer_beyond_the_scanned_end_is_a_mismatch() {
     let mut bytes = file(Sealed::Closed, APPENDS);
     bytes[248 - 8 - 32 - 8 - 8] ^= 1;
     let report = report("segment-3.closed", &bytes);
@@ -180,7 +180,7 @@ fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
 }
 
 #[test]
-fn files_without_a_segment_are_told_apart() {
+fn files_without_a_segment_are_classified() {
     let foreign = |bytes: &[u8]| examine("slot-0000.buf", bytes).map(|_| ()).unwrap_err();
     let (bytes, _) = buffer(APPENDS);
     assert_eq!(foreign(b""), Foreign::Empty);
@@ -204,7 +204,7 @@ fn files_without_a_segment_are_told_apart() {
 }
 
 #[test]
-fn a_segment_without_records_is_no_error() {
+fn an_empty_segment_is_valid() {
     let (bytes, _) = buffer(&[]);
     let report = report("slot-0000.buf", &bytes);
     assert_eq!((report.count(), report.records().count(), report.sound()), (0, 0, Sound::Open));

@@ -74,7 +74,7 @@ fn a_whole_folder_is_sound() {
 }
 
 #[test]
-fn missing_segments_are_named_with_their_records() {
+fn missing_segments_are_listed_with_their_records() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     closed(&mut folder, 3, 1, 20..30);
@@ -91,7 +91,7 @@ fn missing_segments_are_named_with_their_records() {
 }
 
 #[test]
-fn damaged_files_leave_gaps_that_say_so() {
+fn damaged_files_are_listed_as_gaps() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     let mut rotten = file(LOG, 2, 1, Sealed::Closed, 11..20);
@@ -119,7 +119,7 @@ fn an_open_file_that_ends_too_early_is_a_gap() {
 }
 
 #[test]
-fn segments_that_do_not_fit_together_are_named() {
+fn mismatched_segments_are_listed() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 2, 1..11);
     closed(&mut folder, 2, 1, 11..20);
@@ -136,7 +136,7 @@ fn segments_that_do_not_fit_together_are_named() {
 }
 
 #[test]
-fn a_file_under_a_wrong_name_is_damaged_and_its_place_empty() {
+fn a_misnamed_file_is_damaged_and_leaves_a_gap() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     add(&mut folder, "segment-0000000000000003.closed", &file(LOG, 2, 1, Sealed::Closed, 11..20));
@@ -145,7 +145,7 @@ fn a_file_under_a_wrong_name_is_damaged_and_its_place_empty() {
 }
 
 #[test]
-fn copies_that_the_backup_does_not_use_are_no_part_of_the_log() {
+fn unused_copies_are_not_part_of_the_log() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     for name in ["segment-2.closed", "segment-0000000000000002.closed.old"] {
@@ -159,7 +159,7 @@ fn copies_that_the_backup_does_not_use_are_no_part_of_the_log() {
 }
 
 #[test]
-fn what_is_in_quarantine_is_listed_as_aside() {
+fn quarantined_files_are_listed_separately() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("quarantined-0000000000000002.epoch-1.0000000000000002.closed");
     std::fs::write(&path, file(LOG, 2, 1, Sealed::Closed, 11..20)).unwrap();
