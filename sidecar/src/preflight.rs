@@ -234,18 +234,18 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
             let port = port.and_then(|device| device.ports.iter().find(|port| port.number == selected.port));
             let gid = port.and_then(|port| port.gids.iter().find(|gid| gid.index == selected.gid_index));
             Finding::good(
-                "choice",
+                "selected",
                 format!("{selected}{}", gid.map_or_else(String::new, |gid| format!(" {}", gid.address()))),
             )
         }
-        Err(why) => Finding::bad("choice", why.to_string()),
+        Err(why) => Finding::bad("selected", why.to_string()),
     });
     findings
 }
 
 #[cfg(not(feature = "verbs"))]
 fn devices(selector: &DeviceSelector) -> Vec<Finding> {
-    crate::fabric::find_device(selector).err().map(|why| Finding::bad("choice", why)).into_iter().collect()
+    crate::fabric::find_device(selector).err().map(|why| Finding::bad("selected", why)).into_iter().collect()
 }
 
 /// Does what a group does, small: lends a buffer, writes to it through the device, and writes into nothing.
@@ -263,12 +263,12 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
     let _ = fs::remove_dir_all(&folder);
     let Measurements { lending, ending, write, black_hole, inline_max, in_order } = match result {
         Ok(measured) => measured,
-        Err(why) => return vec![Finding::bad("trial", why)],
+        Err(why) => return vec![Finding::bad("self-test", why)],
     };
     let size = segment_size;
     let (retry, soonest, latest) = (tuning.retry, tuning.retry.shortest(), tuning.retry.longest());
     let dead_end = format!(
-        "a dead end shows after {black_hole:.0?} (--rdma-patience {retry} asks for {soonest:.0?} to {latest:.0?})"
+        "a dead end shows after {black_hole:.0?} (--rdma-retry {retry} asks for {soonest:.0?} to {latest:.0?})"
     );
     vec![
         Finding::good(
@@ -281,9 +281,9 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
         )
         .took(write),
         match black_hole <= 2 * latest {
-            true => Finding::good("patience", dead_end),
+            true => Finding::good("retry", dead_end),
             false => Finding::poor(
-                "patience",
+                "retry",
                 format!("{dead_end}: the card has a floor of its own; heartbeats find dead hosts first"),
             ),
         },

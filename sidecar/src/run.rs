@@ -62,11 +62,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         rdma,
         allow_uid,
         batch_memory,
-        client_patience_ms,
+        client_timeout_ms,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
-        fence_patience_ms,
-        open_patience_ms,
+        fence_wait_ms,
+        open_timeout_ms,
         rpc_timeout_ms,
         spin_us,
         tls,
@@ -111,7 +111,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         "--batch-memory {}: must be at least {batch_memory_min} bytes, which the largest batch takes with segments of {segment_size}",
         readable_size(batch_memory)
     );
-    let client_patience = Duration::from_millis(client_patience_ms);
+    let client_timeout = Duration::from_millis(client_timeout_ms);
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
     let listener = listen_on_socket(&socket, &allowed)?;
@@ -128,7 +128,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout: client_patience, spin };
+    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {
@@ -141,10 +141,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             durability,
             segment_size,
             heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
-            fence_patience: Duration::from_millis(fence_patience_ms),
-            open_patience: Duration::from_millis(open_patience_ms),
+            fence_patience: Duration::from_millis(fence_wait_ms),
+            open_patience: Duration::from_millis(open_timeout_ms),
             rpc_timeout: Duration::from_millis(rpc_timeout_ms),
-            client_patience,
+            client_patience: client_timeout,
         },
         path: PathHandle::new(commands, waker),
         shared,

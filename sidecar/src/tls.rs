@@ -31,13 +31,13 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// Where the TLS material lies. All three, or none: then control endpoints listen on loopback only.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TlsOptions {
-    /// CA certificates of this group, PEM. Needed wherever the network is not this host's own loopback
+    /// CA certificates of this group, PEM. Needed unless all traffic stays on this host's loopback
     #[arg(long, env = "TAILWIND_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub tls_ca: Option<PathBuf>,
     /// This process's certificate chain, PEM, with the URI tailwind://GROUP/sidecar/NAME or tailwind://GROUP/backup/NAME
     #[arg(long, env = "TAILWIND_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key, PEM; keep it readable by this process alone
+    /// The certificate's private key, PEM; only this process should be able to read it
     #[arg(long, env = "TAILWIND_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
     pub tls_key: Option<PathBuf>,
 }

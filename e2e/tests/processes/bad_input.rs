@@ -256,7 +256,7 @@ fn stalled_readers_do_not_block_other_readers() {
     const READERS: usize = 16;
     let test = TestContext::start();
     let mut setup = test.setup(FABRIC).unwrap();
-    setup.sidecar_options.push(("--client-patience-ms", "3000".into()));
+    setup.sidecar_options.push(("--client-timeout-ms", "3000".into()));
     let group = test.start_group(setup).unwrap();
     let mut client = primary(&group).unwrap();
     // More than a socket holds.

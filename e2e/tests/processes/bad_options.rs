@@ -163,7 +163,7 @@ fn invalid_options_are_rejected() {
         assert_refused(status.args(["status", "--wait", "--socket"]).arg(path), words);
     }
     assert_refused(&mut sidecar("--batch-memory", "32KiB"), "--batch-memory 32 KiB: must be at least 32784 bytes");
-    assert_refused(&mut sidecar("--client-patience-ms", "0"), "--client-patience-ms");
+    assert_refused(&mut sidecar("--client-timeout-ms", "0"), "--client-timeout-ms");
     assert_refused(
         &mut sidecar("--log", "verbose"),
         "`verbose` is no level: use off, error, warn, info, debug or trace",
@@ -180,8 +180,8 @@ fn invalid_options_are_rejected() {
     for (flag, value) in [
         ("--heartbeat-interval-ms", "0"),
         ("--heartbeat-silence-ms", "18446744073709551615"),
-        ("--fence-patience-ms", "18446744073709551615"),
-        ("--open-patience-ms", "0"),
+        ("--fence-wait-ms", "18446744073709551615"),
+        ("--open-timeout-ms", "0"),
         ("--rpc-timeout-ms", "0"),
         ("--spin-us", "18446744073709551615"),
     ] {
@@ -364,6 +364,6 @@ fn missing_rdma_device_is_reported() {
 
     let mut doctor = Command::new(&group.setup().program);
     assert_refused(doctor.arg("doctor"), "RDMA does not work here");
-    let bad = with_options(&group.sidecar_command(0), [("--rdma-patience", "0/7"), ("--listen", "127.0.0.1:0")]);
+    let bad = with_options(&group.sidecar_command(0), [("--rdma-retry", "0/7"), ("--listen", "127.0.0.1:0")]);
     assert_refused(&mut { bad }, "must be EXPONENT/RETRIES, 1 to 31 and 1 to 7, such as 11/6");
 }

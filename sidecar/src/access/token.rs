@@ -37,8 +37,8 @@ const REPLACE: &str =
 /// Where the control token lies.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TokenOptions {
-    /// Without TLS: the file whose content callers of the control RPC must show; the same for every process of the group,
-    /// and readable by their user alone. Made if it is not there. [default: /run/tailwind/GROUP.token for root,
+    /// Without TLS: the file with the token that callers of the control RPC must present; the same for every process of the
+    /// group, and readable only by their user. Created if missing. [default: /run/tailwind/GROUP.token for root,
     /// tailwind/GROUP.token in XDG_RUNTIME_DIR for others, or else /dev/shm/tailwind-UID/GROUP.token]
     #[arg(long, env = "TAILWIND_CONTROL_TOKEN", value_name = "FILE")]
     pub control_token: Option<PathBuf>,

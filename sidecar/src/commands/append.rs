@@ -39,24 +39,24 @@ const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cann
 /// Append records from a file or from standard input.
 #[derive(Args, Clone, Debug)]
 pub struct AppendOptions {
-    /// Where the records come from; standard input if not given, or `-`
+    /// Input file; standard input if not given, or `-`
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// How records stand in the input: lines suits text, length anything
+    /// Framing of the records in the input: lines for text, length for anything
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = InputFraming::Lines)]
     framing: InputFraming,
-    /// Append so many records together: all or none of them survive a failure. For records that make no sense without each
-    /// other; plain records are as fast. The last batch may be smaller
+    /// Append batches of this many records: all or none of a batch survive a failure. For records that depend on each
+    /// other; single records are as fast. The last batch may be smaller
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
-    /// Leave out the first records of the input: to go on where an earlier run has stopped
+    /// Skip the first records of the input: to resume where an earlier run stopped
     #[arg(long, default_value_t = 0, value_name = "N")]
     skip: u64,
     /// Print each record's LSN to standard output once it is acknowledged
     #[arg(long)]
     print_lsn: bool,
-    /// When the primary is lost, wait for one (as --wait does) and go on, without loss or duplicates. Only if nobody else
-    /// appends to this log meanwhile: what was in flight is found by comparing it with the end of the log
+    /// When the primary is lost, wait for one (as --wait does) and resume, without loss or duplicates. Only for a single
+    /// writer: records in flight are found by comparing them with the end of the log
     #[arg(long, env = "TAILWIND_RECONNECT", value_parser = FalseyValueParser::new())]
     reconnect: bool,
     /// Which sidecar.

@@ -20,7 +20,7 @@ use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
 
-/// List or release the copies that a backup has set aside because they are no part of the log.
+/// List or release copies that a backup has quarantined because they are not part of the log.
 #[derive(Args, Clone, Debug)]
 pub struct QuarantineOptions {
     #[command(subcommand)]
@@ -29,10 +29,10 @@ pub struct QuarantineOptions {
 
 #[derive(Clone, Debug, Subcommand)]
 enum QuarantineCommand {
-    /// Tell what is in quarantine: a line for each file with its name, whether it is sound, its bytes, segment, epoch and
+    /// List the files in quarantine: a line for each with its name, whether it is sound, its size, segment, epoch and
     /// records
     List(ListOptions),
-    /// Delete files that are in quarantine. Nobody else does, and nothing brings them back
+    /// Delete files from quarantine. Nothing else deletes them, and they cannot be restored
     Release(ReleaseOptions),
 }
 
@@ -65,13 +65,13 @@ struct ReleaseOptions {
 /// Which backup's folder; told as `backup` is told, so that in a backup's container nothing need be said.
 #[derive(Args, Clone, Debug)]
 struct FolderOptions {
-    /// The backup's flush folder; /var/lib/tailwind/GROUP/NAME when not given
+    /// The backup's flush folder [default: /var/lib/tailwind/GROUP/NAME]
     #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR")]
     flush_dir: Option<PathBuf>,
-    /// The backup's group, where --flush-dir is not given
+    /// The backup's group, if --flush-dir is not given
     #[arg(long, env = "TAILWIND_GROUP")]
     group: Option<GroupName>,
-    /// The backup's name, where --flush-dir is not given
+    /// The backup's name, if --flush-dir is not given
     #[arg(long, env = "TAILWIND_NAME")]
     name: Option<MemberId>,
 }

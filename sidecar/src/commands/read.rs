@@ -68,10 +68,10 @@ impl fmt::Display for Start {
 /// How records look.
 #[derive(Args, Clone, Debug)]
 pub struct Looks {
-    /// How to tell records apart: lines suits text, length anything, hex the eye
+    /// Framing of the records: lines for text, length for anything, hex for inspection
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = OutputFraming::Lines)]
     framing: OutputFraming,
-    /// Write each record's LSN and a tab before it: to know where to go on. Not with --framing length
+    /// Write each record's LSN and a tab before it: to know where to resume. Not with --framing length
     #[arg(long)]
     print_lsn: bool,
 }
@@ -90,10 +90,10 @@ impl Looks {
 /// Write the log's acknowledged records to standard output.
 #[derive(Args, Clone, Debug)]
 pub struct ReadOptions {
-    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end`
+    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end`
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
-    /// Most records wanted; 0 for all that there are now
+    /// Maximum number of records; 0 for all current records
     #[arg(long, default_value_t = 0, value_name = "N")]
     limit: u64,
     /// How records look.
@@ -107,7 +107,7 @@ pub struct ReadOptions {
 /// Write records to standard output as they are acknowledged.
 #[derive(Args, Clone, Debug)]
 pub struct TailOptions {
-    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
+    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
     from: Start,
     /// How records look.

@@ -30,7 +30,7 @@ const FILE_SIZE_MAX: u64 = (64 + 2) << 20;
 /// Bytes of a payload shown in the list of records.
 const SHOWN_SIZE: usize = 32;
 
-/// Tell what a backup's buffers and segment files hold, without any process of the group.
+/// Show what a backup's buffers and segment files hold; needs no running process of the group.
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
@@ -38,14 +38,13 @@ const SHOWN_SIZE: usize = 32;
 )]
 pub struct ScanOptions {
     /// Buffers of a pool (slot-NNNN.buf), files of a flush folder (segment-N.closed, segment-N.open), or a whole flush
-    /// folder: a line for each file, then gaps and a verdict
+    /// folder: a line for each file, then gaps and a summary
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// List the records as well: LSN, offset, length, CRC-32 and first bytes
     #[arg(long)]
     records: bool,
-    /// Write the records' payloads to standard output, and the report to standard error: length suits append, which takes
-    /// them back
+    /// Write the records' payloads to standard output, and the report to standard error; append accepts framing length
     #[arg(long, value_enum, value_name = "FRAMING", conflicts_with = "records")]
     payloads: Option<OutputFraming>,
 }

@@ -16,10 +16,10 @@ use tailwind_protocol::layout::readable_size;
 use super::target::Target;
 use super::tell;
 
-/// Tell how a sidecar and its group are.
+/// Show the status of a sidecar and its group.
 #[derive(Args, Clone, Debug)]
 pub struct StatusOptions {
-    /// The sidecar's own JSON, one line for each: for scripts
+    /// Print the sidecars' JSON, one line each: for scripts
     #[arg(long)]
     json: bool,
     /// Which sidecars: each socket's is asked, primary or not.
