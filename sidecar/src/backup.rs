@@ -121,7 +121,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
-    handle.report().await.context("the backup thread has ended while it started")?;
+    handle.report().await.context("the backup thread ended during start")?;
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
@@ -184,8 +184,8 @@ async fn serve_until(
     let result = tokio::select! {
         result = ended => result,
         Some(server) = servers.join_next() => {
-            server.context("a server has panicked")?;
-            bail!("a server has ended");
+            server.context("an HTTP server has panicked")?;
+            bail!("an HTTP server has ended");
         }
     };
     drop(stop);
@@ -205,17 +205,17 @@ async fn attend(
             result.context("the backup thread has panicked")?;
             bail!("the backup thread has ended");
         }
-        name = signals.next() => info!(signal = name, "shutting down: flushing what is in memory"),
+        name = signals.next() => info!(signal = name, "shutting down: flushing memory"),
     }
     handle.tell(Input::Shutdown);
     tokio::select! {
         result = finished => result.context("the backup thread has panicked"),
         name = signals.next() => {
             warn!(signal = name, "second signal");
-            bail!("ended by a second signal before everything was flushed: what is not on disk is in the pool only");
+            bail!("ended by a second signal before the flush was complete: unflushed segments are only in the pool");
         }
         () = tokio::time::sleep(hold_up) => bail!(
-            "flushing took longer than --hold-up ({hold_up:?}): what is not on disk is in the pool only"
+            "flushing took longer than --hold-up ({hold_up:?}): unflushed segments are only in the pool"
         ),
     }
 }

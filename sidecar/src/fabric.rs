@@ -125,9 +125,8 @@ fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
         FabricOption::Shm => Ok(Decision::Shm),
         FabricOption::Tcp => Ok(Decision::Tcp),
         FabricOption::Verbs => {
-            let port = find_device(&rdma.selector(Some(address))).map_err(|why| {
-                anyhow!("{why}; `tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA")
-            })?;
+            let port = find_device(&rdma.selector(Some(address)))
+                .map_err(|why| anyhow!("{why}; run `tailwind-sidecar doctor` for details, or use --fabric tcp"))?;
             Ok(Decision::Verbs(port))
         }
         FabricOption::Auto => match find_device(&rdma.selector(Some(address))) {

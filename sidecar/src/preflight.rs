@@ -108,7 +108,7 @@ fn nodes(folder: &Path) -> Finding {
     nodes.sort_unstable();
     let opens = |path: &&PathBuf| fs::File::options().read(true).write(true).open(path).is_ok();
     match (nodes.iter().find(opens), nodes.first()) {
-        (Some(path), _) => Finding::good("nodes", format!("{} of {} opens", path.display(), nodes.len())),
+        (Some(path), _) => Finding::good("nodes", format!("{} of {} can be opened", path.display(), nodes.len())),
         (None, Some(path)) => Finding::bad(
             "nodes",
             format!("{} cannot be opened: the container's device rules forbid it; request the device", path.display()),
@@ -164,12 +164,12 @@ fn huge_pages(pool: &Path) -> Finding {
     match mount_of(&mounts, &pool) {
         Some(("hugetlbfs", _)) => Finding::good("huge pages", format!("{} is on hugetlbfs", pool.display())),
         Some(("tmpfs", options)) if options.contains("huge=") && !options.contains("huge=never") => {
-            Finding::good("huge pages", format!("{} is on a tmpfs that has them", pool.display()))
+            Finding::good("huge pages", format!("{} is on a tmpfs with huge pages", pool.display()))
         }
         _ => Finding::poor(
             "huge pages",
             format!(
-                "{} has 4 KiB pages, and lending takes longer: use hugetlbfs, or a tmpfs with huge=always",
+                "{} has 4 KiB pages, so lending takes longer: use hugetlbfs, or a tmpfs with huge=always",
                 pool.display()
             ),
         ),
@@ -189,7 +189,7 @@ fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
 /// The variable has mlx5 cards place packets in any order. Nothing rests on their order, but somebody should know.
 fn ordering() -> Option<Finding> {
     let set = std::env::var_os("MLX5_RELAXED_PACKET_ORDERING_ON").is_some();
-    set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it gains nothing here, unset it"))
+    set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it has no benefit here, unset it"))
 }
 
 #[cfg(feature = "verbs")]
@@ -216,7 +216,7 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
             };
             let ours = port.gids.iter().filter(|gid| gid.is_ours).count();
             let text = format!(
-                "{}/{} {link}, MTU {}, {} GIDs of which {ours} have addresses of ours",
+                "{}/{} {link}, MTU {}, {} GIDs, {ours} of them with a local address",
                 device.name,
                 port.number,
                 port.mtu,
@@ -268,7 +268,7 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
     let size = segment_size;
     let (retry, soonest, latest) = (tuning.retry, tuning.retry.shortest(), tuning.retry.longest());
     let dead_end = format!(
-        "a dead end shows after {black_hole:.0?} (--rdma-retry {retry} asks for {soonest:.0?} to {latest:.0?})"
+        "a dead peer is detected after {black_hole:.0?} (expected with --rdma-retry {retry}: {soonest:.0?} to {latest:.0?})"
     );
     vec![
         Finding::good(
@@ -284,15 +284,15 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
             true => Finding::good("retry", dead_end),
             false => Finding::poor(
                 "retry",
-                format!("{dead_end}: the card has a floor of its own; heartbeats find dead hosts first"),
+                format!("{dead_end}: the card enforces a longer minimum; heartbeats detect dead hosts first"),
             ),
         },
         Finding::good(
             "placement",
             match in_order {
-                true => "the card places a write's bytes by rising address",
+                true => "the card places a write's bytes in address order",
                 false => {
-                    "the card promises no order of a write's bytes; records are checked as a whole, so that none is needed"
+                    "the card guarantees no order of a write's bytes; none is needed, as records are verified as a whole"
                 }
             },
         ),

@@ -81,7 +81,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
 
     // From here on a request to end is no failure, however long a disk delays the start.
-    let mut signals = Signals::new().context("catch signals")?;
+    let mut signals = Signals::new().context("install signal handlers")?;
     let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
     let Membership { store, shape, desired, keeper } = match &replica_group {
@@ -122,7 +122,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         crate::options::write_port_file(port_file, address)?;
     }
     let sender = crate::fabric::sender(fabric, &rdma, address.ip())?;
-    let waker = Waker::new().context("make the append path's bell")?;
+    let waker = Waker::new().context("create the append path's waker")?;
     let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (to_control, from_path) = control_channels();
     let shared = Arc::new(Counters::default());
@@ -256,9 +256,9 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{} exists and is not a socket: choose another --socket, or move what is there away", path.display());
+            bail!("{} exists and is not a socket: choose another --socket, or move that file away", path.display());
         }
-        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the dead socket {}", path.display()))?,
+        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?,
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).with_context(|| format!("bind socket {}", path.display()))?;

@@ -98,7 +98,7 @@ impl TlsOptions {
         match (tls_ca, tls_cert, tls_key) {
             (None, None, None) => Ok(None),
             (Some(ca), Some(cert), Some(key)) => Tls::load(ca, cert, key, group, role).map(Some),
-            _ => bail!("--tls-ca, --tls-cert and --tls-key go together: give all three, or none"),
+            _ => bail!("--tls-ca, --tls-cert and --tls-key: give all three, or none"),
         }
     }
 }

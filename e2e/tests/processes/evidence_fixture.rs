@@ -24,7 +24,7 @@ pub(crate) enum Shutdown {
 
 /// Warnings and errors that damage rightly causes.
 const DAMAGE: [&str; 8] = [
-    "strange segment file",
+    "unexpected segment file",
     "in quarantine",
     "a person has accepted",
     "corrupt copy",

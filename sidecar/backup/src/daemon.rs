@@ -187,12 +187,12 @@ impl Daemon {
             }
             Output::Owe(_) if planted::has(Bug::LedgerNotWritten) => {}
             Output::Owe(segments) => {
-                self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+                self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger")?;
                 let segments = segments.iter().map(|(identity, _)| identity.segment).collect();
                 return Ok(Some(Carried::Flush(Job::Owed(segments))));
             }
             Output::Settle(segments) => {
-                self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+                self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger")?;
             }
             Output::Reply(id, reply) => {
                 return Ok(Some(Carried::Reply(id, reply)));
@@ -233,7 +233,7 @@ impl Daemon {
         self.write_member_state()?;
         if doubted {
             // What raised the doubt is remembered now.
-            self.ledger.mend(self.disk.folder()).context("mend the ledger of what is owed")?;
+            self.ledger.mend(self.disk.folder()).context("repair the ledger")?;
         }
         Ok(())
     }

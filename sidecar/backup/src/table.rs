@@ -69,7 +69,7 @@ pub enum TableError {
         source: io::Error,
     },
     /// The pool's folder cannot be made.
-    #[error("create pool folder {path}: give --pool a folder whose parent this user may write: {source}")]
+    #[error("create pool folder {path}: use a --pool whose parent folder this user may write: {source}")]
     Folder {
         /// The pool's folder.
         path: PathBuf,
@@ -77,7 +77,7 @@ pub enum TableError {
         source: io::Error,
     },
     /// Somebody else has it.
-    #[error("pool {path} is in use by another backup daemon: stop that first, or give this one a --pool of its own")]
+    #[error("pool {path} is in use by another backup daemon: stop that first, or give this one its own --pool")]
     InUse {
         /// The pool's folder.
         path: PathBuf,

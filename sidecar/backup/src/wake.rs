@@ -202,7 +202,7 @@ fn begin(
             file.write(&member_state)?;
             match keep {
                 true => {
-                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: what the disk holds is compared with what it owes")
+                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: comparing the disk with the ledger")
                 }
                 false => {
                     warn!(%boot, epoch = %member_state.promise.epoch, "memory is lost: starting with a new identity")
@@ -264,10 +264,9 @@ impl Evidence {
     fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
         // Both are made before the first epoch is promised.
         let expected = promise.log.is_some();
-        let (flushed, ends, mut doubts) =
-            Flushed::open(disk.folder(), expected).context("open the notes of what was flushed")?;
+        let (flushed, ends, mut doubts) = Flushed::open(disk.folder(), expected).context("open the flush records")?;
         let (ledger, Told { owed, doubts: more }) =
-            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger of what is owed")?;
+            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger")?;
         doubts.extend(more);
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
@@ -276,9 +275,9 @@ impl Evidence {
 
     /// This backup is somebody new, who owes nothing.
     fn forget(&mut self, disk: &Disk) -> anyhow::Result<()> {
-        self.ledger.clear(disk.folder()).context("clear the ledger of what is owed")?;
+        self.ledger.clear(disk.folder()).context("clear the ledger")?;
         self.flushed.clear();
-        self.flushed.write().context("clear the notes of what was flushed")?;
+        self.flushed.write().context("clear the flush records")?;
         (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
         Ok(())
     }
@@ -299,7 +298,7 @@ impl Evidence {
         let here: BTreeSet<SegmentId> = rows.collect();
         let empty = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| identity.segment);
         empty.filter(|segment| !here.contains(segment)).for_each(|segment| self.flushed.forget(segment));
-        self.flushed.write().context("forget what was dropped")
+        self.flushed.write().context("delete flush records of dropped segments")
     }
 
     /// Segments that were open here, and of which nothing had arrived.

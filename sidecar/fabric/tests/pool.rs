@@ -85,9 +85,7 @@ fn a_second_daemon_is_refused_until_the_first_exits() {
     let first = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
     assert!(matches!(error, PoolError::InUse { .. }));
-    assert!(
-        message.ends_with("in use by another backup daemon: stop that first, or give this one a folder of its own")
-    );
+    assert!(message.ends_with("in use by another backup daemon: stop that first, or give this one its own folder"));
     drop(first);
     Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
 }

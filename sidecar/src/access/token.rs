@@ -173,9 +173,7 @@ fn default_path(group: &GroupName, uid: u32, runtime: Option<PathBuf>) -> PathBu
 
 fn cannot_make(path: &Path, error: &io::Error) -> anyhow::Error {
     let path = path.display();
-    anyhow!(
-        "make control token file {path}: {error}: name one with --control-token in a folder that this user may write"
-    )
+    anyhow!("create control token file {path}: {error}: use --control-token to give a path that this user may write")
 }
 
 /// Makes the folder of a file. Root's has the append sockets too, which others may be allowed to use.
@@ -217,7 +215,9 @@ fn read(path: &Path) -> anyhow::Result<String> {
     let of_content = |why: String| anyhow!("control token file {}: {why}. {REPLACE}", path.display());
     let of_openness = |why: String| {
         let path = path.display();
-        anyhow!("control token file {path} is open to others ({why}): whoever reads it controls the group. {REPLACE}")
+        anyhow!(
+            "control token file {path} is open to others ({why}): anyone who reads it controls the group. {REPLACE}"
+        )
     };
     // Neither a link that somebody else may turn, nor a pipe that holds up the start.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;

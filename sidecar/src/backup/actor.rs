@@ -182,7 +182,7 @@ impl Running {
             match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
                 Ok(message) => self.on_message(message)?,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle is gone"),
+                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle was dropped"),
             }
         }
     }

@@ -28,7 +28,7 @@ pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
 /// An identity that nobody has had.
 pub(super) fn fresh_boot_id() -> anyhow::Result<BootId> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("draw a boot identity: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("generate a boot identity: {error}"))?;
     Ok(BootId(u128::from_le_bytes(bytes)))
 }
 

@@ -104,7 +104,7 @@ const BUFFERS_MAX: u32 = 4096;
 fn parse_buffers(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|buffers| (BUFFERS_MIN..=BUFFERS_MAX).contains(buffers)).ok_or_else(|| {
         format!(
-            "must be a number from {BUFFERS_MIN} to {BUFFERS_MAX}: one buffer is being filled, one is ready, and one is kept for \
+            "must be a number from {BUFFERS_MIN} to {BUFFERS_MAX}: one buffer is being filled, one is ready, and one is for \
              images"
         )
     })

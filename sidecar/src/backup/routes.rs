@@ -241,7 +241,7 @@ async fn fetch(State(service): State<Service>, Message(request): Message<FetchRe
             Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
         }
     }
-    let why = format!("segment {} kept moving while it was read", request.identity.segment);
+    let why = format!("segment {} moved repeatedly during the read", request.identity.segment);
     Err(Refusal::RetryLater { after_ms: 10, why }.into())
 }
 
@@ -333,6 +333,6 @@ fn pretty(value: &impl Serialize) -> Response {
 
 /// The machine answered something that does not fit the question: a bug, told instead of hidden.
 fn confused(answer: &Answer) -> Refused {
-    error!(?answer, "internal error: unexpected kind of answer");
-    Refused(Refusal::Failed { why: "internal error: wrong kind of answer".to_owned() })
+    error!(?answer, "internal error: unexpected kind of reply");
+    Refused(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
 }

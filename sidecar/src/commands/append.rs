@@ -34,7 +34,7 @@ const PUMP_EVERY: Duration = Duration::from_millis(10);
 /// How often a silent primary is checked for a successor, with `--reconnect`.
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
 /// What is wrong when the log holds records of somebody else.
-const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cannot tell records of two apart";
+const NOT_ALONE: &str = "another client appends to this log, and --reconnect works only with a single writer";
 
 /// Append records from a file or from standard input.
 #[derive(Args, Clone, Debug)]
@@ -236,7 +236,7 @@ impl Appender<'_> {
         self.lsns.flush();
         match self.primary.client.next_ack() {
             Ok(Some(ack)) => self.on_answer(ack),
-            Ok(None) => bail!("the sidecar has answered everything, and yet some records have no ack"),
+            Ok(None) => bail!("internal error: all replies have arrived, but some records have no ack"),
             Err(error) => self.on_trouble(error),
         }
     }
@@ -376,10 +376,10 @@ impl Appender<'_> {
         let in_flight = counted(self.flight.unanswered().map_or(0, |(records, _)| records as u64), "record");
         let span = self.flight.resolve(&found).context(NOT_ALONE)?;
         let end = span.map_or(end, |(_, last)| last);
-        ensure!(end >= passed.last, "the log goes on to LSN {}, but reading it ended at {end}", passed.last);
+        ensure!(end >= passed.last, "the log ends at LSN {}, but the read ended at {end}", passed.last);
         self.log_end = Some(end);
         let held = span.map_or(0, |(first, last)| last.next().0 - first.0);
-        self.progress.say(&format!("append: going on after LSN {end}; of {in_flight} in flight the log holds {held}"));
+        self.progress.say(&format!("append: resuming after LSN {end}; the log holds {held} of {in_flight} in flight"));
         span.into_iter().for_each(|span| self.lsns.print(span));
         Ok(())
     }

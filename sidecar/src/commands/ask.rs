@@ -33,7 +33,7 @@ pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
     let below = Lsn(options.below);
     let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
     let kept = if first < below {
-        format!("; records below {below} stay while their segment has others")
+        format!("; earlier records stay until their whole segment can be trimmed")
     } else {
         String::new()
     };

@@ -37,7 +37,7 @@ pub fn run(options: &DoctorOptions) -> anyhow::Result<()> {
     super::print(&lines)?;
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
     if bad > 0 {
-        bail!("RDMA does not work here: see the {bad} lines that say FAIL; --fabric tcp does without RDMA");
+        bail!("RDMA does not work here: see the {bad} lines marked FAIL; --fabric tcp works without RDMA");
     }
     Ok(())
 }

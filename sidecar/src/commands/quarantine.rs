@@ -81,7 +81,7 @@ impl FolderOptions {
         match (&self.flush_dir, &self.group, &self.name) {
             (Some(folder), ..) => Ok(folder.clone()),
             (None, Some(group), Some(name)) => Ok(default_flush_dir(group, name)),
-            _ => bail!("no folder is known: give the backup's --flush-dir, or its --group and --name"),
+            _ => bail!("no folder given: use --flush-dir, or --group and --name"),
         }
     }
 }
@@ -170,7 +170,7 @@ fn judge_segment(name: &str, report: &Report<'_>) -> (&'static str, String) {
     match report.sound() {
         Sound::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
         _ if named != Some((identity.segment, identity.epoch, identity.generation)) => {
-            ("DAMAGED", format!("the name says another segment, epoch or generation than the header; {shown}"))
+            ("DAMAGED", format!("the file name and the header disagree on segment, epoch or generation; {shown}"))
         }
         // A footer that agrees vouches for the end, also where the segment was open.
         Sound::Open if report.footer.is_none() => ("open", shown),
@@ -213,7 +213,7 @@ fn release(folder: &Path, files: &Files) -> Released {
         }
     }
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    let result = result.and(synced.with_context(|| format!("bring {} to disk", folder.display())));
+    let result = result.and(synced.with_context(|| format!("fsync {}", folder.display())));
     Released { gone, result }
 }
 

@@ -182,8 +182,8 @@ fn is_abandoned() -> bool {
 /// What a person needs to know after a failure.
 fn go_on(from: Lsn, next: Lsn) -> String {
     match next.0 - from.0 {
-        0 => format!("nothing was read from LSN {from} on"),
-        count => format!("written: {}, up to LSN {}; go on with --from {next}", counted(count, "record"), next.prev()),
+        0 => format!("no record was read from LSN {from} on"),
+        count => format!("written: {}, up to LSN {}; resume with --from {next}", counted(count, "record"), next.prev()),
     }
 }
 
@@ -204,6 +204,6 @@ mod tests {
     #[test]
     fn a_failed_read_reports_where_to_resume() {
         assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
-        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; go on with --from 8");
+        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
     }
 }

@@ -119,7 +119,7 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
         writeln!(out, "\n{verdict}").context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(verdict.context("neither a segment file nor a buffer is in this folder")?.is_sound())
+    Ok(verdict.context("the folder holds neither segment files nor buffers")?.is_sound())
 }
 
 /// Scans what lies in a folder. Returns its line.
@@ -146,7 +146,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     // It may be another one by now: looked at again, and never waited for.
     let nonblock = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path).context("open the file")?;
-    let metadata = file.metadata().context("look at the file")?;
+    let metadata = file.metadata().context("read the file's metadata")?;
     check_kind(metadata.file_type())?;
     let size = metadata.len();
     ensure!(
@@ -167,7 +167,7 @@ fn check_kind(found: FileType) -> anyhow::Result<()> {
         _ if found.is_socket() => "a socket",
         _ => "a device",
     };
-    bail!("not a file but {what}: give slot-NNNN.buf, segment-N.closed, segment-N.open or the folder of them")
+    bail!("{what}, not a regular file: give slot-NNNN.buf, segment-N.closed, segment-N.open or their folder")
 }
 
 fn list(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {

@@ -84,7 +84,7 @@ impl Report {
     /// Reads the sidecar's JSON.
     fn parse(json: &str) -> anyhow::Result<Report> {
         serde_json::from_str(json)
-            .context("read the sidecar's status (is it of another version? --json shows it as it is)")
+            .context("parse the sidecar's status (is it another version? use --json to see it unparsed)")
     }
 }
 

@@ -91,7 +91,7 @@ impl Target {
                 }
             }
         }
-        bail!("none of the sidecars is primary; --wait waits until one is:{others}")
+        bail!("no sidecar is primary; use --wait to wait for one:{others}")
     }
 
     /// Connects to the primary once there is one.

@@ -133,7 +133,7 @@ impl Path {
         }
         if !versions.contains(&VERSION) {
             let (oldest, newest) = versions.into_inner();
-            let message = format!("this sidecar speaks version {VERSION}; the client speaks {oldest} to {newest}");
+            let message = format!("this sidecar supports version {VERSION}; the client supports {oldest} to {newest}");
             return self.refuse(context, ErrorCode::UnsupportedVersion, true, &message);
         }
         if hold && is_for_status(context.slot) {

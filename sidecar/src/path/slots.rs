@@ -36,7 +36,7 @@ pub(super) fn is_for_status(slot: usize) -> bool {
 
 /// The answer to a client that wants more than such a slot gives.
 pub(super) fn refuse_slot(outbox: &mut Outbox, request: u64) {
-    let message = format!("{CONNECTIONS_MAX} clients are connected already; only the status can be asked for now");
+    let message = format!("{CONNECTIONS_MAX} clients are already connected; only status requests are accepted now");
     outbox.refuse(request, ErrorCode::Busy, true, CONNECT_RETRY_MS, &message);
 }
 
@@ -246,7 +246,7 @@ impl Path {
             if half_sent {
                 tracing::warn!(
                     ?timeout,
-                    "a batch was half sent for too long while others waited for its memory: disconnected"
+                    "disconnected a client that left a batch half sent while others waited for its memory"
                 );
                 let message = format!(
                     "a batch was half sent for {timeout:?}, and others wait for the memory it takes: nothing of it was \

@@ -87,7 +87,7 @@ pub struct Joined {
 /// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
 pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let client = Client::try_default().await.context(
-        "no way to the Kubernetes API: --replica-group works in a pod with a service account token, or with a kubeconfig",
+        "cannot reach the Kubernetes API: --replica-group needs a pod with a service account token, or a kubeconfig",
     )?;
     let api: Api<ReplicaGroup> = Api::namespaced(client, &path.namespace);
     let (seen_by, mut seen) = watch::channel(None);

@@ -22,10 +22,9 @@ impl OsFolder {
     pub fn open(dir: &Path) -> anyhow::Result<OsFolder> {
         let shown = dir.display();
         DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| {
-            format!("create flush folder {shown}: give --flush-dir a folder that this user may create or write")
+            format!("create flush folder {shown}: use a --flush-dir that this user may create or write")
         })?;
-        let unwritable =
-            || format!("write to flush folder {shown}: give --flush-dir a folder that this user may write");
+        let unwritable = || format!("write to flush folder {shown}: use a --flush-dir that this user may write");
         let lock = options().create(true).open(dir.join("lock")).with_context(unwritable)?;
         match lock.try_lock() {
             Ok(()) => {}

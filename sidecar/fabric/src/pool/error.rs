@@ -20,7 +20,7 @@ pub enum PoolError {
         problem: String,
     },
     /// Somebody else works with the same folder.
-    #[error("pool {dir} is in use by {by}: stop that first, or give this one a folder of its own")]
+    #[error("pool {dir} is in use by {by}: stop that first, or give this one its own folder")]
     InUse {
         /// The pool's folder.
         dir: PathBuf,

@@ -164,7 +164,7 @@ impl EventLoop {
                 self.fail(scope);
             }
             if gone {
-                tracing::error!(device = self.context.name(), "the RDMA device has gone");
+                tracing::error!(device = self.context.name(), "the RDMA device is gone");
                 return self.fail(Scope::Device);
             }
         }

@@ -130,7 +130,7 @@ impl VerbsReceiver {
         let destroyed = destroy([oldest], &self.completions);
         if let Err(error) = &destroyed {
             // It may go on taking writes, and no revocation would know of it.
-            self.stuck = Some(format!("an old queue pair could not be destroyed ({error})"));
+            self.stuck = Some(format!("an old queue pair cannot be destroyed ({error})"));
         }
         destroyed
     }

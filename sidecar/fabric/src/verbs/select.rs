@@ -54,7 +54,7 @@ pub enum SelectError {
     #[error("no RDMA device can be used: {0}")]
     Unusable(String),
     /// More than one is acceptable.
-    #[error("several RDMA devices would do ({0}): choose one with --rdma-device NAME or NAME/PORT")]
+    #[error("several RDMA devices are usable ({0}): choose one with --rdma-device NAME or NAME/PORT")]
     Ambiguous(String),
 }
 
@@ -253,7 +253,7 @@ mod tests {
         let error = select(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
-            "several RDMA devices would do (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
+            "several RDMA devices are usable (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
              NAME/PORT"
         );
     }

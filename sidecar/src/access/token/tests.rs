@@ -66,7 +66,7 @@ fn invalid_token_files_are_refused_and_left_unchanged() {
     let error = options(&path).load(&group()).unwrap_err().to_string();
     assert!(error.contains("read control token file"), "{error}");
     let error = options(&folder.path().join("no/such/folder")).load(&group()).unwrap_err().to_string();
-    assert!(error.contains("make control token file") && error.contains("--control-token"), "{error}");
+    assert!(error.contains("create control token file") && error.contains("--control-token"), "{error}");
 }
 
 #[test]

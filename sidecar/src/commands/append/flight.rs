@@ -60,7 +60,7 @@ pub(super) struct Acked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Foreign {
     /// Another record stands there.
-    #[error("LSN {0} holds a record that this command has not sent")]
+    #[error("LSN {0} holds a record that this command did not send")]
     Record(Lsn),
     /// The log ends within a batch, which must be whole or absent.
     #[error("the log ends at LSN {0} within a batch")]

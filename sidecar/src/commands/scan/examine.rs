@@ -77,7 +77,7 @@ pub enum Foreign {
     Magic(String),
     /// Of another version.
     #[error(
-        "a segment of format version {found}: this program knows version {known}",
+        "a segment of format version {found}: this program supports version {known}",
         known = char::from(SEGMENT_MAGIC[MAGIC_SIZE])
     )]
     Version {
@@ -85,14 +85,10 @@ pub enum Foreign {
         found: char,
     },
     /// Ours, but which segment it is cannot be told.
-    #[error(
-        "the segment header is damaged (log, segment, epoch or size make no sense): nothing in this copy can be trusted"
-    )]
+    #[error("the segment header is damaged (invalid log, segment, epoch or size): nothing in this copy can be trusted")]
     Header,
     /// Zero where the header should be, and not a buffer that is zero all over.
-    #[error(
-        "no segment header, but {0} non-zero bytes behind the place for it: the header never arrived, or has been erased"
-    )]
+    #[error("no segment header, but {0} non-zero bytes after its position: the header never arrived, or was erased")]
     NoHeader(u64),
 }
 

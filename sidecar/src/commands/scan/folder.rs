@@ -147,7 +147,7 @@ impl Folder {
         };
         let has_copy = |segment: &SegmentId| segments.iter().any(|(held, _)| held == segment);
         for segment in self.damaged.iter().filter(|segment| !inside(segment) && !has_copy(segment)) {
-            troubles.push(format!("segment {segment} is damaged, and no other file here holds it"));
+            troubles.push(format!("segment {segment} is damaged, and no other file in this folder has it"));
         }
         Some(Verdict { facts: self.facts(log, &segments), says: self.say(&segments, troubles.len()), troubles })
     }
@@ -157,8 +157,8 @@ impl Folder {
         let lost = after.first.0.saturating_sub(before.last.0 + 1);
         let lsns = match lost {
             0 => String::new(),
-            1 => format!(": LSN {} is not here", before.last.0 + 1),
-            _ => format!(": LSN {} to {} are not here", before.last.0 + 1, after.first.0 - 1),
+            1 => format!(": LSN {} is missing", before.last.0 + 1),
+            _ => format!(": LSN {} to {} are missing", before.last.0 + 1, after.first.0 - 1),
         };
         let open = if before.kind == Kind::Open { ", of which only the open file is here," } else { "" };
         if b > a.next() {
@@ -205,11 +205,11 @@ impl Folder {
             let noun = if records == 1 { "record" } else { "records" };
             fact("total", format!("{} {noun}{range}, {} of payload", HumanCount(records), HumanBytes(size)));
             if begin.first > Lsn(1) {
-                fact("begin", format!("records before LSN {} have been trimmed, or are missing", begin.first));
+                fact("begin", format!("records before LSN {} are trimmed or missing", begin.first));
             }
         }
         if self.buffers > 0 {
-            fact("buffers", format!("{}; what they hold is not compared with each other", self.buffers));
+            fact("buffers", format!("{}; their contents are not compared with each other", self.buffers));
         }
         if self.aside > 0 {
             fact(

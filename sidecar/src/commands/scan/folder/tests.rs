@@ -83,9 +83,9 @@ fn missing_segments_are_listed_with_their_records() {
     assert_eq!(
         troubles(&folder),
         [
-            "segment 2 is missing: LSN 11 to 19 are not here",
-            "segments 4 to 5 are missing: LSN 30 to 49 are not here",
-            "segment 7 is missing: LSN 51 is not here",
+            "segment 2 is missing: LSN 11 to 19 are missing",
+            "segments 4 to 5 are missing: LSN 30 to 49 are missing",
+            "segment 7 is missing: LSN 51 is missing",
         ]
     );
 }
@@ -101,8 +101,10 @@ fn damaged_files_are_listed_as_gaps() {
     closed(&mut folder, 3, 1, 20..30);
     let said = folder.add_bad("segment-0000000000000004.closed", "not a file but a FIFO");
     assert_eq!(said, "segment-0000000000000004.closed  DAMAGED  not a file but a FIFO");
-    let expected =
-        ["segment 2 is damaged: LSN 11 to 19 are not here", "segment 4 is damaged, and no other file here holds it"];
+    let expected = [
+        "segment 2 is damaged: LSN 11 to 19 are missing",
+        "segment 4 is damaged, and no other file in this folder has it",
+    ];
     assert_eq!(troubles(&folder), expected);
 }
 
@@ -111,7 +113,7 @@ fn an_open_file_that_ends_too_early_is_a_gap() {
     let mut folder = Folder::default();
     add(&mut folder, "segment-0000000000000001.open", &file(LOG, 1, 1, Sealed::Open, 1..5));
     closed(&mut folder, 2, 1, 11..20);
-    let said = "segment 1, of which only the open file is here, ends at LSN 4, segment 2 begins at LSN 11: LSN 5 to 10 are not here";
+    let said = "segment 1, of which only the open file is here, ends at LSN 4, segment 2 begins at LSN 11: LSN 5 to 10 are missing";
     assert_eq!(troubles(&folder), [said]);
     // The closed file says how far the segment went.
     closed(&mut folder, 1, 1, 1..11);
@@ -141,7 +143,7 @@ fn a_misnamed_file_is_damaged_and_leaves_a_gap() {
     closed(&mut folder, 1, 1, 1..11);
     add(&mut folder, "segment-0000000000000003.closed", &file(LOG, 2, 1, Sealed::Closed, 11..20));
     closed(&mut folder, 4, 1, 30..40);
-    assert_eq!(troubles(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are not here"]);
+    assert_eq!(troubles(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are missing"]);
 }
 
 #[test]
