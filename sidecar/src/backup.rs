@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tailwind_backup::{Daemon, Home, OsFolder, wake};
+use tailwind_backup::{BackupConfig, Daemon, OsFolder, wake};
 use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
@@ -86,7 +86,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         None => None,
     };
 
-    let home = Home {
+    let home = BackupConfig {
         pool: pool.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/tailwind-{group}-{name}"))),
         group,
         member: name,
@@ -121,14 +121,14 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
-    handle.report().await.context("the backup thread ended during start")?;
+    handle.status().await.context("the backup thread ended during start")?;
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
     if let Some(Unready { why, .. }) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
-    let Home { group, member, .. } = home;
+    let BackupConfig { group, member, .. } = home;
     let about = About {
         group,
         member,

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use crate::disk::{Disk, Listing};
 use crate::files::Folder;
 use crate::flushed::Flushed;
-use crate::ledger::{Ledger, Told};
+use crate::ledger::{Ledger, LedgerContents};
 use crate::memory::Memory;
 use crate::promise::{MemberState, PromiseFile};
 use crate::table::{Owner, Rows, SlotTable};
@@ -38,7 +38,7 @@ const ONE_BACKUP_ONLY: &str = "Only at one backup, and only while the group is w
 
 /// Where a backup lives.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct BackupConfig {
     /// The group that it serves.
     pub group: GroupName,
     /// Its name.
@@ -55,7 +55,7 @@ pub struct Home {
 
 /// A backup that knows who it is.
 #[derive(Debug)]
-pub struct Woken {
+pub struct StartedBackup {
     /// The flush folder.
     pub disk: Arc<Disk>,
     /// The slot table.
@@ -76,7 +76,12 @@ pub struct Woken {
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
 /// new: drawn at random.
-pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh: BootId) -> anyhow::Result<Woken> {
+pub fn wake(
+    home: &BackupConfig,
+    folder: Box<dyn Folder>,
+    memory: &mut dyn Memory,
+    fresh: BootId,
+) -> anyhow::Result<StartedBackup> {
     let disk = Disk::new(folder);
     // A process that was killed may have left names that nothing has brought to disk. From here on they are believed: a
     // promise that is there now must be there after a loss of power too.
@@ -118,7 +123,7 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
     }
 }
 
-impl Home {
+impl BackupConfig {
     fn check_owner(&self, what: &str, dir: &Path, group: &GroupName, member: &MemberId) -> anyhow::Result<()> {
         ensure!(
             (group, member) == (&self.group, &self.member),
@@ -134,14 +139,14 @@ impl Home {
 
 /// The memory is still there.
 fn resume(
-    home: &Home,
+    home: &BackupConfig,
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
     owner: &Owner,
     promise_file: PromiseFile,
     member_state: MemberState,
-) -> anyhow::Result<Woken> {
+) -> anyhow::Result<StartedBackup> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
     if let Some((slot, _)) = rows.iter().find(|(slot, _)| slot.0 >= home.buffers) {
@@ -178,13 +183,13 @@ fn resume(
 
 /// The memory is new.
 fn begin(
-    home: &Home,
+    home: &BackupConfig,
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
     promised: Option<(PromiseFile, MemberState)>,
     fresh: BootId,
-) -> anyhow::Result<Woken> {
+) -> anyhow::Result<StartedBackup> {
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
@@ -265,7 +270,7 @@ impl Evidence {
         // Both are made before the first epoch is promised.
         let expected = promise.log.is_some();
         let (flushed, ends, mut doubts) = Flushed::open(disk.folder(), expected).context("open the flush records")?;
-        let (ledger, Told { owed, doubts: more }) =
+        let (ledger, LedgerContents { owed, doubts: more }) =
             Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger")?;
         doubts.extend(more);
         let listing =
@@ -317,7 +322,7 @@ impl Evidence {
         member_state: MemberState,
         slots: Slots,
         listing: Listing,
-    ) -> Woken {
+    ) -> StartedBackup {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
         let Listing { closed: files, strange: strange_files, .. } = listing;
         let found = Found {
@@ -329,7 +334,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
+        StartedBackup { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
     }
 }
 
@@ -340,7 +345,7 @@ fn keeps_identity(member_state: &MemberState) -> bool {
 
 /// Puts open segments from disk back into buffers, where they are scanned like buffers that survived.
 fn load(
-    home: &Home,
+    home: &BackupConfig,
     disk: &Disk,
     memory: &mut dyn Memory,
     table: &SlotTable,

@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
-use super::actor::{Answer, Handle, Report};
+use super::actor::{ActorReply, ActorStatus, Handle};
 use super::memory::PoolBuffers;
 use super::quarantine::Quarantine;
 use super::scrub::Scrub;
@@ -109,23 +109,25 @@ async fn for_this_backup(State(service): State<Service>, request: HttpRequest, n
     let found = &service.about.member;
     match wanted {
         Some(Ok(wanted)) if wanted != *found => {
-            Refused(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
+            RefusalResponse(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
         }
-        Some(Err(error)) => Refused(Refusal::BadRequest { why: format!("{MEMBER_HEADER}: {error}") }).into_response(),
+        Some(Err(error)) => {
+            RefusalResponse(Refusal::BadRequest { why: format!("{MEMBER_HEADER}: {error}") }).into_response()
+        }
         _ => next.run(request).await,
     }
 }
 
 /// A refusal as an HTTP response.
-struct Refused(Refusal);
+struct RefusalResponse(Refusal);
 
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Refused {
-        Refused(refusal)
+impl From<Refusal> for RefusalResponse {
+    fn from(refusal: Refusal) -> RefusalResponse {
+        RefusalResponse(refusal)
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RefusalResponse {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, Json(self.0)).into_response()
@@ -133,96 +135,105 @@ impl IntoResponse for Refused {
 }
 
 /// A JSON body that is what it should be.
-struct Message<T>(T);
+struct JsonBody<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Message<T> {
-    type Rejection = Refused;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = RefusalResponse;
 
-    async fn from_request(request: HttpRequest, state: &S) -> Result<Message<T>, Refused> {
-        let bad = |why: String| Refused(Refusal::BadRequest { why });
+    async fn from_request(request: HttpRequest, state: &S) -> Result<JsonBody<T>, RefusalResponse> {
+        let bad = |why: String| RefusalResponse(Refusal::BadRequest { why });
         let bytes = Bytes::from_request(request, state).await.map_err(|error| bad(error.to_string()))?;
-        serde_json::from_slice(&bytes).map(Message).map_err(|error| bad(error.to_string()))
+        serde_json::from_slice(&bytes).map(JsonBody).map_err(|error| bad(error.to_string()))
     }
 }
 
-type Answered<T> = Result<Json<T>, Refused>;
+type JsonResult<T> = Result<Json<T>, RefusalResponse>;
 
 impl Service {
-    async fn ask_inventory(&self, request: Request) -> Answered<Inventory> {
+    async fn ask_inventory(&self, request: Request) -> JsonResult<Inventory> {
         match self.actor.ask(request, None).await? {
-            Answer::Inventory(inventory) => Ok(Json(inventory)),
+            ActorReply::Inventory(inventory) => Ok(Json(inventory)),
             other => Err(confused(&other)),
         }
     }
 
-    async fn ask_done(&self, request: Request) -> Answered<Empty> {
+    async fn ask_done(&self, request: Request) -> JsonResult<Empty> {
         match self.actor.ask(request, None).await? {
-            Answer::Done => Ok(Json(Empty {})),
+            ActorReply::Done => Ok(Json(Empty {})),
             other => Err(confused(&other)),
         }
     }
 }
 
-async fn fence(State(service): State<Service>, Message(request): Message<FenceRequest>) -> Answered<Inventory> {
+async fn fence(State(service): State<Service>, JsonBody(request): JsonBody<FenceRequest>) -> JsonResult<Inventory> {
     service.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(State(service): State<Service>, Message(request): Message<InventoryRequest>) -> Answered<Inventory> {
+async fn inventory(
+    State(service): State<Service>,
+    JsonBody(request): JsonBody<InventoryRequest>,
+) -> JsonResult<Inventory> {
     service.ask_inventory(Request::Inventory(request.after)).await
 }
 
-async fn damage(State(service): State<Service>, Message(Empty {}): Message<Empty>) -> Answered<DamageReply> {
+async fn damage(State(service): State<Service>, JsonBody(Empty {}): JsonBody<Empty>) -> JsonResult<DamageReply> {
     match service.actor.ask(Request::Damage, None).await? {
-        Answer::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
+        ActorReply::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
         other => Err(confused(&other)),
     }
 }
 
 async fn connect(
     State(service): State<Service>,
-    Message(request): Message<ConnectRequest<Offer>>,
-) -> Answered<ConnectReply<ChannelAnswer>> {
+    JsonBody(request): JsonBody<ConnectRequest<Offer>>,
+) -> JsonResult<ConnectReply<ChannelAnswer>> {
     match service.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
-        Answer::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
+        ActorReply::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
         other => Err(confused(&other)),
     }
 }
 
-async fn open(State(service): State<Service>, Message(request): Message<OpenRequest>) -> Answered<OpenReply<Grant>> {
+async fn open(
+    State(service): State<Service>,
+    JsonBody(request): JsonBody<OpenRequest>,
+) -> JsonResult<OpenReply<Grant>> {
     match service.actor.ask(Request::Open(request), None).await? {
-        Answer::Opened(grant) => Ok(Json(OpenReply { grant })),
+        ActorReply::Opened(grant) => Ok(Json(OpenReply { grant })),
         other => Err(confused(&other)),
     }
 }
 
-async fn close(State(service): State<Service>, Message(request): Message<CloseRequest>) -> Answered<Empty> {
+async fn close(State(service): State<Service>, JsonBody(request): JsonBody<CloseRequest>) -> JsonResult<Empty> {
     service.ask_done(Request::Close(request)).await
 }
 
-async fn flush(State(service): State<Service>, Message(request): Message<FlushRequest>) -> Answered<FlushReply> {
+async fn flush(State(service): State<Service>, JsonBody(request): JsonBody<FlushRequest>) -> JsonResult<FlushReply> {
     match service.actor.ask(Request::Flush(request), None).await? {
-        Answer::Flushed(end) => Ok(Json(FlushReply { end })),
+        ActorReply::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
 }
 
-async fn trim(State(service): State<Service>, Message(request): Message<TrimRequest>) -> Answered<Empty> {
+async fn trim(State(service): State<Service>, JsonBody(request): JsonBody<TrimRequest>) -> JsonResult<Empty> {
     service.ask_done(Request::Trim(request)).await
 }
 
-async fn drop_copies(State(service): State<Service>, Message(request): Message<DropRequest>) -> Answered<Empty> {
+async fn drop_copies(State(service): State<Service>, JsonBody(request): JsonBody<DropRequest>) -> JsonResult<Empty> {
     service.ask_done(Request::Drop(request)).await
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
-async fn fetch(State(service): State<Service>, Message(request): Message<FetchRequest>) -> Result<Response, Refused> {
+async fn fetch(
+    State(service): State<Service>,
+    JsonBody(request): JsonBody<FetchRequest>,
+) -> Result<Response, RefusalResponse> {
     let Ok(permit) = Arc::clone(&service.fetches).acquire_owned().await else {
         unreachable!("the semaphore is never closed")
     };
     let mut failed_at = None;
     for _ in 0..FETCH_LOOKS {
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
-        let Answer::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
+        let ActorReply::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, pool) = (Arc::clone(&service.disk), Arc::clone(&service.pool));
         let look = move || tailwind_backup::fetch(&disk, &PoolBuffers(pool), place, &identity, &closure);
         let read = tokio::task::spawn_blocking(look);
@@ -271,7 +282,7 @@ async fn heartbeats(State(service): State<Service>) -> Response {
 }
 
 async fn status(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
             pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
@@ -281,7 +292,7 @@ async fn status(State(service): State<Service>) -> Response {
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
             status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
@@ -292,7 +303,7 @@ async fn metrics(State(service): State<Service>) -> Response {
 
 /// The actor answers.
 async fn healthz(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(_)) => "ok\n".into_response(),
         _ => unwell(),
     }
@@ -300,8 +311,8 @@ async fn healthz(State(service): State<Service>) -> Response {
 
 /// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
 async fn readyz(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
-        Ok(Some(Report { problem, .. })) => {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
+        Ok(Some(ActorStatus { problem, .. })) => {
             let failed = problem.map(|why| Unready { reason: UnreadyReason::FabricFailed, why });
             match failed.as_ref().or(service.about.obstacle.as_ref()) {
                 None => "ok\n".into_response(),
@@ -332,7 +343,7 @@ fn pretty(value: &impl Serialize) -> Response {
 }
 
 /// The machine answered something that does not fit the question: a bug, told instead of hidden.
-fn confused(answer: &Answer) -> Refused {
+fn confused(answer: &ActorReply) -> RefusalResponse {
     error!(?answer, "internal error: unexpected kind of reply");
-    Refused(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
+    RefusalResponse(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
 }

@@ -7,9 +7,9 @@ use tailwind_crds::readiness::Unready;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
 
-use super::actor::Report;
-use super::quarantine::Quarantined;
-use super::scrub::Scrubbed;
+use super::actor::ActorStatus;
+use super::quarantine::QuarantineListing;
+use super::scrub::ScrubStatus;
 
 /// What does not change while the process lives.
 #[derive(Clone, Debug, Serialize)]
@@ -38,25 +38,30 @@ struct Status<'a> {
     #[serde(flatten)]
     about: &'a About,
     #[serde(flatten)]
-    report: &'a Report,
-    scrub: &'a Scrubbed,
+    report: &'a ActorStatus,
+    scrub: &'a ScrubStatus,
     /// Absent while the disk does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
-    quarantine: Option<&'a Quarantined>,
+    quarantine: Option<&'a QuarantineListing>,
 }
 
 /// The status page.
 pub(super) fn page<'a>(
     about: &'a About,
-    report: &'a Report,
-    scrub: &'a Scrubbed,
-    quarantine: Option<&'a Quarantined>,
+    report: &'a ActorStatus,
+    scrub: &'a ScrubStatus,
+    quarantine: Option<&'a QuarantineListing>,
 ) -> impl Serialize + use<'a> {
     Status { role: "backup", about, report, scrub, quarantine }
 }
 
 /// The metrics. What is in quarantine is left out while the disk does not say: 0 would be another answer.
-pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed, quarantine: Option<&Quarantined>) -> Snapshot {
+pub(super) fn metrics(
+    about: &About,
+    report: &ActorStatus,
+    scrub: &ScrubStatus,
+    quarantine: Option<&QuarantineListing>,
+) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut now = Snapshot::new([("group", group.as_str()), ("member", member.as_str())]);
@@ -69,7 +74,7 @@ pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed, quaranti
     now.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
     now.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
     now.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
-    if let Some(Quarantined { files, bytes, .. }) = quarantine {
+    if let Some(QuarantineListing { files, bytes, .. }) = quarantine {
         now.gauge("tailwind_backup_quarantined", "Files in quarantine.", *files);
         now.gauge("tailwind_backup_quarantined_bytes", "Bytes of the files in quarantine.", *bytes);
     }

@@ -25,7 +25,7 @@ use tailwind_protocol::layout::readable_size;
 use super::framing::{InputFraming, Splitter};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
-use flight::{Bundle, Flight, Found};
+use flight::{Bundle, Flight, MatchedPrefix};
 use report::{LsnPrinter, Progress, aftermath, summary};
 
 /// How often the socket is looked at while input is waited for: a large record may have gone only in part, and whether
@@ -119,7 +119,7 @@ fn open(path: Option<&Path>) -> anyhow::Result<(File, Option<u64>)> {
 }
 
 /// What the input has to give.
-enum Gathered {
+enum GatherResult {
     Bundle,
     NeedsInput,
     Ended,
@@ -163,22 +163,22 @@ impl Appender<'_> {
                 self.wait_for_ack()?;
             } else {
                 match self.gather()? {
-                    Gathered::Bundle => {}
-                    Gathered::NeedsInput => self.wait_for_input()?,
-                    Gathered::Ended if self.flight.is_empty() => return Ok(()),
-                    Gathered::Ended => self.wait_for_ack()?,
+                    GatherResult::Bundle => {}
+                    GatherResult::NeedsInput => self.wait_for_input()?,
+                    GatherResult::Ended if self.flight.is_empty() => return Ok(()),
+                    GatherResult::Ended => self.wait_for_ack()?,
                 }
             }
         }
     }
 
     /// Fills a bundle and hands it to the flight when it is full, or the last one.
-    fn gather(&mut self) -> anyhow::Result<Gathered> {
+    fn gather(&mut self) -> anyhow::Result<GatherResult> {
         while self.bundle.records().len() < self.batch {
             let Some(record) = self.splitter.next_record()? else {
                 match (self.splitter.has_ended(), self.bundle.records()) {
-                    (false, _) => return Ok(Gathered::NeedsInput),
-                    (true, []) => return Ok(Gathered::Ended),
+                    (false, _) => return Ok(GatherResult::NeedsInput),
+                    (true, []) => return Ok(GatherResult::Ended),
                     (true, _) => break,
                 }
             };
@@ -203,7 +203,7 @@ impl Appender<'_> {
         self.bundle_size = 0;
         let blank = self.flight.blank();
         self.flight.push(std::mem::replace(&mut self.bundle, blank));
-        Ok(Gathered::Bundle)
+        Ok(GatherResult::Bundle)
     }
 
     fn submit(&mut self) -> anyhow::Result<()> {
@@ -367,7 +367,7 @@ impl Appender<'_> {
             self.primary,
             passed.last
         );
-        let mut found = Found::default();
+        let mut found = MatchedPrefix::default();
         let mut records = client.read(end.next(), 0)?;
         while let Some((lsn, payload)) = records.next_record()? {
             self.flight.compare(&mut found, lsn, payload).context(NOT_ALONE)?;

@@ -67,7 +67,7 @@ impl fmt::Display for Start {
 
 /// How records look.
 #[derive(Args, Clone, Debug)]
-pub struct Looks {
+pub struct OutputOptions {
     /// Framing of the records: lines for text, length for anything, hex for inspection
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = OutputFraming::Lines)]
     framing: OutputFraming,
@@ -76,7 +76,7 @@ pub struct Looks {
     print_lsn: bool,
 }
 
-impl Looks {
+impl OutputOptions {
     fn writer(&self) -> anyhow::Result<RecordWriter<BufWriter<StdoutLock<'static>>>> {
         ensure!(
             !self.print_lsn || self.framing != OutputFraming::Length,
@@ -98,7 +98,7 @@ pub struct ReadOptions {
     limit: u64,
     /// How records look.
     #[command(flatten)]
-    looks: Looks,
+    looks: OutputOptions,
     /// Which sidecar.
     #[command(flatten)]
     target: Target,
@@ -112,7 +112,7 @@ pub struct TailOptions {
     from: Start,
     /// How records look.
     #[command(flatten)]
-    looks: Looks,
+    looks: OutputOptions,
     /// Which sidecar.
     #[command(flatten)]
     target: Target,

@@ -22,7 +22,7 @@ use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
 use super::{counted, tell};
-use examine::{Content, Named, Report, Sound, examine};
+use examine::{Content, FileState, SegmentFileName, SegmentReport, examine};
 use folder::Folder;
 
 /// Largest file read: the largest segment, 64 MiB, and behind it a footer, or a flag page that on hugetlbfs takes 2 MiB.
@@ -92,7 +92,7 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
         list(&mut out, report).context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(!matches!(report.sound(), Sound::Damaged(_)))
+    Ok(!matches!(report.sound(), FileState::Damaged(_)))
 }
 
 /// Scans all files of a folder, by name. False: something is damaged or missing.
@@ -127,7 +127,7 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_buffer = name.starts_with("slot-") && name.ends_with(".buf");
     let is_quarantined = name.starts_with(quarantine::PREFIX);
-    if Named::parse(&name).is_none() && !is_buffer && !is_quarantined {
+    if SegmentFileName::parse(&name).is_none() && !is_buffer && !is_quarantined {
         let what = if path.is_dir() { "a folder: scan it by itself" } else { "neither a segment file nor a buffer" };
         return folder.add_other(&name, what);
     }
@@ -170,7 +170,7 @@ fn check_kind(found: FileType) -> anyhow::Result<()> {
     bail!("{what}, not a regular file: give slot-NNNN.buf, segment-N.closed, segment-N.open or their folder")
 }
 
-fn list(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {
+fn list(out: &mut impl Write, report: &SegmentReport<'_>) -> io::Result<()> {
     writeln!(out, "\n{:>12}  {:>9}  {:>8}  CRC       PAYLOAD", "LSN", "OFFSET", "LENGTH")?;
     for record in report.records() {
         let (lsn, offset, length, crc) = (record.lsn.0, record.offset.0, record.payload.len(), record.crc);
@@ -190,7 +190,7 @@ impl fmt::Display for Content<'_> {
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for SegmentReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (identity, closure) = (&self.identity, &self.closure);
         writeln!(f, "{}", self.kind)?;

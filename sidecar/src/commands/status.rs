@@ -30,7 +30,7 @@ pub struct StatusOptions {
 /// The sidecar's JSON, as far as it is known here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Report {
+struct SidecarStatus {
     group: String,
     sidecar: String,
     fabric: String,
@@ -46,24 +46,24 @@ struct Report {
     version: u64,
     acked: u64,
     first: u64,
-    positions: Option<Positions>,
-    members: Vec<Member>,
+    positions: Option<PositionStatus>,
+    members: Vec<MemberStatus>,
     clients: u64,
     /// Appends that wait for their ack, whoever sent them.
     pending: Option<u64>,
     /// What keeps it from becoming primary.
-    waiting: Option<Waiting>,
+    waiting: Option<WaitStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Waiting {
+struct WaitStatus {
     why: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Positions {
+struct PositionStatus {
     flushed: String,
     acked: String,
     completed: String,
@@ -73,16 +73,16 @@ struct Positions {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Member {
+struct MemberStatus {
     name: String,
     control: String,
     standing: String,
     completed: String,
 }
 
-impl Report {
+impl SidecarStatus {
     /// Reads the sidecar's JSON.
-    fn parse(json: &str) -> anyhow::Result<Report> {
+    fn parse(json: &str) -> anyhow::Result<SidecarStatus> {
         serde_json::from_str(json)
             .context("parse the sidecar's status (is it another version? use --json to see it unparsed)")
     }
@@ -117,10 +117,10 @@ fn report(options: &StatusOptions, socket: &Path) -> anyhow::Result<String> {
     if options.json {
         return Ok(json + "\n");
     }
-    Ok(Report::parse(&json)?.to_string())
+    Ok(SidecarStatus::parse(&json)?.to_string())
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SidecarStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "group      {}", self.group)?;
         let Some(role) = &self.role else {
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
             primary if primary == self.sidecar => writeln!(f)?,
             primary => writeln!(f, "; primary is {primary}")?,
         }
-        if let Some(Waiting { why }) = &self.waiting {
+        if let Some(WaitStatus { why }) = &self.waiting {
             writeln!(f, "waiting    {why}")?;
         }
         let (backups, needed) = (self.backups_wanted, self.min_in_sync);
@@ -163,7 +163,7 @@ impl fmt::Display for Report {
         if self.members.is_empty() {
             return Ok(());
         }
-        let width = |cell: fn(&Member) -> &str, title: &str| {
+        let width = |cell: fn(&MemberStatus) -> &str, title: &str| {
             self.members.iter().map(|member| cell(member).len()).chain([title.len()]).max().unwrap_or_default()
         };
         let name = width(|member| &member.name, "MEMBER");
@@ -171,7 +171,7 @@ impl fmt::Display for Report {
         let completed = width(|member| &member.completed, "COMPLETED");
         writeln!(f, "\n{:name$}  {:standing$}  {:completed$}  CONTROL", "MEMBER", "STANDING", "COMPLETED")?;
         for member in &self.members {
-            let Member { name: who, standing: how, completed: far, control } = member;
+            let MemberStatus { name: who, standing: how, completed: far, control } = member;
             writeln!(f, "{who:name$}  {how:standing$}  {far:completed$}  {control}")?;
         }
         Ok(())
@@ -204,14 +204,14 @@ MEMBER    STANDING     COMPLETED  CONTROL
 b0        in set       2:8        10.0.0.1:7420
 backup-1  catching up  1:0        10.0.0.2:7420
 ";
-        assert_eq!(Report::parse(json).unwrap().to_string(), expected);
+        assert_eq!(SidecarStatus::parse(json).unwrap().to_string(), expected);
     }
 
     #[test]
     fn a_candidate_shows_what_it_waits_for() {
         let json = r#"{"group":"db","sidecar":"db-0","role":"recovering","epoch":4,
             "waiting":{"for":"members","why":"1 of 2 members answer; missing: b1"}}"#;
-        let text = Report::parse(json).unwrap().to_string();
+        let text = SidecarStatus::parse(json).unwrap().to_string();
         let expected = "sidecar    db-0: recovering, epoch 4; who is primary is not known\n\
                         waiting    1 of 2 members answer; missing: b1\n";
         assert!(text.contains(expected), "{text}");
@@ -219,8 +219,8 @@ backup-1  catching up  1:0        10.0.0.2:7420
 
     #[test]
     fn a_stuck_append_path_and_a_bad_reply_are_reported() {
-        let hung = Report::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
+        let hung = SidecarStatus::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
         assert!(hung.contains("its append path does not answer"), "{hung}");
-        assert!(Report::parse("<html>").unwrap_err().to_string().contains("--json"));
+        assert!(SidecarStatus::parse("<html>").unwrap_err().to_string().contains("--json"));
     }
 }

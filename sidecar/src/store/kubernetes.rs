@@ -35,7 +35,7 @@ const TRIES: usize = 10;
 /// Pause before a watch that has failed begins again.
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
 /// The same trouble is logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(30);
+const LOG_AGAIN: Duration = Duration::from_secs(30);
 /// The operator gives a pod's service account its rights once it has seen the pod. Before that nobody has to look.
 const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Names this writer in `metadata.managedFields`.
@@ -47,22 +47,22 @@ pub struct KubernetesStore {
     api: Api<ReplicaGroup>,
     path: GroupPath,
     seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
-    said: Arc<Said>,
+    logged: Arc<LoggedError>,
 }
 
 /// The last trouble that was logged. While the API server is away, calls fail many times a second.
 #[derive(Default)]
-struct Said(Mutex<Option<(String, Instant)>>);
+struct LoggedError(Mutex<Option<(String, Instant)>>);
 
-impl Said {
+impl LoggedError {
     /// True if this is to be logged, which then counts as done.
-    fn is_news(&self, why: &str) -> bool {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = said.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > SAY_AGAIN);
-        if news {
-            *said = Some((why.to_owned(), Instant::now()));
+    fn is_new(&self, why: &str) -> bool {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = logged.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > LOG_AGAIN);
+        if is_new {
+            *logged = Some((why.to_owned(), Instant::now()));
         }
-        news
+        is_new
     }
 }
 
@@ -106,7 +106,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         drop(watching.await);
     });
     Ok(Joined {
-        store: KubernetesStore { api, path: path.clone(), seen, said: Arc::default() },
+        store: KubernetesStore { api, path: path.clone(), seen, logged: Arc::default() },
         shape,
         desired,
         keeper,
@@ -120,9 +120,9 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
 
 /// Keeps `seen` at the latest content for ever.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
-    let said = Said::default();
+    let logged = LoggedError::default();
     let began = Instant::now();
-    let say = |why: String, is_forbidden: bool| match said.is_news(&why) {
+    let say = |why: String, is_forbidden: bool| match logged.is_new(&why) {
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
             tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
@@ -174,8 +174,8 @@ impl KubernetesStore {
     }
 
     /// True if an error has not just been logged.
-    pub fn is_news(&self, error: &str) -> bool {
-        self.said.is_news(error)
+    pub fn is_new(&self, error: &str) -> bool {
+        self.logged.is_new(error)
     }
 
     /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.
@@ -188,9 +188,9 @@ impl KubernetesStore {
                 return Ok(SwapOutcome::Conflict(found));
             }
             match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {
-                Patched::Done => return Ok(SwapOutcome::Applied),
+                PatchResult::Done => return Ok(SwapOutcome::Applied),
                 // Somebody else was faster: who, and with what, is read at the next turn.
-                Patched::Refused(why) => refusal = why,
+                PatchResult::Refused(why) => refusal = why,
             }
         }
         Err(format!(
@@ -199,15 +199,15 @@ impl KubernetesStore {
         ))
     }
 
-    async fn patch(&self, operations: Vec<PatchOperation>) -> Result<Patched, String> {
+    async fn patch(&self, operations: Vec<PatchOperation>) -> Result<PatchResult, String> {
         let told = |why: String| format!("write status.log of ReplicaGroup {}: {why}", self.path);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Json::<()>(JsonPatch(operations));
         match timeout(REQUEST_TIMEOUT, self.api.patch_status(self.path.name.as_str(), &params, &patch)).await {
-            Ok(Ok(_)) => Ok(Patched::Done),
+            Ok(Ok(_)) => Ok(PatchResult::Done),
             // "test" failed: 422 (Invalid). Or another writer came between the API server's own read and write: 409.
             Ok(Err(kube::Error::Api(status))) if status.code == 422 || status.code == 409 => {
-                Ok(Patched::Refused(status.message))
+                Ok(PatchResult::Refused(status.message))
             }
             Ok(Err(error)) => Err(told(error.to_string())),
             Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
@@ -233,7 +233,7 @@ impl KubernetesStore {
     }
 }
 
-enum Patched {
+enum PatchResult {
     Done,
     Refused(String),
 }

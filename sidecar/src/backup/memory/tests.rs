@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tailwind_backup::{Home, MemberState, OsFolder, SlotTable, Woken, wake};
+use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, StartedBackup, wake};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
@@ -10,12 +10,12 @@ use super::*;
 /// A backup's two folders.
 struct Folders {
     dir: tempfile::TempDir,
-    home: Home,
+    home: BackupConfig,
 }
 
 fn folders() -> Folders {
     let dir = tempfile::tempdir().unwrap();
-    let home = Home {
+    let home = BackupConfig {
         group: "db".parse().unwrap(),
         member: "b0".parse().unwrap(),
         pool: dir.path().join("pool"),
@@ -31,11 +31,11 @@ impl Folders {
         self.dir.path().join(name)
     }
 
-    fn wake(&self) -> anyhow::Result<Woken> {
+    fn wake(&self) -> anyhow::Result<StartedBackup> {
         self.wake_as(&self.home, &self.path("flush"))
     }
 
-    fn wake_as(&self, home: &Home, flush_dir: &Path) -> anyhow::Result<Woken> {
+    fn wake_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<StartedBackup> {
         let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
         wake(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }
@@ -65,7 +65,7 @@ fn memory_from_before_a_reboot_is_discarded() {
     let folders = folders();
     let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     fs::write(folders.path("pool/slot-0000.buf"), "of any size").unwrap();
-    let rebooted = Home { kernel: "another boot".to_owned(), ..folders.home.clone() };
+    let rebooted = BackupConfig { kernel: "another boot".to_owned(), ..folders.home.clone() };
     let woken = folders.wake_as(&rebooted, &folders.path("flush")).unwrap();
     assert_ne!(woken.member_state.boot, born);
     assert_eq!(woken.member_state.promise.epoch, Epoch(5));
@@ -96,7 +96,7 @@ fn identity_survives_memory_loss_only_if_disk_is_complete() {
 fn folders_of_another_backup_are_refused() {
     let folders = folders();
     folders.live(nothing);
-    let somebody_else = Home { member: "b1".parse().unwrap(), ..folders.home.clone() };
+    let somebody_else = BackupConfig { member: "b1".parse().unwrap(), ..folders.home.clone() };
     let error = folders.wake_as(&somebody_else, &folders.path("flush")).unwrap_err().to_string();
     assert!(error.contains("belongs to backup b0 of group db"), "{error}");
     let error = folders.wake_as(&folders.home, &folders.path("elsewhere")).unwrap_err().to_string();

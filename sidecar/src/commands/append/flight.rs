@@ -58,7 +58,7 @@ pub(super) struct Acked {
 
 /// Why the log does not go on with what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Foreign {
+pub(super) enum Mismatch {
     /// Another record stands there.
     #[error("LSN {0} holds a record that this command did not send")]
     Record(Lsn),
@@ -146,10 +146,10 @@ impl<T: PartialEq> Flight<T> {
     }
 
     /// Compares what the log holds behind the last acknowledged record with what was sent, in order. Call for each record.
-    pub(super) fn compare(&self, found: &mut Found, lsn: Lsn, payload: &[u8]) -> Result<(), Foreign> {
-        let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Foreign::Record(lsn))?;
+    pub(super) fn compare(&self, found: &mut MatchedPrefix, lsn: Lsn, payload: &[u8]) -> Result<(), Mismatch> {
+        let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Mismatch::Record(lsn))?;
         if bundle.records()[found.records] != payload {
-            return Err(Foreign::Record(lsn));
+            return Err(Mismatch::Record(lsn));
         }
         found.last = lsn;
         found.records += 1;
@@ -160,9 +160,9 @@ impl<T: PartialEq> Flight<T> {
     }
 
     /// After a lost connection: what was found in the log counts as acknowledged, the rest is to be sent again.
-    pub(super) fn resolve(&mut self, found: &Found) -> Result<Option<(Lsn, Lsn)>, Foreign> {
+    pub(super) fn resolve(&mut self, found: &MatchedPrefix) -> Result<Option<(Lsn, Lsn)>, Mismatch> {
         if found.records > 0 {
-            return Err(Foreign::HalfBatch(found.last));
+            return Err(Mismatch::HalfBatch(found.last));
         }
         let total: usize = self.sent.iter().take(found.bundles).map(|(_, bundle)| bundle.used).sum();
         let before = Lsn(found.last.0 - total as u64);
@@ -197,7 +197,7 @@ impl<T: PartialEq> Flight<T> {
 
 /// How far the log agrees with what was sent.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct MatchedPrefix {
     /// Whole bundles.
     bundles: usize,
     /// Records of the next bundle.
@@ -225,8 +225,8 @@ mod tests {
         flight
     }
 
-    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<Found, Foreign> {
-        let mut found = Found::default();
+    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<MatchedPrefix, Mismatch> {
+        let mut found = MatchedPrefix::default();
         for (lsn, record) in (from..).zip(log) {
             flight.compare(&mut found, Lsn(lsn), record.as_bytes())?;
         }
@@ -274,7 +274,7 @@ mod tests {
     fn a_batch_is_atomic_in_the_log() {
         let mut flight = flight(&[2, 3]);
         let found = look(&flight, 1, &["1", "2", "3"]).unwrap();
-        assert_eq!(flight.resolve(&found), Err(Foreign::HalfBatch(Lsn(3))));
+        assert_eq!(flight.resolve(&found), Err(Mismatch::HalfBatch(Lsn(3))));
         let found = look(&flight, 1, &["1", "2"]).unwrap();
         assert_eq!(flight.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
         assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(5));
@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn records_of_another_writer_are_detected() {
         let flight = flight(&[1, 1]);
-        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Foreign::Record(Lsn(2)));
-        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Foreign::Record(Lsn(3)));
+        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Mismatch::Record(Lsn(2)));
+        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Mismatch::Record(Lsn(3)));
     }
 
     #[test]

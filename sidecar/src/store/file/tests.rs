@@ -143,7 +143,7 @@ fn a_stalled_writer_loses_its_taken_number() {
     for epoch in 1..9 {
         let sleeper = asleep(&store, &claimed(epoch, 2));
         advance(&store, epoch - 1, epoch);
-        assert_eq!(store.publish(&sleeper).unwrap(), Published::Late);
+        assert_eq!(store.publish(&sleeper).unwrap(), PublishResult::Late);
         assert_eq!(store.read().unwrap(), Some(config(epoch)));
     }
 }
@@ -157,8 +157,8 @@ fn a_stalled_writer_that_reuses_a_number_changes_nothing() {
         let sleeper = asleep(&store, &claimed(slept_at + 1, 2));
         let second = asleep(&store, &claimed(slept_at + 1, 3));
         advance(&store, slept_at, slept_at + 4);
-        assert_eq!(store.publish(&sleeper).unwrap(), Published::Doubtful);
-        assert_eq!(store.publish(&second).unwrap(), Published::Late);
+        assert_eq!(store.publish(&sleeper).unwrap(), PublishResult::Doubtful);
+        assert_eq!(store.publish(&second).unwrap(), PublishResult::Late);
         let there = store.path_of(sleeper.number);
         assert!(there.exists(), "nothing in its way");
         assert_eq!(store.read().unwrap(), Some(config(slept_at + 4)));
@@ -178,7 +178,7 @@ fn a_stale_number_is_never_current() {
         let next = asleep(&store, &claimed(slept_at + 2, 2));
         advance(&store, slept_at + 1, slept_at + 5);
         for sleeper in sleepers.iter().chain([&next]) {
-            assert_eq!(store.publish(sleeper).unwrap(), Published::Doubtful);
+            assert_eq!(store.publish(sleeper).unwrap(), PublishResult::Doubtful);
             assert!(!store.stands(sleeper.number, sleeper.entry.after).unwrap());
         }
         for number in store.numbers().unwrap().into_iter().filter(|number| *number > next.number) {
@@ -195,7 +195,7 @@ fn a_repeated_link_recognizes_its_own_file() {
     let store = store_at(folder.path(), 3);
     let draft = asleep(&store, &config(4));
     fs::hard_link(&draft.path, store.path_of(draft.number)).unwrap();
-    assert_eq!(store.publish(&draft).unwrap(), Published::Standing);
+    assert_eq!(store.publish(&draft).unwrap(), PublishResult::Standing);
     assert_eq!(store.read().unwrap(), Some(config(4)));
 }
 

@@ -38,11 +38,11 @@ fn closed(folder: &mut Folder, segment: u64, epoch: u64, lsns: std::ops::Range<u
     add(folder, &format!("segment-{segment:016}.closed"), &file(LOG, segment, epoch, Sealed::Closed, lsns))
 }
 
-fn troubles(folder: &Folder) -> Vec<String> {
+fn problems(folder: &Folder) -> Vec<String> {
     let verdict = folder.verdict().unwrap();
     assert!(!verdict.is_sound());
-    assert!(verdict.says.starts_with("DAMAGED: "), "{verdict}");
-    verdict.troubles
+    assert!(verdict.summary.starts_with("DAMAGED: "), "{verdict}");
+    verdict.problems
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn missing_segments_are_listed_with_their_records() {
     closed(&mut folder, 6, 1, 50..51);
     closed(&mut folder, 8, 1, 52..53);
     assert_eq!(
-        troubles(&folder),
+        problems(&folder),
         [
             "segment 2 is missing: LSN 11 to 19 are missing",
             "segments 4 to 5 are missing: LSN 30 to 49 are missing",
@@ -105,7 +105,7 @@ fn damaged_files_are_listed_as_gaps() {
         "segment 2 is damaged: LSN 11 to 19 are missing",
         "segment 4 is damaged, and no other file in this folder has it",
     ];
-    assert_eq!(troubles(&folder), expected);
+    assert_eq!(problems(&folder), expected);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn an_open_file_that_ends_too_early_is_a_gap() {
     add(&mut folder, "segment-0000000000000001.open", &file(LOG, 1, 1, Sealed::Open, 1..5));
     closed(&mut folder, 2, 1, 11..20);
     let said = "segment 1, of which only the open file is here, ends at LSN 4, segment 2 begins at LSN 11: LSN 5 to 10 are missing";
-    assert_eq!(troubles(&folder), [said]);
+    assert_eq!(problems(&folder), [said]);
     // The closed file says how far the segment went.
     closed(&mut folder, 1, 1, 1..11);
     assert!(folder.verdict().unwrap().is_sound());
@@ -128,7 +128,7 @@ fn mismatched_segments_are_listed() {
     closed(&mut folder, 3, 2, 15..30);
     add(&mut folder, "segment-0000000000000004.closed", &file(LogId(8), 4, 2, Sealed::Closed, 30..40));
     assert_eq!(
-        troubles(&folder),
+        problems(&folder),
         [
             "1 segment of another log, 00000000000000000000000000000008",
             "segment 2 is of epoch 1, segment 1 of epoch 2",
@@ -143,7 +143,7 @@ fn a_misnamed_file_is_damaged_and_leaves_a_gap() {
     closed(&mut folder, 1, 1, 1..11);
     add(&mut folder, "segment-0000000000000003.closed", &file(LOG, 2, 1, Sealed::Closed, 11..20));
     closed(&mut folder, 4, 1, 30..40);
-    assert_eq!(troubles(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are missing"]);
+    assert_eq!(problems(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are missing"]);
 }
 
 #[test]
