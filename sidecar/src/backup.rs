@@ -1,4 +1,4 @@
-//! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
+//! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and
@@ -106,8 +106,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
     ensure!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),
-        "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so that nothing \
-         could ever be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
+        "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so no buffer \
+         could be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
         readable_size(bandwidth)
     );
 

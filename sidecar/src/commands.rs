@@ -60,7 +60,7 @@ impl PeopleCommand {
         };
         match result {
             Ok(()) => ExitCode::SUCCESS,
-            // Whoever read our output has had enough, as `head` does: no failure, and nothing to say.
+            // The reader closed our output, as `head` does: not a failure.
             Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
             Err(error) => {
                 tell(format_args!("{name}: {}", explain(&error)));
@@ -83,7 +83,7 @@ fn print(lines: &[String]) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// One line on standard error. Where even that cannot be written, nobody is there to be told.
+/// One line on standard error. A failure to write it is ignored: no one is reading.
 fn tell(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

@@ -1,6 +1,6 @@
 //! Keeps an error that repeats from filling the log.
 //!
-//! Used by what tries again and again: a standby, and a backup's look at its quarantine.
+//! Used by retry loops: a standby, and a backup's listing of its quarantine.
 
 use std::time::{Duration, Instant};
 

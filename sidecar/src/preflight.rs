@@ -186,7 +186,7 @@ fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
     above.max_by_key(|(point, _, _)| point.len()).map(|(_, kind, options)| (kind, options))
 }
 
-/// The variable has mlx5 cards place packets in any order. Nothing rests on their order, but somebody should know.
+/// The variable has mlx5 cards place packets in any order. Nothing depends on their order, but users should know.
 fn ordering() -> Option<Finding> {
     let set = std::env::var_os("MLX5_RELAXED_PACKET_ORDERING_ON").is_some();
     set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it has no benefit here, unset it"))
@@ -259,7 +259,7 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
     let result = Pool::open(&folder, 1, segment_size.bytes())
         .map_err(|error| error.to_string())
         .and_then(|pool| measure(&pool, &port, tuning).map_err(|error| error.to_string()));
-    // Made by this process, and nobody else knows it.
+    // Only this process uses the folder.
     let _ = fs::remove_dir_all(&folder);
     let Measurements { lending, ending, write, black_hole, inline_max, in_order } = match result {
         Ok(measured) => measured,

@@ -199,7 +199,7 @@ impl Membership {
     fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Membership {
         let (told, desired) = watch::channel(desired);
         let keeper = tokio::spawn(async move {
-            // Nobody tells anything new.
+            // No further change can arrive.
             std::future::pending::<()>().await;
             drop(told);
         });
@@ -232,7 +232,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
 }
 
 /// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
-/// file that nobody listens on is left over from a dead process.
+/// file without a listener is left over from a dead process.
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {

@@ -122,7 +122,7 @@ impl Tls {
         Guard { tls: self.clone(), peer }
     }
 
-    /// Reads the files again for ever, so that certificates may be renewed under a running process. Open connections stay; new
+    /// Rereads the files until the process ends, so that certificates can be renewed in a running process. Open connections stay; new
     /// ones use what is new. Files that cannot be used change nothing and are reported once.
     pub async fn keep_fresh(self) -> Infallible {
         let Source { ca, cert, key, group, .. } = &*self.source;

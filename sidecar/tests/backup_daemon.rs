@@ -663,7 +663,7 @@ fn impossible_options_are_explained_at_start() {
     says(&pool, &flush, &["--fabric", "tcp", "--data-listen", "0.0.0.0:0"], &["without TLS"]);
     let _ = fs::remove_dir_all(&flush);
     let _ = fs::remove_dir_all(&pool);
-    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["nothing could ever be lent"]);
+    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["no buffer could be lent"]);
     says(&pool, std::path::Path::new("/proc/nowhere"), &[], &["flush folder /proc/nowhere"]);
     says(&other.path().join("a/b"), &flush, &[], &["pool folder", "--pool"]);
 

@@ -50,9 +50,9 @@ pub enum OutputResult {
     Flush(Job),
     /// For the flusher, after everything that is queued there; done before the next output, or the process must end.
     FlushLast(Slot, SegmentIdentity, Closure),
-    /// For whoever asked.
+    /// For the caller.
     Reply(RequestId, Reply),
-    /// Nobody is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
+    /// No caller is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
     Finish {
         /// Nothing is in memory only.
         complete: bool,

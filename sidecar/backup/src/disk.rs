@@ -1,6 +1,6 @@
 //! The flush folder: one file for each segment, whole or not at all.
 //!
-//! Listed at the start by [`wake`](mod@crate::wake), written by the [`flusher`](crate::flusher), read by whoever fetches.
+//! Listed at the start by [`wake`](mod@crate::wake), written by the [`flusher`](crate::flusher), read by fetches.
 //! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
 //! was written; the scan finds where it ends. Files that are not ours, or not understood, get another name (`….aside`,
 //! `….of-log-…`), and so does what is no part of the log any more (`quarantined-…`): nothing of them is ever written over or

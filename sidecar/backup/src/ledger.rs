@@ -122,7 +122,7 @@ impl Ledger {
         Ok((Ledger::create(folder, BTreeMap::new(), entries)?, contents))
     }
 
-    /// Forgets everything that was owed: this backup is somebody new.
+    /// Forgets everything that was owed: this backup has a new identity.
     pub fn clear(&mut self, folder: &dyn Folder) -> io::Result<()> {
         self.owed.clear();
         self.rewrite(folder)
@@ -236,7 +236,7 @@ impl Ledger {
                     sequence
                 }
             };
-            // Entries that were zeroed, or that somebody has put back.
+            // Entries that were zeroed or restored from an older copy.
             rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
             expected = Some(sequence + 1);

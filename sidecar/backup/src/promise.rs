@@ -6,7 +6,7 @@
 //! Two [blocks](crate::blocks) of magic `TWPROMIS`, allocated when the file is made, so that writing needs no space. Every
 //! write goes to both blocks, one after the other, each brought to disk before the next is begun. So one damaged block
 //! never matters: if a crash tore it, the other one holds the newest content that was reported (or a newer one); if the
-//! disk damaged it at rest, the other one is its equal. With two damaged blocks nobody knows what was promised.
+//! disk damaged it at rest, the other one is its equal. With two damaged blocks the promise is unknown.
 
 use std::io;
 use std::path::{Path, PathBuf};

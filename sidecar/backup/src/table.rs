@@ -76,7 +76,7 @@ pub enum TableError {
         /// What the file system said.
         source: io::Error,
     },
-    /// Somebody else has it.
+    /// Another daemon has it.
     #[error("pool {path} is in use by another backup daemon: stop that first, or give this one its own --pool")]
     InUse {
         /// The pool's folder.
@@ -127,7 +127,7 @@ pub struct SlotTable {
 pub struct Rows {
     /// The slots in use.
     pub used: Vec<(Slot, SlotRow)>,
-    /// Slots of which nobody knows what they are used for.
+    /// Slots whose use is unknown.
     pub damaged: Vec<Slot>,
 }
 
@@ -138,7 +138,7 @@ enum Half<T> {
 }
 
 impl SlotTable {
-    /// The table in this file, which is in the folder `pool`. A new file is a table of nobody.
+    /// The table in this file, which is in the folder `pool`. A new file has no owner.
     pub fn open(mut file: Box<dyn Mapped>, pool: &Path) -> Result<SlotTable, TableError> {
         let path = pool.join(TABLE);
         let length = file.length().max(ROWS_AT);
@@ -146,7 +146,7 @@ impl SlotTable {
         Ok(SlotTable { file, path })
     }
 
-    /// Whose memory this is; `None`: nobody's.
+    /// The owner; `None` if the table has none.
     pub fn owner(&self) -> Result<Option<Owner>, TableError> {
         // Rows are made once the table is known to be nobody's; a process that died while it made them leaves none.
         if self.counting(0)? == NONE && self.has_rows()? {
@@ -185,7 +185,7 @@ impl SlotTable {
         Ok(Rows { used, damaged })
     }
 
-    /// Makes this the table of nobody, with `slots` rows.
+    /// Makes this a table without an owner, with `slots` rows.
     pub fn clear(&mut self, slots: u32) -> Result<(), TableError> {
         self.file.store(0, FREE);
         self.add_rows(0, slots)

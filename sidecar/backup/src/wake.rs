@@ -1,4 +1,4 @@
-//! What a backup finds when it starts, and who it is by that: the same as before, or somebody new.
+//! What a backup finds when it starts, and its identity as a result: the same as before, or a new one.
 //!
 //! Called before anything listens. See "Identity of a backup" in `docs/protocol.md`.
 //!
@@ -99,7 +99,7 @@ pub fn wake(
         (Some((promise_file, member_state)), Some(owner)) => {
             ensure!(
                 owner.boot == member_state.boot,
-                "pool {} and flush folder {} are of different lives of this backup ({} and {}): give the folders that belong \
+                "pool {} and flush folder {} belong to different identities of this backup ({} and {}): give the folders that belong \
                  together. {ONE_BACKUP_ONLY}",
                 home.pool.display(),
                 disk.path().display(),
@@ -109,13 +109,13 @@ pub fn wake(
             resume(home, disk, memory, table, &owner, promise_file, member_state)
         }
         (None, Some(_)) => bail!(
-            "pool {} holds buffers of this backup, but flush folder {} holds no promise: without it nobody knows which epoch \
-             may write; give the --flush-dir that belongs to the pool. {ONE_BACKUP_ONLY}",
+            "pool {} holds buffers of this backup, but flush folder {} holds no promise, so the epoch that may write is \
+             unknown; give the --flush-dir that belongs to the pool. {ONE_BACKUP_ONLY}",
             home.pool.display(),
             disk.path().display()
         ),
         (None, None) if disk.holds_segments().context("list flush folder")? => bail!(
-            "flush folder {} holds segments but no promise file: put that very file back, no older \
+            "flush folder {} holds segments but no promise file: restore that same file, not an older \
              copy. {ONE_BACKUP_ONLY}",
             disk.path().display()
         ),
@@ -127,8 +127,8 @@ impl BackupConfig {
     fn check_owner(&self, what: &str, dir: &Path, group: &GroupName, member: &MemberId) -> anyhow::Result<()> {
         ensure!(
             (group, member) == (&self.group, &self.member),
-            "{what} {} belongs to backup {member} of group {group}, not to backup {} of group {}: give this backup a folder \
-             of its own",
+            "{what} {} belongs to backup {member} of group {group}, not to backup {} of group {}: give this backup its own \
+             folder",
             dir.display(),
             self.member,
             self.group
@@ -201,7 +201,7 @@ fn begin(
             let boot = if keep { member_state.boot } else { fresh };
             let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
-                // Whatever was in doubt is lost: nobody asks this backup for it any more.
+                // Doubts are void: no primary expects their segments from this backup any more.
                 member_state.promise.doubt = None;
             }
             file.write(&member_state)?;
@@ -278,7 +278,7 @@ impl Evidence {
         Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
     }
 
-    /// This backup is somebody new, who owes nothing.
+    /// This backup has a new identity and owes nothing.
     fn forget(&mut self, disk: &Disk) -> anyhow::Result<()> {
         self.ledger.clear(disk.folder()).context("clear the ledger")?;
         self.flushed.clear();

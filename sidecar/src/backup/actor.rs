@@ -36,7 +36,7 @@ pub(super) struct ActorRequest {
     pub(super) offer: Option<Offer>,
 }
 
-/// What a request was answered with.
+/// The reply to a request.
 #[derive(Debug)]
 pub(super) enum ActorReply {
     Inventory(Inventory),
@@ -48,7 +48,7 @@ pub(super) enum ActorReply {
     Done,
 }
 
-/// How things stand, for status and metrics.
+/// The actor's state, for status and metrics.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ActorStatus {
     pub(super) promise: Promise,
@@ -198,12 +198,12 @@ impl Running {
             }
             ActorMessage::Input(input) => self.step(input),
             ActorMessage::NewestClosed(reply) => {
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 let _ = reply.send(self.actor.daemon.machine().newest_closed());
                 Ok(())
             }
             ActorMessage::ClosedBehind(segment, reply) => {
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
                 Ok(())
             }
@@ -216,7 +216,7 @@ impl Running {
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
                 };
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 let _ = reply.send(status);
                 Ok(())
             }
@@ -258,7 +258,7 @@ impl Running {
                 Err(refusal)
             }
         };
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = waiting.reply.send(answer);
     }
 

@@ -53,7 +53,7 @@ pub(super) struct Quarantine {
     folder: PathBuf,
     /// What was found last; `None` where that cannot be told.
     found: Mutex<Option<Arc<QuarantineListing>>>,
-    /// Held by whoever lists: when it may be done again.
+    /// Locked during a listing: when the next one may start.
     refresh: Arc<tokio::sync::Mutex<Refresh>>,
 }
 

@@ -73,7 +73,7 @@ impl Service {
     }
 }
 
-/// Everything, for whoever may speak to this backup.
+/// All routes, for authenticated callers.
 pub(super) fn control(service: Service) -> Router {
     Router::new()
         .route(path::FENCE, post(fence))
@@ -342,7 +342,7 @@ fn pretty(value: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }
 
-/// The machine answered something that does not fit the question: a bug, told instead of hidden.
+/// The machine's reply does not fit the request: a bug, reported instead of hidden.
 fn confused(answer: &ActorReply) -> RefusalResponse {
     error!(?answer, "internal error: unexpected kind of reply");
     RefusalResponse(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })

@@ -33,7 +33,7 @@ use report::{LsnPrinter, Progress, aftermath, summary};
 const PUMP_EVERY: Duration = Duration::from_millis(10);
 /// How often a silent primary is checked for a successor, with `--reconnect`.
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
-/// What is wrong when the log holds records of somebody else.
+/// The error when the log holds records of another client.
 const NOT_ALONE: &str = "another client appends to this log, and --reconnect works only with a single writer";
 
 /// Append records from a file or from standard input.
@@ -342,7 +342,7 @@ impl Appender<'_> {
     }
 
     /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
-    /// 1. The log holds a prefix of what is in flight behind `log_end`, as nobody else appends.
+    /// 1. The log holds a prefix of what is in flight behind `log_end`, as no other client appends.
     /// 2. No append of an earlier connection lands behind the read: that connection has ended before, and the read is ordered
     ///    behind what it left.
     /// 3. The barrier proves that this sidecar was primary after that, so that its log is the log, and the read shows all

@@ -39,7 +39,7 @@ enum QuarantineCommand {
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if every file could be read; 1 if not, or there is no such folder; 2 if the command \
-                        line makes no sense"
+                        line is invalid"
 )]
 struct ListOptions {
     #[command(flatten)]
@@ -49,7 +49,7 @@ struct ListOptions {
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if all of them are gone; 1 if not: with a name that is none of these files, nothing is \
-                        deleted; 2 if the command line makes no sense"
+                        deleted; 2 if the command line is invalid"
 )]
 struct ReleaseOptions {
     #[command(flatten)]
@@ -204,7 +204,7 @@ fn release(folder: &Path, files: &Files) -> Released {
     for (name, size) in files {
         match fs::remove_file(folder.join(name)) {
             Ok(()) => _ = gone.insert(name.clone(), *size),
-            // By somebody else meanwhile.
+            // Deleted by another process meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 result = Err(anyhow!(error).context(format!("delete {}", folder.join(name).display())));

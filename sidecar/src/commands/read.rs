@@ -1,6 +1,6 @@
 //! `read` and `tail`: acknowledged records to standard output.
 //!
-//! What was once read never disappears in a later failover. Both end quietly when nobody reads their output any more.
+//! What was once read never disappears in a later failover. Both end without an error when their output is closed.
 
 use std::fmt;
 use std::io::{self, BufWriter, StdoutLock};
@@ -65,7 +65,7 @@ impl fmt::Display for Start {
     }
 }
 
-/// How records look.
+/// Output format.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
     /// Framing of the records: lines for text, length for anything, hex for inspection
@@ -96,7 +96,7 @@ pub struct ReadOptions {
     /// Maximum number of records; 0 for all current records
     #[arg(long, default_value_t = 0, value_name = "N")]
     limit: u64,
-    /// How records look.
+    /// Output format.
     #[command(flatten)]
     looks: OutputOptions,
     /// Which sidecar.
@@ -110,7 +110,7 @@ pub struct TailOptions {
     /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
     from: Start,
-    /// How records look.
+    /// Output format.
     #[command(flatten)]
     looks: OutputOptions,
     /// Which sidecar.
@@ -138,7 +138,7 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     copied.with_context(|| go_on(from, next))
 }
 
-/// Reads until somebody stops it.
+/// Reads until it is stopped.
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect()?.client;
@@ -151,7 +151,7 @@ pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
                 out.write(lsn, payload).context("write to standard output")?;
                 continue;
             }
-            // Nothing more for now: whoever reads along must not wait for the buffer to fill.
+            // Nothing more for now: readers must not wait for the buffer to fill.
             Ok(Some(Event::CaughtUp { .. })) => {
                 out.flush().context("write to standard output")?;
                 continue;
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_failed_read_reports_where_to_resume() {
-        assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
+        assert_eq!(go_on(Lsn(5), Lsn(5)), "no record was read from LSN 5 on");
         assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
     }
 }

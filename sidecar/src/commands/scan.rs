@@ -34,7 +34,7 @@ const SHOWN_SIZE: usize = 32;
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
-                        2 if the command line makes no sense"
+                        2 if the command line is invalid"
 )]
 pub struct ScanOptions {
     /// Buffers of a pool (slot-NNNN.buf), files of a flush folder (segment-N.closed, segment-N.open), or a whole flush
@@ -58,7 +58,7 @@ pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
         match scanned {
             Ok(true) => {}
             Ok(false) => bad += 1,
-            // Nobody reads on: not a matter of this file.
+            // The output is closed: not an error of this file.
             Err(error) if super::is_closed_pipe(&error) => return Err(error),
             Err(error) => {
                 bad += 1;
@@ -140,7 +140,7 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
     }
 }
 
-/// The bytes of a regular file. Nothing else is opened: whoever opens a FIFO waits for a writer, and a device may do things.
+/// The bytes of a regular file. Nothing else is opened: opening a FIFO waits for a writer, and a device may have side effects.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     check_kind(path.metadata().context("find the file")?.file_type())?;
     // It may be another one by now: looked at again, and never waited for.

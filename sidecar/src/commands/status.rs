@@ -22,7 +22,7 @@ pub struct StatusOptions {
     /// Print the sidecars' JSON, one line each: for scripts
     #[arg(long)]
     json: bool,
-    /// Which sidecars: each socket's is asked, primary or not.
+    /// Which sidecars: every given socket is queried, primary or not.
     #[command(flatten)]
     target: Target,
 }
@@ -49,7 +49,7 @@ struct SidecarStatus {
     positions: Option<PositionStatus>,
     members: Vec<MemberStatus>,
     clients: u64,
-    /// Appends that wait for their ack, whoever sent them.
+    /// Appends of all clients that wait for their ack.
     pending: Option<u64>,
     /// What keeps it from becoming primary.
     waiting: Option<WaitStatus>,
@@ -132,7 +132,7 @@ impl fmt::Display for SidecarStatus {
         };
         write!(f, "sidecar    {}: {role}, epoch {}", self.sidecar, self.epoch)?;
         match self.primary.as_str() {
-            "" => writeln!(f, "; who is primary is not known")?,
+            "" => writeln!(f, "; the primary is unknown")?,
             primary if primary == self.sidecar => writeln!(f)?,
             primary => writeln!(f, "; primary is {primary}")?,
         }
@@ -212,7 +212,7 @@ backup-1  catching up  1:0        10.0.0.2:7420
         let json = r#"{"group":"db","sidecar":"db-0","role":"recovering","epoch":4,
             "waiting":{"for":"members","why":"1 of 2 members answer; missing: b1"}}"#;
         let text = SidecarStatus::parse(json).unwrap().to_string();
-        let expected = "sidecar    db-0: recovering, epoch 4; who is primary is not known\n\
+        let expected = "sidecar    db-0: recovering, epoch 4; the primary is unknown\n\
                         waiting    1 of 2 members answer; missing: b1\n";
         assert!(text.contains(expected), "{text}");
     }

@@ -18,7 +18,7 @@ use tailwind_protocol::ids::GroupName;
 
 /// How long one socket among several is held before the next one is looked at.
 const HOLD_EACH: Duration = Duration::from_millis(100);
-/// Pause between two looks where nobody listens.
+/// Pause between attempts while no sidecar listens.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// The sidecar to talk to.

@@ -58,7 +58,7 @@ impl Broken {
         match self {
             Broken::RoleLost => {
                 "this sidecar has lost its role since this connection was made, and others may have appended: connect \
-                 again, and read what is new"
+                 again and read the new records"
             }
             Broken::NotTaken => {
                 "an earlier append of this connection was not taken, so that no later one may be: connect again"

@@ -1,7 +1,7 @@
 //! The connected clients: slots, how they are assigned and freed.
 //!
 //! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
-//! are held, a few more admit status requests, so that an administrator can find out why nobody can connect.
+//! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -118,7 +118,7 @@ impl Path {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    // A socket that blocks would stop the path for everybody.
+                    // A blocking socket would stop the path for all clients.
                     if let Err(error) = stream.set_nonblocking(true) {
                         tracing::warn!(%error, "make a client's socket non-blocking");
                         continue;

@@ -1,7 +1,7 @@
 //! A config store in files that several hosts may share: each content is a file of its own, and the highest number rules.
 //!
 //! `config.json` is number 0, the first content; its successors are `config.json.1`, `config.json.2` and so on. A swap
-//! writes and fsyncs a file under a name that nobody else uses, and links it to the next number: link(2) fails if the
+//! writes and fsyncs a file under a unique name, and links it to the next number: link(2) fails if the
 //! number is taken, on local file systems as over NFS and 9p, where flock(2) may not reach the other hosts. Superseded
 //! numbers are removed, so a swap that was asleep may take a number whose successors have come and gone. Its file is
 //! called stale; it must never count. Hence each file has a random tag, and names the tag of the file before, which it
@@ -71,8 +71,8 @@ pub enum StoreError {
     /// The content is not what was written.
     #[error(
         "config file {} is damaged ({why}): do not put an older copy in its place, and delete nothing. Stop the group's \
-         sidecars, leave its backups running, and do as docs/config-store.md says: an older copy can only be gone on from \
-         by a person's decision, since the backups may have promised a newer epoch than it knows",
+         sidecars, leave its backups running, and do as docs/config-store.md says: resuming from an older copy is a decision \
+         for a person, as the backups may have promised a newer epoch",
         path.display()
     )]
     Damaged {

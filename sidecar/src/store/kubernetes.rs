@@ -1,7 +1,7 @@
 //! A config store in the `status.log` of a `ReplicaGroup`: the API server's etcd decides who wins.
 //!
 //! A swap is one JSON Patch (RFC 6902) on the status subresource: it tests what it expects and replaces `log`, in one
-//! transaction of etcd. No Lease is involved: whoever believes to be primary without being it is stopped by its backups.
+//! transaction of etcd. No Lease is involved: a sidecar that wrongly believes to be primary is stopped by its backups.
 //! While the API server is away, nothing here succeeds and nothing of the append path waits for it: elections and changes
 //! of the member set do. One watch tells of changes; a task of the process keeps it up.
 
@@ -28,15 +28,15 @@ use crate::control::desired::DesiredState;
 
 pub use convert::{GroupPath, Shape};
 
-/// How long one request may take. Longer than any healthy API server needs, and shorter than people's patience.
+/// How long one request may take. Longer than any healthy API server needs, and short enough for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A first content meets every other change of the object, such as the operator's, and is tried again so often.
 const TRIES: usize = 10;
 /// Pause before a watch that has failed begins again.
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
-/// The same trouble is logged at most so often.
+/// The same error is logged at most this often.
 const LOG_AGAIN: Duration = Duration::from_secs(30);
-/// The operator gives a pod's service account its rights once it has seen the pod. Before that nobody has to look.
+/// The operator gives a pod's service account its rights once it has seen the pod. Before that a refusal is expected.
 const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Names this writer in `metadata.managedFields`.
 const FIELD_MANAGER: &str = "tailwind-sidecar";
@@ -50,12 +50,12 @@ pub struct KubernetesStore {
     logged: Arc<LoggedError>,
 }
 
-/// The last trouble that was logged. While the API server is away, calls fail many times a second.
+/// The last error that was logged. While the API server is away, calls fail many times a second.
 #[derive(Default)]
 struct LoggedError(Mutex<Option<(String, Instant)>>);
 
 impl LoggedError {
-    /// True if this is to be logged, which then counts as done.
+    /// True if this is to be logged; then it counts as logged.
     fn is_new(&self, why: &str) -> bool {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = logged.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > LOG_AGAIN);
@@ -80,7 +80,7 @@ pub struct Joined {
     pub shape: Shape,
     /// What of it may change.
     pub desired: watch::Receiver<DesiredState>,
-    /// Keeps both up to date; whoever joins runs it, and ends when it does.
+    /// Keeps both up to date; the caller runs it, and ends when it does.
     pub keeper: tokio::task::JoinHandle<()>,
 }
 
@@ -118,7 +118,7 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
     found.clone().context("a group was waited for")
 }
 
-/// Keeps `seen` at the latest content for ever.
+/// Keeps `seen` at the latest content until the process ends.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
     let logged = LoggedError::default();
     let began = Instant::now();
@@ -189,7 +189,7 @@ impl KubernetesStore {
             }
             match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {
                 PatchResult::Done => return Ok(SwapOutcome::Applied),
-                // Somebody else was faster: who, and with what, is read at the next turn.
+                // Another writer was faster: its content is read in the next iteration.
                 PatchResult::Refused(why) => refusal = why,
             }
         }

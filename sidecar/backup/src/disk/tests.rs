@@ -245,7 +245,7 @@ fn delete_removes_both_files_and_is_idempotent() {
     assert_eq!((listing.closed.len(), listing.open.len()), (0, 0));
 }
 
-/// Opening a FIFO waits for somebody who writes to it: a start must not.
+/// Opening a FIFO waits for a writer: a start must not.
 #[test]
 fn special_files_are_unexpected_and_do_not_block() {
     let folder = folder();

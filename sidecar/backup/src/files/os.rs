@@ -29,8 +29,8 @@ impl OsFolder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "flush folder {shown} is in use by another backup daemon: stop that first, or give this one a --flush-dir \
-                 of its own"
+                "flush folder {shown} is in use by another backup daemon: stop that first, or give this one its own \
+                 --flush-dir"
             ),
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("lock flush folder {shown}"));

@@ -19,7 +19,7 @@ pub enum PoolError {
         /// What was wrong and what to do.
         problem: String,
     },
-    /// Somebody else works with the same folder.
+    /// Another process uses the same folder.
     #[error("pool {dir} is in use by {by}: stop that first, or give this one its own folder")]
     InUse {
         /// The pool's folder.

@@ -184,7 +184,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once; all that was made from it holds an Arc and so is gone. An error leaves the file
-        // descriptor open until the process ends, which harms nobody.
+        // descriptor open until the process ends, which is harmless.
         let _ = unsafe { ffi::ibv_close_device(self.raw()) };
     }
 }

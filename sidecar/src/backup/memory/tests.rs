@@ -126,7 +126,7 @@ fn a_second_daemon_cannot_use_the_pool() {
     memory.table().unwrap();
 }
 
-/// Whoever puts an older ledger back, or cuts it off, takes with it what only the ledger can name.
+/// Restoring an older ledger or truncating it loses what only the ledger can name.
 #[test]
 fn an_older_ledger_raises_a_doubt() {
     let folders = folders();
@@ -179,7 +179,7 @@ fn a_dropped_empty_open_segment_does_not_return() {
     assert_eq!(folders.wake().unwrap().found.rows, [], "it is back");
 }
 
-/// It used to wait for somebody to write to the FIFO.
+/// It used to wait for a writer on the FIFO.
 #[test]
 fn a_fifo_named_like_a_segment_does_not_block_start() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};

@@ -308,7 +308,7 @@ impl<'a> SegmentReport<'a> {
     pub fn sound(&self) -> FileState {
         let damaged = |why: &str| FileState::Damaged(why.to_owned());
         match (self.kind, self.footer) {
-            // Whoever looks for a segment by name gets the wrong one, and nobody finds the one that is here.
+            // A search by name would find the wrong segment, and never this one.
             _ if self.named.is_some_and(|named| named != self.identity.segment) => FileState::Damaged(format!(
                 "the name says segment {}, the header says segment {}",
                 self.named.unwrap_or_default(),

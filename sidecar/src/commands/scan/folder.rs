@@ -237,7 +237,7 @@ impl Folder {
             return "no segment has a file in its place here".to_owned();
         }
         "sound: no file is damaged, no segment and no LSN is missing between the first and the last. Whether the log ends \
-         here the other members know"
+         here, only the other members can tell"
             .to_owned()
     }
 }

@@ -8,7 +8,7 @@ use tailwind_protocol::config::Configuration;
 /// The format that this version writes. It reads 1 as well, where the body is the configuration and nothing else.
 pub(super) const FORMAT: u32 = 2;
 
-/// Names one file for ever: drawn at random when it is written.
+/// Names one file permanently: drawn at random when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tag(pub(super) u64);
 

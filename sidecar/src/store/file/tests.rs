@@ -82,7 +82,7 @@ fn only_one_of_many_racing_swaps_wins() {
     assert_eq!(won.filter(|outcome| *outcome == SwapOutcome::Applied).count(), 1);
 }
 
-/// Each racer always goes on from what it has read last; nobody waits for anybody. Readers watch the while.
+/// Each racer continues from what it read last, without waiting. Readers watch meanwhile.
 #[test]
 fn a_long_race_applies_each_epoch_once() {
     const EPOCHS: u64 = 300;

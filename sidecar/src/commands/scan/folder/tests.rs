@@ -67,9 +67,9 @@ fn a_whole_folder_is_sound() {
   log       00000000000000000000000000000007
   segments  3 to 5: 2 closed, 1 open
   total     25 records, LSN 10 to 34, 175 B of payload
-  begin     records before LSN 10 have been trimmed, or are missing
+  begin     records before LSN 10 are trimmed or missing
   verdict   sound: no file is damaged, no segment and no LSN is missing between the first and the last. Whether the log \
-         ends here the other members know"
+         ends here, only the other members can tell"
     );
 }
 
