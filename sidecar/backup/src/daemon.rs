@@ -26,7 +26,7 @@ use crate::ledger::Ledger;
 use crate::memory::Lender;
 use crate::promise::{MemberState, PromiseFile};
 use crate::table::SlotTable;
-use crate::wake::StartedBackup;
+use crate::wake::Started;
 
 /// What has happened since the process started.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -80,8 +80,8 @@ pub struct Daemon {
 
 impl Daemon {
     /// A backup that has just woken up, and its flusher. The outputs of its start are due.
-    pub fn new(woken: StartedBackup, limits: Limits) -> (Daemon, Flusher) {
-        let StartedBackup { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
+    pub fn new(woken: Started, limits: Limits) -> (Daemon, Flusher) {
+        let Started { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
         let (group, member) = (member_state.group.clone(), member_state.member.clone());
         let (machine, outputs) = Backup::start(group, member, member_state.boot, limits, found);
         let flusher = Flusher::new(Arc::clone(&disk), flushed);

@@ -34,4 +34,4 @@ pub use memory::{Buffers, Lender, Mapped, Memory};
 pub use promise::{MemberState, PromiseError, PromiseFile};
 pub use quarantine::{QuarantineFile, QuarantineName};
 pub use table::{Owner, SlotTable, TableError};
-pub use wake::{BackupConfig, StartedBackup, wake};
+pub use wake::{BackupConfig, Started, wake};

@@ -55,7 +55,7 @@ pub struct BackupConfig {
 
 /// A backup that knows who it is.
 #[derive(Debug)]
-pub struct StartedBackup {
+pub struct Started {
     /// The flush folder.
     pub disk: Arc<Disk>,
     /// The slot table.
@@ -81,7 +81,7 @@ pub fn wake(
     folder: Box<dyn Folder>,
     memory: &mut dyn Memory,
     fresh: BootId,
-) -> anyhow::Result<StartedBackup> {
+) -> anyhow::Result<Started> {
     let disk = Disk::new(folder);
     // A process that was killed may have left names that nothing has brought to disk. From here on they are believed: a
     // promise that is there now must be there after a loss of power too.
@@ -146,7 +146,7 @@ fn resume(
     owner: &Owner,
     promise_file: PromiseFile,
     member_state: MemberState,
-) -> anyhow::Result<StartedBackup> {
+) -> anyhow::Result<Started> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
     if let Some((slot, _)) = rows.iter().find(|(slot, _)| slot.0 >= home.buffers) {
@@ -189,7 +189,7 @@ fn begin(
     mut table: SlotTable,
     promised: Option<(PromiseFile, MemberState)>,
     fresh: BootId,
-) -> anyhow::Result<StartedBackup> {
+) -> anyhow::Result<Started> {
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
@@ -322,7 +322,7 @@ impl Evidence {
         member_state: MemberState,
         slots: Slots,
         listing: Listing,
-    ) -> StartedBackup {
+    ) -> Started {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
         let Listing { closed: files, strange: strange_files, .. } = listing;
         let found = Found {
@@ -334,7 +334,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        StartedBackup { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
+        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
     }
 }
 

@@ -29,7 +29,7 @@ const NAMED_MAX: usize = 100;
 
 /// What is in quarantine.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct QuarantineListing {
+pub(super) struct Quarantined {
     /// How many files.
     pub(super) files: u64,
     /// Bytes of all of them.
@@ -52,7 +52,7 @@ struct ListedFile {
 pub(super) struct Quarantine {
     folder: PathBuf,
     /// What was found last; `None` where that cannot be told.
-    found: Mutex<Option<Arc<QuarantineListing>>>,
+    found: Mutex<Option<Arc<Quarantined>>>,
     /// Locked during a listing: when the next one may start.
     refresh: Arc<tokio::sync::Mutex<Refresh>>,
 }
@@ -69,7 +69,7 @@ impl Quarantine {
     }
 
     /// What is there, or was a few seconds ago; `None` if the disk does not tell.
-    pub(super) async fn look(self: &Arc<Quarantine>) -> Option<Arc<QuarantineListing>> {
+    pub(super) async fn look(self: &Arc<Quarantine>) -> Option<Arc<Quarantined>> {
         // A listing that times out here still runs to its end, and holds `refresh` until then.
         let _ = timeout(PATIENCE, Arc::clone(self).refresh()).await;
         self.found().clone()
@@ -95,14 +95,14 @@ impl Quarantine {
         refresh.next = Some(Instant::now() + PAUSE_MIN.max(began.elapsed() * PAUSE_FACTOR));
     }
 
-    fn found(&self) -> MutexGuard<'_, Option<Arc<QuarantineListing>>> {
+    fn found(&self) -> MutexGuard<'_, Option<Arc<Quarantined>>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Counts every file, and names those of the lowest segments: `named_max` at most.
-fn list(folder: &Path, named_max: usize) -> io::Result<QuarantineListing> {
-    let mut found = QuarantineListing::default();
+fn list(folder: &Path, named_max: usize) -> io::Result<Quarantined> {
+    let mut found = Quarantined::default();
     let mut named = BTreeMap::new();
     for file in quarantine::files(folder)? {
         let file = file?;
@@ -133,12 +133,12 @@ mod tests {
     #[test]
     fn all_files_are_counted_and_the_first_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(list(folder.path(), 2).unwrap(), QuarantineListing::default());
+        assert_eq!(list(folder.path(), 2).unwrap(), Quarantined::default());
         fs::write(folder.path().join("segment-0000000000000001.open"), "no quarantine").unwrap();
         for (segment, bytes) in [(30, 3), (4, 40), (20, 200)] {
             put(folder.path(), segment, bytes);
         }
-        let QuarantineListing { files, bytes, listed } = list(folder.path(), 2).unwrap();
+        let Quarantined { files, bytes, listed } = list(folder.path(), 2).unwrap();
         assert_eq!((files, bytes), (3, 243));
         let listed: Vec<_> = listed.iter().map(|entry| (entry.segment.0, entry.epoch.0, entry.bytes)).collect();
         assert_eq!(listed, [(4, 2, 40), (20, 2, 200)]);

@@ -109,25 +109,23 @@ async fn for_this_backup(State(service): State<Service>, request: HttpRequest, n
     let found = &service.about.member;
     match wanted {
         Some(Ok(wanted)) if wanted != *found => {
-            RefusalResponse(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
+            Refused(Refusal::OtherMember { found: found.clone(), wanted }).into_response()
         }
-        Some(Err(error)) => {
-            RefusalResponse(Refusal::BadRequest { why: format!("{MEMBER_HEADER}: {error}") }).into_response()
-        }
+        Some(Err(error)) => Refused(Refusal::BadRequest { why: format!("{MEMBER_HEADER}: {error}") }).into_response(),
         _ => next.run(request).await,
     }
 }
 
 /// A refusal as an HTTP response.
-struct RefusalResponse(Refusal);
+struct Refused(Refusal);
 
-impl From<Refusal> for RefusalResponse {
-    fn from(refusal: Refusal) -> RefusalResponse {
-        RefusalResponse(refusal)
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        Refused(refusal)
     }
 }
 
-impl IntoResponse for RefusalResponse {
+impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, Json(self.0)).into_response()
@@ -135,29 +133,29 @@ impl IntoResponse for RefusalResponse {
 }
 
 /// A JSON body that is what it should be.
-struct JsonBody<T>(T);
+struct Decoded<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
-    type Rejection = RefusalResponse;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Decoded<T> {
+    type Rejection = Refused;
 
-    async fn from_request(request: HttpRequest, state: &S) -> Result<JsonBody<T>, RefusalResponse> {
-        let bad = |why: String| RefusalResponse(Refusal::BadRequest { why });
+    async fn from_request(request: HttpRequest, state: &S) -> Result<Decoded<T>, Refused> {
+        let bad = |why: String| Refused(Refusal::BadRequest { why });
         let bytes = Bytes::from_request(request, state).await.map_err(|error| bad(error.to_string()))?;
-        serde_json::from_slice(&bytes).map(JsonBody).map_err(|error| bad(error.to_string()))
+        serde_json::from_slice(&bytes).map(Decoded).map_err(|error| bad(error.to_string()))
     }
 }
 
-type JsonResult<T> = Result<Json<T>, RefusalResponse>;
+type Replied<T> = Result<Json<T>, Refused>;
 
 impl Service {
-    async fn ask_inventory(&self, request: Request) -> JsonResult<Inventory> {
+    async fn ask_inventory(&self, request: Request) -> Replied<Inventory> {
         match self.actor.ask(request, None).await? {
             ActorReply::Inventory(inventory) => Ok(Json(inventory)),
             other => Err(confused(&other)),
         }
     }
 
-    async fn ask_done(&self, request: Request) -> JsonResult<Empty> {
+    async fn ask_done(&self, request: Request) -> Replied<Empty> {
         match self.actor.ask(request, None).await? {
             ActorReply::Done => Ok(Json(Empty {})),
             other => Err(confused(&other)),
@@ -165,18 +163,15 @@ impl Service {
     }
 }
 
-async fn fence(State(service): State<Service>, JsonBody(request): JsonBody<FenceRequest>) -> JsonResult<Inventory> {
+async fn fence(State(service): State<Service>, Decoded(request): Decoded<FenceRequest>) -> Replied<Inventory> {
     service.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(
-    State(service): State<Service>,
-    JsonBody(request): JsonBody<InventoryRequest>,
-) -> JsonResult<Inventory> {
+async fn inventory(State(service): State<Service>, Decoded(request): Decoded<InventoryRequest>) -> Replied<Inventory> {
     service.ask_inventory(Request::Inventory(request.after)).await
 }
 
-async fn damage(State(service): State<Service>, JsonBody(Empty {}): JsonBody<Empty>) -> JsonResult<DamageReply> {
+async fn damage(State(service): State<Service>, Decoded(Empty {}): Decoded<Empty>) -> Replied<DamageReply> {
     match service.actor.ask(Request::Damage, None).await? {
         ActorReply::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
         other => Err(confused(&other)),
@@ -185,48 +180,42 @@ async fn damage(State(service): State<Service>, JsonBody(Empty {}): JsonBody<Emp
 
 async fn connect(
     State(service): State<Service>,
-    JsonBody(request): JsonBody<ConnectRequest<Offer>>,
-) -> JsonResult<ConnectReply<ChannelAnswer>> {
+    Decoded(request): Decoded<ConnectRequest<Offer>>,
+) -> Replied<ConnectReply<ChannelAnswer>> {
     match service.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
         ActorReply::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
         other => Err(confused(&other)),
     }
 }
 
-async fn open(
-    State(service): State<Service>,
-    JsonBody(request): JsonBody<OpenRequest>,
-) -> JsonResult<OpenReply<Grant>> {
+async fn open(State(service): State<Service>, Decoded(request): Decoded<OpenRequest>) -> Replied<OpenReply<Grant>> {
     match service.actor.ask(Request::Open(request), None).await? {
         ActorReply::Opened(grant) => Ok(Json(OpenReply { grant })),
         other => Err(confused(&other)),
     }
 }
 
-async fn close(State(service): State<Service>, JsonBody(request): JsonBody<CloseRequest>) -> JsonResult<Empty> {
+async fn close(State(service): State<Service>, Decoded(request): Decoded<CloseRequest>) -> Replied<Empty> {
     service.ask_done(Request::Close(request)).await
 }
 
-async fn flush(State(service): State<Service>, JsonBody(request): JsonBody<FlushRequest>) -> JsonResult<FlushReply> {
+async fn flush(State(service): State<Service>, Decoded(request): Decoded<FlushRequest>) -> Replied<FlushReply> {
     match service.actor.ask(Request::Flush(request), None).await? {
         ActorReply::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
 }
 
-async fn trim(State(service): State<Service>, JsonBody(request): JsonBody<TrimRequest>) -> JsonResult<Empty> {
+async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequest>) -> Replied<Empty> {
     service.ask_done(Request::Trim(request)).await
 }
 
-async fn drop_copies(State(service): State<Service>, JsonBody(request): JsonBody<DropRequest>) -> JsonResult<Empty> {
+async fn drop_copies(State(service): State<Service>, Decoded(request): Decoded<DropRequest>) -> Replied<Empty> {
     service.ask_done(Request::Drop(request)).await
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
-async fn fetch(
-    State(service): State<Service>,
-    JsonBody(request): JsonBody<FetchRequest>,
-) -> Result<Response, RefusalResponse> {
+async fn fetch(State(service): State<Service>, Decoded(request): Decoded<FetchRequest>) -> Result<Response, Refused> {
     let Ok(permit) = Arc::clone(&service.fetches).acquire_owned().await else {
         unreachable!("the semaphore is never closed")
     };
@@ -343,7 +332,7 @@ fn pretty(value: &impl Serialize) -> Response {
 }
 
 /// The machine's reply does not fit the request: a bug, reported instead of hidden.
-fn confused(answer: &ActorReply) -> RefusalResponse {
+fn confused(answer: &ActorReply) -> Refused {
     error!(?answer, "internal error: unexpected kind of reply");
-    RefusalResponse(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
+    Refused(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
 }

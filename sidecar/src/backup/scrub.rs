@@ -29,7 +29,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// What has been scrubbed so far.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct ScrubStatus {
+pub(super) struct Scrubbed {
     /// Bytes in a second at most; 0 means that nothing is read.
     pub(super) rate: u64,
     /// Bytes read and found sound.
@@ -70,16 +70,16 @@ enum ScrubResult {
 /// The scrub and what it has done.
 #[derive(Debug)]
 pub(super) struct Scrub {
-    so_far: Mutex<ScrubStatus>,
+    so_far: Mutex<Scrubbed>,
 }
 
 impl Scrub {
     pub(super) fn new(rate: u64) -> Scrub {
-        Scrub { so_far: Mutex::new(ScrubStatus { rate, ..ScrubStatus::default() }) }
+        Scrub { so_far: Mutex::new(Scrubbed { rate, ..Scrubbed::default() }) }
     }
 
     /// What has been scrubbed so far.
-    pub(super) fn so_far(&self) -> ScrubStatus {
+    pub(super) fn so_far(&self) -> Scrubbed {
         self.lock().clone()
     }
 
@@ -132,7 +132,7 @@ impl Scrub {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ScrubStatus> {
+    fn lock(&self) -> MutexGuard<'_, Scrubbed> {
         self.so_far.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

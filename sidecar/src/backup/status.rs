@@ -8,8 +8,8 @@ use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
 
 use super::actor::ActorStatus;
-use super::quarantine::QuarantineListing;
-use super::scrub::ScrubStatus;
+use super::quarantine::Quarantined;
+use super::scrub::Scrubbed;
 
 /// What does not change while the process lives.
 #[derive(Clone, Debug, Serialize)]
@@ -39,18 +39,18 @@ struct Status<'a> {
     about: &'a About,
     #[serde(flatten)]
     report: &'a ActorStatus,
-    scrub: &'a ScrubStatus,
+    scrub: &'a Scrubbed,
     /// Absent while the disk does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
-    quarantine: Option<&'a QuarantineListing>,
+    quarantine: Option<&'a Quarantined>,
 }
 
 /// The status page.
 pub(super) fn page<'a>(
     about: &'a About,
     report: &'a ActorStatus,
-    scrub: &'a ScrubStatus,
-    quarantine: Option<&'a QuarantineListing>,
+    scrub: &'a Scrubbed,
+    quarantine: Option<&'a Quarantined>,
 ) -> impl Serialize + use<'a> {
     Status { role: "backup", about, report, scrub, quarantine }
 }
@@ -59,8 +59,8 @@ pub(super) fn page<'a>(
 pub(super) fn metrics(
     about: &About,
     report: &ActorStatus,
-    scrub: &ScrubStatus,
-    quarantine: Option<&QuarantineListing>,
+    scrub: &Scrubbed,
+    quarantine: Option<&Quarantined>,
 ) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
@@ -74,7 +74,7 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_segments_corrupt", "Closed segments that are gone or corrupt.", counts.corrupt);
     now.gauge("tailwind_backup_segments_damaged", "Open segments that lack acknowledged records.", counts.damaged);
     now.gauge("tailwind_backup_doubtful", "1 when something is missing that cannot be named.", counts.doubtful);
-    if let Some(QuarantineListing { files, bytes, .. }) = quarantine {
+    if let Some(Quarantined { files, bytes, .. }) = quarantine {
         now.gauge("tailwind_backup_quarantined", "Files in quarantine.", *files);
         now.gauge("tailwind_backup_quarantined_bytes", "Bytes of the files in quarantine.", *bytes);
     }

@@ -32,11 +32,7 @@ pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
     let mut client = options.target.connect()?.client;
     let below = Lsn(options.below);
     let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
-    let kept = if first < below {
-        format!("; earlier records stay until their whole segment can be trimmed")
-    } else {
-        String::new()
-    };
+    let kept = if first < below { "; earlier records stay until their segment is trimmed" } else { "" };
     writeln!(io::stdout().lock(), "the log begins at LSN {first}{kept}").context("write to standard output")
 }
 

@@ -15,7 +15,7 @@ use tailwind_backup::{QuarantineName, quarantine};
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_runtime::logging::explain;
 
-use super::scan::examine::{Content, FileState, SegmentReport, examine};
+use super::scan::examine::{Content, SegmentReport, State, examine};
 use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
@@ -168,13 +168,13 @@ fn judge_segment(name: &str, report: &SegmentReport<'_>) -> (&'static str, Strin
     let named = QuarantineName::parse(name).map(|name| (name.segment, name.epoch, name.generation));
     let identity = &report.identity;
     match report.sound() {
-        FileState::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
+        State::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
         _ if named != Some((identity.segment, identity.epoch, identity.generation)) => {
             ("DAMAGED", format!("the file name and the header disagree on segment, epoch or generation; {shown}"))
         }
         // A footer that agrees vouches for the end, also where the segment was open.
-        FileState::Open if report.footer.is_none() => ("open", shown),
-        FileState::Closed | FileState::Open => ("sound", shown),
+        State::Open if report.footer.is_none() => ("open", shown),
+        State::Closed | State::Open => ("sound", shown),
     }
 }
 

@@ -22,7 +22,7 @@ use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
 use super::{counted, tell};
-use examine::{Content, FileState, SegmentFileName, SegmentReport, examine};
+use examine::{Content, SegmentFileName, SegmentReport, State, examine};
 use folder::Folder;
 
 /// Largest file read: the largest segment, 64 MiB, and behind it a footer, or a flag page that on hugetlbfs takes 2 MiB.
@@ -92,7 +92,7 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
         list(&mut out, report).context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(!matches!(report.sound(), FileState::Damaged(_)))
+    Ok(!matches!(report.sound(), State::Damaged(_)))
 }
 
 /// Scans all files of a folder, by name. False: something is damaged or missing.

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::control::desired::DesiredState;
+use crate::logging::Repeats;
 
 pub use convert::{GroupPath, Shape};
 
@@ -47,23 +48,8 @@ pub struct KubernetesStore {
     api: Api<ReplicaGroup>,
     path: GroupPath,
     seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
-    logged: Arc<LoggedError>,
-}
-
-/// The last error that was logged. While the API server is away, calls fail many times a second.
-#[derive(Default)]
-struct LoggedError(Mutex<Option<(String, Instant)>>);
-
-impl LoggedError {
-    /// True if this is to be logged; then it counts as logged.
-    fn is_new(&self, why: &str) -> bool {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = logged.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > LOG_AGAIN);
-        if is_new {
-            *logged = Some((why.to_owned(), Instant::now()));
-        }
-        is_new
-    }
+    /// While the API server is away, calls fail many times a second.
+    logged: Arc<Mutex<Repeats<String>>>,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -106,7 +92,12 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         drop(watching.await);
     });
     Ok(Joined {
-        store: KubernetesStore { api, path: path.clone(), seen, logged: Arc::default() },
+        store: KubernetesStore {
+            api,
+            path: path.clone(),
+            seen,
+            logged: Arc::new(Mutex::new(Repeats::every(LOG_AGAIN))),
+        },
         shape,
         desired,
         keeper,
@@ -120,9 +111,9 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
 
 /// Keeps `seen` at the latest content until the process ends.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
-    let logged = LoggedError::default();
+    let mut logged = Repeats::every(LOG_AGAIN);
     let began = Instant::now();
-    let say = |why: String, is_forbidden: bool| match logged.is_new(&why) {
+    let mut say = |why: String, is_forbidden: bool| match logged.is_due(why.clone(), Instant::now()) {
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
             tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
@@ -175,7 +166,7 @@ impl KubernetesStore {
 
     /// True if an error has not just been logged.
     pub fn is_new(&self, error: &str) -> bool {
-        self.logged.is_new(error)
+        self.logged.lock().unwrap_or_else(PoisonError::into_inner).is_due(error.to_owned(), Instant::now())
     }
 
     /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.

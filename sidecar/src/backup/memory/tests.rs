@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, StartedBackup, wake};
+use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, Started, wake};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
@@ -31,11 +31,11 @@ impl Folders {
         self.dir.path().join(name)
     }
 
-    fn wake(&self) -> anyhow::Result<StartedBackup> {
+    fn wake(&self) -> anyhow::Result<Started> {
         self.wake_as(&self.home, &self.path("flush"))
     }
 
-    fn wake_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<StartedBackup> {
+    fn wake_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<Started> {
         let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
         wake(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }

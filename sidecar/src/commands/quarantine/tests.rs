@@ -97,9 +97,7 @@ fn other_files_are_listed_as_damaged() {
     }
     let Listed { lines, unread } = listed(&folder);
     assert_eq!((lines.len(), unread), (4, 0));
-    for (line, words) in
-        lines.iter().zip(["empty", "neither a buffer", "nothing but zeros", "the file name and the header disagree"])
-    {
+    for (line, words) in lines.iter().zip(["empty", "neither a buffer", "nothing but zeros", "the header disagree"]) {
         assert!(line.contains("  DAMAGED  ") && line.contains(words), "{line}");
     }
 }

@@ -141,7 +141,7 @@ pub struct UnverifiedTail {
 
 /// What to think of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileState {
+pub enum State {
     /// A closed segment, every byte of it vouched for.
     Closed,
     /// An open segment, valid up to here.
@@ -150,12 +150,12 @@ pub enum FileState {
     Damaged(String),
 }
 
-impl fmt::Display for FileState {
+impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FileState::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
-            FileState::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
-            FileState::Damaged(why) => write!(f, "DAMAGED: {why}; use another member's copy"),
+            State::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
+            State::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
+            State::Damaged(why) => write!(f, "DAMAGED: {why}; use another member's copy"),
         }
     }
 }
@@ -305,11 +305,11 @@ impl<'a> SegmentReport<'a> {
     }
 
     /// What to think of it.
-    pub fn sound(&self) -> FileState {
-        let damaged = |why: &str| FileState::Damaged(why.to_owned());
+    pub fn sound(&self) -> State {
+        let damaged = |why: &str| State::Damaged(why.to_owned());
         match (self.kind, self.footer) {
             // A search by name would find the wrong segment, and never this one.
-            _ if self.named.is_some_and(|named| named != self.identity.segment) => FileState::Damaged(format!(
+            _ if self.named.is_some_and(|named| named != self.identity.segment) => State::Damaged(format!(
                 "the name says segment {}, the header says segment {}",
                 self.named.unwrap_or_default(),
                 self.identity.segment
@@ -325,8 +325,8 @@ impl<'a> SegmentReport<'a> {
             (_, Some(footer)) if footer.closure.end.0 as usize != self.log.len() => {
                 damaged("there are bytes between the end of the segment and the footer")
             }
-            (FileKind::Closed, Some(_)) => FileState::Closed,
-            (FileKind::Open | FileKind::Buffer, _) => FileState::Open,
+            (FileKind::Closed, Some(_)) => State::Closed,
+            (FileKind::Open | FileKind::Buffer, _) => State::Open,
         }
     }
 }

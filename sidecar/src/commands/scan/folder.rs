@@ -9,14 +9,14 @@ use std::fmt;
 use indicatif::{HumanBytes, HumanCount};
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 
-use super::examine::{Content, FileKind, FileState, SegmentFileName, SegmentReport};
+use super::examine::{Content, FileKind, SegmentFileName, SegmentReport, State};
 use crate::commands::counted;
 
 /// All that is known of a folder so far.
 #[derive(Debug, Default)]
 pub struct Folder {
     /// Sound files in their place, closed or open.
-    held: BTreeMap<(LogId, SegmentId), SegmentSummary>,
+    held: BTreeMap<(LogId, SegmentId), Summary>,
     /// Segments whose files are damaged, whichever log they are of.
     damaged: BTreeSet<SegmentId>,
     /// Files that are damaged or cannot be read.
@@ -29,7 +29,7 @@ pub struct Folder {
 
 /// One segment, as its best file shows it.
 #[derive(Clone, Copy, Debug)]
-struct SegmentSummary {
+struct Summary {
     kind: FileKind,
     epoch: Epoch,
     first: Lsn,
@@ -61,12 +61,12 @@ impl Folder {
         let sound = report.sound();
         let is_in_place = SegmentFileName::parse(name).is_some_and(|named| named.is_in_place);
         match (&sound, is_in_place) {
-            (FileState::Damaged(why), true) => {
+            (State::Damaged(why), true) => {
                 self.bad_files += 1;
                 self.damaged.extend(report.named);
                 line(name, "DAMAGED", &format!("{why}; {shown}"))
             }
-            (FileState::Damaged(why), false) => {
+            (State::Damaged(why), false) => {
                 self.aside += 1;
                 line(name, "aside", &format!("damaged: {why}; {shown}"))
             }
@@ -80,7 +80,7 @@ impl Folder {
             }
             (_, true) => {
                 self.hold(report);
-                line(name, if sound == FileState::Closed { "sound" } else { "open" }, &shown)
+                line(name, if sound == State::Closed { "sound" } else { "open" }, &shown)
             }
         }
     }
@@ -99,7 +99,7 @@ impl Folder {
 
     fn hold(&mut self, report: &SegmentReport<'_>) {
         let (identity, closure) = (&report.identity, &report.closure);
-        let held = SegmentSummary {
+        let held = Summary {
             kind: report.kind,
             epoch: identity.epoch,
             first: report.first,
@@ -126,7 +126,7 @@ impl Folder {
         }
         // The folder's log is the one that most of its files are of.
         let log = files_of.iter().max_by_key(|(_, files)| **files).map(|(log, _)| *log);
-        let segments: Vec<(SegmentId, SegmentSummary)> = self
+        let segments: Vec<(SegmentId, Summary)> = self
             .held
             .iter()
             .filter(|((of, _), _)| Some(*of) == log)
@@ -153,11 +153,7 @@ impl Folder {
     }
 
     /// What is wrong between two segments that follow each other in the folder.
-    fn compare(
-        &self,
-        (a, before): (SegmentId, SegmentSummary),
-        (b, after): (SegmentId, SegmentSummary),
-    ) -> Option<String> {
+    fn compare(&self, (a, before): (SegmentId, Summary), (b, after): (SegmentId, Summary)) -> Option<String> {
         let lost = after.first.0.saturating_sub(before.last.0 + 1);
         let lsns = match lost {
             0 => String::new(),
@@ -193,7 +189,7 @@ impl Folder {
         }
     }
 
-    fn facts(&self, log: Option<LogId>, segments: &[(SegmentId, SegmentSummary)]) -> Vec<String> {
+    fn facts(&self, log: Option<LogId>, segments: &[(SegmentId, Summary)]) -> Vec<String> {
         let mut facts = Vec::new();
         let mut fact = |name: &str, what: String| facts.push(format!("{name:<9} {what}"));
         if let Some(log) = log {
@@ -224,7 +220,7 @@ impl Folder {
         facts
     }
 
-    fn say(&self, segments: &[(SegmentId, SegmentSummary)], problems: usize) -> String {
+    fn say(&self, segments: &[(SegmentId, Summary)], problems: usize) -> String {
         if self.bad_files > 0 || problems > 0 {
             return format!(
                 "DAMAGED: {}, {} in the log. Remove nothing: other members may need what is sound here, see \

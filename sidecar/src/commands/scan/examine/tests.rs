@@ -40,8 +40,8 @@ fn report<'a>(name: &str, bytes: &'a [u8]) -> SegmentReport<'a> {
     }
 }
 
-fn damaged(why: &str) -> FileState {
-    FileState::Damaged(why.to_owned())
+fn damaged(why: &str) -> State {
+    State::Damaged(why.to_owned())
 }
 
 const APPENDS: &[&[&str]] = &[&["one"], &["two", "three"], &[""]];
@@ -53,7 +53,7 @@ fn a_buffer_shows_its_segment_and_records() {
     assert_eq!((report.kind, report.identity, report.closure), (FileKind::Buffer, identity(), closure));
     assert_eq!((report.count(), report.appends, report.payload_size), (4, 3, 11));
     assert_eq!((report.stop.at, report.stop.why, report.tail), (closure.end, StopReason::Unwritten, None));
-    assert_eq!((report.footer, report.sound()), (None, FileState::Open));
+    assert_eq!((report.footer, report.sound()), (None, State::Open));
     let records: Vec<_> = report.records().map(|r| (r.lsn.0, r.offset.0, r.payload, r.crc)).collect();
     let crc = |text: &str| crc32fast::hash(text.as_bytes());
     let expected = [
@@ -85,7 +85,7 @@ fn a_closed_file_is_sound_when_footer_and_scan_agree() {
     let bytes = file(Sealed::Closed, APPENDS);
     for name in ["segment-3.closed", "a copy of it"] {
         let report = report(name, &bytes);
-        assert_eq!((report.kind, report.sound(), report.count()), (FileKind::Closed, FileState::Closed, 4));
+        assert_eq!((report.kind, report.sound(), report.count()), (FileKind::Closed, State::Closed, 4));
         assert_eq!(report.why_stopped(), "the end of the segment's bytes in this file");
         assert!(report.to_string().contains("footer    closed; agrees with the scan"));
     }
@@ -135,7 +135,7 @@ fn a_torn_append_is_shown_as_a_tail() {
     assert_eq!((report.stop.at, report.stop.why), (Offset(torn as u32), StopReason::Checksum));
     let tail = report.tail.unwrap();
     assert!(tail.first == end && tail.last < torn && tail.bytes > 12);
-    assert_eq!(report.sound(), FileState::Open);
+    assert_eq!(report.sound(), State::Open);
 }
 
 #[test]
@@ -145,26 +145,26 @@ fn every_damaged_byte_of_a_closed_file_is_detected() {
         let mut bytes = sound.clone();
         bytes[place] ^= 0x40;
         match examine("segment-3.closed", &bytes) {
-            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), FileState::Damaged(_)), "byte {place}"),
+            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), State::Damaged(_)), "byte {place}"),
             Ok(Content::Unwritten) => panic!("byte {place}"),
             Err(_) => assert!(place < SEGMENT_HEADER_SIZE, "byte {place}"),
         }
     }
     for size in SEGMENT_HEADER_SIZE..sound.len() {
         let report = report("segment-3.closed", &sound[..size]);
-        assert!(matches!(report.sound(), FileState::Damaged(_)), "cut to {size} bytes");
+        assert!(matches!(report.sound(), State::Damaged(_)), "cut to {size} bytes");
     }
 }
 
 #[test]
 fn an_open_file_is_valid_up_to_its_end() {
     let bytes = file(Sealed::Open, APPENDS);
-    assert_eq!(report("segment-3.open", &bytes).sound(), FileState::Open);
+    assert_eq!(report("segment-3.open", &bytes).sound(), State::Open);
     // Still growing: no footer yet, and the last append on its way.
     let growing = report("segment-3.open", &bytes[..bytes.len() - FOOTER_SIZE - 8]);
     assert_eq!(
         (growing.kind, growing.footer, growing.count(), growing.sound()),
-        (FileKind::Open, None, 3, FileState::Open)
+        (FileKind::Open, None, 3, State::Open)
     );
     assert!(growing.tail.is_some());
     let renamed = report("segment-3.closed", &bytes);
@@ -210,6 +210,6 @@ fn files_without_a_segment_are_classified() {
 fn an_empty_segment_is_valid() {
     let (bytes, _) = buffer(&[]);
     let report = report("slot-0000.buf", &bytes);
-    assert_eq!((report.count(), report.records().count(), report.sound()), (0, 0, FileState::Open));
+    assert_eq!((report.count(), report.records().count(), report.sound()), (0, 0, State::Open));
     assert!(report.to_string().contains("records   none; the first is to be LSN 10"));
 }
