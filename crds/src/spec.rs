@@ -309,7 +309,7 @@ pub struct Rdma {
     /// 4.096 µs × 2^EXPONENT apart. 11/6 if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]{1,2}/[0-7]$"))]
-    pub patience: Option<String>,
+    pub retry: Option<String>,
 
     /// How the containers may pin the memory that RDMA needs. Capability: they run as root with IPC_LOCK and nothing else.
     /// NodeLimit: they run as any user; the node's container runtime has a high enough limit (LimitMEMLOCK).

@@ -57,7 +57,7 @@ impl TestContext {
     /// The usual setup over a fabric, with time-outs so long that no busy machine is taken for a dead one.
     pub fn setup(&self, fabric: &str) -> Result<Setup> {
         let mut setup = Setup::new(program()?, fabric);
-        let timeouts = ["--heartbeat-silence-ms", "--fence-patience-ms", "--rpc-timeout-ms"];
+        let timeouts = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
         setup.sidecar_options = timeouts.map(|flag| (flag, "10000".to_owned())).to_vec();
         Ok(setup)
     }
@@ -68,7 +68,7 @@ impl TestContext {
         let mut setup = Setup::new(program()?, fabric);
         if fabric == "verbs" {
             let timeouts =
-                [("--heartbeat-silence-ms", "3000"), ("--fence-patience-ms", "1500"), ("--rpc-timeout-ms", "10000")];
+                [("--heartbeat-silence-ms", "3000"), ("--fence-wait-ms", "1500"), ("--rpc-timeout-ms", "10000")];
             setup.sidecar_options = timeouts.map(|(flag, value)| (flag, value.to_owned())).to_vec();
         }
         Ok(setup)

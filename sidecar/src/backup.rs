@@ -1,4 +1,4 @@
-//! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses whoever has been fenced.
+//! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tailwind_backup::{Daemon, Home, OsFolder, wake};
+use tailwind_backup::{BackupConfig, Daemon, OsFolder, wake};
 use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
@@ -86,7 +86,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         None => None,
     };
 
-    let home = Home {
+    let home = BackupConfig {
         pool: pool.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/tailwind-{group}-{name}"))),
         group,
         member: name,
@@ -106,8 +106,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
     ensure!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),
-        "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so that nothing \
-         could ever be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
+        "flush bandwidth {} a second × hold-up time {hold_up} s is less than one buffer of {segment_size}, so no buffer \
+         could be lent: use a faster --flush-dir, a longer --hold-up or a smaller --segment-size",
         readable_size(bandwidth)
     );
 
@@ -121,14 +121,14 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
-    handle.report().await.context("the backup thread has ended while it started")?;
+    handle.status().await.context("the backup thread ended during start")?;
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
     if let Some(Unready { why, .. }) = &obstacle {
         error!(%why, "this backup cannot lend");
     }
-    let Home { group, member, .. } = home;
+    let BackupConfig { group, member, .. } = home;
     let about = About {
         group,
         member,
@@ -184,8 +184,8 @@ async fn serve_until(
     let result = tokio::select! {
         result = ended => result,
         Some(server) = servers.join_next() => {
-            server.context("a server has panicked")?;
-            bail!("a server has ended");
+            server.context("an HTTP server has panicked")?;
+            bail!("an HTTP server has ended");
         }
     };
     drop(stop);
@@ -205,17 +205,17 @@ async fn attend(
             result.context("the backup thread has panicked")?;
             bail!("the backup thread has ended");
         }
-        name = signals.next() => info!(signal = name, "shutting down: flushing what is in memory"),
+        name = signals.next() => info!(signal = name, "shutting down: flushing memory"),
     }
     handle.tell(Input::Shutdown);
     tokio::select! {
         result = finished => result.context("the backup thread has panicked"),
         name = signals.next() => {
             warn!(signal = name, "second signal");
-            bail!("ended by a second signal before everything was flushed: what is not on disk is in the pool only");
+            bail!("ended by a second signal before the flush was complete: unflushed segments are only in the pool");
         }
         () = tokio::time::sleep(hold_up) => bail!(
-            "flushing took longer than --hold-up ({hold_up:?}): what is not on disk is in the pool only"
+            "flushing took longer than --hold-up ({hold_up:?}): unflushed segments are only in the pool"
         ),
     }
 }

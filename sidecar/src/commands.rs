@@ -21,7 +21,7 @@ use clap::Subcommand;
 use indicatif::HumanCount;
 use tailwind_runtime::logging::explain;
 
-/// What people do with a log.
+/// Commands for users of a log.
 #[derive(Subcommand)]
 pub enum PeopleCommand {
     /// Append records from a file or from standard input
@@ -30,17 +30,17 @@ pub enum PeopleCommand {
     Read(read::ReadOptions),
     /// Write records to standard output as they are acknowledged
     Tail(read::TailOptions),
-    /// Let go of records that are no longer needed
+    /// Trim records that are no longer needed
     Trim(ask::TrimOptions),
     /// Prove that the sidecar is primary at this moment
     Barrier(ask::BarrierOptions),
-    /// Tell how a sidecar and its group are
+    /// Show the status of a sidecar and its group
     Status(status::StatusOptions),
-    /// Tell whether this host can do RDMA, and what is to be done if it cannot
+    /// Check whether RDMA works on this host, with advice if it does not
     Doctor(doctor::DoctorOptions),
-    /// Tell what files or whole folders of a backup hold, without any process of the group
+    /// Show what the files or folders of a backup hold; needs no running process of the group
     Scan(scan::ScanOptions),
-    /// List or release the copies that a backup has set aside because they are no part of the log
+    /// List or release copies that a backup has quarantined because they are not part of the log
     Quarantine(quarantine::QuarantineOptions),
 }
 
@@ -60,7 +60,7 @@ impl PeopleCommand {
         };
         match result {
             Ok(()) => ExitCode::SUCCESS,
-            // Whoever read our output has had enough, as `head` does: no failure, and nothing to say.
+            // The reader closed our output, as `head` does: not a failure.
             Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
             Err(error) => {
                 tell(format_args!("{name}: {}", explain(&error)));
@@ -83,7 +83,7 @@ fn print(lines: &[String]) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// One line on standard error. Where even that cannot be written, nobody is there to be told.
+/// One line on standard error. A failure to write it is ignored: no one is reading.
 fn tell(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

@@ -34,7 +34,7 @@ pub fn heartbeat_factor(fabric: FabricKind) -> u32 {
 /// Which fabric moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FabricOption {
-    /// verbs where there is an RDMA device, else tcp, with a warning
+    /// verbs if there is an RDMA device, else tcp with a warning
     Auto,
     /// One-sided RDMA writes (RoCE v2 or InfiniBand): backups spend no CPU
     Verbs,
@@ -70,18 +70,18 @@ impl FromStr for DeviceName {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "RDMA")]
 pub struct RdmaOptions {
-    /// The RDMA device. When not given: what a device plugin has left in PCIDEVICE_*, or else the only one that can be used,
-    /// or the one whose port has the address of --listen
+    /// The RDMA device. By default the one in a device plugin's PCIDEVICE_* variables, else the only usable one, or the one
+    /// whose port has the address of --listen
     #[arg(long, env = "TAILWIND_RDMA_DEVICE", value_name = "NAME[/PORT]")]
     pub rdma_device: Option<DeviceName>,
-    /// Place in the port's GID table. When not given: a RoCE v2 entry with an address of this network namespace
+    /// Index in the port's GID table. By default a RoCE v2 entry with an address of this network namespace
     #[arg(long, env = "TAILWIND_RDMA_GID_INDEX", value_name = "INDEX")]
     pub rdma_gid_index: Option<u8>,
-    /// How long a write is repeated: 1 + RETRIES times, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
-    /// finds a dead host within 58 to 235 ms; `doctor` measures
-    #[arg(long, env = "TAILWIND_RDMA_PATIENCE", value_name = "EXPONENT/RETRIES", default_value_t = RetryPolicy::default())]
-    pub rdma_patience: RetryPolicy,
-    /// Traffic class of RoCE packets, DSCP × 4: what the switches' lossless class wants, often 106
+    /// Retry policy of writes: 1 + RETRIES attempts, 4.096 µs × 2^EXPONENT apart (a card may take four times as long). 11/6
+    /// detects a dead host within 58 to 235 ms; `doctor` measures it
+    #[arg(long, env = "TAILWIND_RDMA_RETRY", value_name = "EXPONENT/RETRIES", default_value_t = RetryPolicy::default())]
+    pub rdma_retry: RetryPolicy,
+    /// Traffic class of RoCE packets, DSCP × 4: that of the switches' lossless class, often 106
     #[arg(long, env = "TAILWIND_RDMA_TRAFFIC_CLASS", value_name = "0-255", default_value_t = 0)]
     pub rdma_traffic_class: u8,
     /// InfiniBand's service level; on RoCE the priority
@@ -93,8 +93,8 @@ pub struct RdmaOptions {
 impl RdmaOptions {
     /// How packets are marked and repeated.
     pub fn tuning(&self) -> Tuning {
-        let RdmaOptions { rdma_patience, rdma_traffic_class, rdma_service_level, .. } = *self;
-        Tuning { retry: rdma_patience, traffic_class: rdma_traffic_class, service_level: rdma_service_level }
+        let RdmaOptions { rdma_retry, rdma_traffic_class, rdma_service_level, .. } = *self;
+        Tuning { retry: rdma_retry, traffic_class: rdma_traffic_class, service_level: rdma_service_level }
     }
 
     /// What narrows the choice of a device down; `address` is this host's in the group's network, if it says any.
@@ -125,9 +125,8 @@ fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
         FabricOption::Shm => Ok(Decision::Shm),
         FabricOption::Tcp => Ok(Decision::Tcp),
         FabricOption::Verbs => {
-            let port = find_device(&rdma.selector(Some(address))).map_err(|why| {
-                anyhow!("{why}; `tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA")
-            })?;
+            let port = find_device(&rdma.selector(Some(address)))
+                .map_err(|why| anyhow!("{why}; run `tailwind-sidecar doctor` for details, or use --fabric tcp"))?;
             Ok(Decision::Verbs(port))
         }
         FabricOption::Auto => match find_device(&rdma.selector(Some(address))) {
@@ -148,7 +147,7 @@ pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyh
         #[cfg(feature = "verbs")]
         Decision::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
-            tracing::info!(device = %port, retry = %rdma.rdma_patience, "RDMA");
+            tracing::info!(device = %port, retry = %rdma.rdma_retry, "RDMA");
             Ok(Arc::new(sender))
         }
     }
@@ -182,7 +181,7 @@ pub fn receiver(
             let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
             ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
             let receiver = VerbsReceiver::open(Arc::clone(pool), &port, rdma.tuning())?;
-            tracing::info!(device = %port, retry = %rdma.rdma_patience, "RDMA");
+            tracing::info!(device = %port, retry = %rdma.rdma_retry, "RDMA");
             Ok(Box::new(receiver))
         }
     }
@@ -207,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_given_by_name_and_perhaps_port() {
+    fn a_device_is_a_name_and_an_optional_port() {
         let device = |name: &str, port| Ok(DeviceName { name: name.to_owned(), port });
         assert_eq!("mlx5_0".parse(), device("mlx5_0", None));
         assert_eq!("mlx5_0/2".parse(), device("mlx5_0", Some(2)));

@@ -26,7 +26,7 @@ pub async fn listen(address: SocketAddr, access: &Access) -> anyhow::Result<TcpL
     check_guarded(address, access.tls())?;
     let listener = http::listen(address).await?;
     if let Access::Token(token) = access {
-        info!(%address, token = %token.path().display(), "no TLS material: listening on loopback only, to whoever has the token");
+        info!(%address, token = %token.path().display(), "no TLS material: listening on loopback only, with the token");
     }
     Ok(listener)
 }

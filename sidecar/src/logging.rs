@@ -1,28 +1,34 @@
 //! Keeps an error that repeats from filling the log.
 //!
-//! Used by what tries again and again: a standby, and a backup's look at its quarantine.
+//! Used by retry loops: a standby, and a backup's listing of its quarantine.
 
 use std::time::{Duration, Instant};
 
 /// The same error is logged at most this often.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Says when to log an error: at once when it is new, then every ten seconds.
+/// Says when to log an error: at once when it is new, then once per interval.
 #[derive(Debug)]
 pub struct Repeats<T> {
+    interval: Duration,
     last: Option<(T, Instant)>,
 }
 
-impl<T> Default for Repeats<T> {
+impl<T: PartialEq> Default for Repeats<T> {
     fn default() -> Repeats<T> {
-        Repeats { last: None }
+        Repeats::every(REPEAT_INTERVAL)
     }
 }
 
 impl<T: PartialEq> Repeats<T> {
+    /// The same error is logged once per `interval`.
+    pub const fn every(interval: Duration) -> Repeats<T> {
+        Repeats { interval, last: None }
+    }
+
     /// True if this error is to be logged now; then it counts as logged.
     pub fn is_due(&mut self, error: T, now: Instant) -> bool {
-        let is_due = self.last.as_ref().is_none_or(|(last, at)| *last != error || now - *at >= REPEAT_INTERVAL);
+        let is_due = self.last.as_ref().is_none_or(|(last, at)| *last != error || now - *at >= self.interval);
         if is_due {
             self.last = Some((error, now));
         }
@@ -35,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_error_is_due_again_after_a_while() {
+    fn a_repeated_error_is_logged_again_after_a_pause() {
         let (mut repeats, start) = (Repeats::default(), Instant::now());
         assert!(repeats.is_due("a", start));
         assert!(!repeats.is_due("a", start + Duration::from_millis(60)));

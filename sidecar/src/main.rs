@@ -21,9 +21,9 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Be a sidecar: primary, or a standby that takes over when the primary dies
+    /// Run a sidecar: primary, or a standby that takes over when the primary dies
     Run(Box<RunOptions>),
-    /// Be a backup: lend memory to a group's primary
+    /// Run a backup: lend memory to a group's primary
     Backup(Box<backup::BackupOptions>),
     #[command(flatten)]
     People(PeopleCommand),

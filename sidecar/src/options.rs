@@ -78,11 +78,11 @@ impl AllowedUid {
     }
 }
 
-/// Be a sidecar: primary, or a standby that takes over when the primary dies.
+/// Run a sidecar: primary, or a standby that takes over when the primary dies.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store, and it says which
-    /// backups there are, how many copies are wanted, and how bytes reach them
+    /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store; its spec
+    /// gives the backups, the number of copies and the fabric
     #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
     #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "durability", "segment_size", "fabric"])]
     pub replica_group: Option<GroupPath>,
@@ -96,85 +96,85 @@ pub struct RunOptions {
     /// [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where standbys listen to heartbeats and people ask for the status; beyond loopback it needs TLS
+    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT")]
     pub listen: SocketAddr,
-    /// How other sidecars reach this one, if not by --listen: with port 0 or 0.0.0.0 in --listen, the address as others see it
+    /// Address at which other sidecars reach this one, if not --listen: needed with port 0 or 0.0.0.0 in --listen
     #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Write the control address to this file once it listens: for scripts that use port 0
+    /// Write the control address to this file once it is bound: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH")]
     pub port_file: Option<PathBuf>,
-    /// Serve /healthz, /readyz and /metrics without TLS here: for kubelets and Prometheus; they tell no records
+    /// Serve /healthz, /readyz and /metrics here without TLS, for kubelets and Prometheus; they expose no records
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
-    /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must have hard links;
-    /// locks that reach other hosts are not needed. Later contents are numbered files beside it
+    /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
+    /// hard links, but not locks. Later versions are numbered files beside it
     /// [default: /var/lib/tailwind/GROUP/config.json]
     #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A backup that may be used; give one for each, spares included
+    /// A backup that may be used; repeat for each one, spares included
     #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',')]
     #[arg(required_unless_present = "replica_group")]
     pub backup: Vec<BackupAddress>,
-    /// Copies wanted: with r copies the log survives r - 1 deaths at once. Three is the usual choice
+    /// Number of copies: with r copies the log survives r - 1 failures at once. Three is the usual choice
     #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3)]
     pub backups: u8,
-    /// Copies needed to go on: fewer keep appends going longer, more keep each record safer. [default: half of --backups,
+    /// Fewest copies for appends: a smaller number favours availability, a larger one safety. [default: half of --backups,
     /// rounded up]
     #[arg(long, env = "TAILWIND_MIN_IN_SYNC")]
     pub min_in_sync: Option<u8>,
-    /// A person's word that the log of this id may end at this record, whatever was acknowledged beyond. Only where the
-    /// sidecar waits for damaged members or for a newer config store, and says so (docs/runbooks)
+    /// Accept that the log with this id ends at this record, even if later records were acknowledged. Use it only when the
+    /// sidecar reports that it waits for damaged members or for a newer config store (docs/runbooks)
     #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN")]
     pub accept_loss: Option<AcceptedLoss>,
-    /// What an ack promises: memory of every member; battery, the same with hold-up power attested; flushed, also disk
+    /// What an ack promises: memory of every member; battery, the same with attested hold-up power; flushed, also disk
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,
-    /// Unit of opening and closing, a power of two from 64KiB to 64MiB: larger ones cost memory (6 of them here), smaller
-    /// ones more control calls. At most the backups' own
+    /// Segment size, a power of two from 64KiB to 64MiB: larger segments take more memory (6 of them here), smaller ones
+    /// more control calls. At most the backups' segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
-    /// How bytes reach the backups; the same for every process of the group
+    /// Fabric that carries bytes to the backups; the same for every process of the group
     #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
     pub fabric: FabricOption,
     /// Used with --fabric verbs and auto.
     #[command(flatten)]
     pub rdma: RdmaOptions,
-    /// Users that may connect to the socket, or `any`, for a pod that nothing else can reach; none listed: root and the
-    /// sidecar's own user
+    /// Users that may connect to the socket, or `any` for a pod that nothing else can reach [default: root and the
+    /// sidecar's own user]
     #[arg(long, env = "TAILWIND_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
     pub allow_uid: Vec<AllowedUid>,
-    /// Memory for batches that clients are sending, over all connections: more lets more large ones come at once, the others
-    /// wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
+    /// Memory for batches in transit from clients, over all connections: with more, more large batches arrive in parallel;
+    /// the others wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
     #[arg(long, env = "TAILWIND_BATCH_MEMORY", default_value = "64MiB", value_parser = parse_size, value_name = "SIZE")]
     pub batch_memory: u64,
-    /// A client that takes nothing of its read for so long is disconnected, and so is one that leaves a batch half sent while
-    /// others wait for its memory: longer forgives stopped processes, shorter frees their places sooner
-    #[arg(long, env = "TAILWIND_CLIENT_PATIENCE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub client_patience_ms: u64,
-    /// How often this sidecar shows that it lives; a tenth of --heartbeat-silence-ms is plenty
+    /// A client is disconnected after this time if it reads none of its data, or leaves a batch half sent while others wait
+    /// for its memory: a longer time tolerates stopped processes, a shorter one frees their slots sooner
+    #[arg(long, env = "TAILWIND_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub client_timeout_ms: u64,
+    /// Interval between heartbeats; a tenth of --heartbeat-silence-ms is plenty
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25)]
     #[arg(value_parser = value_parser!(u64).range(1..=10_000))]
     pub heartbeat_interval_ms: u64,
-    /// A peer silent for so long is dead: shorter finds dead hosts faster, longer forgives pauses of busy machines. For backups
-    /// over verbs 40 times as much, since cards notice dead hosts (--rdma-patience)
+    /// A peer that is silent for this time counts as dead: a shorter time detects dead hosts faster, a longer one tolerates
+    /// pauses of busy machines. 40 times as long for backups over verbs, where the cards detect dead hosts (--rdma-retry)
     #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
     #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
     pub heartbeat_silence_ms: u64,
-    /// How long a promotion waits for slower members once enough are fenced; those that miss it are re-replicated
-    #[arg(long, env = "TAILWIND_FENCE_PATIENCE_MS", default_value_t = 150)]
+    /// How long a promotion waits for slower members once enough are fenced; late members are re-replicated
+    #[arg(long, env = "TAILWIND_FENCE_WAIT_MS", default_value_t = 150)]
     #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]
-    pub fence_patience_ms: u64,
-    /// How long one backup without free buffers may hold up the group before it is replaced
-    #[arg(long, env = "TAILWIND_OPEN_PATIENCE_MS", default_value_t = 2000)]
+    pub fence_wait_ms: u64,
+    /// How long a backup without free buffers may delay the group before it is replaced
+    #[arg(long, env = "TAILWIND_OPEN_TIMEOUT_MS", default_value_t = 2000)]
     #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
-    pub open_patience_ms: u64,
-    /// How long a control call may take; longer than a backup's fsync
+    pub open_timeout_ms: u64,
+    /// Timeout of a control call; must exceed a backup's fsync
     #[arg(long, env = "TAILWIND_RPC_TIMEOUT_MS", default_value_t = 2000)]
     #[arg(value_parser = value_parser!(u64).range(10..=3_600_000))]
     pub rpc_timeout_ms: u64,
-    /// How long the append path looks for work before it sleeps: more microseconds cost CPU and save wake-ups
+    /// How long the append path polls before it sleeps: a longer time uses more CPU and saves wake-ups
     #[arg(long, env = "TAILWIND_SPIN_US", default_value_t = 50)]
     #[arg(value_parser = value_parser!(u64).range(0..=1_000_000))]
     pub spin_us: u64,
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_accept_binary_suffixes() {
         assert_eq!(parse_size("8MiB"), Ok(8 << 20));
         assert_eq!(parse_size("64 KiB"), Ok(64 << 10));
         assert_eq!(parse_size("1Gi"), Ok(1 << 30));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_listed_or_all_may_come() {
+    fn users_are_a_list_or_all() {
         let allowed = |texts: &[&str]| {
             let listed: Vec<AllowedUid> = texts.iter().map(|text| text.parse().unwrap()).collect();
             AllowedUid::all(&listed)
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn backups_are_given_as_name_and_address() {
+    fn backups_are_pairs_of_name_and_address() {
         let backup: BackupAddress = "b0=127.0.0.1:7420".parse().unwrap();
         assert_eq!((backup.name.as_str(), backup.control.as_str()), ("b0", "127.0.0.1:7420"));
         for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1"] {

@@ -33,7 +33,7 @@ use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
 
 use batch_memory::BatchMemory;
-use connection::Owed;
+use connection::Later;
 pub use description::{Description, Ladder, MemberDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, control_channels,
@@ -244,7 +244,7 @@ impl Path {
             Command::Left => self.on_left(),
             Command::Answer(id, request, json) => {
                 if let Some(client) = self.clients.by_id(id) {
-                    client.outbox.settle(Owed::Status, request, &Response::StatusReport { json: &json });
+                    client.outbox.settle(Later::Status, request, &Response::StatusReport { json: &json });
                 }
             }
             // The receiver may have given up waiting.

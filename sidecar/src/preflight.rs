@@ -108,7 +108,7 @@ fn nodes(folder: &Path) -> Finding {
     nodes.sort_unstable();
     let opens = |path: &&PathBuf| fs::File::options().read(true).write(true).open(path).is_ok();
     match (nodes.iter().find(opens), nodes.first()) {
-        (Some(path), _) => Finding::good("nodes", format!("{} of {} opens", path.display(), nodes.len())),
+        (Some(path), _) => Finding::good("nodes", format!("{} of {} can be opened", path.display(), nodes.len())),
         (None, Some(path)) => Finding::bad(
             "nodes",
             format!("{} cannot be opened: the container's device rules forbid it; request the device", path.display()),
@@ -164,12 +164,12 @@ fn huge_pages(pool: &Path) -> Finding {
     match mount_of(&mounts, &pool) {
         Some(("hugetlbfs", _)) => Finding::good("huge pages", format!("{} is on hugetlbfs", pool.display())),
         Some(("tmpfs", options)) if options.contains("huge=") && !options.contains("huge=never") => {
-            Finding::good("huge pages", format!("{} is on a tmpfs that has them", pool.display()))
+            Finding::good("huge pages", format!("{} is on a tmpfs with huge pages", pool.display()))
         }
         _ => Finding::poor(
             "huge pages",
             format!(
-                "{} has 4 KiB pages, and lending takes longer: use hugetlbfs, or a tmpfs with huge=always",
+                "{} has 4 KiB pages, so lending takes longer: use hugetlbfs, or a tmpfs with huge=always",
                 pool.display()
             ),
         ),
@@ -186,10 +186,10 @@ fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
     above.max_by_key(|(point, _, _)| point.len()).map(|(_, kind, options)| (kind, options))
 }
 
-/// The variable has mlx5 cards place packets in any order. Nothing rests on their order, but somebody should know.
+/// The variable has mlx5 cards place packets in any order. Nothing depends on their order, but users should know.
 fn ordering() -> Option<Finding> {
     let set = std::env::var_os("MLX5_RELAXED_PACKET_ORDERING_ON").is_some();
-    set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it gains nothing here, unset it"))
+    set.then(|| Finding::poor("ordering", "MLX5_RELAXED_PACKET_ORDERING_ON is set: it has no benefit here, unset it"))
 }
 
 #[cfg(feature = "verbs")]
@@ -216,7 +216,7 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
             };
             let ours = port.gids.iter().filter(|gid| gid.is_ours).count();
             let text = format!(
-                "{}/{} {link}, MTU {}, {} GIDs of which {ours} have addresses of ours",
+                "{}/{} {link}, MTU {}, {} GIDs, {ours} of them with a local address",
                 device.name,
                 port.number,
                 port.mtu,
@@ -234,18 +234,18 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
             let port = port.and_then(|device| device.ports.iter().find(|port| port.number == selected.port));
             let gid = port.and_then(|port| port.gids.iter().find(|gid| gid.index == selected.gid_index));
             Finding::good(
-                "choice",
+                "selected",
                 format!("{selected}{}", gid.map_or_else(String::new, |gid| format!(" {}", gid.address()))),
             )
         }
-        Err(why) => Finding::bad("choice", why.to_string()),
+        Err(why) => Finding::bad("selected", why.to_string()),
     });
     findings
 }
 
 #[cfg(not(feature = "verbs"))]
 fn devices(selector: &DeviceSelector) -> Vec<Finding> {
-    crate::fabric::find_device(selector).err().map(|why| Finding::bad("choice", why)).into_iter().collect()
+    crate::fabric::find_device(selector).err().map(|why| Finding::bad("selected", why)).into_iter().collect()
 }
 
 /// Does what a group does, small: lends a buffer, writes to it through the device, and writes into nothing.
@@ -259,16 +259,16 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
     let result = Pool::open(&folder, 1, segment_size.bytes())
         .map_err(|error| error.to_string())
         .and_then(|pool| measure(&pool, &port, tuning).map_err(|error| error.to_string()));
-    // Made by this process, and nobody else knows it.
+    // Only this process uses the folder.
     let _ = fs::remove_dir_all(&folder);
     let Measurements { lending, ending, write, black_hole, inline_max, in_order } = match result {
         Ok(measured) => measured,
-        Err(why) => return vec![Finding::bad("trial", why)],
+        Err(why) => return vec![Finding::bad("self-test", why)],
     };
     let size = segment_size;
     let (retry, soonest, latest) = (tuning.retry, tuning.retry.shortest(), tuning.retry.longest());
     let dead_end = format!(
-        "a dead end shows after {black_hole:.0?} (--rdma-patience {retry} asks for {soonest:.0?} to {latest:.0?})"
+        "a dead peer is detected after {black_hole:.0?} (expected with --rdma-retry {retry}: {soonest:.0?} to {latest:.0?})"
     );
     vec![
         Finding::good(
@@ -281,18 +281,18 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
         )
         .took(write),
         match black_hole <= 2 * latest {
-            true => Finding::good("patience", dead_end),
+            true => Finding::good("retry", dead_end),
             false => Finding::poor(
-                "patience",
-                format!("{dead_end}: the card has a floor of its own; heartbeats find dead hosts first"),
+                "retry",
+                format!("{dead_end}: the card enforces a longer minimum; heartbeats detect dead hosts first"),
             ),
         },
         Finding::good(
             "placement",
             match in_order {
-                true => "the card places a write's bytes by rising address",
+                true => "the card places a write's bytes in address order",
                 false => {
-                    "the card promises no order of a write's bytes; records are checked as a whole, so that none is needed"
+                    "the card guarantees no order of a write's bytes; none is needed, as records are verified as a whole"
                 }
             },
         ),
@@ -309,13 +309,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_verdict_a_thing_and_what_to_do() {
+    fn a_line_has_a_result_a_subject_and_advice() {
         let line = Finding::bad("nodes", "no uverbs*: request the device").to_string();
         assert_eq!(line, "FAIL  nodes        no uverbs*: request the device");
     }
 
     #[test]
-    fn says_which_device_nodes_there_are() {
+    fn the_device_nodes_are_listed() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(nodes(folder.path()).verdict, Verdict::Bad);
         fs::write(folder.path().join("rdma_cm"), "").unwrap();

@@ -117,7 +117,7 @@ impl BackupClient {
     }
 
     /// A client of the backup of this name, wherever it is: the addresses (`host:port`, the likeliest first) are looked up
-    /// whenever a connection is made. Whoever answers at one of them under another name is passed over.
+    /// whenever a connection is made. A server with another name is skipped.
     pub fn of_member(
         member: MemberId,
         access: &Access,
@@ -234,7 +234,7 @@ impl BackupClient {
         Ok(body)
     }
 
-    /// Sends to whoever has the right name: an answer that is no refusal. `reuse` allows an idle connection.
+    /// Sends to the server with the right name: a reply that is not a refusal. `reuse` allows an idle connection.
     async fn ask(
         &self,
         path: &str,
@@ -242,7 +242,7 @@ impl BackupClient {
         reuse: bool,
         limit: usize,
     ) -> Result<(Link, Response<Incoming>), CallError> {
-        // Those who have said that they are somebody else.
+        // Servers that replied with another name.
         let mut others: Vec<(String, Refusal)> = Vec::new();
         loop {
             let (method, body) = request();

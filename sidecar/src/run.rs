@@ -62,11 +62,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         rdma,
         allow_uid,
         batch_memory,
-        client_patience_ms,
+        client_timeout_ms,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
-        fence_patience_ms,
-        open_patience_ms,
+        fence_wait_ms,
+        open_timeout_ms,
         rpc_timeout_ms,
         spin_us,
         tls,
@@ -81,7 +81,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
 
     // From here on a request to end is no failure, however long a disk delays the start.
-    let mut signals = Signals::new().context("catch signals")?;
+    let mut signals = Signals::new().context("install signal handlers")?;
     let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
     let Membership { store, shape, desired, keeper } = match &replica_group {
@@ -111,7 +111,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         "--batch-memory {}: must be at least {batch_memory_min} bytes, which the largest batch takes with segments of {segment_size}",
         readable_size(batch_memory)
     );
-    let client_patience = Duration::from_millis(client_patience_ms);
+    let client_timeout = Duration::from_millis(client_timeout_ms);
     let socket = socket.unwrap_or_else(|| PathBuf::from(format!("/run/tailwind/{group}.sock")));
     let allowed = AllowedUid::all(&allow_uid);
     let listener = listen_on_socket(&socket, &allowed)?;
@@ -122,13 +122,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         crate::options::write_port_file(port_file, address)?;
     }
     let sender = crate::fabric::sender(fabric, &rdma, address.ip())?;
-    let waker = Waker::new().context("make the append path's bell")?;
+    let waker = Waker::new().context("create the append path's waker")?;
     let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (to_control, from_path) = control_channels();
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout: client_patience, spin };
+    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let context = Arc::new(Context {
@@ -141,10 +141,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             durability,
             segment_size,
             heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
-            fence_patience: Duration::from_millis(fence_patience_ms),
-            open_patience: Duration::from_millis(open_patience_ms),
+            fence_patience: Duration::from_millis(fence_wait_ms),
+            open_patience: Duration::from_millis(open_timeout_ms),
             rpc_timeout: Duration::from_millis(rpc_timeout_ms),
-            client_patience,
+            client_patience: client_timeout,
         },
         path: PathHandle::new(commands, waker),
         shared,
@@ -199,7 +199,7 @@ impl Membership {
     fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Membership {
         let (told, desired) = watch::channel(desired);
         let keeper = tokio::spawn(async move {
-            // Nobody tells anything new.
+            // No further change can arrive.
             std::future::pending::<()>().await;
             drop(told);
         });
@@ -232,7 +232,7 @@ fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>)
 }
 
 /// Binds the append socket: mode 0660, or 0666 where other users are allowed, who are told by their number then. A socket
-/// file that nobody listens on is left over from a dead process.
+/// file without a listener is left over from a dead process.
 fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixListener> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
@@ -256,9 +256,9 @@ fn listen_on_socket(path: &FilePath, allowed: &Allowed) -> anyhow::Result<UnixLi
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{} exists and is not a socket: choose another --socket, or move what is there away", path.display());
+            bail!("{} exists and is not a socket: choose another --socket, or move that file away", path.display());
         }
-        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the dead socket {}", path.display()))?,
+        Ok(_) => std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?,
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).with_context(|| format!("bind socket {}", path.display()))?;

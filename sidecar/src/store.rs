@@ -47,7 +47,7 @@ impl Store {
             Store::Kubernetes(store) => store.swap(&swap).await,
         };
         outcome.unwrap_or_else(|error| {
-            if !matches!(self, Store::Kubernetes(store) if !store.is_news(&error)) {
+            if !matches!(self, Store::Kubernetes(store) if !store.is_new(&error)) {
                 tracing::warn!(%error, "swap the configuration");
             }
             SwapOutcome::Unknown

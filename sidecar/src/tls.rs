@@ -31,13 +31,13 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// Where the TLS material lies. All three, or none: then control endpoints listen on loopback only.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TlsOptions {
-    /// CA certificates of this group, PEM. Needed wherever the network is not this host's own loopback
+    /// CA certificates of this group, PEM. Needed unless all traffic stays on this host's loopback
     #[arg(long, env = "TAILWIND_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub tls_ca: Option<PathBuf>,
     /// This process's certificate chain, PEM, with the URI tailwind://GROUP/sidecar/NAME or tailwind://GROUP/backup/NAME
     #[arg(long, env = "TAILWIND_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key, PEM; keep it readable by this process alone
+    /// The certificate's private key, PEM; only this process should be able to read it
     #[arg(long, env = "TAILWIND_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
     pub tls_key: Option<PathBuf>,
 }
@@ -98,7 +98,7 @@ impl TlsOptions {
         match (tls_ca, tls_cert, tls_key) {
             (None, None, None) => Ok(None),
             (Some(ca), Some(cert), Some(key)) => Tls::load(ca, cert, key, group, role).map(Some),
-            _ => bail!("--tls-ca, --tls-cert and --tls-key go together: give all three, or none"),
+            _ => bail!("--tls-ca, --tls-cert and --tls-key: give all three, or none"),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Tls {
         Guard { tls: self.clone(), peer }
     }
 
-    /// Reads the files again for ever, so that certificates may be renewed under a running process. Open connections stay; new
+    /// Rereads the files until the process ends, so that certificates can be renewed in a running process. Open connections stay; new
     /// ones use what is new. Files that cannot be used change nothing and are reported once.
     pub async fn keep_fresh(self) -> Infallible {
         let Source { ca, cert, key, group, .. } = &*self.source;

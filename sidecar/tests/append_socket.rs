@@ -22,7 +22,7 @@ fn append(payload: &[u8]) -> Request<'_> {
 
 /// An app that was welcomed in epoch 1 and missed epoch 2 must not be told that what it knows is up to date.
 #[test]
-fn a_barrier_is_of_its_connections_epoch() {
+fn a_barrier_has_the_epoch_of_its_connection() {
     let mut bench = Bench::new();
     let mut old = bench.client();
     old.send(&[append(b"one"), Request::Barrier]);
@@ -86,7 +86,7 @@ fn unread_appends_of_a_dead_client_never_land() {
 
 /// It had not been accepted yet when the read was requested.
 #[test]
-fn appends_of_a_client_that_died_unaccepted_never_land() {
+fn appends_of_a_never_accepted_client_never_land() {
     let mut bench = Bench::new();
     let mut returned = bench.client();
     let mut dying = bench.stranger();
@@ -105,7 +105,7 @@ fn appends_of_a_client_that_died_unaccepted_never_land() {
 
 /// A connection that comes back from the reader after its client has died is ignored.
 #[test]
-fn appends_after_the_stop_of_a_dead_reader_never_land() {
+fn appends_after_a_dead_readers_stop_never_land() {
     let mut bench = Bench::new();
     let mut dying = bench.client();
     dying.send(&[READ]);
@@ -125,7 +125,7 @@ fn appends_after_the_stop_of_a_dead_reader_never_land() {
 
 /// The role was lost and won again while the connection was with the reader.
 #[test]
-fn a_reader_that_missed_a_change_of_role_may_not_append() {
+fn a_reader_with_a_stale_role_may_not_append() {
     let mut bench = Bench::new();
     let mut old = bench.client();
     old.send(&[READ]);
@@ -147,7 +147,7 @@ fn fill_slots(bench: &mut Bench) -> Vec<Client> {
 }
 
 #[test]
-fn the_status_is_served_when_all_slots_are_taken() {
+fn the_status_is_served_when_all_slots_are_in_use() {
     let mut bench = Bench::new();
     let mut clients = fill_slots(&mut bench);
     let mut asking = bench.client();
@@ -215,7 +215,7 @@ fn tight(timeout: Duration) -> Bench {
 }
 
 #[test]
-fn large_batches_wait_for_memory_and_small_appends_do_not() {
+fn large_batches_wait_for_memory_but_small_appends_do_not() {
     let mut bench = tight(Duration::from_secs(60));
     let batch = large_batch(3 << 20);
     let feed = |bench: &mut Bench, client: &mut Client, bytes: &[u8]| {
@@ -256,7 +256,7 @@ fn large_batches_wait_for_memory_and_small_appends_do_not() {
 }
 
 #[test]
-fn a_batch_half_sent_for_too_long_is_refused() {
+fn a_batch_that_stalls_halfway_is_refused() {
     let mut bench = tight(Duration::ZERO);
     let batch = large_batch(3 << 20);
     let mut half = bench.client();
@@ -272,7 +272,7 @@ fn a_batch_half_sent_for_too_long_is_refused() {
 }
 
 #[test]
-fn a_large_frame_that_is_no_append_is_refused_at_once() {
+fn a_large_non_append_frame_is_refused_at_once() {
     let mut bench = Bench::new();
     let header = |kind: u8| [&(3_u32 << 20).to_le_bytes()[..], &[kind, 0, 0, 0], &[0; 8]].concat();
     let mut stranger = bench.stranger();
@@ -285,7 +285,7 @@ fn a_large_frame_that_is_no_append_is_refused_at_once() {
 
 /// A client that computes by the document, to the byte.
 #[test]
-fn a_batch_that_fits_by_the_welcome_is_taken() {
+fn a_batch_within_the_welcome_limits_is_accepted() {
     let segment_size = SegmentSize::MIN;
     let mut bench = Bench::with(Options { segment_size, ..Bench::options() });
     let mut client = bench.stranger();

@@ -281,7 +281,7 @@ async fn life_over_tcp() {
 }
 
 #[tokio::test]
-async fn under_durability_flushed_the_disk_alone_keeps_the_identity() {
+async fn in_flushed_mode_the_disk_alone_keeps_the_identity() {
     let mut daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     let born = primary.fence().await;
@@ -311,7 +311,7 @@ async fn under_durability_flushed_the_disk_alone_keeps_the_identity() {
 }
 
 #[tokio::test]
-async fn dropped_segments_do_not_come_back() {
+async fn dropped_segments_do_not_return() {
     let mut daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
@@ -345,7 +345,7 @@ async fn until_quarantined(daemon: &Daemon, count: u64) {
 }
 
 #[tokio::test]
-async fn what_is_in_quarantine_is_counted_listed_and_released() {
+async fn quarantined_files_are_counted_listed_and_released() {
     let mut daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
@@ -421,7 +421,7 @@ async fn power_failure_is_a_shutdown() {
 }
 
 #[tokio::test]
-async fn no_more_is_lent_than_could_be_flushed() {
+async fn lending_is_limited_to_what_could_be_flushed() {
     // One second of two buffers.
     let daemon = Daemon::started(&["--flush-bandwidth", "128KiB", "--hold-up", "1"]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
@@ -438,7 +438,7 @@ async fn no_more_is_lent_than_could_be_flushed() {
 }
 
 #[tokio::test]
-async fn a_corrupt_file_is_no_source() {
+async fn a_corrupt_file_is_not_copied() {
     let daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
@@ -499,7 +499,7 @@ async fn an_end_beyond_the_segment_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn strangers_change_nothing() {
+async fn unauthenticated_requests_change_nothing() {
     let daemon = Daemon::started(&["--fabric", "tcp"]);
     let primary = Primary::new(&daemon, FabricKind::Tcp, 1);
     primary.fence().await;
@@ -571,7 +571,7 @@ fn metric_if_known(daemon: &Daemon, name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn only_certificates_of_the_group_get_in() {
+async fn only_certificates_of_the_group_are_accepted() {
     let authority = Authority::new();
     let Files { ca, cert, key } = authority.issue("tailwind://db/backup/b0");
     let paths = [&ca, &cert, &key].map(|path| path.to_str().unwrap().to_owned());
@@ -638,7 +638,7 @@ async fn probes_metrics_and_heartbeats() {
 }
 
 #[tokio::test]
-async fn a_hanging_process_falls_silent() {
+async fn a_hung_process_stops_sending_heartbeats() {
     let daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
@@ -650,7 +650,7 @@ async fn a_hanging_process_falls_silent() {
 }
 
 #[test]
-fn what_cannot_work_is_explained_at_the_start() {
+fn impossible_options_are_explained_at_start() {
     let mut daemon = Daemon::started(&[]);
     let other = tempfile::tempdir().unwrap();
     let (pool, flush) = (other.path().join("pool"), other.path().join("flush"));
@@ -669,7 +669,7 @@ fn what_cannot_work_is_explained_at_the_start() {
     says(&pool, &flush, &["--fabric", "tcp", "--data-listen", "0.0.0.0:0"], &["without TLS"]);
     let _ = fs::remove_dir_all(&flush);
     let _ = fs::remove_dir_all(&pool);
-    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["nothing could ever be lent"]);
+    says(&pool, &flush, &["--flush-bandwidth", "1KiB", "--hold-up", "1"], &["no buffer could be lent"]);
     says(&pool, std::path::Path::new("/proc/nowhere"), &[], &["flush folder /proc/nowhere"]);
     says(&other.path().join("a/b"), &flush, &[], &["pool folder", "--pool"]);
 
@@ -692,7 +692,7 @@ fn what_cannot_work_is_explained_at_the_start() {
 
 /// Bytes that were acknowledged as flushed are on disk: several requests at once are served, none is lost.
 #[tokio::test]
-async fn flushes_at_once_are_all_answered() {
+async fn concurrent_flushes_are_all_answered() {
     let daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.fence().await;
@@ -713,7 +713,7 @@ async fn flushes_at_once_are_all_answered() {
 }
 
 #[tokio::test]
-async fn a_full_disk_holds_up_lending_and_loses_nothing() {
+async fn a_full_disk_delays_lending_and_loses_nothing() {
     let mut daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 1);
     let born = primary.fence().await;

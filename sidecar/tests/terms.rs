@@ -86,7 +86,7 @@ impl Bench {
 }
 
 #[test]
-fn news_of_an_earlier_term_does_not_reach_the_next() {
+fn messages_of_an_earlier_term_do_not_reach_the_next() {
     let mut bench = Bench::new();
     let first = bench.lead(1);
     bench.send(Command::Wait { role: Role::Recovering, epoch: 1, primary: String::new() });

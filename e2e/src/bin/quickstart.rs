@@ -86,8 +86,8 @@ fn main() -> Result<()> {
     setup.buffers = 8;
     setup.memory = memory;
     if let Some(silence) = silence_ms {
-        let patience = [("--heartbeat-silence-ms", silence), ("--fence-patience-ms", silence / 2)];
-        setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_string())).to_vec();
+        let timeouts = [("--heartbeat-silence-ms", silence), ("--fence-wait-ms", silence / 2)];
+        setup.sidecar_options = timeouts.map(|(flag, value)| (flag, value.to_string())).to_vec();
     }
     println!("starting 1 primary, 1 standby, {copies} backups and 1 spare over {fabric}");
     let mut group = Group::start(setup)?;

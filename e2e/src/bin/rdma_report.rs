@@ -60,9 +60,8 @@ fn main() -> Result<()> {
     let mut setup = Setup::new(sidecar, "verbs");
     (setup.backups, setup.copies, setup.sidecars) = (1, 1, 1);
     (setup.segment_size, setup.buffers) = ("64MiB".to_owned(), 8);
-    let patience =
-        [("--heartbeat-silence-ms", "10000"), ("--open-patience-ms", "20000"), ("--rpc-timeout-ms", "20000")];
-    setup.sidecar_options = patience.map(|(flag, value)| (flag, value.to_owned())).to_vec();
+    let timeouts = [("--heartbeat-silence-ms", "10000"), ("--open-timeout-ms", "20000"), ("--rpc-timeout-ms", "20000")];
+    setup.sidecar_options = timeouts.map(|(flag, value)| (flag, value.to_owned())).to_vec();
     let group = Group::start(setup)?;
     group.wait_for_full_set()?;
     let backup = group.pid(Process::Backup(0)).context("the backup runs")?;

@@ -29,8 +29,8 @@ const SOCKET: &str = "/tmp/append.sock";
 /// The config store's folder in each machine: a link into the shared folder.
 const STORE: &str = "/tmp/store";
 /// Time-outs so long that no busy emulated machine is taken for a dead one: hosts that die are found within seconds.
-const SIDECAR_OPTIONS: &str = "--heartbeat-interval-ms 100 --heartbeat-silence-ms 3000 --fence-patience-ms 3000 \
-                               --rpc-timeout-ms 10000 --spin-us 0 --rdma-patience 15/6";
+const SIDECAR_OPTIONS: &str = "--heartbeat-interval-ms 100 --heartbeat-silence-ms 3000 --fence-wait-ms 3000 \
+                               --rpc-timeout-ms 10000 --spin-us 0 --rdma-retry 15/6";
 
 /// Machines with a sidecar and a backup each, numbered from 1.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Fleet {
     /// Starts a machine's backup.
     pub fn start_backup(&mut self, id: usize) -> Result<()> {
         let options = "--pool /dev/shm/pool --flush-dir /tmp/disk --buffers 24 --segment-size 64KiB \
-                       --flush-bandwidth 1GiB --rdma-patience 15/6";
+                       --flush-bandwidth 1GiB --rdma-retry 15/6";
         self.start_process("backup", "backup", id, 7420, options)
     }
 

@@ -177,8 +177,8 @@ fn unsupported_versions_and_first_frames_are_rejected() {
     let group = test.group(FABRIC).unwrap();
     let hello = |version_min, version_max| frame(1, &Request::Hello { version_min, version_max, flags: 0 });
     for (first, code, words) in [
-        (hello(2, 9), ErrorCode::UnsupportedVersion, "this sidecar speaks version 1; the client speaks 2 to 9"),
-        (hello(0, 0), ErrorCode::UnsupportedVersion, "this sidecar speaks version 1; the client speaks 0 to 0"),
+        (hello(2, 9), ErrorCode::UnsupportedVersion, "this sidecar supports version 1; the client supports 2 to 9"),
+        (hello(0, 0), ErrorCode::UnsupportedVersion, "this sidecar supports version 1; the client supports 0 to 0"),
         (frame(1, &Request::Append { payload: b"x" }), ErrorCode::BadFrame, "the first frame must be a hello"),
         (frame(1, &Request::Status), ErrorCode::BadFrame, "the first frame must be a hello"),
     ] {
@@ -232,7 +232,7 @@ fn excess_clients_are_rejected() {
     let (mut late, ..) = RawClient::welcomed(&group);
     late.send(&frame(2, &Request::Append { payload: b"no" }));
     let message = late.receive_fatal(ErrorCode::Busy);
-    assert_eq!(message, "64 clients are connected already; only the status can be asked for now");
+    assert_eq!(message, "64 clients are already connected; only status requests are accepted now");
     // The status is always answered.
     for _ in 0..20 {
         let mut status = Command::new(&group.setup().program);
@@ -256,7 +256,7 @@ fn stalled_readers_do_not_block_other_readers() {
     const READERS: usize = 16;
     let test = TestContext::start();
     let mut setup = test.setup(FABRIC).unwrap();
-    setup.sidecar_options.push(("--client-patience-ms", "3000".into()));
+    setup.sidecar_options.push(("--client-timeout-ms", "3000".into()));
     let group = test.start_group(setup).unwrap();
     let mut client = primary(&group).unwrap();
     // More than a socket holds.

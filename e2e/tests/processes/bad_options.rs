@@ -155,7 +155,7 @@ fn invalid_options_are_rejected() {
     fs::write(&file, "somebody's").unwrap();
     assert_refused(
         &mut sidecar("--socket", file.to_str().unwrap()),
-        "exists and is not a socket: choose another --socket, or move what is there away",
+        "exists and is not a socket: choose another --socket, or move that file away",
     );
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody's");
     for (path, words) in [(&folder, "give the path of the socket in it"), (&file, "this is no socket")] {
@@ -163,7 +163,7 @@ fn invalid_options_are_rejected() {
         assert_refused(status.args(["status", "--wait", "--socket"]).arg(path), words);
     }
     assert_refused(&mut sidecar("--batch-memory", "32KiB"), "--batch-memory 32 KiB: must be at least 32784 bytes");
-    assert_refused(&mut sidecar("--client-patience-ms", "0"), "--client-patience-ms");
+    assert_refused(&mut sidecar("--client-timeout-ms", "0"), "--client-timeout-ms");
     assert_refused(
         &mut sidecar("--log", "verbose"),
         "`verbose` is no level: use off, error, warn, info, debug or trace",
@@ -180,8 +180,8 @@ fn invalid_options_are_rejected() {
     for (flag, value) in [
         ("--heartbeat-interval-ms", "0"),
         ("--heartbeat-silence-ms", "18446744073709551615"),
-        ("--fence-patience-ms", "18446744073709551615"),
-        ("--open-patience-ms", "0"),
+        ("--fence-wait-ms", "18446744073709551615"),
+        ("--open-timeout-ms", "0"),
         ("--rpc-timeout-ms", "0"),
         ("--spin-us", "18446744073709551615"),
     ] {
@@ -324,8 +324,7 @@ fn unwritable_flush_folder_is_rejected() {
     let backup = with_options(&group.backup_command(0), [("--control-token", token.to_str().unwrap())]);
     let ended = run_to_end(&mut as_nobody(&backup)).unwrap();
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let words =
-        format!("write to flush folder {}: give --flush-dir a folder that this user may write", folder.display());
+    let words = format!("write to flush folder {}: use a --flush-dir that this user may write", folder.display());
     assert!(ended.errors.contains(&words), "{ended:?}");
     group.start_all().unwrap();
 }
@@ -356,7 +355,7 @@ fn missing_rdma_device_is_reported() {
     let verbs = [("--fabric", "verbs"), ("--listen", "127.0.0.1:0"), ("--name", "other")];
     let (socket, pool) = (group.folder().join("other.sock"), group.pool(0).with_file_name("other"));
     let own = [("--socket", socket.to_str().unwrap())];
-    let advice = "`tailwind-sidecar doctor` tells more, and --fabric tcp does without RDMA";
+    let advice = "run `tailwind-sidecar doctor` for details, or use --fabric tcp";
     assert_refused(&mut with_options(&group.sidecar_command(0), verbs.into_iter().chain(own)), advice);
     let disk = group.folder().join("other-disk");
     let own = [("--pool", pool.to_str().unwrap()), ("--flush-dir", disk.to_str().unwrap())];
@@ -364,6 +363,6 @@ fn missing_rdma_device_is_reported() {
 
     let mut doctor = Command::new(&group.setup().program);
     assert_refused(doctor.arg("doctor"), "RDMA does not work here");
-    let bad = with_options(&group.sidecar_command(0), [("--rdma-patience", "0/7"), ("--listen", "127.0.0.1:0")]);
+    let bad = with_options(&group.sidecar_command(0), [("--rdma-retry", "0/7"), ("--listen", "127.0.0.1:0")]);
     assert_refused(&mut { bad }, "must be EXPONENT/RETRIES, 1 to 31 and 1 to 7, such as 11/6");
 }

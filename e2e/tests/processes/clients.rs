@@ -168,7 +168,7 @@ fn connections_cannot_append_after_a_step_down() {
     let mut setup = test.setup("tcp").unwrap();
     (setup.backups, setup.sidecars) = (3, 1);
     // The primary waits 15 times as long for the two to return, which must end before the client's own timeout.
-    setup.sidecar_options.push(("--open-patience-ms", "500".to_owned()));
+    setup.sidecar_options.push(("--open-timeout-ms", "500".to_owned()));
     let mut group = test.start_group(setup).unwrap();
     let mut busy = primary(&group).unwrap();
     let mut idle = primary(&group).unwrap();
@@ -229,7 +229,7 @@ fn restarted_app_reads_all_of_its_earlier_appends() {
     // Over TCP a frozen backup confirms nothing.
     let mut setup = test.setup("tcp").unwrap();
     (setup.backups, setup.sidecars) = (3, 1);
-    setup.sidecar_options.extend([("--heartbeat-silence-ms", "60000".into()), ("--open-patience-ms", "60000".into())]);
+    setup.sidecar_options.extend([("--heartbeat-silence-ms", "60000".into()), ("--open-timeout-ms", "60000".into())]);
     let group = test.start_group(setup).unwrap();
     let mut earlier = primary(&group).unwrap();
     earlier.append(b"acknowledged").unwrap();

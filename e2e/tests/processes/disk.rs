@@ -219,7 +219,7 @@ fn damaged_and_foreign_files_are_kept(fabric: &str) {
         }
     }
     check_whole(&group, &input, end).unwrap();
-    group.check_logs(&[&OUTAGE[..], &["strange segment file"]].concat()).unwrap();
+    group.check_logs(&[&OUTAGE[..], &["unexpected segment file"]].concat()).unwrap();
 }
 
 fn flipped_bit_on_disk_is_never_read(fabric: &str) {

@@ -24,7 +24,7 @@ pub(crate) enum Shutdown {
 
 /// Warnings and errors that damage rightly causes.
 const DAMAGE: [&str; 8] = [
-    "strange segment file",
+    "unexpected segment file",
     "in quarantine",
     "a person has accepted",
     "corrupt copy",
@@ -133,7 +133,7 @@ impl Fixture {
     /// These members come back, and a sidecar that does not wait long for the others.
     pub(crate) fn start_with(&mut self, backups: &[usize]) {
         backups.iter().for_each(|index| self.group.start_backup(*index).unwrap());
-        self.start_sidecar("--fence-patience-ms", "100".to_owned());
+        self.start_sidecar("--fence-wait-ms", "100".to_owned());
     }
 
     /// A person lets the log end at a record.

@@ -170,7 +170,7 @@ fn standby_refuses_commands_and_names_the_primary() {
 fn strict_reads_are_never_stale() {
     let test = TestContext::start();
     let mut setup = test.setup("shm").unwrap();
-    setup.sidecar_options = vec![("--fence-patience-ms", "10000".to_owned()), ("--rpc-timeout-ms", "10000".to_owned())];
+    setup.sidecar_options = vec![("--fence-wait-ms", "10000".to_owned()), ("--rpc-timeout-ms", "10000".to_owned())];
     let group = test.start_group(setup).unwrap();
     let servers = Servers::start(&group, &["--strict-reads"]).unwrap();
     let old = group.wait_for_primary().unwrap();

@@ -53,7 +53,7 @@ pub(crate) fn rdma_flags(rdma: Option<&Rdma>) -> Vec<String> {
     let flags = [
         text("device", &rdma.device),
         number("gid-index", rdma.gid_index),
-        text("patience", &rdma.patience),
+        text("retry", &rdma.retry),
         number("traffic-class", rdma.traffic_class),
         number("service-level", rdma.service_level),
     ];

@@ -2,7 +2,7 @@
 //!
 //! Driven step by step: [`Daemon::tell`] what has happened, then [`Daemon::carry_out`] until nothing is left. Calls the
 //! promise file, the slot table and a [`Lender`]; what is for others to do (the flusher's jobs, replies, the end) it hands
-//! back as [`Carried`]. An output that cannot be carried out and whose failure is no input is an error: the process must end
+//! back as [`OutputResult`]. An output that cannot be carried out and whose failure is no input is an error: the process must end
 //! there, before anything else is said. A backup that could not persist or revoke must not go on to say that it did.
 
 use std::collections::VecDeque;
@@ -26,11 +26,11 @@ use crate::ledger::Ledger;
 use crate::memory::Lender;
 use crate::promise::{MemberState, PromiseFile};
 use crate::table::SlotTable;
-use crate::wake::Woken;
+use crate::wake::Started;
 
 /// What has happened since the process started.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Tallies {
+pub struct DaemonCounters {
     /// Fences carried out.
     pub fences: u64,
     /// Buffers lent.
@@ -43,16 +43,16 @@ pub struct Tallies {
 
 /// What came of an output.
 #[derive(Debug)]
-pub enum Carried {
+pub enum OutputResult {
     /// It is done.
     Out,
     /// For the flusher.
     Flush(Job),
     /// For the flusher, after everything that is queued there; done before the next output, or the process must end.
     FlushLast(Slot, SegmentIdentity, Closure),
-    /// For whoever asked.
+    /// For the caller.
     Reply(RequestId, Reply),
-    /// Nobody is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
+    /// No caller is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
     Finish {
         /// Nothing is in memory only.
         complete: bool,
@@ -75,13 +75,13 @@ pub struct Daemon {
     /// One segment's bytes, for scans.
     bytes: Vec<u8>,
     /// What has happened since the process started.
-    pub tallies: Tallies,
+    pub tallies: DaemonCounters,
 }
 
 impl Daemon {
     /// A backup that has just woken up, and its flusher. The outputs of its start are due.
-    pub fn new(woken: Woken, limits: Limits) -> (Daemon, Flusher) {
-        let Woken { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
+    pub fn new(woken: Started, limits: Limits) -> (Daemon, Flusher) {
+        let Started { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
         let (group, member) = (member_state.group.clone(), member_state.member.clone());
         let (machine, outputs) = Backup::start(group, member, member_state.boot, limits, found);
         let flusher = Flusher::new(Arc::clone(&disk), flushed);
@@ -95,7 +95,7 @@ impl Daemon {
             member_state,
             rows: vec![None; limits.slots as usize],
             bytes: Vec::new(),
-            tallies: Tallies::default(),
+            tallies: DaemonCounters::default(),
         };
         (daemon, flusher)
     }
@@ -145,7 +145,7 @@ impl Daemon {
     }
 
     /// Carries out the output that is due; `None` when there is none.
-    pub fn carry_out(&mut self, lender: &mut dyn Lender) -> anyhow::Result<Option<Carried>> {
+    pub fn carry_out(&mut self, lender: &mut dyn Lender) -> anyhow::Result<Option<OutputResult>> {
         let Some(output) = self.todo.pop_front() else { return Ok(None) };
         match output {
             Output::Persist(promise) => self.persist(promise)?,
@@ -165,41 +165,41 @@ impl Daemon {
                 self.tell(Input::Verified(slot, sound));
             }
             Output::StartFlush(slot, identity, closure) => {
-                return Ok(Some(Carried::Flush(Job::Closed(slot, identity, closure))));
+                return Ok(Some(OutputResult::Flush(Job::Closed(slot, identity, closure))));
             }
             Output::StartOpenFlush(id, slot, identity, end) => {
-                return Ok(Some(Carried::Flush(Job::Open(id, slot, identity, end))));
+                return Ok(Some(OutputResult::Flush(Job::Open(id, slot, identity, end))));
             }
             Output::FlushOpen(slot, identity, closure) => {
-                return Ok(Some(Carried::FlushLast(slot, identity, closure)));
+                return Ok(Some(OutputResult::FlushLast(slot, identity, closure)));
             }
             Output::Release(slot) => lender.release(slot)?,
             Output::DeleteFile(segment) => {
                 let log = self.member_state.promise.log.context("delete a segment of no log")?;
-                return Ok(Some(Carried::Flush(Job::Delete(segment, log))));
+                return Ok(Some(OutputResult::Flush(Job::Delete(segment, log))));
             }
             Output::Quarantine(segment) => {
                 let log = self.member_state.promise.log.context("quarantine a segment of no log")?;
-                return Ok(Some(Carried::Flush(Job::Quarantine(segment, log))));
+                return Ok(Some(OutputResult::Flush(Job::Quarantine(segment, log))));
             }
             Output::StartQuarantine(slot, identity, closure) => {
-                return Ok(Some(Carried::Flush(Job::QuarantineSlot(slot, identity, closure))));
+                return Ok(Some(OutputResult::Flush(Job::QuarantineSlot(slot, identity, closure))));
             }
             Output::Owe(_) if planted::has(Bug::LedgerNotWritten) => {}
             Output::Owe(segments) => {
-                self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+                self.ledger.owe(self.disk.folder(), &segments).context("write to the ledger")?;
                 let segments = segments.iter().map(|(identity, _)| identity.segment).collect();
-                return Ok(Some(Carried::Flush(Job::Owed(segments))));
+                return Ok(Some(OutputResult::Flush(Job::Owed(segments))));
             }
             Output::Settle(segments) => {
-                self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger of what is owed")?;
+                self.ledger.settle(self.disk.folder(), &segments).context("write to the ledger")?;
             }
             Output::Reply(id, reply) => {
-                return Ok(Some(Carried::Reply(id, reply)));
+                return Ok(Some(OutputResult::Reply(id, reply)));
             }
-            Output::Finish { complete } => return Ok(Some(Carried::Finish { complete })),
+            Output::Finish { complete } => return Ok(Some(OutputResult::Finish { complete })),
         }
-        Ok(Some(Carried::Out))
+        Ok(Some(OutputResult::Out))
     }
 
     /// The end: everything that was queued at the flusher is done.
@@ -233,7 +233,7 @@ impl Daemon {
         self.write_member_state()?;
         if doubted {
             // What raised the doubt is remembered now.
-            self.ledger.mend(self.disk.folder()).context("mend the ledger of what is owed")?;
+            self.ledger.mend(self.disk.folder()).context("repair the ledger")?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The flush folder: one file for each segment, whole or not at all.
 //!
-//! Listed at the start by [`wake`](mod@crate::wake), written by the [`flusher`](crate::flusher), read by whoever fetches.
+//! Listed at the start by [`wake`](mod@crate::wake), written by the [`flusher`](crate::flusher), read by fetches.
 //! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
 //! was written; the scan finds where it ends. Files that are not ours, or not understood, get another name (`….aside`,
 //! `….of-log-…`), and so does what is no part of the log any more (`quarantined-…`): nothing of them is ever written over or
@@ -88,7 +88,7 @@ impl Disk {
             if name.temporary {
                 if let Err(error) = self.folder.remove(&text) {
                     listing.strange += 1;
-                    warn!(path = %path.display(), %error, "half-made segment file cannot be removed: left alone");
+                    warn!(path = %path.display(), %error, "partial segment file cannot be removed: left in place");
                 }
                 continue;
             }
@@ -112,7 +112,7 @@ impl Disk {
             };
             listing.strange += 1;
             let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
-            warn!(path = %path.display(), why, aside, "strange segment file: moved aside");
+            warn!(path = %path.display(), why, aside, "unexpected segment file: moved aside");
         }
         for identity in open {
             let name = name(identity.segment, Sealed::Open);
@@ -255,7 +255,7 @@ impl Disk {
             None => format!("{name}.{ASIDE}"),
         };
         let aside = self.set_aside(name, &aside)?;
-        warn!(path = %self.path().join(name).display(), aside, "another file is in the way: moved aside");
+        warn!(path = %self.path().join(name).display(), aside, "another file has this name: moved aside");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Reads a closed segment for somebody else, from its buffer or its file.
+//! Reads a closed segment for another process, from its buffer or its file.
 //!
 //! Called by whoever answers [`Reply::Fetch`](tailwind_protocol::backup::Reply::Fetch), and by the scrub. The copy may move
 //! from memory to disk, or go, while it is read: a caller asks the machine again before it believes that the copy is

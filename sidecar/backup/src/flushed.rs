@@ -109,12 +109,12 @@ impl Flushed {
         self.notes.get(&identity.segment).is_some_and(|(known, _)| known == identity)
     }
 
-    /// Nothing is asked of this segment's open file any more.
+    /// This segment's open file is no longer needed.
     pub fn forget(&mut self, segment: SegmentId) {
         self.dirty |= self.notes.remove(&segment).is_some();
     }
 
-    /// Forgets everything: this backup is somebody new.
+    /// Forgets everything: this backup has a new identity.
     pub fn clear(&mut self) {
         self.dirty |= !std::mem::take(&mut self.notes).is_empty();
     }

@@ -133,7 +133,7 @@ impl Flusher {
         assert!(self.jobs.is_empty(), "what the protocol decided before is done before");
         self.files.remove(&identity.segment);
         if self.disk.open_end(identity)? > closure.end {
-            warn!(segment = %identity.segment, end = %closure.end, "the file of an open segment holds more than its buffer: kept");
+            warn!(segment = %identity.segment, end = %closure.end, "the open segment's file is longer than its buffer: kept");
             return Ok(());
         }
         if closure.end == Offset(0) {
@@ -290,7 +290,7 @@ impl Flusher {
 
     fn quarantine(&mut self, segment: SegmentId, log: LogId) {
         match self.forget(segment).and_then(|()| self.disk.quarantine(segment, log)) {
-            Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "no part of the log: in quarantine")),
+            Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "not part of the log: quarantined")),
             // Harmless: found at the next start, it is a copy that the primary drops again.
             Err(error) => warn!(%segment, %error, "move segment file into quarantine"),
         }
@@ -306,7 +306,7 @@ impl Flusher {
         let written = self.read(buffers, slot, Offset(0), closure.end);
         match written.and_then(|()| self.disk.write_quarantine(identity, closure, &self.bytes)) {
             Ok(name) => {
-                warn!(segment = %identity.segment, last = %closure.last, name, "no part of the log: in quarantine");
+                warn!(segment = %identity.segment, last = %closure.last, name, "not part of the log: quarantined");
                 Ok(())
             }
             Err(error) => {

@@ -11,8 +11,8 @@
 //!         end (4)  chain (4)  zeros to 72  first LSN (8)  last LSN (8)  zeros  CRC-32 of all before (4)
 //! ```
 //! Entries are added behind the last one, into space that was allocated before, and each sector is brought to disk before the
-//! next is begun. Zeros are the end. The last entry may be unsound: a write that failed, of which nobody was told. Any other
-//! that is not sound has rotted: what it said is unknown, and that is told. So are entries that are gone from the end, an older
+//! next is begun. Zeros are the end. The last entry may be unsound: a failed write that was never reported. Any other
+//! that is not sound has rotted: what it said is unknown, and that is reported. So are entries that are gone from the end, an older
 //! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. When the file has grown to many
 //! times what is owed it is written anew, under another name first.
 
@@ -83,14 +83,14 @@ pub struct Ledger {
 
 /// What a ledger says.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct LedgerContents {
     /// Closed segments that are owed.
     pub owed: Vec<(SegmentIdentity, Closure)>,
     /// What it cannot say.
     pub doubts: Vec<String>,
 }
 
-enum Entry {
+enum LedgerEntry {
     Owed(u64, SegmentIdentity, Closure),
     Settled(u64, SegmentId),
     Unwritten,
@@ -99,30 +99,30 @@ enum Entry {
 
 impl Ledger {
     /// Opens the ledger in this folder. `expected`: there must be one, because this backup has promised something; where there
-    /// is none, or none that can be read, an empty one is made and the doubt told. `entries`: as many as have been noted; from
+    /// is none, or none that can be read, an empty one is made and the doubt is reported. `entries`: as many as have been noted; from
     /// here on the ledger keeps count.
-    pub fn open(folder: &dyn Folder, expected: bool, entries: Entries) -> io::Result<(Ledger, Told)> {
-        let mut told = Told::default();
+    pub fn open(folder: &dyn Folder, expected: bool, entries: Entries) -> io::Result<(Ledger, LedgerContents)> {
+        let mut contents = LedgerContents::default();
         match folder.open(LEDGER) {
-            Ok(file) => match Ledger::read(file, entries.clone(), &mut told)? {
-                Some(ledger) => return Ok((ledger, told)),
+            Ok(file) => match Ledger::read(file, entries.clone(), &mut contents)? {
+                Some(ledger) => return Ok((ledger, contents)),
                 None => {
                     let aside = format!("{LEDGER}.unreadable");
                     folder.rename(LEDGER, &aside)?;
-                    told.doubts.push(format!("the ledger of what is owed cannot be read: moved to {aside}"));
+                    contents.doubts.push(format!("the ledger of what is owed cannot be read: moved to {aside}"));
                 }
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if expected {
-                    told.doubts.push("the ledger of what is owed is gone".to_owned());
+                    contents.doubts.push("the ledger of what is owed is gone".to_owned());
                 }
             }
             Err(error) => return Err(error),
         }
-        Ok((Ledger::create(folder, BTreeMap::new(), entries)?, told))
+        Ok((Ledger::create(folder, BTreeMap::new(), entries)?, contents))
     }
 
-    /// Forgets everything that was owed: this backup is somebody new.
+    /// Forgets everything that was owed: this backup has a new identity.
     pub fn clear(&mut self, folder: &dyn Folder) -> io::Result<()> {
         self.owed.clear();
         self.rewrite(folder)
@@ -207,7 +207,7 @@ impl Ledger {
     }
 
     /// `None`: this is no ledger, or one of a newer version.
-    fn read(file: Box<dyn File>, entries: Entries, told: &mut Told) -> io::Result<Option<Ledger>> {
+    fn read(file: Box<dyn File>, entries: Entries, contents: &mut LedgerContents) -> io::Result<Option<Ledger>> {
         let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
         let mut bytes = vec![0; length];
         file.read_exact_at(0, &mut bytes)?;
@@ -221,22 +221,22 @@ impl Ledger {
         let (mut expected, mut count) = (None, 0);
         for (nth, entry) in bytes.chunks_exact(ENTRY_SIZE).enumerate().skip(1) {
             let sequence = match from_entry(entry) {
-                Entry::Unwritten => continue,
-                Entry::Rotten => {
+                LedgerEntry::Unwritten => continue,
+                LedgerEntry::Rotten => {
                     unsound += 1;
                     expected = expected.map(|expected| expected + 1);
                     continue;
                 }
-                Entry::Owed(sequence, identity, closure) => {
+                LedgerEntry::Owed(sequence, identity, closure) => {
                     ledger.owed.insert(identity.segment, (identity, closure));
                     sequence
                 }
-                Entry::Settled(sequence, segment) => {
+                LedgerEntry::Settled(sequence, segment) => {
                     ledger.owed.remove(&segment);
                     sequence
                 }
             };
-            // Entries that were zeroed, or that somebody has put back.
+            // Entries that were zeroed or restored from an older copy.
             rotten += std::mem::take(&mut unsound);
             rotten += usize::from(expected.is_some_and(|expected: u64| expected != sequence));
             expected = Some(sequence + 1);
@@ -247,7 +247,7 @@ impl Ledger {
         let bad = rotten as u64 + lost.max(unsound.saturating_sub(1) as u64);
         if bad > 0 {
             ledger.damaged = true;
-            told.doubts.push(format!("{bad} entries of the ledger of what is owed are gone or cannot be read"));
+            contents.doubts.push(format!("{bad} entries of the ledger of what is owed are gone or cannot be read"));
         }
         // The process before may have died of a sync that failed: then the last sector is here and perhaps not on disk, and no
         // later sync would bring it there (`fsync(2)`).
@@ -257,7 +257,7 @@ impl Ledger {
         ledger.file.sync()?;
         ledger.entries.set(count + lost);
         ledger.room = (length / ENTRY_SIZE) as u64;
-        told.owed = ledger.owed.values().copied().collect();
+        contents.owed = ledger.owed.values().copied().collect();
         Ok(Some(ledger))
     }
 }
@@ -291,13 +291,13 @@ fn to_entry(kind: u8, sequence: u64, identity: &SegmentIdentity, closure: &Closu
     sealed(bytes)
 }
 
-fn from_entry(bytes: &[u8]) -> Entry {
+fn from_entry(bytes: &[u8]) -> LedgerEntry {
     if bytes.iter().all(|byte| *byte == 0) {
-        return Entry::Unwritten;
+        return LedgerEntry::Unwritten;
     }
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-    let Ok(size) = SegmentSize::new(u64::from(u32_at(56))) else { return Entry::Rotten };
+    let Ok(size) = SegmentSize::new(u64::from(u32_at(56))) else { return LedgerEntry::Rotten };
     let identity = SegmentIdentity {
         log: LogId(u128::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]))),
         segment: SegmentId(u64_at(32)),
@@ -309,9 +309,9 @@ fn from_entry(bytes: &[u8]) -> Entry {
         Closure { first: Lsn(u64_at(72)), last: Lsn(u64_at(80)), end: Offset(u32_at(60)), chain: Chain(u32_at(64)) };
     let sound = to_entry(bytes[0], u64_at(8), &identity, &closure) == bytes && closure.fits(size);
     match bytes[0] {
-        b'O' if sound => Entry::Owed(u64_at(8), identity, closure),
-        b'S' if sound => Entry::Settled(u64_at(8), identity.segment),
-        _ => Entry::Rotten,
+        b'O' if sound => LedgerEntry::Owed(u64_at(8), identity, closure),
+        b'S' if sound => LedgerEntry::Settled(u64_at(8), identity.segment),
+        _ => LedgerEntry::Rotten,
     }
 }
 

@@ -23,7 +23,7 @@ pub mod quarantine;
 pub mod table;
 pub mod wake;
 
-pub use daemon::{Carried, Daemon, Tallies};
+pub use daemon::{Daemon, DaemonCounters, OutputResult};
 pub use disk::{Disk, FileName, Listing, ReadError};
 pub use fetch::{fetch, is_rot, scrub};
 pub use files::{File, Folder, OsFolder};
@@ -34,4 +34,4 @@ pub use memory::{Buffers, Lender, Mapped, Memory};
 pub use promise::{MemberState, PromiseError, PromiseFile};
 pub use quarantine::{QuarantineFile, QuarantineName};
 pub use table::{Owner, SlotTable, TableError};
-pub use wake::{Home, Woken, wake};
+pub use wake::{BackupConfig, Started, wake};

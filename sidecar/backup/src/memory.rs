@@ -15,7 +15,7 @@ use crate::table::TableError;
 
 /// Bytes of slots, readable at any time.
 pub trait Buffers {
-    /// Copies the bytes of `slot` from `offset` on to `out`: old, new or mixed where somebody is writing them. A slot
+    /// Copies the bytes of `slot` from `offset` on to `out`: old, new or mixed during a concurrent write. A slot
     /// without memory reads as zero. The range lies within the slot.
     fn read(&self, slot: Slot, offset: u32, out: &mut [u8]) -> io::Result<()>;
 }

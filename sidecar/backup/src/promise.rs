@@ -6,7 +6,7 @@
 //! Two [blocks](crate::blocks) of magic `TWPROMIS`, allocated when the file is made, so that writing needs no space. Every
 //! write goes to both blocks, one after the other, each brought to disk before the next is begun. So one damaged block
 //! never matters: if a crash tore it, the other one holds the newest content that was reported (or a newer one); if the
-//! disk damaged it at rest, the other one is its equal. With two damaged blocks nobody knows what was promised.
+//! disk damaged it at rest, the other one is its equal. With two damaged blocks the promise is unknown.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_one_block_loses_nothing_and_is_mended() {
+    fn damage_to_one_block_is_repaired_without_loss() {
         for block in 0..2 {
             let (_dir, path) = promised();
             change(&path, |bytes| bytes[block * BLOCK_SIZE + 100] ^= 1);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_both_blocks_is_told_and_changes_nothing() {
+    fn damage_to_both_blocks_is_an_error_and_changes_nothing() {
         let (_dir, path) = promised();
         change(&path, |bytes| {
             bytes[100] ^= 1;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_and_left_alone() {
+    fn a_newer_version_is_an_error_and_left_unchanged() {
         let (_dir, path) = promised();
         change(&path, |bytes| {
             bytes[8] = 3;

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_s_files_in_quarantine_are_found_among_others() {
+    fn the_quarantined_files_of_one_folder_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let name = |segment: u64| format!("quarantined-{segment:016}.epoch-3.00000000000000af.closed");
         for (name, bytes) in [(name(1), 7), (name(2), 0), ("segment-0000000000000001.closed".to_owned(), 9)] {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_round_trip() {
         for text in [
             "quarantined-0000000000000007.epoch-3.00000000000000af.closed",
             "quarantined-0000000000000007.epoch-3.00000000000000af.open",
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_of_no_file_in_quarantine() {
+    fn other_names_are_not_quarantined_files() {
         let name = "quarantined-0000000000000007.epoch-3.00000000000000af.closed";
         for text in [
             "",

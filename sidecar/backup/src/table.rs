@@ -69,15 +69,15 @@ pub enum TableError {
         source: io::Error,
     },
     /// The pool's folder cannot be made.
-    #[error("create pool folder {path}: give --pool a folder whose parent this user may write: {source}")]
+    #[error("create pool folder {path}: use a --pool whose parent folder this user may write: {source}")]
     Folder {
         /// The pool's folder.
         path: PathBuf,
         /// What the file system said.
         source: io::Error,
     },
-    /// Somebody else has it.
-    #[error("pool {path} is in use by another backup daemon: stop that first, or give this one a --pool of its own")]
+    /// Another daemon has it.
+    #[error("pool {path} is in use by another backup daemon: stop that first, or give this one its own --pool")]
     InUse {
         /// The pool's folder.
         path: PathBuf,
@@ -127,7 +127,7 @@ pub struct SlotTable {
 pub struct Rows {
     /// The slots in use.
     pub used: Vec<(Slot, SlotRow)>,
-    /// Slots of which nobody knows what they are used for.
+    /// Slots whose use is unknown.
     pub damaged: Vec<Slot>,
 }
 
@@ -138,7 +138,7 @@ enum Half<T> {
 }
 
 impl SlotTable {
-    /// The table in this file, which is in the folder `pool`. A new file is a table of nobody.
+    /// The table in this file, which is in the folder `pool`. A new file has no owner.
     pub fn open(mut file: Box<dyn Mapped>, pool: &Path) -> Result<SlotTable, TableError> {
         let path = pool.join(TABLE);
         let length = file.length().max(ROWS_AT);
@@ -146,7 +146,7 @@ impl SlotTable {
         Ok(SlotTable { file, path })
     }
 
-    /// Whose memory this is; `None`: nobody's.
+    /// The owner; `None` if the table has none.
     pub fn owner(&self) -> Result<Option<Owner>, TableError> {
         // Rows are made once the table is known to be nobody's; a process that died while it made them leaves none.
         if self.counting(0)? == NONE && self.has_rows()? {
@@ -185,7 +185,7 @@ impl SlotTable {
         Ok(Rows { used, damaged })
     }
 
-    /// Makes this the table of nobody, with `slots` rows.
+    /// Makes this a table without an owner, with `slots` rows.
     pub fn clear(&mut self, slots: u32) -> Result<(), TableError> {
         self.file.store(0, FREE);
         self.add_rows(0, slots)
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_is_nobodys() {
+    fn a_new_table_has_no_owner() {
         let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None);
         assert_eq!(rows(&table, 4), []);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told() {
+    fn damage_is_reported() {
         let (_file, table) = table();
         table.save(Slot(1), Some(&longest_row())).unwrap();
         table.file.write(half_offset(row_offset(Slot(1)), FIRST, ROW_SIZE) + 40, b"?");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_cut_off_leaves_the_row_as_it_was() {
+    fn a_torn_write_leaves_the_row_unchanged() {
         let (_file, table) = table();
         let row = |epoch| SlotRow { lender: Epoch(epoch), ..longest_row() };
         for epoch in 1..4 {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_has_lost_its_owner_is_not_nobodys() {
+    fn a_table_with_a_lost_owner_is_not_unowned() {
         let (_file, table) = table();
         assert_eq!(table.owner().unwrap(), None, "nobody has claimed it yet");
         table.claim(&owner()).unwrap();

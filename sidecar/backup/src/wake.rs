@@ -1,4 +1,4 @@
-//! What a backup finds when it starts, and who it is by that: the same as before, or somebody new.
+//! What a backup finds when it starts, and its identity as a result: the same as before, or a new one.
 //!
 //! Called before anything listens. See "Identity of a backup" in `docs/protocol.md`.
 //!
@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use crate::disk::{Disk, Listing};
 use crate::files::Folder;
 use crate::flushed::Flushed;
-use crate::ledger::{Ledger, Told};
+use crate::ledger::{Ledger, LedgerContents};
 use crate::memory::Memory;
 use crate::promise::{MemberState, PromiseFile};
 use crate::table::{Owner, Rows, SlotTable};
@@ -38,7 +38,7 @@ const ONE_BACKUP_ONLY: &str = "Only at one backup, and only while the group is w
 
 /// Where a backup lives.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct BackupConfig {
     /// The group that it serves.
     pub group: GroupName,
     /// Its name.
@@ -55,7 +55,7 @@ pub struct Home {
 
 /// A backup that knows who it is.
 #[derive(Debug)]
-pub struct Woken {
+pub struct Started {
     /// The flush folder.
     pub disk: Arc<Disk>,
     /// The slot table.
@@ -76,7 +76,12 @@ pub struct Woken {
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
 /// new: drawn at random.
-pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh: BootId) -> anyhow::Result<Woken> {
+pub fn wake(
+    home: &BackupConfig,
+    folder: Box<dyn Folder>,
+    memory: &mut dyn Memory,
+    fresh: BootId,
+) -> anyhow::Result<Started> {
     let disk = Disk::new(folder);
     // A process that was killed may have left names that nothing has brought to disk. From here on they are believed: a
     // promise that is there now must be there after a loss of power too.
@@ -94,7 +99,7 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
         (Some((promise_file, member_state)), Some(owner)) => {
             ensure!(
                 owner.boot == member_state.boot,
-                "pool {} and flush folder {} are of different lives of this backup ({} and {}): give the folders that belong \
+                "pool {} and flush folder {} belong to different identities of this backup ({} and {}): give the folders that belong \
                  together. {ONE_BACKUP_ONLY}",
                 home.pool.display(),
                 disk.path().display(),
@@ -104,13 +109,13 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
             resume(home, disk, memory, table, &owner, promise_file, member_state)
         }
         (None, Some(_)) => bail!(
-            "pool {} holds buffers of this backup, but flush folder {} holds no promise: without it nobody knows which epoch \
-             may write; give the --flush-dir that belongs to the pool. {ONE_BACKUP_ONLY}",
+            "pool {} holds buffers of this backup, but flush folder {} holds no promise, so the epoch that may write is \
+             unknown; give the --flush-dir that belongs to the pool. {ONE_BACKUP_ONLY}",
             home.pool.display(),
             disk.path().display()
         ),
         (None, None) if disk.holds_segments().context("list flush folder")? => bail!(
-            "flush folder {} holds segments but no promise file: put that very file back, no older \
+            "flush folder {} holds segments but no promise file: restore that same file, not an older \
              copy. {ONE_BACKUP_ONLY}",
             disk.path().display()
         ),
@@ -118,12 +123,12 @@ pub fn wake(home: &Home, folder: Box<dyn Folder>, memory: &mut dyn Memory, fresh
     }
 }
 
-impl Home {
+impl BackupConfig {
     fn check_owner(&self, what: &str, dir: &Path, group: &GroupName, member: &MemberId) -> anyhow::Result<()> {
         ensure!(
             (group, member) == (&self.group, &self.member),
-            "{what} {} belongs to backup {member} of group {group}, not to backup {} of group {}: give this backup a folder \
-             of its own",
+            "{what} {} belongs to backup {member} of group {group}, not to backup {} of group {}: give this backup its own \
+             folder",
             dir.display(),
             self.member,
             self.group
@@ -134,14 +139,14 @@ impl Home {
 
 /// The memory is still there.
 fn resume(
-    home: &Home,
+    home: &BackupConfig,
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
     owner: &Owner,
     promise_file: PromiseFile,
     member_state: MemberState,
-) -> anyhow::Result<Woken> {
+) -> anyhow::Result<Started> {
     memory.open()?;
     let Rows { used: rows, damaged } = table.rows(owner.slots)?;
     if let Some((slot, _)) = rows.iter().find(|(slot, _)| slot.0 >= home.buffers) {
@@ -178,13 +183,13 @@ fn resume(
 
 /// The memory is new.
 fn begin(
-    home: &Home,
+    home: &BackupConfig,
     disk: Disk,
     memory: &mut dyn Memory,
     mut table: SlotTable,
     promised: Option<(PromiseFile, MemberState)>,
     fresh: BootId,
-) -> anyhow::Result<Woken> {
+) -> anyhow::Result<Started> {
     // Nobody's table first: from here until the last line of this function, a crash means starting over.
     table.clear(home.buffers)?;
     memory.clear()?;
@@ -196,13 +201,13 @@ fn begin(
             let boot = if keep { member_state.boot } else { fresh };
             let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
-                // Whatever was in doubt is lost: nobody asks this backup for it any more.
+                // Doubts are void: no primary expects their segments from this backup any more.
                 member_state.promise.doubt = None;
             }
             file.write(&member_state)?;
             match keep {
                 true => {
-                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: what the disk holds is compared with what it owes")
+                    info!(%boot, epoch = %member_state.promise.epoch, "memory is new: comparing the disk with the ledger")
                 }
                 false => {
                     warn!(%boot, epoch = %member_state.promise.epoch, "memory is lost: starting with a new identity")
@@ -264,21 +269,20 @@ impl Evidence {
     fn gather(disk: &Disk, promise: &Promise) -> anyhow::Result<(Evidence, Listing)> {
         // Both are made before the first epoch is promised.
         let expected = promise.log.is_some();
-        let (flushed, ends, mut doubts) =
-            Flushed::open(disk.folder(), expected).context("open the notes of what was flushed")?;
-        let (ledger, Told { owed, doubts: more }) =
-            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger of what is owed")?;
+        let (flushed, ends, mut doubts) = Flushed::open(disk.folder(), expected).context("open the flush records")?;
+        let (ledger, LedgerContents { owed, doubts: more }) =
+            Ledger::open(disk.folder(), expected, flushed.entries()).context("open the ledger")?;
         doubts.extend(more);
         let listing =
             disk.list(promise, &owed).with_context(|| format!("list flush folder {}", disk.path().display()))?;
         Ok((Evidence { ledger, flushed, owed, ends, doubts }, listing))
     }
 
-    /// This backup is somebody new, who owes nothing.
+    /// This backup has a new identity and owes nothing.
     fn forget(&mut self, disk: &Disk) -> anyhow::Result<()> {
-        self.ledger.clear(disk.folder()).context("clear the ledger of what is owed")?;
+        self.ledger.clear(disk.folder()).context("clear the ledger")?;
         self.flushed.clear();
-        self.flushed.write().context("clear the notes of what was flushed")?;
+        self.flushed.write().context("clear the flush records")?;
         (self.owed, self.ends, self.doubts) = (Vec::new(), Vec::new(), Vec::new());
         Ok(())
     }
@@ -299,7 +303,7 @@ impl Evidence {
         let here: BTreeSet<SegmentId> = rows.collect();
         let empty = self.ends.iter().filter(|(_, end)| *end == Offset(0)).map(|(identity, _)| identity.segment);
         empty.filter(|segment| !here.contains(segment)).for_each(|segment| self.flushed.forget(segment));
-        self.flushed.write().context("forget what was dropped")
+        self.flushed.write().context("delete flush records of dropped segments")
     }
 
     /// Segments that were open here, and of which nothing had arrived.
@@ -318,7 +322,7 @@ impl Evidence {
         member_state: MemberState,
         slots: Slots,
         listing: Listing,
-    ) -> Woken {
+    ) -> Started {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
         let Listing { closed: files, strange: strange_files, .. } = listing;
         let found = Found {
@@ -330,7 +334,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Woken { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
+        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
     }
 }
 
@@ -341,7 +345,7 @@ fn keeps_identity(member_state: &MemberState) -> bool {
 
 /// Puts open segments from disk back into buffers, where they are scanned like buffers that survived.
 fn load(
-    home: &Home,
+    home: &BackupConfig,
     disk: &Disk,
     memory: &mut dyn Memory,
     table: &SlotTable,

@@ -31,10 +31,10 @@ pub struct AppendBuffer {
 /// The reading side. Cheap to clone; the memory lives as long as any side does.
 #[derive(Clone)]
 pub struct SharedBuffer {
-    memory: Arc<Memory>,
+    memory: Arc<BufferMemory>,
 }
 
-struct Memory {
+struct BufferMemory {
     /// Goes before the mapping: a card must let go of memory before the kernel takes it back.
     #[cfg(feature = "verbs")]
     registration: Option<Registration>,
@@ -58,7 +58,7 @@ impl AppendBuffer {
     /// Zeroed and prefaulted memory of `capacity` bytes, and its reading side.
     pub fn new(capacity: u32) -> io::Result<(AppendBuffer, SharedBuffer)> {
         let map = MmapOptions::new().len(capacity as usize).populate().map_anon()?.into();
-        let memory = Memory {
+        let memory = BufferMemory {
             #[cfg(feature = "verbs")]
             registration: None,
             map,
@@ -78,10 +78,10 @@ impl AppendBuffer {
         let length = (capacity as usize).max(1);
         let map: MmapRaw = MmapOptions::new().len(length).populate().map_anon()?.into();
         let registration = Some(register(map.as_mut_ptr(), length)?);
-        Ok(AppendBuffer::over(Memory { registration, map, capacity, published: AtomicU32::new(0) }))
+        Ok(AppendBuffer::over(BufferMemory { registration, map, capacity, published: AtomicU32::new(0) }))
     }
 
-    fn over(memory: Memory) -> (AppendBuffer, SharedBuffer) {
+    fn over(memory: BufferMemory) -> (AppendBuffer, SharedBuffer) {
         let shared = SharedBuffer { memory: Arc::new(memory) };
         (AppendBuffer { shared: shared.clone() }, shared)
     }
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "published ≤ capacity")]
-    fn publishing_beyond_the_end_is_a_bug_of_the_caller() {
+    fn publishing_beyond_the_end_panics() {
         let (mut writer, _) = AppendBuffer::new(10).unwrap();
         writer.publish(6);
         writer.publish(5);

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "within its slot")]
-    fn the_flag_page_is_out_of_reach() {
+    fn the_flag_page_cannot_be_written() {
         Mapping::new(&file(2 * 4096), 4096).unwrap().write(4095, b"ab");
     }
 

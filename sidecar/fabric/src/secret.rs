@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_travels_as_text_and_stays_out_of_logs() {
+    fn a_secret_is_serialized_as_text_but_never_logged() {
         let secret = Secret::random().unwrap();
         let text = serde_json::to_string(&secret).unwrap();
         assert_eq!(serde_json::from_str::<Secret>(&text).unwrap().digits(), secret.digits());
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_the_wrong_length_is_no_secret() {
+    fn a_secret_of_the_wrong_length_is_refused() {
         let short: Secret = serde_json::from_str("\"\"").unwrap();
         assert!(short.digits().is_none());
         assert!(!short.matches(&[0; SECRET_SIZE]));

@@ -20,7 +20,7 @@
 //! 5. No sender maps the copy: its flag says *never lent* and its key is zero, both of which [`Sender::attach`]
 //!    refuses. A writer that was frozen in the middle of its copy writes, when it wakes, to a file without a name that
 //!    nobody reads (3b).
-//! 6. The receiver waits for nobody in all this. If it dies on the way, the slot's name refers to either the old file,
+//! 6. The receiver waits for no other process in all this. If it dies on the way, the slot's name refers to either the old file,
 //!    with a flag other than *never lent*, or the copy. The next receiver over the pool does the same again for the
 //!    former (promise 7).
 //!

@@ -99,15 +99,15 @@ macro_rules! contract_suite {
             #[test]
             #[$when]
             #[should_panic]
-            fn only_what_is_published_can_be_posted() {
-                suite::writing::only_what_is_published_can_be_posted::<$harness>();
+            fn only_published_bytes_can_be_posted() {
+                suite::writing::only_published_bytes_can_be_posted::<$harness>();
             }
 
             #[test]
             #[$when]
             #[should_panic(expected = "within its slot")]
-            fn only_what_lies_in_the_slot_can_be_posted() {
-                suite::writing::only_what_lies_in_the_slot_can_be_posted::<$harness>();
+            fn only_bytes_within_the_slot_can_be_posted() {
+                suite::writing::only_bytes_within_the_slot_can_be_posted::<$harness>();
             }
         }
     )*};

@@ -60,7 +60,7 @@ fn a_slot_file_is_private_and_allocated_in_full() {
 }
 
 #[test]
-fn an_open_folder_is_closed() {
+fn an_open_folder_is_made_private() {
     let dir = folder();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
@@ -68,7 +68,7 @@ fn an_open_folder_is_closed() {
 }
 
 #[test]
-fn a_folder_that_all_users_share_is_left_alone() {
+fn a_world_shared_folder_is_left_unchanged() {
     let dir = folder();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
     let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
@@ -80,20 +80,18 @@ fn a_folder_that_all_users_share_is_left_alone() {
 }
 
 #[test]
-fn a_second_daemon_is_refused_until_the_first_is_gone() {
+fn a_second_daemon_is_refused_until_the_first_exits() {
     let dir = folder();
     let first = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let (error, message) = refusal(dir.path(), 1, SLOT_SIZE);
     assert!(matches!(error, PoolError::InUse { .. }));
-    assert!(
-        message.ends_with("in use by another backup daemon: stop that first, or give this one a folder of its own")
-    );
+    assert!(message.ends_with("in use by another backup daemon: stop that first, or give this one its own folder"));
     drop(first);
     Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
 }
 
 #[test]
-fn a_second_receiver_is_refused_until_the_first_is_gone() {
+fn a_second_receiver_is_refused_until_the_first_drops() {
     let dir = folder();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let first = ShmReceiver::new(Arc::clone(&pool)).unwrap();
@@ -129,7 +127,7 @@ fn impossible_sizes_are_refused() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_is_refused() {
+fn an_invalid_folder_is_refused() {
     let dir = folder();
     let (error, message) = refusal(&dir.path().join("missing/pool"), 1, SLOT_SIZE);
     assert!(matches!(error, PoolError::Io { .. }));
@@ -157,7 +155,7 @@ fn a_slot_that_is_not_a_plain_file_is_not_followed() {
 }
 
 #[test]
-fn what_a_crash_left_half_made_is_removed() {
+fn partial_files_left_by_a_crash_are_removed() {
     let dir = folder();
     used_pool(dir.path());
     fs::write(dir.path().join("slot-0001.tmp"), "half").unwrap();
@@ -171,7 +169,7 @@ fn what_a_crash_left_half_made_is_removed() {
 /// the first leaves *lent*. Either way the next receiver makes the copy. What it has copied, the one after leaves
 /// alone.
 #[test]
-fn a_revocation_cut_short_is_done_again() {
+fn an_interrupted_revocation_is_repeated() {
     for flag in [1, 2] {
         let dir = folder();
         used_pool(dir.path());
@@ -198,7 +196,7 @@ fn a_revocation_cut_short_is_done_again() {
 }
 
 #[test]
-fn memory_is_given_back_while_a_sleeping_writer_maps_it() {
+fn memory_is_freed_while_a_stalled_writer_maps_it() {
     let dir = folder();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
@@ -221,14 +219,14 @@ fn memory_is_given_back_while_a_sleeping_writer_maps_it() {
 
 #[test]
 #[should_panic(expected = "within its slot")]
-fn reading_beyond_the_slot_is_a_bug_of_the_caller() {
+fn reading_beyond_the_slot_panics() {
     let dir = folder();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let _ = pool.read(SlotId(0), SLOT_SIZE - 1, &mut [0; 2]);
 }
 
 #[test]
-fn a_file_that_has_lost_its_bytes_is_no_memory() {
+fn a_truncated_slot_file_is_refused() {
     let dir = folder();
     used_pool(dir.path());
     let path = dir.path().join("slot-0000.buf");

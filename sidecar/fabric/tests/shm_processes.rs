@@ -95,7 +95,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn a_process_frozen_in_a_write_is_revoked_and_harmless() {
+fn a_process_stopped_in_a_write_is_revoked() {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();

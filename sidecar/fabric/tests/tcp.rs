@@ -146,7 +146,7 @@ fn promptly<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn without_a_secret_nothing_is_answered() {
+fn without_a_secret_there_is_no_reply() {
     let mut backup = Backup::new();
     let key = backup.key(1, 0);
     let secret = backup.secret(1);
@@ -184,7 +184,7 @@ fn a_connection_without_a_hello_is_closed() {
 }
 
 #[test]
-fn a_flood_of_connections_keeps_nobody_out() {
+fn a_connection_flood_does_not_lock_out_writers() {
     let mut backup = Backup::new();
     let mut crowd: Vec<Peer> = Vec::new();
     for _ in 0..5 {
@@ -197,7 +197,7 @@ fn a_flood_of_connections_keeps_nobody_out() {
 }
 
 #[test]
-fn a_secret_is_good_once() {
+fn a_secret_is_valid_once() {
     let mut backup = Backup::new();
     let secret = backup.secret(1);
     let mut first = backup.unauthenticated();
@@ -217,7 +217,7 @@ fn a_secret_is_good_once() {
 }
 
 #[test]
-fn a_hello_may_come_in_pieces_with_frames_behind_it() {
+fn a_hello_may_arrive_in_pieces_followed_by_frames() {
     let mut backup = Backup::new();
     let (secret, key) = (backup.secret(1), backup.key(1, 0));
     let mut peer = backup.unauthenticated();
@@ -262,7 +262,7 @@ fn an_invalid_frame_closes_the_connection() {
 }
 
 #[test]
-fn a_frame_cut_off_in_the_middle_is_never_acknowledged() {
+fn a_truncated_frame_is_never_acknowledged() {
     let mut backup = Backup::new();
     let key = backup.key(1, 0);
     let mut peer = backup.peer(1);
@@ -342,7 +342,7 @@ fn revocation_wakes_a_thread_that_cannot_acknowledge() {
 }
 
 #[test]
-fn a_connection_that_races_with_a_revocation_never_writes() {
+fn a_connection_racing_a_revocation_never_writes() {
     let mut backup = Backup::new();
     for round in 1..200 {
         let (secret, key) = (backup.secret(round), backup.key(round, 0));
@@ -364,7 +364,7 @@ fn a_connection_that_races_with_a_revocation_never_writes() {
 }
 
 #[test]
-fn dropping_the_receiver_ends_everything() {
+fn dropping_the_receiver_ends_all_channels() {
     let mut backup = Backup::new();
     let (connected, silent) = (backup.peer(1), backup.unauthenticated());
     let answer = backup.answer(1);
@@ -378,7 +378,7 @@ fn dropping_the_receiver_ends_everything() {
 }
 
 #[test]
-fn an_unspecified_address_means_the_host_that_answered() {
+fn an_unspecified_address_means_the_responding_host() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let mut receiver = TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();

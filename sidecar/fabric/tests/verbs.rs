@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A path that has nothing to write arms its channels every few milliseconds, and that is enough.
 #[test]
 #[ignore = "needs an RDMA device"]
-fn an_idle_channel_notices_that_the_other_side_is_gone() {
+fn an_idle_channel_detects_a_dead_peer() {
     let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();

@@ -1,4 +1,4 @@
-//! The control token: a file of random digits that every process of a group reads, and nobody else can.
+//! The control token: a file of random digits that only the processes of a group can read.
 //!
 //! Without TLS it is what tells a process of the group from any other user of the host. Who asks shows it as a bearer token
 //! (RFC 6750), but only to a server that has [proved](Token::proof) that it knows the token as well: otherwise whoever takes
@@ -22,7 +22,7 @@ use tailwind_protocol::ids::GroupName;
 
 /// Random bytes of a token; the file holds two hexadecimal digits for each.
 const TOKEN_SIZE: usize = 32;
-/// Characters that a token made by somebody else must have at least: 128 bits in hexadecimal.
+/// Minimum characters of a token from another source: 128 bits in hexadecimal.
 const CHARACTERS_MIN: usize = 32;
 /// A longer file is not a token: a request's head would not hold it.
 const FILE_SIZE_MAX: u64 = 1024;
@@ -37,8 +37,8 @@ const REPLACE: &str =
 /// Where the control token lies.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TokenOptions {
-    /// Without TLS: the file whose content callers of the control RPC must show; the same for every process of the group,
-    /// and readable by their user alone. Made if it is not there. [default: /run/tailwind/GROUP.token for root,
+    /// Without TLS: the file with the token that callers of the control RPC must present; the same for every process of the
+    /// group, and readable only by their user. Created if missing. [default: /run/tailwind/GROUP.token for root,
     /// tailwind/GROUP.token in XDG_RUNTIME_DIR for others, or else /dev/shm/tailwind-UID/GROUP.token]
     #[arg(long, env = "TAILWIND_CONTROL_TOKEN", value_name = "FILE")]
     pub control_token: Option<PathBuf>,
@@ -97,7 +97,7 @@ impl Token {
     }
 
     /// What a server answers that knows it, for a nonce that the caller has drawn. It is of the address that the caller has
-    /// reached, so that nobody can have another server of the group answer in its place. `None` if that is no nonce.
+    /// reached, so that a proof cannot be relayed from another server of the group. `None` if that is no nonce.
     pub fn proof(&self, nonce: &str, server: SocketAddr) -> Option<String> {
         if nonce.is_empty() || nonce.len() > NONCE_LENGTH_MAX {
             return None;
@@ -113,7 +113,7 @@ impl Token {
         self.proof(nonce, server).is_some_and(|proof| bool::from(proof.as_bytes().ct_eq(answer)))
     }
 
-    /// Looks at the file for ever: a new content is used from then on, and a file that somebody has removed is put back, so
+    /// Polls the file until the process ends: new content takes effect, and a removed file is restored, so
     /// that the next process to start agrees with those that run. A file that cannot be used changes nothing.
     pub async fn keep_fresh(self, group: GroupName) -> Infallible {
         let mut last_error = String::new();
@@ -173,9 +173,7 @@ fn default_path(group: &GroupName, uid: u32, runtime: Option<PathBuf>) -> PathBu
 
 fn cannot_make(path: &Path, error: &io::Error) -> anyhow::Error {
     let path = path.display();
-    anyhow!(
-        "make control token file {path}: {error}: name one with --control-token in a folder that this user may write"
-    )
+    anyhow!("create control token file {path}: {error}: use --control-token to give a path that this user may write")
 }
 
 /// Makes the folder of a file. Root's has the append sockets too, which others may be allowed to use.
@@ -217,9 +215,11 @@ fn read(path: &Path) -> anyhow::Result<String> {
     let of_content = |why: String| anyhow!("control token file {}: {why}. {REPLACE}", path.display());
     let of_openness = |why: String| {
         let path = path.display();
-        anyhow!("control token file {path} is open to others ({why}): whoever reads it controls the group. {REPLACE}")
+        anyhow!(
+            "control token file {path} is open to others ({why}): anyone who reads it controls the group. {REPLACE}"
+        )
     };
-    // Neither a link that somebody else may turn, nor a pipe that holds up the start.
+    // Neither a link that another user may redirect, nor a pipe that blocks the start.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;

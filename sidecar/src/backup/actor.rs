@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::Serialize;
-use tailwind_backup::{Carried, Daemon, Tallies};
+use tailwind_backup::{Daemon, DaemonCounters, OutputResult};
 use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
@@ -30,15 +30,15 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// A request, and what the fabric needs beside it.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct ActorRequest {
     pub(super) request: Request,
     /// With [`Request::Connect`].
     pub(super) offer: Option<Offer>,
 }
 
-/// What a request was answered with.
+/// The reply to a request.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum ActorReply {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
     Connected(ChannelAnswer),
@@ -48,14 +48,14 @@ pub(super) enum Answer {
     Done,
 }
 
-/// How things stand, for status and metrics.
+/// The actor's state, for status and metrics.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct ActorStatus {
     pub(super) promise: Promise,
     #[serde(flatten)]
     pub(super) counts: Counts,
     #[serde(flatten)]
-    pub(super) tallies: Tallies,
+    pub(super) tallies: DaemonCounters,
     /// What this backup must hold and does not, or doubts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) damage: Vec<String>,
@@ -64,10 +64,10 @@ pub(super) struct Report {
     pub(super) problem: Option<String>,
 }
 
-enum Message {
-    Ask(Question, oneshot::Sender<Result<Answer, Refusal>>, OwnedSemaphorePermit),
-    Happened(Input),
-    Report(oneshot::Sender<Report>),
+enum ActorMessage {
+    Request(ActorRequest, oneshot::Sender<Result<ActorReply, Refusal>>, OwnedSemaphorePermit),
+    Input(Input),
+    Status(oneshot::Sender<ActorStatus>),
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
 }
@@ -78,51 +78,51 @@ pub(super) type ClosedCopy = (Place, SegmentIdentity, Closure);
 /// Talks to the actor. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Handle {
-    inbox: mpsc::Sender<Message>,
+    inbox: mpsc::Sender<ActorMessage>,
     places: Arc<Semaphore>,
 }
 
 impl Handle {
     /// Asks, and waits for the answer.
-    pub(super) async fn ask(&self, request: Request, offer: Option<Offer>) -> Result<Answer, Refusal> {
+    pub(super) async fn ask(&self, request: Request, offer: Option<Offer>) -> Result<ActorReply, Refusal> {
         let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        self.inbox.send(Message::Ask(Question { request, offer }, reply, place)).map_err(|_| gone())?;
+        self.inbox.send(ActorMessage::Request(ActorRequest { request, offer }, reply, place)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 
     /// Tells what has happened.
     pub(super) fn tell(&self, input: Input) {
         // An actor that is gone has ended the process.
-        let _ = self.inbox.send(Message::Happened(input));
+        let _ = self.inbox.send(ActorMessage::Input(input));
     }
 
     /// The newest closed segment.
     pub(super) async fn newest_closed(&self) -> Option<SegmentId> {
         let (reply, newest) = oneshot::channel();
-        self.inbox.send(Message::NewestClosed(reply)).ok()?;
+        self.inbox.send(ActorMessage::NewestClosed(reply)).ok()?;
         newest.await.ok()
     }
 
     /// The first closed copy behind this segment; `None` when there is none, or the actor is gone.
     pub(super) async fn closed_behind(&self, segment: SegmentId) -> Option<ClosedCopy> {
         let (reply, copy) = oneshot::channel();
-        self.inbox.send(Message::ClosedBehind(segment, reply)).ok()?;
+        self.inbox.send(ActorMessage::ClosedBehind(segment, reply)).ok()?;
         copy.await.ok()?
     }
 
     /// How things stand; `None` when the actor is gone.
-    pub(super) async fn report(&self) -> Option<Report> {
+    pub(super) async fn status(&self) -> Option<ActorStatus> {
         let (reply, report) = oneshot::channel();
-        self.inbox.send(Message::Report(reply)).ok()?;
+        self.inbox.send(ActorMessage::Status(reply)).ok()?;
         report.await.ok()
     }
 }
 
 /// Where the actor's messages will arrive. Made before the actor, so that its flusher can answer.
 pub(super) struct Inbox {
-    messages: mpsc::Receiver<Message>,
+    messages: mpsc::Receiver<ActorMessage>,
 }
 
 /// A handle and the inbox behind it.
@@ -154,12 +154,12 @@ struct Running {
     actor: Actor,
     requests: HashMap<RequestId, Waiting>,
     next: u64,
-    /// Set by [`Carried::Finish`].
+    /// Set by [`OutputResult::Finish`].
     finished: Option<bool>,
 }
 
 struct Waiting {
-    reply: oneshot::Sender<Result<Answer, Refusal>>,
+    reply: oneshot::Sender<Result<ActorReply, Refusal>>,
     offer: Option<Offer>,
     is_open: bool,
     _place: OwnedSemaphorePermit,
@@ -182,42 +182,42 @@ impl Running {
             match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
                 Ok(message) => self.on_message(message)?,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle is gone"),
+                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("every handle was dropped"),
             }
         }
     }
 
-    fn on_message(&mut self, message: Message) -> anyhow::Result<()> {
+    fn on_message(&mut self, message: ActorMessage) -> anyhow::Result<()> {
         match message {
-            Message::Ask(Question { request, offer }, reply, place) => {
+            ActorMessage::Request(ActorRequest { request, offer }, reply, place) => {
                 let id = RequestId(self.next);
                 self.next += 1;
                 let is_open = matches!(request, Request::Open(_));
                 self.requests.insert(id, Waiting { reply, offer, is_open, _place: place });
                 self.step(Input::Request(id, request))
             }
-            Message::Happened(input) => self.step(input),
-            Message::NewestClosed(reply) => {
-                // Whoever asked may have gone.
+            ActorMessage::Input(input) => self.step(input),
+            ActorMessage::NewestClosed(reply) => {
+                // The caller may be gone.
                 let _ = reply.send(self.actor.daemon.machine().newest_closed());
                 Ok(())
             }
-            Message::ClosedBehind(segment, reply) => {
-                // Whoever asked may have gone.
+            ActorMessage::ClosedBehind(segment, reply) => {
+                // The caller may be gone.
                 let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
                 Ok(())
             }
-            Message::Report(reply) => {
+            ActorMessage::Status(reply) => {
                 let daemon = &self.actor.daemon;
-                let report = Report {
+                let status = ActorStatus {
                     promise: daemon.machine().promise().clone(),
                     counts: daemon.machine().counts(),
                     tallies: daemon.tallies,
                     damage: daemon.machine().damage(),
                     problem: self.actor.lent.receiver.problem(),
                 };
-                // Whoever asked may have gone.
-                let _ = reply.send(report);
+                // The caller may be gone.
+                let _ = reply.send(status);
                 Ok(())
             }
         }
@@ -231,13 +231,13 @@ impl Running {
     fn carry_out(&mut self) -> anyhow::Result<()> {
         while let Some(carried) = self.actor.daemon.carry_out(&mut self.actor.lent)? {
             match carried {
-                Carried::Out => {}
-                Carried::Flush(job) => self.actor.flusher.queue(job)?,
-                Carried::FlushLast(slot, identity, closure) => {
+                OutputResult::Out => {}
+                OutputResult::Flush(job) => self.actor.flusher.queue(job)?,
+                OutputResult::FlushLast(slot, identity, closure) => {
                     self.actor.flusher.flush_last(slot, identity, closure)?
                 }
-                Carried::Reply(id, reply) => self.reply(id, reply),
-                Carried::Finish { complete } => self.finished = Some(complete),
+                OutputResult::Reply(id, reply) => self.reply(id, reply),
+                OutputResult::Finish { complete } => self.finished = Some(complete),
             }
         }
         Ok(())
@@ -246,19 +246,19 @@ impl Running {
     fn reply(&mut self, id: RequestId, reply: Reply) {
         let Some(waiting) = self.requests.remove(&id) else { return };
         let answer = match reply {
-            Reply::Inventory(inventory) => Ok(Answer::Inventory(inventory)),
-            Reply::Damage(copies) => Ok(Answer::Damage(copies)),
-            Reply::Connect(epoch) => self.accept(epoch, waiting.offer.as_ref()).map(Answer::Connected),
-            Reply::Opened(slot) => self.grant(slot).map(Answer::Opened),
-            Reply::Fetch(place, identity, closure) => Ok(Answer::Fetch(place, identity, closure)),
-            Reply::Flushed(end) => Ok(Answer::Flushed(end)),
-            Reply::Done => Ok(Answer::Done),
+            Reply::Inventory(inventory) => Ok(ActorReply::Inventory(inventory)),
+            Reply::Damage(copies) => Ok(ActorReply::Damage(copies)),
+            Reply::Connect(epoch) => self.accept(epoch, waiting.offer.as_ref()).map(ActorReply::Connected),
+            Reply::Opened(slot) => self.grant(slot).map(ActorReply::Opened),
+            Reply::Fetch(place, identity, closure) => Ok(ActorReply::Fetch(place, identity, closure)),
+            Reply::Flushed(end) => Ok(ActorReply::Flushed(end)),
+            Reply::Done => Ok(ActorReply::Done),
             Reply::Refused(refusal) => {
                 self.actor.daemon.tallies.opens_refused += u64::from(waiting.is_open);
                 Err(refusal)
             }
         };
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = waiting.reply.send(answer);
     }
 

@@ -25,10 +25,10 @@ pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
     Ok(fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
 }
 
-/// An identity that nobody has had.
+/// A new, unique identity.
 pub(super) fn fresh_boot_id() -> anyhow::Result<BootId> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("draw a boot identity: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("generate a boot identity: {error}"))?;
     Ok(BootId(u128::from_le_bytes(bytes)))
 }
 

@@ -17,23 +17,23 @@ use crate::tls::TlsOptions;
 /// Lend memory to a group's log, and keep its closed segments on disk
 #[derive(Clone, Debug, clap::Args)]
 pub struct BackupOptions {
-    /// The group to serve. A backup belongs to one group, and its folders with it
+    /// The group to serve. A backup and its folders belong to one group
     #[arg(long, env = "TAILWIND_GROUP")]
     pub group: GroupName,
-    /// This backup's name, unique in the group; keep it over restarts, because the folders are bound to it
+    /// This backup's name, unique in the group; keep it across restarts, because the folders are bound to it
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: MemberId,
 
-    /// Where the control RPC listens. Beyond loopback it needs TLS; port 0 takes any free port, see --port-file
+    /// Address of the control RPC. Any address but loopback needs TLS; port 0 takes any free port, see --port-file
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
     pub listen: SocketAddr,
-    /// The host:port that sidecars shall use, where it differs from --listen (a Service, a NAT); shown in /status
+    /// The address that sidecars use, if it differs from --listen (a Service, a NAT); shown in /status
     #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// A file that the chosen control address is written to once everything is ready; for scripts that use port 0
+    /// Write the control address to this file once the backup is ready: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "FILE")]
     pub port_file: Option<PathBuf>,
-    /// Where /healthz, /readyz and /metrics are served in plain HTTP as well: kubelets and Prometheus have no certificate
+    /// Serve /healthz, /readyz and /metrics here without TLS: kubelets and Prometheus have no certificate
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
     /// Guards the control RPC between pods.
@@ -43,48 +43,48 @@ pub struct BackupOptions {
     #[command(flatten)]
     pub token: TokenOptions,
 
-    /// How records arrive; the same for every process of the group
+    /// Fabric that delivers the records; the same for every process of the group
     #[arg(long, env = "TAILWIND_FABRIC", value_enum, default_value_t = FabricOption::Shm)]
     pub fabric: FabricOption,
     /// Used with --fabric verbs and auto.
     #[command(flatten)]
     pub rdma: RdmaOptions,
-    /// Where the tcp fabric listens for records; the address of --listen and any free port when not given
+    /// Address of the tcp fabric [default: the address of --listen and any free port]
     #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
     pub data_listen: Option<SocketAddr>,
 
-    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process;
-    /// /dev/shm/tailwind-GROUP-NAME when not given
+    /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process
+    /// [default: /dev/shm/tailwind-GROUP-NAME]
     #[arg(long, env = "TAILWIND_POOL", value_name = "DIR")]
     pub pool: Option<PathBuf>,
-    /// How many buffers to lend: three at least (one filling, one ready, one kept for images that mend a copy), and more for
-    /// segments that wait for the disk
+    /// Number of buffers to lend: at least three (one being filled, one ready, one for images that repair a copy), and more
+    /// for segments that wait for the disk
     #[arg(long, env = "TAILWIND_BUFFERS", default_value_t = 16, value_parser = parse_buffers)]
     pub buffers: u32,
-    /// Bytes of a buffer, such as 8MiB or 64KiB: a power of two, at least the group's segment size
+    /// Buffer size, such as 8MiB or 64KiB: a power of two, at least the group's segment size
     #[arg(long, env = "TAILWIND_SEGMENT_SIZE", default_value = "8MiB", value_name = "SIZE")]
     #[arg(value_parser = parse_segment_size)]
     pub segment_size: SegmentSize,
 
-    /// Folder for closed segments and for what this backup has promised. Put it on a disk that outlives the host's reboot;
-    /// /var/lib/tailwind/GROUP/NAME when not given
+    /// Folder for closed segments and this backup's promises. Put it on a disk that survives a reboot of the host
+    /// [default: /var/lib/tailwind/GROUP/NAME]
     #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR")]
     pub flush_dir: Option<PathBuf>,
-    /// Bytes the flush folder takes in each second, such as 200MiB; measured at the start when not given
+    /// Write bandwidth of the flush folder per second, such as 200MiB; measured at the start when not given
     #[arg(long, env = "TAILWIND_FLUSH_BANDWIDTH", value_parser = parse_size, value_name = "SIZE")]
     pub flush_bandwidth: Option<u64>,
-    /// Bytes of closed segments that are read and verified in a second, such as 16MiB, so that rot is found while another
-    /// member has a sound copy; 0 reads none
+    /// Bytes of closed segments to read and verify per second, such as 16MiB, so that corruption is found while another
+    /// member has a sound copy; 0 turns the scrub off
     #[arg(long, env = "TAILWIND_SCRUB_RATE", default_value = "16MiB", value_parser = parse_size, value_name = "SIZE")]
     pub scrub_rate: u64,
-    /// Seconds that this host goes on for when its power fails (or that it is given to stop): as much as can be flushed in
-    /// that time may be lent
+    /// Seconds that this host keeps running after a power failure (or has to stop): the backup lends no more than it can
+    /// flush in that time
     #[arg(long, env = "TAILWIND_HOLD_UP", default_value_t = 30, value_name = "SECONDS")]
     #[arg(value_parser = value_parser!(u64).range(1..=86_400))]
     pub hold_up: u64,
 
-    /// Milliseconds between two heartbeats. Less finds a dead host sooner and costs more packets. Over verbs 40 times as much,
-    /// since cards notice dead hosts
+    /// Interval between heartbeats: a shorter one detects dead hosts sooner and sends more packets. 40 times as long over
+    /// verbs, where the cards detect dead hosts
     #[arg(long, env = "TAILWIND_HEARTBEAT_INTERVAL_MS", default_value_t = 25, value_name = "MS")]
     #[arg(value_parser = value_parser!(u64).range(1..=10_000))]
     pub heartbeat_interval_ms: u64,
@@ -104,7 +104,7 @@ const BUFFERS_MAX: u32 = 4096;
 fn parse_buffers(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|buffers| (BUFFERS_MIN..=BUFFERS_MAX).contains(buffers)).ok_or_else(|| {
         format!(
-            "must be a number from {BUFFERS_MIN} to {BUFFERS_MAX}: one buffer is being filled, one is ready, and one is kept for \
+            "must be a number from {BUFFERS_MIN} to {BUFFERS_MAX}: one buffer is being filled, one is ready, and one is for \
              images"
         )
     })

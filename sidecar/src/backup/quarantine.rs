@@ -35,12 +35,12 @@ pub(super) struct Quarantined {
     /// Bytes of all of them.
     pub(super) bytes: u64,
     /// Those of the lowest segments.
-    listed: Vec<Entry>,
+    listed: Vec<ListedFile>,
 }
 
 /// One file.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Entry {
+struct ListedFile {
     name: String,
     segment: SegmentId,
     epoch: Epoch,
@@ -53,46 +53,46 @@ pub(super) struct Quarantine {
     folder: PathBuf,
     /// What was found last; `None` where that cannot be told.
     found: Mutex<Option<Arc<Quarantined>>>,
-    /// Held by whoever lists: when it may be done again.
-    turn: Arc<tokio::sync::Mutex<Turn>>,
+    /// Locked during a listing: when the next one may start.
+    refresh: Arc<tokio::sync::Mutex<Refresh>>,
 }
 
 #[derive(Debug, Default)]
-struct Turn {
+struct Refresh {
     next: Option<Instant>,
-    said: Repeats<String>,
+    repeats: Repeats<String>,
 }
 
 impl Quarantine {
     pub(super) fn new(folder: PathBuf) -> Quarantine {
-        Quarantine { folder, found: Mutex::default(), turn: Arc::default() }
+        Quarantine { folder, found: Mutex::default(), refresh: Arc::default() }
     }
 
     /// What is there, or was a few seconds ago; `None` if the disk does not tell.
     pub(super) async fn look(self: &Arc<Quarantine>) -> Option<Arc<Quarantined>> {
-        // A listing that is given up here comes to its end all the same, and has its turn until then.
+        // A listing that times out here still runs to its end, and holds `refresh` until then.
         let _ = timeout(PATIENCE, Arc::clone(self).refresh()).await;
         self.found().clone()
     }
 
     async fn refresh(self: Arc<Quarantine>) {
-        let mut turn = Arc::clone(&self.turn).lock_owned().await;
-        if turn.next.is_some_and(|next| Instant::now() < next) {
+        let mut refresh = Arc::clone(&self.refresh).lock_owned().await;
+        if refresh.next.is_some_and(|next| Instant::now() < next) {
             return;
         }
-        let listing = tokio::task::spawn_blocking(move || self.list(&mut turn));
+        let listing = tokio::task::spawn_blocking(move || self.list(&mut refresh));
         listing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     }
 
-    fn list(&self, turn: &mut Turn) {
+    fn list(&self, refresh: &mut Refresh) {
         let began = Instant::now();
         let found = list(&self.folder, NAMED_MAX).map_err(|error| {
-            if turn.said.is_due(error.to_string(), began) {
+            if refresh.repeats.is_due(error.to_string(), began) {
                 warn!(folder = %self.folder.display(), %error, "failed to list the quarantine");
             }
         });
         *self.found() = found.ok().map(Arc::new);
-        turn.next = Some(Instant::now() + PAUSE_MIN.max(began.elapsed() * PAUSE_FACTOR));
+        refresh.next = Some(Instant::now() + PAUSE_MIN.max(began.elapsed() * PAUSE_FACTOR));
     }
 
     fn found(&self) -> MutexGuard<'_, Option<Arc<Quarantined>>> {
@@ -114,7 +114,7 @@ fn list(folder: &Path, named_max: usize) -> io::Result<Quarantined> {
             named.pop_last();
         }
     }
-    let entry = |((segment, epoch, name), bytes)| Entry { name, segment, epoch, bytes };
+    let entry = |((segment, epoch, name), bytes)| ListedFile { name, segment, epoch, bytes };
     found.listed = named.into_iter().map(entry).collect();
     Ok(found)
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_counted_and_the_first_are_named() {
+    fn all_files_are_counted_and_the_first_are_named() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(list(folder.path(), 2).unwrap(), Quarantined::default());
         fs::write(folder.path().join("segment-0000000000000001.open"), "no quarantine").unwrap();
@@ -145,17 +145,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_is_not_listed_at_every_question() {
+    async fn a_folder_listing_is_cached() {
         let folder = tempfile::tempdir().unwrap();
         let quarantine = Arc::new(Quarantine::new(folder.path().to_owned()));
         let files = async || quarantine.look().await.map(|found| found.files);
         assert_eq!(files().await, Some(0));
         put(folder.path(), 1, 1);
         assert_eq!(files().await, Some(0), "soon after");
-        quarantine.turn.lock().await.next = Some(Instant::now());
+        quarantine.refresh.lock().await.next = Some(Instant::now());
         assert_eq!(files().await, Some(1), "later");
         drop(folder);
-        quarantine.turn.lock().await.next = None;
+        quarantine.refresh.lock().await.next = None;
         assert_eq!(files().await, None, "what cannot be read is not empty");
     }
 }

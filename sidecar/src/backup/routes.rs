@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
-use super::actor::{Answer, Handle, Report};
+use super::actor::{ActorReply, ActorStatus, Handle};
 use super::memory::PoolBuffers;
 use super::quarantine::Quarantine;
 use super::scrub::Scrub;
@@ -73,7 +73,7 @@ impl Service {
     }
 }
 
-/// Everything, for whoever may speak to this backup.
+/// All routes, for authenticated callers.
 pub(super) fn control(service: Service) -> Router {
     Router::new()
         .route(path::FENCE, post(fence))
@@ -133,96 +133,96 @@ impl IntoResponse for Refused {
 }
 
 /// A JSON body that is what it should be.
-struct Message<T>(T);
+struct Decoded<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Message<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Decoded<T> {
     type Rejection = Refused;
 
-    async fn from_request(request: HttpRequest, state: &S) -> Result<Message<T>, Refused> {
+    async fn from_request(request: HttpRequest, state: &S) -> Result<Decoded<T>, Refused> {
         let bad = |why: String| Refused(Refusal::BadRequest { why });
         let bytes = Bytes::from_request(request, state).await.map_err(|error| bad(error.to_string()))?;
-        serde_json::from_slice(&bytes).map(Message).map_err(|error| bad(error.to_string()))
+        serde_json::from_slice(&bytes).map(Decoded).map_err(|error| bad(error.to_string()))
     }
 }
 
-type Answered<T> = Result<Json<T>, Refused>;
+type Replied<T> = Result<Json<T>, Refused>;
 
 impl Service {
-    async fn ask_inventory(&self, request: Request) -> Answered<Inventory> {
+    async fn ask_inventory(&self, request: Request) -> Replied<Inventory> {
         match self.actor.ask(request, None).await? {
-            Answer::Inventory(inventory) => Ok(Json(inventory)),
+            ActorReply::Inventory(inventory) => Ok(Json(inventory)),
             other => Err(confused(&other)),
         }
     }
 
-    async fn ask_done(&self, request: Request) -> Answered<Empty> {
+    async fn ask_done(&self, request: Request) -> Replied<Empty> {
         match self.actor.ask(request, None).await? {
-            Answer::Done => Ok(Json(Empty {})),
+            ActorReply::Done => Ok(Json(Empty {})),
             other => Err(confused(&other)),
         }
     }
 }
 
-async fn fence(State(service): State<Service>, Message(request): Message<FenceRequest>) -> Answered<Inventory> {
+async fn fence(State(service): State<Service>, Decoded(request): Decoded<FenceRequest>) -> Replied<Inventory> {
     service.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(State(service): State<Service>, Message(request): Message<InventoryRequest>) -> Answered<Inventory> {
+async fn inventory(State(service): State<Service>, Decoded(request): Decoded<InventoryRequest>) -> Replied<Inventory> {
     service.ask_inventory(Request::Inventory(request.after)).await
 }
 
-async fn damage(State(service): State<Service>, Message(Empty {}): Message<Empty>) -> Answered<DamageReply> {
+async fn damage(State(service): State<Service>, Decoded(Empty {}): Decoded<Empty>) -> Replied<DamageReply> {
     match service.actor.ask(Request::Damage, None).await? {
-        Answer::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
+        ActorReply::Damage(corrupt) => Ok(Json(DamageReply { corrupt })),
         other => Err(confused(&other)),
     }
 }
 
 async fn connect(
     State(service): State<Service>,
-    Message(request): Message<ConnectRequest<Offer>>,
-) -> Answered<ConnectReply<ChannelAnswer>> {
+    Decoded(request): Decoded<ConnectRequest<Offer>>,
+) -> Replied<ConnectReply<ChannelAnswer>> {
     match service.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
-        Answer::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
+        ActorReply::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
         other => Err(confused(&other)),
     }
 }
 
-async fn open(State(service): State<Service>, Message(request): Message<OpenRequest>) -> Answered<OpenReply<Grant>> {
+async fn open(State(service): State<Service>, Decoded(request): Decoded<OpenRequest>) -> Replied<OpenReply<Grant>> {
     match service.actor.ask(Request::Open(request), None).await? {
-        Answer::Opened(grant) => Ok(Json(OpenReply { grant })),
+        ActorReply::Opened(grant) => Ok(Json(OpenReply { grant })),
         other => Err(confused(&other)),
     }
 }
 
-async fn close(State(service): State<Service>, Message(request): Message<CloseRequest>) -> Answered<Empty> {
+async fn close(State(service): State<Service>, Decoded(request): Decoded<CloseRequest>) -> Replied<Empty> {
     service.ask_done(Request::Close(request)).await
 }
 
-async fn flush(State(service): State<Service>, Message(request): Message<FlushRequest>) -> Answered<FlushReply> {
+async fn flush(State(service): State<Service>, Decoded(request): Decoded<FlushRequest>) -> Replied<FlushReply> {
     match service.actor.ask(Request::Flush(request), None).await? {
-        Answer::Flushed(end) => Ok(Json(FlushReply { end })),
+        ActorReply::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
 }
 
-async fn trim(State(service): State<Service>, Message(request): Message<TrimRequest>) -> Answered<Empty> {
+async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequest>) -> Replied<Empty> {
     service.ask_done(Request::Trim(request)).await
 }
 
-async fn drop_copies(State(service): State<Service>, Message(request): Message<DropRequest>) -> Answered<Empty> {
+async fn drop_copies(State(service): State<Service>, Decoded(request): Decoded<DropRequest>) -> Replied<Empty> {
     service.ask_done(Request::Drop(request)).await
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
-async fn fetch(State(service): State<Service>, Message(request): Message<FetchRequest>) -> Result<Response, Refused> {
+async fn fetch(State(service): State<Service>, Decoded(request): Decoded<FetchRequest>) -> Result<Response, Refused> {
     let Ok(permit) = Arc::clone(&service.fetches).acquire_owned().await else {
         unreachable!("the semaphore is never closed")
     };
     let mut failed_at = None;
     for _ in 0..FETCH_LOOKS {
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
-        let Answer::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
+        let ActorReply::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, pool) = (Arc::clone(&service.disk), Arc::clone(&service.pool));
         let look = move || tailwind_backup::fetch(&disk, &PoolBuffers(pool), place, &identity, &closure);
         let read = tokio::task::spawn_blocking(look);
@@ -241,7 +241,7 @@ async fn fetch(State(service): State<Service>, Message(request): Message<FetchRe
             Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
         }
     }
-    let why = format!("segment {} kept moving while it was read", request.identity.segment);
+    let why = format!("segment {} moved repeatedly during the read", request.identity.segment);
     Err(Refusal::RetryLater { after_ms: 10, why }.into())
 }
 
@@ -271,7 +271,7 @@ async fn heartbeats(State(service): State<Service>) -> Response {
 }
 
 async fn status(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
             pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
@@ -281,7 +281,7 @@ async fn status(State(service): State<Service>) -> Response {
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
             status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
@@ -292,7 +292,7 @@ async fn metrics(State(service): State<Service>) -> Response {
 
 /// The actor answers.
 async fn healthz(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
         Ok(Some(_)) => "ok\n".into_response(),
         _ => unwell(),
     }
@@ -300,8 +300,8 @@ async fn healthz(State(service): State<Service>) -> Response {
 
 /// It listens only once the start is done, so alive is ready, unless something keeps the fabric from lending.
 async fn readyz(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.report()).await {
-        Ok(Some(Report { problem, .. })) => {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
+        Ok(Some(ActorStatus { problem, .. })) => {
             let failed = problem.map(|why| Unready { reason: UnreadyReason::FabricFailed, why });
             match failed.as_ref().or(service.about.obstacle.as_ref()) {
                 None => "ok\n".into_response(),
@@ -331,8 +331,8 @@ fn pretty(value: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }
 
-/// The machine answered something that does not fit the question: a bug, told instead of hidden.
-fn confused(answer: &Answer) -> Refused {
-    error!(?answer, "internal error: unexpected kind of answer");
-    Refused(Refusal::Failed { why: "internal error: wrong kind of answer".to_owned() })
+/// The machine's reply does not fit the request: a bug, reported instead of hidden.
+fn confused(answer: &ActorReply) -> Refused {
+    error!(?answer, "internal error: unexpected kind of reply");
+    Refused(Refusal::Failed { why: "internal error: wrong kind of reply".to_owned() })
 }

@@ -40,12 +40,12 @@ pub(super) struct Scrubbed {
     pub(super) corrupt: u64,
     /// The last of those passes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) last_pass: Option<Pass>,
+    pub(super) last_pass: Option<ScrubPass>,
 }
 
 /// Every closed copy was read once.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Pass {
+pub(super) struct ScrubPass {
     /// When it ended, in seconds since 1970.
     pub(super) ended: u64,
     /// How many seconds it took.
@@ -59,7 +59,7 @@ pub(super) struct Pass {
 }
 
 /// What came of one copy.
-enum Found {
+enum ScrubResult {
     Sound(u64),
     Corrupt,
     Unread,
@@ -91,7 +91,7 @@ impl Scrub {
         }
         loop {
             let begun = Instant::now();
-            let mut pass = Pass::default();
+            let mut pass = ScrubPass::default();
             // What is closed meanwhile is for the next pass, or none would end.
             let newest = actor.newest_closed().await.unwrap_or(SegmentId(0));
             let mut at = SegmentId(0);
@@ -112,23 +112,23 @@ impl Scrub {
             let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let mut so_far = self.lock();
             so_far.passes += 1;
-            so_far.last_pass = Some(Pass { ended, seconds: begun.elapsed().as_secs(), ..pass });
+            so_far.last_pass = Some(ScrubPass { ended, seconds: begun.elapsed().as_secs(), ..pass });
         }
     }
 
-    fn count(&self, found: &Found, pass: &mut Pass) {
+    fn count(&self, found: &ScrubResult, pass: &mut ScrubPass) {
         let mut so_far = self.lock();
         match found {
-            Found::Sound(bytes) => {
+            ScrubResult::Sound(bytes) => {
                 so_far.bytes += bytes;
                 pass.sound += 1;
             }
-            Found::Corrupt => {
+            ScrubResult::Corrupt => {
                 so_far.corrupt += 1;
                 pass.corrupt += 1;
             }
-            Found::Unread => pass.unread += 1,
-            Found::Gone => {}
+            ScrubResult::Unread => pass.unread += 1,
+            ScrubResult::Gone => {}
         }
     }
 
@@ -138,7 +138,7 @@ impl Scrub {
 }
 
 /// Reads the first closed copy behind `before`. What fails twice at one place is not on the move: it has rotted.
-async fn look(actor: &Handle, disk: &Arc<Disk>, pool: &Arc<Pool>, before: SegmentId, copy: ClosedCopy) -> Found {
+async fn look(actor: &Handle, disk: &Arc<Disk>, pool: &Arc<Pool>, before: SegmentId, copy: ClosedCopy) -> ScrubResult {
     let (mut place, identity, closure) = copy;
     let SegmentIdentity { segment, epoch, .. } = identity;
     let mut failed_at = None;
@@ -147,22 +147,22 @@ async fn look(actor: &Handle, disk: &Arc<Disk>, pool: &Arc<Pool>, before: Segmen
         let read = move || tailwind_backup::scrub(&disk, &PoolBuffers(pool), place, &identity, &closure);
         let read = tokio::task::spawn_blocking(read).await;
         match read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-            Ok(bytes) => return Found::Sound(bytes),
+            Ok(bytes) => return ScrubResult::Sound(bytes),
             Err(why) if is_rot(&why) && failed_at == Some(place) => {
                 error!(%segment, %epoch, ?place, ?why, "closed segment is corrupt: found by the scrub");
                 actor.tell(Input::FoundCorrupt(identity, place));
-                return Found::Corrupt;
+                return ScrubResult::Corrupt;
             }
             Err(why) if is_rot(&why) => failed_at = Some(place),
             Err(why) => {
                 warn!(%segment, %epoch, ?place, ?why, "failed to scrub a closed segment");
-                return Found::Unread;
+                return ScrubResult::Unread;
             }
         }
         match actor.closed_behind(before).await {
             Some((now, same, end)) if (same, end) == (identity, closure) => place = now,
-            _ => return Found::Gone,
+            _ => return ScrubResult::Gone,
         }
     }
-    Found::Gone
+    ScrubResult::Gone
 }

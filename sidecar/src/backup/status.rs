@@ -7,7 +7,7 @@ use tailwind_crds::readiness::Unready;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
 
-use super::actor::Report;
+use super::actor::ActorStatus;
 use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
 
@@ -38,7 +38,7 @@ struct Status<'a> {
     #[serde(flatten)]
     about: &'a About,
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ActorStatus,
     scrub: &'a Scrubbed,
     /// Absent while the disk does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ struct Status<'a> {
 /// The status page.
 pub(super) fn page<'a>(
     about: &'a About,
-    report: &'a Report,
+    report: &'a ActorStatus,
     scrub: &'a Scrubbed,
     quarantine: Option<&'a Quarantined>,
 ) -> impl Serialize + use<'a> {
@@ -56,7 +56,12 @@ pub(super) fn page<'a>(
 }
 
 /// The metrics. What is in quarantine is left out while the disk does not say: 0 would be another answer.
-pub(super) fn metrics(about: &About, report: &Report, scrub: &Scrubbed, quarantine: Option<&Quarantined>) -> Snapshot {
+pub(super) fn metrics(
+    about: &About,
+    report: &ActorStatus,
+    scrub: &Scrubbed,
+    quarantine: Option<&Quarantined>,
+) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut now = Snapshot::new([("group", group.as_str()), ("member", member.as_str())]);

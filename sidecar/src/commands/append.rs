@@ -25,7 +25,7 @@ use tailwind_protocol::layout::readable_size;
 use super::framing::{InputFraming, Splitter};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
-use flight::{Bundle, Flight, Found};
+use flight::{Bundle, Flight, MatchedPrefix};
 use report::{LsnPrinter, Progress, aftermath, summary};
 
 /// How often the socket is looked at while input is waited for: a large record may have gone only in part, and whether
@@ -33,30 +33,30 @@ use report::{LsnPrinter, Progress, aftermath, summary};
 const PUMP_EVERY: Duration = Duration::from_millis(10);
 /// How often a silent primary is checked for a successor, with `--reconnect`.
 const SUCCESSOR_EVERY: Duration = Duration::from_millis(250);
-/// What is wrong when the log holds records of somebody else.
-const NOT_ALONE: &str = "somebody else appends to this log, and --reconnect cannot tell records of two apart";
+/// The error when the log holds records of another client.
+const NOT_ALONE: &str = "another client appends to this log, and --reconnect works only with a single writer";
 
 /// Append records from a file or from standard input.
 #[derive(Args, Clone, Debug)]
 pub struct AppendOptions {
-    /// Where the records come from; standard input if not given, or `-`
+    /// Input file; standard input if not given, or `-`
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// How records stand in the input: lines suits text, length anything
+    /// Framing of the records in the input: lines for text, length for anything
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = InputFraming::Lines)]
     framing: InputFraming,
-    /// Append so many records together: all or none of them survive a failure. For records that make no sense without each
-    /// other; plain records are as fast. The last batch may be smaller
+    /// Append batches of this many records: all or none of a batch survive a failure. For records that depend on each
+    /// other; single records are as fast. The last batch may be smaller
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
-    /// Leave out the first records of the input: to go on where an earlier run has stopped
+    /// Skip the first records of the input: to resume where an earlier run stopped
     #[arg(long, default_value_t = 0, value_name = "N")]
     skip: u64,
     /// Print each record's LSN to standard output once it is acknowledged
     #[arg(long)]
     print_lsn: bool,
-    /// When the primary is lost, wait for one (as --wait does) and go on, without loss or duplicates. Only if nobody else
-    /// appends to this log meanwhile: what was in flight is found by comparing it with the end of the log
+    /// When the primary is lost, wait for one (as --wait does) and resume, without loss or duplicates. Only for a single
+    /// writer: records in flight are found by comparing them with the end of the log
     #[arg(long, env = "TAILWIND_RECONNECT", value_parser = FalseyValueParser::new())]
     reconnect: bool,
     /// Which sidecar.
@@ -119,7 +119,7 @@ fn open(path: Option<&Path>) -> anyhow::Result<(File, Option<u64>)> {
 }
 
 /// What the input has to give.
-enum Gathered {
+enum GatherResult {
     Bundle,
     NeedsInput,
     Ended,
@@ -163,22 +163,22 @@ impl Appender<'_> {
                 self.wait_for_ack()?;
             } else {
                 match self.gather()? {
-                    Gathered::Bundle => {}
-                    Gathered::NeedsInput => self.wait_for_input()?,
-                    Gathered::Ended if self.flight.is_empty() => return Ok(()),
-                    Gathered::Ended => self.wait_for_ack()?,
+                    GatherResult::Bundle => {}
+                    GatherResult::NeedsInput => self.wait_for_input()?,
+                    GatherResult::Ended if self.flight.is_empty() => return Ok(()),
+                    GatherResult::Ended => self.wait_for_ack()?,
                 }
             }
         }
     }
 
     /// Fills a bundle and hands it to the flight when it is full, or the last one.
-    fn gather(&mut self) -> anyhow::Result<Gathered> {
+    fn gather(&mut self) -> anyhow::Result<GatherResult> {
         while self.bundle.records().len() < self.batch {
             let Some(record) = self.splitter.next_record()? else {
                 match (self.splitter.has_ended(), self.bundle.records()) {
-                    (false, _) => return Ok(Gathered::NeedsInput),
-                    (true, []) => return Ok(Gathered::Ended),
+                    (false, _) => return Ok(GatherResult::NeedsInput),
+                    (true, []) => return Ok(GatherResult::Ended),
                     (true, _) => break,
                 }
             };
@@ -203,7 +203,7 @@ impl Appender<'_> {
         self.bundle_size = 0;
         let blank = self.flight.blank();
         self.flight.push(std::mem::replace(&mut self.bundle, blank));
-        Ok(Gathered::Bundle)
+        Ok(GatherResult::Bundle)
     }
 
     fn submit(&mut self) -> anyhow::Result<()> {
@@ -236,7 +236,7 @@ impl Appender<'_> {
         self.lsns.flush();
         match self.primary.client.next_ack() {
             Ok(Some(ack)) => self.on_answer(ack),
-            Ok(None) => bail!("the sidecar has answered everything, and yet some records have no ack"),
+            Ok(None) => bail!("internal error: all replies have arrived, but some records have no ack"),
             Err(error) => self.on_trouble(error),
         }
     }
@@ -342,7 +342,7 @@ impl Appender<'_> {
     }
 
     /// See "After a failover" in `docs/append-socket.md`. Why nothing is lost and nothing comes twice:
-    /// 1. The log holds a prefix of what is in flight behind `log_end`, as nobody else appends.
+    /// 1. The log holds a prefix of what is in flight behind `log_end`, as no other client appends.
     /// 2. No append of an earlier connection lands behind the read: that connection has ended before, and the read is ordered
     ///    behind what it left.
     /// 3. The barrier proves that this sidecar was primary after that, so that its log is the log, and the read shows all
@@ -367,7 +367,7 @@ impl Appender<'_> {
             self.primary,
             passed.last
         );
-        let mut found = Found::default();
+        let mut found = MatchedPrefix::default();
         let mut records = client.read(end.next(), 0)?;
         while let Some((lsn, payload)) = records.next_record()? {
             self.flight.compare(&mut found, lsn, payload).context(NOT_ALONE)?;
@@ -376,10 +376,10 @@ impl Appender<'_> {
         let in_flight = counted(self.flight.unanswered().map_or(0, |(records, _)| records as u64), "record");
         let span = self.flight.resolve(&found).context(NOT_ALONE)?;
         let end = span.map_or(end, |(_, last)| last);
-        ensure!(end >= passed.last, "the log goes on to LSN {}, but reading it ended at {end}", passed.last);
+        ensure!(end >= passed.last, "the log ends at LSN {}, but the read ended at {end}", passed.last);
         self.log_end = Some(end);
         let held = span.map_or(0, |(first, last)| last.next().0 - first.0);
-        self.progress.say(&format!("append: going on after LSN {end}; of {in_flight} in flight the log holds {held}"));
+        self.progress.say(&format!("append: resuming after LSN {end}; the log holds {held} of {in_flight} in flight"));
         span.into_iter().for_each(|span| self.lsns.print(span));
         Ok(())
     }

@@ -8,10 +8,10 @@ use tailwind_client::Lsn;
 
 use super::target::Target;
 
-/// Let go of records that are no longer needed.
+/// Trim records that are no longer needed.
 #[derive(Args, Clone, Debug)]
 pub struct TrimOptions {
-    /// First record that must stay: the one after what a snapshot covers. Whole segments go, so that more may stay
+    /// First record to keep: the one after a snapshot. Only whole segments are trimmed, so earlier records may stay
     #[arg(long, value_name = "LSN", value_parser = clap::value_parser!(u64).range(1..))]
     below: u64,
     /// Which sidecar.
@@ -32,11 +32,7 @@ pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
     let mut client = options.target.connect()?.client;
     let below = Lsn(options.below);
     let first = client.trim(below).with_context(|| format!("trim below LSN {below}"))?;
-    let kept = if first < below {
-        format!("; records below {below} stay while their segment has others")
-    } else {
-        String::new()
-    };
+    let kept = if first < below { "; earlier records stay until their segment is trimmed" } else { "" };
     writeln!(io::stdout().lock(), "the log begins at LSN {first}{kept}").context("write to standard output")
 }
 

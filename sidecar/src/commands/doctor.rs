@@ -10,16 +10,16 @@ use crate::fabric::RdmaOptions;
 use crate::options::parse_segment_size;
 use crate::preflight::{Verdict, examine};
 
-/// Tell whether this host can do RDMA, and what is to be done if it cannot.
+/// Check whether RDMA works on this host, with advice if it does not.
 #[derive(Args, Clone, Debug)]
 pub struct DoctorOptions {
     /// Which device, and how.
     #[command(flatten)]
     rdma: RdmaOptions,
-    /// The folder that the trial's buffer is made in; choose the file system that the pool will be on
+    /// The folder for the test buffer; choose the file system that the pool will be on
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pool: PathBuf,
-    /// Bytes of the trial's buffer: the group's segment size
+    /// Size of the test buffer: the group's segment size
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_segment_size)]
     segment_size: SegmentSize,
     /// Write JSON instead of lines
@@ -37,7 +37,7 @@ pub fn run(options: &DoctorOptions) -> anyhow::Result<()> {
     super::print(&lines)?;
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
     if bad > 0 {
-        bail!("RDMA does not work here: see the {bad} lines that say FAIL; --fabric tcp does without RDMA");
+        bail!("RDMA does not work here: see the {bad} lines marked FAIL; --fabric tcp works without RDMA");
     }
     Ok(())
 }

@@ -33,11 +33,11 @@ impl InputFraming {
 /// How records stand in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFraming {
-    /// Each record and a newline: for text without newlines of its own
+    /// Each record and a newline: for text without newlines
     Lines,
-    /// Each record after its length, 4 bytes, little-endian: for anything; append takes it back
+    /// Each record after its length, 4 bytes, little-endian: for anything; append accepts it
     Length,
-    /// Each record as hexadecimal digits and a newline: for looking at anything
+    /// Each record as hexadecimal digits and a newline: for inspection
     Hex,
 }
 

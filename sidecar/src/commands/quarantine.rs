@@ -15,12 +15,12 @@ use tailwind_backup::{QuarantineName, quarantine};
 use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_runtime::logging::explain;
 
-use super::scan::examine::{Content, Report, Sound, examine};
+use super::scan::examine::{Content, SegmentReport, State, examine};
 use super::scan::{self, folder::describe};
 use super::{counted, print, tell};
 use crate::backup::options::default_flush_dir;
 
-/// List or release the copies that a backup has set aside because they are no part of the log.
+/// List or release copies that a backup has quarantined because they are not part of the log.
 #[derive(Args, Clone, Debug)]
 pub struct QuarantineOptions {
     #[command(subcommand)]
@@ -29,17 +29,17 @@ pub struct QuarantineOptions {
 
 #[derive(Clone, Debug, Subcommand)]
 enum QuarantineCommand {
-    /// Tell what is in quarantine: a line for each file with its name, whether it is sound, its bytes, segment, epoch and
+    /// List the files in quarantine: a line for each with its name, whether it is sound, its size, segment, epoch and
     /// records
     List(ListOptions),
-    /// Delete files that are in quarantine. Nobody else does, and nothing brings them back
+    /// Delete files from quarantine. Nothing else deletes them, and they cannot be restored
     Release(ReleaseOptions),
 }
 
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if every file could be read; 1 if not, or there is no such folder; 2 if the command \
-                        line makes no sense"
+                        line is invalid"
 )]
 struct ListOptions {
     #[command(flatten)]
@@ -49,7 +49,7 @@ struct ListOptions {
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if all of them are gone; 1 if not: with a name that is none of these files, nothing is \
-                        deleted; 2 if the command line makes no sense"
+                        deleted; 2 if the command line is invalid"
 )]
 struct ReleaseOptions {
     #[command(flatten)]
@@ -65,13 +65,13 @@ struct ReleaseOptions {
 /// Which backup's folder; told as `backup` is told, so that in a backup's container nothing need be said.
 #[derive(Args, Clone, Debug)]
 struct FolderOptions {
-    /// The backup's flush folder; /var/lib/tailwind/GROUP/NAME when not given
+    /// The backup's flush folder [default: /var/lib/tailwind/GROUP/NAME]
     #[arg(long, env = "TAILWIND_FLUSH_DIR", value_name = "DIR")]
     flush_dir: Option<PathBuf>,
-    /// The backup's group, where --flush-dir is not given
+    /// The backup's group, if --flush-dir is not given
     #[arg(long, env = "TAILWIND_GROUP")]
     group: Option<GroupName>,
-    /// The backup's name, where --flush-dir is not given
+    /// The backup's name, if --flush-dir is not given
     #[arg(long, env = "TAILWIND_NAME")]
     name: Option<MemberId>,
 }
@@ -81,7 +81,7 @@ impl FolderOptions {
         match (&self.flush_dir, &self.group, &self.name) {
             (Some(folder), ..) => Ok(folder.clone()),
             (None, Some(group), Some(name)) => Ok(default_flush_dir(group, name)),
-            _ => bail!("no folder is known: give the backup's --flush-dir, or its --group and --name"),
+            _ => bail!("no folder given: use --flush-dir, or --group and --name"),
         }
     }
 }
@@ -163,18 +163,18 @@ fn judge(name: &str, bytes: &[u8]) -> (&'static str, String) {
     }
 }
 
-fn judge_segment(name: &str, report: &Report<'_>) -> (&'static str, String) {
+fn judge_segment(name: &str, report: &SegmentReport<'_>) -> (&'static str, String) {
     let shown = describe(report);
     let named = QuarantineName::parse(name).map(|name| (name.segment, name.epoch, name.generation));
     let identity = &report.identity;
     match report.sound() {
-        Sound::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
+        State::Damaged(why) => ("DAMAGED", format!("{why}; {shown}")),
         _ if named != Some((identity.segment, identity.epoch, identity.generation)) => {
-            ("DAMAGED", format!("the name says another segment, epoch or generation than the header; {shown}"))
+            ("DAMAGED", format!("the file name and the header disagree on segment, epoch or generation; {shown}"))
         }
         // A footer that agrees vouches for the end, also where the segment was open.
-        Sound::Open if report.footer.is_none() => ("open", shown),
-        Sound::Closed | Sound::Open => ("sound", shown),
+        State::Open if report.footer.is_none() => ("open", shown),
+        State::Closed | State::Open => ("sound", shown),
     }
 }
 
@@ -204,7 +204,7 @@ fn release(folder: &Path, files: &Files) -> Released {
     for (name, size) in files {
         match fs::remove_file(folder.join(name)) {
             Ok(()) => _ = gone.insert(name.clone(), *size),
-            // By somebody else meanwhile.
+            // Deleted by another process meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 result = Err(anyhow!(error).context(format!("delete {}", folder.join(name).display())));
@@ -213,7 +213,7 @@ fn release(folder: &Path, files: &Files) -> Released {
         }
     }
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    let result = result.and(synced.with_context(|| format!("bring {} to disk", folder.display())));
+    let result = result.and(synced.with_context(|| format!("fsync {}", folder.display())));
     Released { gone, result }
 }
 

@@ -1,6 +1,6 @@
 //! `read` and `tail`: acknowledged records to standard output.
 //!
-//! What was once read never disappears in a later failover. Both end quietly when nobody reads their output any more.
+//! What was once read never disappears in a later failover. Both end without an error when their output is closed.
 
 use std::fmt;
 use std::io::{self, BufWriter, StdoutLock};
@@ -65,18 +65,18 @@ impl fmt::Display for Start {
     }
 }
 
-/// How records look.
+/// Output format.
 #[derive(Args, Clone, Debug)]
-pub struct Looks {
-    /// How to tell records apart: lines suits text, length anything, hex the eye
+pub struct OutputOptions {
+    /// Framing of the records: lines for text, length for anything, hex for inspection
     #[arg(long, env = "TAILWIND_FRAMING", value_enum, default_value_t = OutputFraming::Lines)]
     framing: OutputFraming,
-    /// Write each record's LSN and a tab before it: to know where to go on. Not with --framing length
+    /// Write each record's LSN and a tab before it: to know where to resume. Not with --framing length
     #[arg(long)]
     print_lsn: bool,
 }
 
-impl Looks {
+impl OutputOptions {
     fn writer(&self) -> anyhow::Result<RecordWriter<BufWriter<StdoutLock<'static>>>> {
         ensure!(
             !self.print_lsn || self.framing != OutputFraming::Length,
@@ -90,15 +90,15 @@ impl Looks {
 /// Write the log's acknowledged records to standard output.
 #[derive(Args, Clone, Debug)]
 pub struct ReadOptions {
-    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end`
+    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end`
     #[arg(long, default_value_t = Start::First, value_name = "LSN")]
     from: Start,
-    /// Most records wanted; 0 for all that there are now
+    /// Maximum number of records; 0 for all current records
     #[arg(long, default_value_t = 0, value_name = "N")]
     limit: u64,
-    /// How records look.
+    /// Output format.
     #[command(flatten)]
-    looks: Looks,
+    looks: OutputOptions,
     /// Which sidecar.
     #[command(flatten)]
     target: Target,
@@ -107,12 +107,12 @@ pub struct ReadOptions {
 /// Write records to standard output as they are acknowledged.
 #[derive(Args, Clone, Debug)]
 pub struct TailOptions {
-    /// First record wanted: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
+    /// First record to read: an LSN, `first` (the first that has not been trimmed) or `end` (the next one to come)
     #[arg(long, default_value_t = Start::End, value_name = "LSN")]
     from: Start,
-    /// How records look.
+    /// Output format.
     #[command(flatten)]
-    looks: Looks,
+    looks: OutputOptions,
     /// Which sidecar.
     #[command(flatten)]
     target: Target,
@@ -138,7 +138,7 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     copied.with_context(|| go_on(from, next))
 }
 
-/// Reads until somebody stops it.
+/// Reads until it is stopped.
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect()?.client;
@@ -151,7 +151,7 @@ pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
                 out.write(lsn, payload).context("write to standard output")?;
                 continue;
             }
-            // Nothing more for now: whoever reads along must not wait for the buffer to fill.
+            // Nothing more for now: readers must not wait for the buffer to fill.
             Ok(Some(Event::CaughtUp { .. })) => {
                 out.flush().context("write to standard output")?;
                 continue;
@@ -182,8 +182,8 @@ fn is_abandoned() -> bool {
 /// What a person needs to know after a failure.
 fn go_on(from: Lsn, next: Lsn) -> String {
     match next.0 - from.0 {
-        0 => format!("nothing was read from LSN {from} on"),
-        count => format!("written: {}, up to LSN {}; go on with --from {next}", counted(count, "record"), next.prev()),
+        0 => format!("no record was read from LSN {from} on"),
+        count => format!("written: {}, up to LSN {}; resume with --from {next}", counted(count, "record"), next.prev()),
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_begins_at_a_number_or_at_either_end() {
+    fn a_read_starts_at_an_lsn_or_at_either_end() {
         assert_eq!("first".parse(), Ok(Start::First));
         assert_eq!("end".parse(), Ok(Start::End));
         assert_eq!("17".parse(), Ok(Start::Lsn(Lsn(17))));
@@ -202,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_a_person_learns_where_to_go_on() {
-        assert_eq!(go_on(Lsn(5), Lsn(5)), "nothing was read from LSN 5 on");
-        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; go on with --from 8");
+    fn a_failed_read_reports_where_to_resume() {
+        assert_eq!(go_on(Lsn(5), Lsn(5)), "no record was read from LSN 5 on");
+        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
     }
 }

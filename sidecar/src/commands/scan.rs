@@ -22,7 +22,7 @@ use tailwind_runtime::logging::explain;
 
 use super::framing::{OutputFraming, RecordWriter};
 use super::{counted, tell};
-use examine::{Content, Named, Report, Sound, examine};
+use examine::{Content, SegmentFileName, SegmentReport, State, examine};
 use folder::Folder;
 
 /// Largest file read: the largest segment, 64 MiB, and behind it a footer, or a flag page that on hugetlbfs takes 2 MiB.
@@ -30,22 +30,21 @@ const FILE_SIZE_MAX: u64 = (64 + 2) << 20;
 /// Bytes of a payload shown in the list of records.
 const SHOWN_SIZE: usize = 32;
 
-/// Tell what a backup's buffers and segment files hold, without any process of the group.
+/// Show what a backup's buffers and segment files hold; needs no running process of the group.
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 if all is sound; 1 if a file or folder is damaged, has a gap or cannot be scanned; \
-                        2 if the command line makes no sense"
+                        2 if the command line is invalid"
 )]
 pub struct ScanOptions {
     /// Buffers of a pool (slot-NNNN.buf), files of a flush folder (segment-N.closed, segment-N.open), or a whole flush
-    /// folder: a line for each file, then gaps and a verdict
+    /// folder: a line for each file, then gaps and a summary
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// List the records as well: LSN, offset, length, CRC-32 and first bytes
     #[arg(long)]
     records: bool,
-    /// Write the records' payloads to standard output, and the report to standard error: length suits append, which takes
-    /// them back
+    /// Write the records' payloads to standard output, and the report to standard error; append accepts framing length
     #[arg(long, value_enum, value_name = "FRAMING", conflicts_with = "records")]
     payloads: Option<OutputFraming>,
 }
@@ -59,7 +58,7 @@ pub fn run(options: &ScanOptions) -> anyhow::Result<()> {
         match scanned {
             Ok(true) => {}
             Ok(false) => bad += 1,
-            // Nobody reads on: not a matter of this file.
+            // The output is closed: not an error of this file.
             Err(error) if super::is_closed_pipe(&error) => return Err(error),
             Err(error) => {
                 bad += 1;
@@ -93,7 +92,7 @@ fn scan(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<bool> {
         list(&mut out, report).context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(!matches!(report.sound(), Sound::Damaged(_)))
+    Ok(!matches!(report.sound(), State::Damaged(_)))
 }
 
 /// Scans all files of a folder, by name. False: something is damaged or missing.
@@ -120,7 +119,7 @@ fn scan_folder(options: &ScanOptions, path: &Path, gap: &str) -> anyhow::Result<
         writeln!(out, "\n{verdict}").context(write_failed)?;
     }
     out.flush().context(write_failed)?;
-    Ok(verdict.context("neither a segment file nor a buffer is in this folder")?.is_sound())
+    Ok(verdict.context("the folder holds neither segment files nor buffers")?.is_sound())
 }
 
 /// Scans what lies in a folder. Returns its line.
@@ -128,7 +127,7 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_buffer = name.starts_with("slot-") && name.ends_with(".buf");
     let is_quarantined = name.starts_with(quarantine::PREFIX);
-    if Named::parse(&name).is_none() && !is_buffer && !is_quarantined {
+    if SegmentFileName::parse(&name).is_none() && !is_buffer && !is_quarantined {
         let what = if path.is_dir() { "a folder: scan it by itself" } else { "neither a segment file nor a buffer" };
         return folder.add_other(&name, what);
     }
@@ -141,13 +140,13 @@ fn scan_member(folder: &mut Folder, path: &Path) -> String {
     }
 }
 
-/// The bytes of a regular file. Nothing else is opened: whoever opens a FIFO waits for a writer, and a device may do things.
+/// The bytes of a regular file. Nothing else is opened: opening a FIFO waits for a writer, and a device may have side effects.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     check_kind(path.metadata().context("find the file")?.file_type())?;
     // It may be another one by now: looked at again, and never waited for.
     let nonblock = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path).context("open the file")?;
-    let metadata = file.metadata().context("look at the file")?;
+    let metadata = file.metadata().context("read the file's metadata")?;
     check_kind(metadata.file_type())?;
     let size = metadata.len();
     ensure!(
@@ -168,10 +167,10 @@ fn check_kind(found: FileType) -> anyhow::Result<()> {
         _ if found.is_socket() => "a socket",
         _ => "a device",
     };
-    bail!("not a file but {what}: give slot-NNNN.buf, segment-N.closed, segment-N.open or the folder of them")
+    bail!("{what}, not a regular file: give slot-NNNN.buf, segment-N.closed, segment-N.open or their folder")
 }
 
-fn list(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {
+fn list(out: &mut impl Write, report: &SegmentReport<'_>) -> io::Result<()> {
     writeln!(out, "\n{:>12}  {:>9}  {:>8}  CRC       PAYLOAD", "LSN", "OFFSET", "LENGTH")?;
     for record in report.records() {
         let (lsn, offset, length, crc) = (record.lsn.0, record.offset.0, record.payload.len(), record.crc);
@@ -191,7 +190,7 @@ impl fmt::Display for Content<'_> {
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for SegmentReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (identity, closure) = (&self.identity, &self.closure);
         writeln!(f, "{}", self.kind)?;

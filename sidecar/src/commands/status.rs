@@ -16,13 +16,13 @@ use tailwind_protocol::layout::readable_size;
 use super::target::Target;
 use super::tell;
 
-/// Tell how a sidecar and its group are.
+/// Show the status of a sidecar and its group.
 #[derive(Args, Clone, Debug)]
 pub struct StatusOptions {
-    /// The sidecar's own JSON, one line for each: for scripts
+    /// Print the sidecars' JSON, one line each: for scripts
     #[arg(long)]
     json: bool,
-    /// Which sidecars: each socket's is asked, primary or not.
+    /// Which sidecars: every given socket is queried, primary or not.
     #[command(flatten)]
     target: Target,
 }
@@ -30,7 +30,7 @@ pub struct StatusOptions {
 /// The sidecar's JSON, as far as it is known here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Report {
+struct SidecarStatus {
     group: String,
     sidecar: String,
     fabric: String,
@@ -46,24 +46,24 @@ struct Report {
     version: u64,
     acked: u64,
     first: u64,
-    positions: Option<Positions>,
-    members: Vec<Member>,
+    positions: Option<PositionStatus>,
+    members: Vec<MemberStatus>,
     clients: u64,
-    /// Appends that wait for their ack, whoever sent them.
+    /// Appends of all clients that wait for their ack.
     pending: Option<u64>,
     /// What keeps it from becoming primary.
-    waiting: Option<Waiting>,
+    waiting: Option<WaitStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Waiting {
+struct WaitStatus {
     why: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Positions {
+struct PositionStatus {
     flushed: String,
     acked: String,
     completed: String,
@@ -73,18 +73,18 @@ struct Positions {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Member {
+struct MemberStatus {
     name: String,
     control: String,
     state: String,
     completed: String,
 }
 
-impl Report {
+impl SidecarStatus {
     /// Reads the sidecar's JSON.
-    fn parse(json: &str) -> anyhow::Result<Report> {
+    fn parse(json: &str) -> anyhow::Result<SidecarStatus> {
         serde_json::from_str(json)
-            .context("read the sidecar's status (is it of another version? --json shows it as it is)")
+            .context("parse the sidecar's status (is it another version? use --json to see it unparsed)")
     }
 }
 
@@ -117,10 +117,10 @@ fn report(options: &StatusOptions, socket: &Path) -> anyhow::Result<String> {
     if options.json {
         return Ok(json + "\n");
     }
-    Ok(Report::parse(&json)?.to_string())
+    Ok(SidecarStatus::parse(&json)?.to_string())
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SidecarStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "group      {}", self.group)?;
         let Some(role) = &self.role else {
@@ -132,11 +132,11 @@ impl fmt::Display for Report {
         };
         write!(f, "sidecar    {}: {role}, epoch {}", self.sidecar, self.epoch)?;
         match self.primary.as_str() {
-            "" => writeln!(f, "; who is primary is not known")?,
+            "" => writeln!(f, "; the primary is unknown")?,
             primary if primary == self.sidecar => writeln!(f)?,
             primary => writeln!(f, "; primary is {primary}")?,
         }
-        if let Some(Waiting { why }) = &self.waiting {
+        if let Some(WaitStatus { why }) = &self.waiting {
             writeln!(f, "waiting    {why}")?;
         }
         let (backups, needed) = (self.backups_wanted, self.min_in_sync);
@@ -163,7 +163,7 @@ impl fmt::Display for Report {
         if self.members.is_empty() {
             return Ok(());
         }
-        let width = |cell: fn(&Member) -> &str, title: &str| {
+        let width = |cell: fn(&MemberStatus) -> &str, title: &str| {
             self.members.iter().map(|member| cell(member).len()).chain([title.len()]).max().unwrap_or_default()
         };
         let name = width(|member| &member.name, "MEMBER");
@@ -171,7 +171,7 @@ impl fmt::Display for Report {
         let completed = width(|member| &member.completed, "COMPLETED");
         writeln!(f, "\n{:name$}  {:state$}  {:completed$}  CONTROL", "MEMBER", "STATE", "COMPLETED")?;
         for member in &self.members {
-            let Member { name: who, state: how, completed: far, control } = member;
+            let MemberStatus { name: who, state: how, completed: far, control } = member;
             writeln!(f, "{who:name$}  {how:state$}  {far:completed$}  {control}")?;
         }
         Ok(())
@@ -204,23 +204,23 @@ MEMBER    STATE        COMPLETED  CONTROL
 b0        in set       2:8        10.0.0.1:7420
 backup-1  catching up  1:0        10.0.0.2:7420
 ";
-        assert_eq!(Report::parse(json).unwrap().to_string(), expected);
+        assert_eq!(SidecarStatus::parse(json).unwrap().to_string(), expected);
     }
 
     #[test]
-    fn a_candidate_says_what_it_waits_for() {
+    fn a_candidate_shows_what_it_waits_for() {
         let json = r#"{"group":"db","sidecar":"db-0","role":"recovering","epoch":4,
             "waiting":{"for":"members","why":"1 of 2 members answer; missing: b1"}}"#;
-        let text = Report::parse(json).unwrap().to_string();
-        let expected = "sidecar    db-0: recovering, epoch 4; who is primary is not known\n\
+        let text = SidecarStatus::parse(json).unwrap().to_string();
+        let expected = "sidecar    db-0: recovering, epoch 4; the primary is unknown\n\
                         waiting    1 of 2 members answer; missing: b1\n";
         assert!(text.contains(expected), "{text}");
     }
 
     #[test]
-    fn a_hung_path_and_a_strange_answer_are_said_plainly() {
-        let hung = Report::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
+    fn a_stuck_append_path_and_a_bad_reply_are_reported() {
+        let hung = SidecarStatus::parse(r#"{"group":"db","sidecar":"db-0"}"#).unwrap().to_string();
         assert!(hung.contains("its append path does not answer"), "{hung}");
-        assert!(Report::parse("<html>").unwrap_err().to_string().contains("--json"));
+        assert!(SidecarStatus::parse("<html>").unwrap_err().to_string().contains("--json"));
     }
 }

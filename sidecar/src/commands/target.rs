@@ -18,23 +18,23 @@ use tailwind_protocol::ids::GroupName;
 
 /// How long one socket among several is held before the next one is looked at.
 const HOLD_EACH: Duration = Duration::from_millis(100);
-/// Pause between two looks where nobody listens.
+/// Pause between attempts while no sidecar listens.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// The sidecar to talk to.
 #[derive(Args, Clone, Debug)]
 pub struct Target {
-    /// The group whose log it is; says where the socket is, unless --socket does
+    /// The group of the log; gives the socket's default path
     #[arg(long, env = "TAILWIND_GROUP", default_value = "default", value_name = "NAME")]
     group: GroupName,
-    /// The sidecar's socket. Where several sidecars of the group can be reached, give all their sockets: the primary's is
+    /// The sidecar's socket. If several sidecars of the group are on this host, give all their sockets: the primary's is
     /// used [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',')]
     socket: Vec<PathBuf>,
-    /// Wait until the sidecar runs and is primary, for as long as it takes: for scripts that may come before it
+    /// Wait until the sidecar runs and is primary, without a time limit: for scripts that may start first
     #[arg(long, env = "TAILWIND_WAIT", value_parser = FalseyValueParser::new())]
     wait: bool,
-    /// Longest wait for an answer; longer than a failover of the group takes
+    /// Timeout for a reply; must exceed a failover of the group
     #[arg(long, env = "TAILWIND_TIMEOUT_MS", default_value_t = 10_000, value_name = "MS")]
     timeout_ms: u64,
 }
@@ -91,7 +91,7 @@ impl Target {
                 }
             }
         }
-        bail!("none of the sidecars is primary; --wait waits until one is:{others}")
+        bail!("no sidecar is primary; use --wait to wait for one:{others}")
     }
 
     /// Connects to the primary once there is one.

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_is_told_when_it_has_lasted_until_it_is_over() {
+    async fn a_long_wait_is_logged_when_it_starts_and_ends() {
         let waits = Waits::default();
         waits.wait(WaitsFor::Members, "b0 is missing".to_owned());
         assert_eq!(waits.told(), None);

@@ -60,7 +60,7 @@ fn tls(authority: &Authority) -> Tls {
 }
 
 #[tokio::test]
-async fn without_tls_only_loopback_is_listened_on() {
+async fn without_tls_only_loopback_is_allowed() {
     let (token, _folder) = token();
     let with_token = Access::Token(token);
     let error = listen("0.0.0.0:0".parse().unwrap(), &with_token).await.unwrap_err();

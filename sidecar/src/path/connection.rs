@@ -58,7 +58,7 @@ impl Broken {
         match self {
             Broken::RoleLost => {
                 "this sidecar has lost its role since this connection was made, and others may have appended: connect \
-                 again, and read what is new"
+                 again and read the new records"
             }
             Broken::NotTaken => {
                 "an earlier append of this connection was not taken, so that no later one may be: connect again"
@@ -105,7 +105,7 @@ pub(super) struct Outbox {
     pub(super) greeted: bool,
     /// The hello that waits for this sidecar to become primary.
     pub(super) held: Option<u64>,
-    /// Requests whose answer is owed, by [`Owed`].
+    /// Requests whose answer is owed, by [`Later`].
     owed: [u32; 3],
     /// It takes no append and passes no barrier any more.
     pub(super) broken: Option<Broken>,
@@ -117,7 +117,7 @@ pub(super) struct Outbox {
 
 /// A kind of answer that comes after its request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Owed {
+pub(super) enum Later {
     /// An append's ack.
     Append,
     /// That a barrier has passed.
@@ -274,7 +274,7 @@ impl Inbox {
 impl Outbox {
     /// True while another append may be taken: its ack, like those already owed, must find room.
     pub(super) fn may_append(&self) -> bool {
-        let inflight = self.owed[Owed::Append as usize];
+        let inflight = self.owed[Later::Append as usize];
         inflight < INFLIGHT_MAX && self.waiting() + (inflight as usize + 1) * ACK_FRAME_SIZE <= OUTBOX_SIZE
     }
 
@@ -285,7 +285,7 @@ impl Outbox {
 
     /// True while another status request may go to control.
     pub(super) fn may_ask_status(&self) -> bool {
-        self.owed[Owed::Status as usize] < STATUS_REQUESTS_MAX
+        self.owed[Later::Status as usize] < STATUS_REQUESTS_MAX
     }
 
     /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.
@@ -295,7 +295,7 @@ impl Outbox {
 
     /// True while an append is not acknowledged.
     pub(super) fn has_appends(&self) -> bool {
-        self.owed[Owed::Append as usize] > 0
+        self.owed[Later::Append as usize] > 0
     }
 
     /// Bytes that wait for the socket to take them.
@@ -317,12 +317,12 @@ impl Outbox {
     }
 
     /// A request was taken whose answer comes later, by [`Outbox::settle`].
-    pub(super) fn owe(&mut self, answer: Owed) {
+    pub(super) fn owe(&mut self, answer: Later) {
         self.owed[answer as usize] += 1;
     }
 
     /// Gives an answer that was owed.
-    pub(super) fn settle(&mut self, answer: Owed, request: u64, response: &Response<'_>) {
+    pub(super) fn settle(&mut self, answer: Later, request: u64, response: &Response<'_>) {
         self.owed[answer as usize] -= 1;
         self.answer(request, response);
     }

@@ -43,7 +43,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the largest batch needs: with less it would wait for ever.
+    /// What the largest batch needs: with less it would never be accepted.
     pub fn batch_memory_min(segment_size: SegmentSize) -> usize {
         frame_body_max(segment_size) + FRAME_HEADER_SIZE
     }

@@ -10,7 +10,7 @@ use tailwind_protocol::ids::Position;
 use tailwind_protocol::primary::Post;
 use tailwind_protocol::socket::{ErrorCode, Response};
 
-use super::connection::{ClientConnection, Owed};
+use super::connection::{ClientConnection, Later};
 use super::messages::ClientId;
 use super::replicator::Placed;
 use super::{Path, RoleState};
@@ -99,7 +99,7 @@ impl Path {
         while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
             last = append.lsn;
             if let Some(client) = self.clients.get(append.slot, append.client) {
-                client.outbox.settle(Owed::Append, append.request, &Response::Ack { lsn: append.lsn });
+                client.outbox.settle(Later::Append, append.request, &Response::Ack { lsn: append.lsn });
             }
         }
         if last > 0 {
@@ -121,7 +121,7 @@ impl Path {
                 return true;
             }
             if let Some(client) = self.clients.by_id(barrier.client) {
-                client.outbox.settle(Owed::Barrier, barrier.request, &passed);
+                client.outbox.settle(Later::Barrier, barrier.request, &passed);
             }
             false
         });
@@ -132,13 +132,13 @@ impl Path {
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
         for append in self.pending.appends.drain(..) {
             if let Some(client) = self.clients.get(append.slot, append.client) {
-                client.outbox.settle(Owed::Append, append.request, &refusal(ErrorCode::UnknownOutcome, message));
+                client.outbox.settle(Later::Append, append.request, &refusal(ErrorCode::UnknownOutcome, message));
             }
         }
         for barrier in self.pending.barriers.drain(..) {
             if let Some(client) = self.clients.by_id(barrier.client) {
                 let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
-                client.outbox.settle(Owed::Barrier, barrier.request, &refusal);
+                client.outbox.settle(Later::Barrier, barrier.request, &refusal);
             }
         }
     }

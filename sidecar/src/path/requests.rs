@@ -12,7 +12,7 @@ use tailwind_protocol::socket::{
     announces_append, decode_request,
 };
 
-use super::connection::{Broken, ClientConnection, INFLIGHT_MAX, Inbox, Outbox, Owed};
+use super::connection::{Broken, ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox};
 use super::options::frame_body_max;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{ClientId, ClientRequest, Path, RoleState};
@@ -100,7 +100,7 @@ impl Path {
             Request::Status if !context.outbox.may_ask_status() => Outcome::Later,
             Request::Status | Request::Read { .. } if self.control.requests.capacity() == 0 => Outcome::Later,
             Request::Status => {
-                context.outbox.owe(Owed::Status);
+                context.outbox.owe(Later::Status);
                 drop(self.control.requests.try_send(ClientRequest::Status(context.client, context.request)));
                 Outcome::Done
             }
@@ -133,7 +133,7 @@ impl Path {
         }
         if !versions.contains(&VERSION) {
             let (oldest, newest) = versions.into_inner();
-            let message = format!("this sidecar speaks version {VERSION}; the client speaks {oldest} to {newest}");
+            let message = format!("this sidecar supports version {VERSION}; the client supports {oldest} to {newest}");
             return self.refuse(context, ErrorCode::UnsupportedVersion, true, &message);
         }
         if hold && is_for_status(context.slot) {
@@ -226,7 +226,7 @@ impl Path {
             return Outcome::Later;
         }
         let Some(placed) = replicator.append(size, payloads) else { return Outcome::Later };
-        context.outbox.owe(Owed::Append);
+        context.outbox.owe(Later::Append);
         self.pending.add_append(placed, context.client, context.slot, context.request);
         self.counters.appends.fetch_add(1, Ordering::Relaxed);
         self.counters.records.fetch_add(records, Ordering::Relaxed);
@@ -253,7 +253,7 @@ impl Path {
         if !self.pending.may_add_barrier() || !replicator.is_ready() {
             return Outcome::Later;
         }
-        context.outbox.owe(Owed::Barrier);
+        context.outbox.owe(Later::Barrier);
         self.pending.add_barrier(replicator.primary().barrier(), context.client, context.request);
         Outcome::Done
     }

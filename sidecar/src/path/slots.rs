@@ -1,7 +1,7 @@
 //! The connected clients: slots, how they are assigned and freed.
 //!
 //! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
-//! are held, a few more admit status requests, so that an administrator can find out why nobody can connect.
+//! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(super) fn is_for_status(slot: usize) -> bool {
 
 /// The answer to a client that wants more than such a slot gives.
 pub(super) fn refuse_slot(outbox: &mut Outbox, request: u64) {
-    let message = format!("{CONNECTIONS_MAX} clients are connected already; only the status can be asked for now");
+    let message = format!("{CONNECTIONS_MAX} clients are already connected; only status requests are accepted now");
     outbox.refuse(request, ErrorCode::Busy, true, CONNECT_RETRY_MS, &message);
 }
 
@@ -118,7 +118,7 @@ impl Path {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    // A socket that blocks would stop the path for everybody.
+                    // A blocking socket would stop the path for all clients.
                     if let Err(error) = stream.set_nonblocking(true) {
                         tracing::warn!(%error, "make a client's socket non-blocking");
                         continue;
@@ -246,7 +246,7 @@ impl Path {
             if half_sent {
                 tracing::warn!(
                     ?timeout,
-                    "a batch was half sent for too long while others waited for its memory: disconnected"
+                    "disconnected a client that left a batch half sent while others waited for its memory"
                 );
                 let message = format!(
                     "a batch was half sent for {timeout:?}, and others wait for the memory it takes: nothing of it was \

@@ -186,7 +186,7 @@ async fn check_proof(link: &mut Link, token: &Token) -> Result<(), ConnectError>
         return Ok(());
     }
     Err(other(format!(
-        "whoever listens there does not know the control token in {}: give every process of the group the same \
+        "the server there does not know the control token in {}: give every process of the group the same \
          --control-token",
         token.path().display()
     )))

@@ -72,7 +72,7 @@ async fn replies_and_refusals_come_back_as_types() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told() {
+async fn an_absent_server_is_unreachable() {
     let (listener, address) = listener().await;
     drop(listener);
     let why = unreachable(client(address).call("/yes", &Empty {}, TIMEOUT).await);
@@ -125,7 +125,7 @@ async fn forgetful(listener: TcpListener, requests: Arc<AtomicUsize>, hang_up_at
 }
 
 #[tokio::test]
-async fn an_idle_connection_that_ended_is_replaced() {
+async fn a_closed_idle_connection_is_replaced() {
     let (listener, address) = listener().await;
     let requests = Arc::new(AtomicUsize::new(0));
     tokio::spawn(forgetful(listener, Arc::clone(&requests), true));
@@ -141,7 +141,7 @@ async fn an_idle_connection_that_ended_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_sent_is_not_repeated() {
+async fn a_sent_request_is_not_retried() {
     let (listener, address) = listener().await;
     let requests = Arc::new(AtomicUsize::new(0));
     tokio::spawn(forgetful(listener, Arc::clone(&requests), false));
@@ -192,7 +192,7 @@ async fn heartbeats_end_with_a_reason() {
 }
 
 #[tokio::test]
-async fn whoever_answers_at_all_can_be_told_from_the_silent() {
+async fn a_responding_server_is_distinguished_from_a_silent_one() {
     let router = Router::new()
         .route(path::HEARTBEATS, get(|| async { Body::from_stream(stream::pending::<std::io::Result<&str>>()) }));
     assert_eq!(serving(router).await.answers(TIMEOUT).await, Ok(()));
@@ -205,7 +205,7 @@ async fn whoever_answers_at_all_can_be_told_from_the_silent() {
 }
 
 #[tokio::test]
-async fn the_token_is_shown_to_nobody_who_does_not_know_it() {
+async fn the_token_is_sent_only_to_a_server_that_proves_it() {
     // It answers everything with what it was asked, and keeps what it hears.
     let (listener, address) = listener().await;
     let heard = Arc::new(Mutex::new(Vec::new()));
@@ -229,7 +229,7 @@ async fn the_token_is_shown_to_nobody_who_does_not_know_it() {
 }
 
 #[tokio::test]
-async fn nobody_has_another_server_prove_in_its_place() {
+async fn a_proof_cannot_be_relayed() {
     // It hands every byte on to a server of the group, and back.
     let (behind, server) = listener().await;
     serve(behind, Router::new());
@@ -246,7 +246,7 @@ async fn nobody_has_another_server_prove_in_its_place() {
 }
 
 #[tokio::test]
-async fn a_wrong_token_is_told_with_the_file_that_has_the_right_one() {
+async fn a_wrong_token_error_names_the_right_file() {
     let server = serving(Router::new().route("/yes", post(|| async { Json(Empty {}) }))).await;
     let folder = tempfile::tempdir().unwrap();
     let other = TokenOptions { control_token: Some(folder.path().join("other")) }.load(&"db".parse().unwrap()).unwrap();
@@ -279,7 +279,7 @@ fn of_member(name: &str, addresses: Vec<SocketAddr>) -> BackupClient {
 }
 
 #[tokio::test]
-async fn a_member_is_found_at_whichever_address_answers_by_its_name() {
+async fn a_member_is_found_at_any_address_that_has_its_name() {
     let (done, elsewhere) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (here, other) = (named("b0", Arc::clone(&done)).await, named("b1", Arc::clone(&elsewhere)).await);
     let (silent, silent_address) = listener().await;
@@ -303,7 +303,7 @@ async fn a_member_is_found_at_whichever_address_answers_by_its_name() {
 }
 
 #[tokio::test]
-async fn addresses_are_looked_up_for_every_connection() {
+async fn addresses_are_resolved_for_every_connection() {
     let done = Arc::new(AtomicUsize::new(0));
     let (gone, gone_address) = listener().await;
     drop(gone);
@@ -318,7 +318,7 @@ async fn addresses_are_looked_up_for_every_connection() {
 }
 
 #[tokio::test]
-async fn whoever_is_sent_away_before_it_has_asked_comes_again() {
+async fn a_client_disconnected_before_its_request_retries() {
     let (listener, address) = listener().await;
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);

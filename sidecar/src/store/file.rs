@@ -1,7 +1,7 @@
 //! A config store in files that several hosts may share: each content is a file of its own, and the highest number rules.
 //!
 //! `config.json` is number 0, the first content; its successors are `config.json.1`, `config.json.2` and so on. A swap
-//! writes and fsyncs a file under a name that nobody else uses, and links it to the next number: link(2) fails if the
+//! writes and fsyncs a file under a unique name, and links it to the next number: link(2) fails if the
 //! number is taken, on local file systems as over NFS and 9p, where flock(2) may not reach the other hosts. Superseded
 //! numbers are removed, so a swap that was asleep may take a number whose successors have come and gone. Its file is
 //! called stale; it must never count. Hence each file has a random tag, and names the tag of the file before, which it
@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, Swap, SwapOutcome};
 
-use entry::{Entry, FORMAT, Tag, Unreadable};
+use entry::{ConfigFile, ConfigFileError, FORMAT, Tag};
 
 /// Looks at a folder that changes all the while, or swaps that lose the race for a number and then find nobody there.
 const LOOKS_MAX: usize = 50;
@@ -71,8 +71,8 @@ pub enum StoreError {
     /// The content is not what was written.
     #[error(
         "config file {} is damaged ({why}): do not put an older copy in its place, and delete nothing. Stop the group's \
-         sidecars, leave its backups running, and do as docs/config-store.md says: an older copy can only be gone on from \
-         by a person's decision, since the backups may have promised a newer epoch than it knows",
+         sidecars, leave its backups running, and do as docs/config-store.md says: resuming from an older copy is a decision \
+         for a person, as the backups may have promised a newer epoch",
         path.display()
     )]
     Damaged {
@@ -96,7 +96,7 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError
 }
 
 /// A content that stood when it was looked at.
-struct Found {
+struct CurrentFile {
     number: u64,
     tag: Tag,
     configuration: Configuration,
@@ -105,7 +105,7 @@ struct Found {
 /// A file on its way to a number. Its own name goes when it is dropped.
 struct Draft {
     path: PathBuf,
-    entry: Entry,
+    entry: ConfigFile,
     number: u64,
 }
 
@@ -118,7 +118,7 @@ impl Drop for Draft {
 
 /// What has become of a draft.
 #[derive(Debug, PartialEq, Eq)]
-enum Published {
+enum PublishResult {
     /// It is the content, or was.
     Standing,
     /// The number was taken.
@@ -151,25 +151,25 @@ impl FileStore {
                 return Ok(SwapOutcome::Conflict(found.map(|found| found.configuration)));
             }
             match self.publish(&self.draft(found.as_ref(), &swap.proposed)?)? {
-                Published::Standing => return Ok(SwapOutcome::Applied),
-                Published::Doubtful => return Ok(SwapOutcome::Unknown),
-                Published::Late => {}
+                PublishResult::Standing => return Ok(SwapOutcome::Applied),
+                PublishResult::Doubtful => return Ok(SwapOutcome::Unknown),
+                PublishResult::Late => {}
             }
         }
         Ok(SwapOutcome::Unknown)
     }
 
     /// The highest number that stands.
-    fn look(&self) -> Result<Option<Found>, StoreError> {
+    fn look(&self) -> Result<Option<CurrentFile>, StoreError> {
         let mut damaged = None;
         for _ in 0..LOOKS_MAX {
             let Some(first) = self.entry(0)? else { return Ok(None) };
             let number = self.numbers()?.into_iter().max().unwrap_or(0);
             let entry = if number == 0 { Some(first) } else { self.entry(number)? };
-            if let Some(Entry { tag, after, configuration: Some(configuration) }) = entry
+            if let Some(ConfigFile { tag, after, configuration: Some(configuration) }) = entry
                 && self.stands(number, after)?
             {
-                return Ok(Some(Found { number, tag, configuration }));
+                return Ok(Some(CurrentFile { number, tag, configuration }));
             }
             // Somebody has removed what the list had shown, or had not: there is a higher number by now.
             damaged = Some(self.damaged(number, "the number that belongs beside it is missing"));
@@ -188,13 +188,13 @@ impl FileStore {
     }
 
     /// Writes the successor of what was found, under a name of its own.
-    fn draft(&self, found: Option<&Found>, proposed: &Configuration) -> Result<Draft, StoreError> {
+    fn draft(&self, found: Option<&CurrentFile>, proposed: &Configuration) -> Result<Draft, StoreError> {
         let entry =
-            Entry { tag: self.tag()?, after: found.map(|found| found.tag), configuration: Some(proposed.clone()) };
+            ConfigFile { tag: self.tag()?, after: found.map(|found| found.tag), configuration: Some(proposed.clone()) };
         self.write(entry, found.map_or(0, |found| found.number + 1))
     }
 
-    fn write(&self, entry: Entry, number: u64) -> Result<Draft, StoreError> {
+    fn write(&self, entry: ConfigFile, number: u64) -> Result<Draft, StoreError> {
         let bytes = entry.to_bytes().map_err(|error| self.damaged(number, &error.to_string()))?;
         let draft = Draft { path: self.draft_path(entry.tag), entry, number };
         let file = File::options().write(true).create_new(true).open(&draft.path);
@@ -205,27 +205,27 @@ impl FileStore {
     }
 
     /// Links a draft to its number, and removes what is superseded then.
-    fn publish(&self, draft: &Draft) -> Result<Published, StoreError> {
+    fn publish(&self, draft: &Draft) -> Result<PublishResult, StoreError> {
         let target = self.path_of(draft.number);
         match fs::hard_link(&draft.path, &target) {
             Ok(()) => {}
             // NFS asks again when an answer gets lost: then it is this very file that is in the way.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 if self.entry(draft.number)?.is_none_or(|entry| entry.tag != draft.entry.tag) {
-                    return Ok(Published::Late);
+                    return Ok(PublishResult::Late);
                 }
             }
             Err(error) => return Err(io("link to", &target)(error)),
         }
         self.fsync_folder()?;
         if !self.stands(draft.number, draft.entry.after)? {
-            return Ok(Published::Doubtful);
+            return Ok(PublishResult::Doubtful);
         }
         // The swap is done, and the next one tidies up as well.
         if let Err(error) = self.tidy(draft) {
             tracing::warn!(%error, "remove superseded config files");
         }
-        Ok(Published::Standing)
+        Ok(PublishResult::Standing)
     }
 
     /// Removes the numbers below the one before `newest`, which stood: see the rules at the top.
@@ -234,7 +234,7 @@ impl FileStore {
             return Ok(());
         }
         if self.entry(0)?.is_some_and(|first| first.configuration.is_some()) {
-            let keeper = self.write(Entry { tag: self.tag()?, after: None, configuration: None }, 0)?;
+            let keeper = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
             fs::rename(&keeper.path, &self.path).map_err(io("rename to", &self.path))?;
             self.fsync_folder()?;
         }
@@ -278,17 +278,17 @@ impl FileStore {
     }
 
     /// What a number's file says; `None` if there is none.
-    fn entry(&self, number: u64) -> Result<Option<Entry>, StoreError> {
+    fn entry(&self, number: u64) -> Result<Option<ConfigFile>, StoreError> {
         let path = self.path_of(number);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if is_gone(&error) => return Ok(None),
             Err(error) => return Err(io("read config file", &path)(error)),
         };
-        match Entry::from_bytes(&bytes) {
+        match ConfigFile::from_bytes(&bytes) {
             Ok(entry) => Ok(Some(entry)),
-            Err(Unreadable::Newer(found)) => Err(StoreError::Newer { path, found }),
-            Err(Unreadable::Damaged(why)) => Err(self.damaged(number, &why)),
+            Err(ConfigFileError::Newer(found)) => Err(StoreError::Newer { path, found }),
+            Err(ConfigFileError::Damaged(why)) => Err(self.damaged(number, &why)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A config store in the `status.log` of a `ReplicaGroup`: the API server's etcd decides who wins.
 //!
 //! A swap is one JSON Patch (RFC 6902) on the status subresource: it tests what it expects and replaces `log`, in one
-//! transaction of etcd. No Lease is involved: whoever believes to be primary without being it is stopped by its backups.
+//! transaction of etcd. No Lease is involved: a sidecar that wrongly believes to be primary is stopped by its backups.
 //! While the API server is away, nothing here succeeds and nothing of the append path waits for it: elections and changes
 //! of the member set do. One watch tells of changes; a task of the process keeps it up.
 
@@ -25,18 +25,19 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::control::desired::DesiredState;
+use crate::logging::Repeats;
 
 pub use convert::{GroupPath, Shape};
 
-/// How long one request may take. Longer than any healthy API server needs, and shorter than people's patience.
+/// How long one request may take. Longer than any healthy API server needs, and short enough for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// A first content meets every other change of the object, such as the operator's, and is tried again so often.
 const TRIES: usize = 10;
 /// Pause before a watch that has failed begins again.
 const WATCH_AGAIN: Duration = Duration::from_millis(500);
-/// The same trouble is logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(30);
-/// The operator gives a pod's service account its rights once it has seen the pod. Before that nobody has to look.
+/// The same error is logged at most this often.
+const LOG_AGAIN: Duration = Duration::from_secs(30);
+/// The operator gives a pod's service account its rights once it has seen the pod. Before that a refusal is expected.
 const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Names this writer in `metadata.managedFields`.
 const FIELD_MANAGER: &str = "tailwind-sidecar";
@@ -47,23 +48,8 @@ pub struct KubernetesStore {
     api: Api<ReplicaGroup>,
     path: GroupPath,
     seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
-    said: Arc<Said>,
-}
-
-/// The last trouble that was logged. While the API server is away, calls fail many times a second.
-#[derive(Default)]
-struct Said(Mutex<Option<(String, Instant)>>);
-
-impl Said {
-    /// True if this is to be logged, which then counts as done.
-    fn is_news(&self, why: &str) -> bool {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = said.as_ref().is_none_or(|(old, at)| old != why || at.elapsed() > SAY_AGAIN);
-        if news {
-            *said = Some((why.to_owned(), Instant::now()));
-        }
-        news
-    }
+    /// While the API server is away, calls fail many times a second.
+    logged: Arc<Mutex<Repeats<String>>>,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -80,14 +66,14 @@ pub struct Joined {
     pub shape: Shape,
     /// What of it may change.
     pub desired: watch::Receiver<DesiredState>,
-    /// Keeps both up to date; whoever joins runs it, and ends when it does.
+    /// Keeps both up to date; the caller runs it, and ends when it does.
     pub keeper: tokio::task::JoinHandle<()>,
 }
 
 /// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
 pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let client = Client::try_default().await.context(
-        "no way to the Kubernetes API: --replica-group works in a pod with a service account token, or with a kubeconfig",
+        "cannot reach the Kubernetes API: --replica-group needs a pod with a service account token, or a kubeconfig",
     )?;
     let api: Api<ReplicaGroup> = Api::namespaced(client, &path.namespace);
     let (seen_by, mut seen) = watch::channel(None);
@@ -106,7 +92,12 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         drop(watching.await);
     });
     Ok(Joined {
-        store: KubernetesStore { api, path: path.clone(), seen, said: Arc::default() },
+        store: KubernetesStore {
+            api,
+            path: path.clone(),
+            seen,
+            logged: Arc::new(Mutex::new(Repeats::every(LOG_AGAIN))),
+        },
         shape,
         desired,
         keeper,
@@ -118,11 +109,11 @@ async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow:
     found.clone().context("a group was waited for")
 }
 
-/// Keeps `seen` at the latest content for ever.
+/// Keeps `seen` at the latest content until the process ends.
 async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
-    let said = Said::default();
+    let mut logged = Repeats::every(LOG_AGAIN);
     let began = Instant::now();
-    let say = |why: String, is_forbidden: bool| match said.is_news(&why) {
+    let mut say = |why: String, is_forbidden: bool| match logged.is_due(why.clone(), Instant::now()) {
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
             tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
@@ -174,8 +165,8 @@ impl KubernetesStore {
     }
 
     /// True if an error has not just been logged.
-    pub fn is_news(&self, error: &str) -> bool {
-        self.said.is_news(error)
+    pub fn is_new(&self, error: &str) -> bool {
+        self.logged.lock().unwrap_or_else(PoisonError::into_inner).is_due(error.to_owned(), Instant::now())
     }
 
     /// Replaces the content if it is still the one that the swap expects. An error means that the outcome is unknown.
@@ -188,9 +179,9 @@ impl KubernetesStore {
                 return Ok(SwapOutcome::Conflict(found));
             }
             match self.patch(tests_and_replacement(&group, found.as_ref(), &swap.proposed)).await? {
-                Patched::Done => return Ok(SwapOutcome::Applied),
-                // Somebody else was faster: who, and with what, is read at the next turn.
-                Patched::Refused(why) => refusal = why,
+                PatchResult::Done => return Ok(SwapOutcome::Applied),
+                // Another writer was faster: its content is read in the next iteration.
+                PatchResult::Refused(why) => refusal = why,
             }
         }
         Err(format!(
@@ -199,15 +190,15 @@ impl KubernetesStore {
         ))
     }
 
-    async fn patch(&self, operations: Vec<PatchOperation>) -> Result<Patched, String> {
+    async fn patch(&self, operations: Vec<PatchOperation>) -> Result<PatchResult, String> {
         let told = |why: String| format!("write status.log of ReplicaGroup {}: {why}", self.path);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Json::<()>(JsonPatch(operations));
         match timeout(REQUEST_TIMEOUT, self.api.patch_status(self.path.name.as_str(), &params, &patch)).await {
-            Ok(Ok(_)) => Ok(Patched::Done),
+            Ok(Ok(_)) => Ok(PatchResult::Done),
             // "test" failed: 422 (Invalid). Or another writer came between the API server's own read and write: 409.
             Ok(Err(kube::Error::Api(status))) if status.code == 422 || status.code == 409 => {
-                Ok(Patched::Refused(status.message))
+                Ok(PatchResult::Refused(status.message))
             }
             Ok(Err(error)) => Err(told(error.to_string())),
             Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
@@ -233,7 +224,7 @@ impl KubernetesStore {
     }
 }
 
-enum Patched {
+enum PatchResult {
     Done,
     Refused(String),
 }

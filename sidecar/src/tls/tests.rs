@@ -37,7 +37,7 @@ async fn meet(connector: TlsConnector, acceptor: TlsAcceptor) -> (Result<(), Str
 }
 
 #[tokio::test]
-async fn a_sidecar_and_a_backup_of_one_group_meet() {
+async fn a_sidecar_and_a_backup_of_one_group_connect() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
@@ -49,7 +49,7 @@ async fn a_sidecar_and_a_backup_of_one_group_meet() {
 }
 
 #[tokio::test]
-async fn a_standby_listens_to_a_primary() {
+async fn a_standby_accepts_a_primary() {
     let authority = Authority::new();
     let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", PeerRole::Sidecar).unwrap();
     let primary = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
@@ -60,7 +60,7 @@ async fn a_standby_listens_to_a_primary() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_wrong_group_or_role_stays_out() {
+async fn a_client_of_the_wrong_group_or_role_is_refused() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", PeerRole::Sidecar).unwrap();
@@ -78,7 +78,7 @@ async fn a_client_of_the_wrong_group_or_role_stays_out() {
 }
 
 #[tokio::test]
-async fn a_server_of_the_wrong_role_is_left() {
+async fn a_server_of_the_wrong_role_is_refused() {
     let authority = Authority::new();
     let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", PeerRole::Sidecar).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
@@ -90,7 +90,7 @@ async fn a_server_of_the_wrong_role_is_left() {
 }
 
 #[tokio::test]
-async fn a_client_of_another_ca_stays_out() {
+async fn a_client_of_another_ca_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let backup = load(&ours.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let stranger = load(&theirs.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
@@ -101,7 +101,7 @@ async fn a_client_of_another_ca_stays_out() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_certificate_stays_out() {
+async fn a_client_without_a_certificate_is_refused() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let (client, server) = meet(careless(&backup, false), backup.guard(PeerRole::Sidecar).acceptor()).await;
@@ -110,7 +110,7 @@ async fn a_client_without_a_certificate_stays_out() {
 
 /// A certificate is renewed, and its CA with it, while the processes live.
 #[tokio::test(start_paused = true)]
-async fn renewed_files_count_for_the_next_connection() {
+async fn renewed_files_apply_to_the_next_connection() {
     let (old, new) = (Authority::new(), Authority::new());
     let (files, next) = (old.issue(BACKUP), new.issue(BACKUP));
     let backup = load(&files, "db", PeerRole::Backup).unwrap();

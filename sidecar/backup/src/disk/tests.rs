@@ -80,7 +80,7 @@ fn a_closed_segment_is_listed_and_read_back() {
 }
 
 #[test]
-fn an_open_segment_is_read_as_far_as_it_goes() {
+fn an_open_segment_is_read_up_to_its_valid_end() {
     let folder = folder();
     let (closure, bytes) = segment(identity(1));
     folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
@@ -104,7 +104,7 @@ fn closing_a_segment_removes_its_open_file() {
 }
 
 #[test]
-fn a_crash_between_closing_and_removing_is_tidied() {
+fn leftovers_of_a_crash_during_close_are_removed() {
     let folder = folder();
     folder.write_closed(identity(1));
     let (closure, bytes) = segment(identity(1));
@@ -117,7 +117,7 @@ fn a_crash_between_closing_and_removing_is_tidied() {
 }
 
 #[test]
-fn strange_files_are_counted_and_moved_aside() {
+fn unexpected_files_are_counted_and_quarantined() {
     let folder = folder();
     folder.write_closed(identity(1));
     folder.write_closed(SegmentIdentity { log: LogId(2), ..identity(2) });
@@ -151,7 +151,7 @@ fn strange_files_are_counted_and_moved_aside() {
 }
 
 #[test]
-fn an_owed_segment_whose_footer_has_rotted_is_known_by_its_bytes() {
+fn a_segment_with_a_corrupt_footer_is_identified_by_its_bytes() {
     let folder = folder();
     let owed = [(identity(4), folder.write_closed(identity(4)))];
     let name = "segment-0000000000000004.closed";
@@ -169,7 +169,7 @@ fn an_owed_segment_whose_footer_has_rotted_is_known_by_its_bytes() {
 }
 
 #[test]
-fn nothing_is_written_over_but_less_of_the_same() {
+fn conflicting_files_are_kept_aside_not_overwritten() {
     let folder = folder();
     let name = "segment-0000000000000001.closed";
     for identity in [identity(1), SegmentIdentity { epoch: Epoch(1), ..identity(1) }] {
@@ -187,7 +187,7 @@ fn nothing_is_written_over_but_less_of_the_same() {
 }
 
 #[test]
-fn quarantine_keeps_what_is_dropped_under_names_of_its_own() {
+fn dropped_files_get_new_names_in_quarantine() {
     let folder = folder();
     for _ in 0..2 {
         folder.write_closed(identity(1));
@@ -206,7 +206,7 @@ fn quarantine_keeps_what_is_dropped_under_names_of_its_own() {
 }
 
 #[test]
-fn a_file_of_another_log_is_never_deleted_nor_overwritten() {
+fn files_of_another_log_are_never_deleted_or_overwritten() {
     let folder = folder();
     let foreign = SegmentIdentity { log: LogId(2), ..identity(1) };
     folder.write_closed(foreign);
@@ -221,7 +221,7 @@ fn a_file_of_another_log_is_never_deleted_nor_overwritten() {
 }
 
 #[test]
-fn every_damaged_byte_of_a_closed_segment_is_found_when_it_is_read() {
+fn reading_a_closed_segment_detects_every_damaged_byte() {
     let folder = folder();
     let closure = folder.write_closed(identity(1));
     for at in 0..closure.end.0 as usize {
@@ -234,7 +234,7 @@ fn every_damaged_byte_of_a_closed_segment_is_found_when_it_is_read() {
 }
 
 #[test]
-fn deleting_takes_both_files_and_may_be_repeated() {
+fn delete_removes_both_files_and_is_idempotent() {
     let folder = folder();
     folder.write_closed(identity(1));
     let (closure, bytes) = segment(identity(1));
@@ -245,9 +245,9 @@ fn deleting_takes_both_files_and_may_be_repeated() {
     assert_eq!((listing.closed.len(), listing.open.len()), (0, 0));
 }
 
-/// Opening a FIFO waits for somebody who writes to it: a start must not.
+/// Opening a FIFO waits for a writer: a start must not.
 #[test]
-fn what_is_no_file_is_strange_and_holds_nobody_up() {
+fn special_files_are_unexpected_and_do_not_block() {
     let folder = folder();
     folder.write_closed(identity(1));
     for name in ["segment-0000000000000002.closed", "segment-0000000000000003.open"] {

@@ -22,16 +22,15 @@ impl OsFolder {
     pub fn open(dir: &Path) -> anyhow::Result<OsFolder> {
         let shown = dir.display();
         DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| {
-            format!("create flush folder {shown}: give --flush-dir a folder that this user may create or write")
+            format!("create flush folder {shown}: use a --flush-dir that this user may create or write")
         })?;
-        let unwritable =
-            || format!("write to flush folder {shown}: give --flush-dir a folder that this user may write");
+        let unwritable = || format!("write to flush folder {shown}: use a --flush-dir that this user may write");
         let lock = options().create(true).open(dir.join("lock")).with_context(unwritable)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "flush folder {shown} is in use by another backup daemon: stop that first, or give this one a --flush-dir \
-                 of its own"
+                "flush folder {shown} is in use by another backup daemon: stop that first, or give this one its own \
+                 --flush-dir"
             ),
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("lock flush folder {shown}"));
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_opened_and_nothing_waits() {
+    fn only_regular_files_are_opened_without_blocking() {
         let (_dir, folder) = folder();
         let path = |name: &str| folder.path().join(name);
         mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_takes_the_place_of_anything_but_a_folder() {
+    fn a_new_file_replaces_anything_but_a_folder() {
         let (_dir, folder) = folder();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("file"), "older bytes").unwrap();
@@ -182,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn one_daemon_at_a_time() {
+    fn only_one_daemon_may_own_the_folder() {
         let (_dir, folder) = folder();
         let error = OsFolder::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains("in use by another backup daemon"), "{error}");
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_told() {
+    fn a_read_only_folder_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         if rustix::process::geteuid().is_root() {
             // To root every folder is writable; a file in the way is not.

@@ -85,7 +85,7 @@ impl Fixture {
 }
 
 #[test]
-fn what_is_not_visible_yet_is_not_written_and_comes_with_the_next_flush() {
+fn bytes_not_yet_visible_wait_for_the_next_flush() {
     let mut fixture = Fixture::start();
     let ends = segment().1;
     assert_eq!(fixture.flush(ends[1]), 0, "not even the header is there");
@@ -118,7 +118,7 @@ fn a_flush_up_to_the_middle_of_an_append_ends_before_it() {
 }
 
 #[test]
-fn a_closed_segment_on_disk_is_flushed_as_far_as_was_asked() {
+fn a_closed_segment_on_disk_satisfies_a_flush() {
     let mut fixture = Fixture::start();
     let (bytes, ends) = segment();
     fixture.show(0..ends[3]);
@@ -132,7 +132,7 @@ fn a_closed_segment_on_disk_is_flushed_as_far_as_was_asked() {
 }
 
 #[test]
-fn one_write_serves_all_that_wait_for_a_segment() {
+fn one_write_completes_all_flushes_of_a_segment() {
     let mut fixture = Fixture::start();
     let ends = segment().1;
     fixture.show(0..ends[3]);
@@ -148,7 +148,7 @@ fn one_write_serves_all_that_wait_for_a_segment() {
 
 /// Renamed, and the name was never brought to disk: after a loss of power only the open file is there.
 #[test]
-fn a_closed_file_whose_name_may_not_last_counts_for_no_flush() {
+fn a_closed_file_counts_only_once_its_name_is_durable() {
     let mut fixture = Fixture::start();
     let (bytes, ends) = segment();
     fixture.show(0..ends[3]);
@@ -162,7 +162,7 @@ fn a_closed_file_whose_name_may_not_last_counts_for_no_flush() {
 }
 
 #[test]
-fn a_file_that_holds_more_than_its_rotten_buffer_stays() {
+fn a_file_longer_than_its_corrupt_buffer_is_kept() {
     let mut fixture = Fixture::start();
     let ends = segment().1;
     fixture.show(0..ends[3]);
@@ -182,7 +182,7 @@ fn a_file_that_holds_more_than_its_rotten_buffer_stays() {
 }
 
 #[test]
-fn a_flush_is_noted_before_it_is_answered() {
+fn a_flush_is_recorded_before_its_reply() {
     let (mut fixture, ends) = (Fixture::start(), segment().1);
     let noted = |fixture: &Fixture| Flushed::open(fixture.disk.folder(), true).unwrap().1;
     for end in [ends[0], ends[1], ends[3]] {
@@ -202,7 +202,7 @@ fn an_empty_open_segment_is_remembered() {
 }
 
 #[test]
-fn a_new_entry_of_the_ledger_is_noted() {
+fn a_new_ledger_entry_is_recorded() {
     let mut fixture = Fixture::start();
     let (flushed, ..) = Flushed::open(fixture.disk.folder(), true).unwrap();
     let (mut ledger, _) = Ledger::open(fixture.disk.folder(), false, flushed.entries()).unwrap();

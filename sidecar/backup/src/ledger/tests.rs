@@ -34,24 +34,24 @@ impl Fixture {
     }
 
     /// What a process finds that expects a ledger.
-    fn told(&self) -> Told {
-        self.told_with(0)
+    fn read(&self) -> LedgerContents {
+        self.read_with(0)
     }
 
     /// What it finds where so many entries are noted.
-    fn told_with(&self, noted: u64) -> Told {
+    fn read_with(&self, noted: u64) -> LedgerContents {
         Ledger::open(&self.folder, true, Entries::new(noted)).unwrap().1
     }
 
     fn owes(&self, segments: &[u64]) {
-        let told = self.told();
+        let contents = self.read();
         let expected: Vec<_> = segments.iter().map(|number| segment(*number)).collect();
-        assert_eq!((told.owed, told.doubts), (expected, vec![]));
+        assert_eq!((contents.owed, contents.doubts), (expected, vec![]));
     }
 }
 
 #[test]
-fn what_is_owed_is_read_back_until_it_is_settled() {
+fn owed_segments_are_read_back_until_settled() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=6 {
@@ -63,13 +63,13 @@ fn what_is_owed_is_read_back_until_it_is_settled() {
     let (identity, closure) = segment(3);
     let longer = Closure { last: Lsn(40), ..closure };
     ledger.owe(&fixture.folder, &[(identity, longer)]).unwrap();
-    assert_eq!(fixture.told().owed[1], (identity, longer), "the last word counts");
+    assert_eq!(fixture.read().owed[1], (identity, longer), "the last word counts");
     ledger.clear(&fixture.folder).unwrap();
     fixture.owes(&[]);
 }
 
 #[test]
-fn an_entry_and_the_header_byte_by_byte() {
+fn golden_entry_and_header() {
     let fixture = fixture();
     fixture.open().owe(&fixture.folder, &[segment(3)]).unwrap();
     let bytes = fs::read(&fixture.path).unwrap();
@@ -86,7 +86,7 @@ fn an_entry_and_the_header_byte_by_byte() {
 }
 
 #[test]
-fn rot_anywhere_is_told() {
+fn corruption_anywhere_is_detected() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -98,7 +98,7 @@ fn rot_anywhere_is_told() {
         let mut rotten = whole.clone();
         rotten[bit / 8] ^= 1 << (bit % 8);
         fs::write(&fixture.path, rotten).unwrap();
-        assert!(!fixture.told().doubts.is_empty(), "bit {bit}");
+        assert!(!fixture.read().doubts.is_empty(), "bit {bit}");
     }
     let mut failed = whole.clone();
     failed[5 * ENTRY_SIZE + 50] ^= 1;
@@ -110,27 +110,27 @@ fn rot_anywhere_is_told() {
     let mut rotten = whole.clone();
     rotten[2 * ENTRY_SIZE..4 * ENTRY_SIZE].fill(0);
     fs::write(&fixture.path, rotten).unwrap();
-    assert!(!fixture.told().doubts.is_empty());
+    assert!(!fixture.read().doubts.is_empty());
 }
 
 #[test]
-fn a_ledger_that_is_gone_or_of_a_newer_format_is_told() {
+fn a_missing_or_newer_ledger_is_reported() {
     let fixture = fixture();
     fixture.open().owe(&fixture.folder, &[segment(1)]).unwrap();
     let mut newer = fs::read(&fixture.path).unwrap();
     newer[8] = 2;
     fs::write(&fixture.path, &newer).unwrap();
-    assert_eq!(fixture.told().doubts.len(), 1);
+    assert_eq!(fixture.read().doubts.len(), 1);
     assert_eq!(fs::read(fixture.path.with_extension("unreadable")).unwrap(), newer, "nothing is written over");
     fs::remove_file(&fixture.path).unwrap();
-    assert_eq!(fixture.told().doubts, ["the ledger of what is owed is gone"]);
-    let (_, told) = Ledger::open(&fixture.folder, false, Entries::default()).unwrap();
-    assert_eq!(told.doubts, [""; 0], "a new backup has none");
+    assert_eq!(fixture.read().doubts, ["the ledger of what is owed is gone"]);
+    let (_, contents) = Ledger::open(&fixture.folder, false, Entries::default()).unwrap();
+    assert_eq!(contents.doubts, [""; 0], "a new backup has none");
 }
 
 /// What was noted was on disk: neither rot nor zeros at the end, nor an older ledger, go unnoticed.
 #[test]
-fn entries_that_were_noted_and_are_gone_are_told() {
+fn missing_entries_are_reported() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -143,31 +143,31 @@ fn entries_that_were_noted_and_are_gone_are_told() {
             let mut shorter = whole.clone();
             shorter[(6 - lost) * ENTRY_SIZE..6 * ENTRY_SIZE].fill(byte);
             fs::write(&fixture.path, &shorter).unwrap();
-            let doubts = fixture.told_with(5).doubts;
+            let doubts = fixture.read_with(5).doubts;
             let expected = format!("{lost} entries of the ledger of what is owed are gone or cannot be read");
             assert_eq!(doubts, if lost == 0 { vec![] } else { vec![expected] });
         }
     }
     fs::write(&fixture.path, &whole).unwrap();
-    assert_eq!(fixture.told_with(3).doubts, [""; 0], "what was added since");
+    assert_eq!(fixture.read_with(3).doubts, [""; 0], "what was added since");
 }
 
 #[test]
-fn the_count_goes_on_where_entries_are_gone() {
+fn the_count_continues_past_missing_entries() {
     let fixture = fixture();
     let (mut ledger, _) = Ledger::open(&fixture.folder, true, Entries::new(9)).unwrap();
     ledger.owe(&fixture.folder, &[segment(1)]).unwrap();
     assert_eq!(ledger.entries.count(), 10);
-    assert_eq!(fixture.told_with(10).doubts, [""; 0]);
-    let (mut ledger, told) = Ledger::open(&fixture.folder, true, Entries::new(20)).unwrap();
-    assert_eq!((told.owed, told.doubts.len()), (vec![segment(1)], 1));
+    assert_eq!(fixture.read_with(10).doubts, [""; 0]);
+    let (mut ledger, contents) = Ledger::open(&fixture.folder, true, Entries::new(20)).unwrap();
+    assert_eq!((contents.owed, contents.doubts.len()), (vec![segment(1)], 1));
     ledger.mend(&fixture.folder).unwrap();
     assert_eq!(ledger.entries.count(), 21);
-    assert_eq!((fixture.told_with(21).owed, fixture.told_with(21).doubts), (vec![segment(1)], vec![]));
+    assert_eq!((fixture.read_with(21).owed, fixture.read_with(21).doubts), (vec![segment(1)], vec![]));
 }
 
 #[test]
-fn a_doubt_that_is_remembered_elsewhere_is_mended() {
+fn a_doubt_recorded_elsewhere_is_repaired() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=5 {
@@ -181,7 +181,7 @@ fn a_doubt_that_is_remembered_elsewhere_is_mended() {
 }
 
 #[test]
-fn a_long_life_does_not_make_it_grow_for_ever() {
+fn the_ledger_does_not_grow_without_bound() {
     let fixture = fixture();
     let mut ledger = fixture.open();
     for number in 1..=3000 {

@@ -19,8 +19,8 @@ pub enum PoolError {
         /// What was wrong and what to do.
         problem: String,
     },
-    /// Somebody else works with the same folder.
-    #[error("pool {dir} is in use by {by}: stop that first, or give this one a folder of its own")]
+    /// Another process uses the same folder.
+    #[error("pool {dir} is in use by {by}: stop that first, or give this one its own folder")]
     InUse {
         /// The pool's folder.
         dir: PathBuf,

@@ -59,7 +59,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
     }
     let deadline = Instant::now() + EXIT_TIMEOUT;
-    for before in Owner::all(dir)? {
+    for before in OwnerProcess::all(dir)? {
         while before.lives() {
             if Instant::now() > deadline {
                 return Err(PoolError::InUse { dir: dir.to_owned(), by: "a backup daemon that is still exiting" });
@@ -68,23 +68,23 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         }
         remove_if_present(&before.mark(dir))?;
     }
-    let mark = Owner::this().mark(dir);
+    let mark = OwnerProcess::this().mark(dir);
     options().create(true).open(&mark).map_err(io_error("create", &mark))?;
     Ok(file)
 }
 
 /// A process, distinguished from a later one with the same number by its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Owner {
+struct OwnerProcess {
     pid: u32,
     /// Clock ticks since the kernel started: field 22 of `/proc/PID/stat`, proc(5).
     start: u64,
 }
 
-impl Owner {
-    fn this() -> Owner {
+impl OwnerProcess {
+    fn this() -> OwnerProcess {
         let pid = std::process::id();
-        Owner { pid, start: start_of(pid).unwrap_or_default() }
+        OwnerProcess { pid, start: start_of(pid).unwrap_or_default() }
     }
 
     /// An empty file that names the owner: hugetlbfs has files, but nothing can be written to them.
@@ -93,7 +93,7 @@ impl Owner {
     }
 
     /// Those that are named in a folder: the last owner, and perhaps one that died between two steps of `lock`.
-    fn all(dir: &Path) -> Result<Vec<Owner>, PoolError> {
+    fn all(dir: &Path) -> Result<Vec<OwnerProcess>, PoolError> {
         let mut owners = Vec::new();
         for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
             let name = entry.map_err(io_error("list", dir))?.file_name();
@@ -101,7 +101,7 @@ impl Owner {
             if let Some((pid, start)) = numbers
                 && let (Ok(pid), Ok(start)) = (pid.parse(), start.parse())
             {
-                owners.push(Owner { pid, start });
+                owners.push(OwnerProcess { pid, start });
             }
         }
         Ok(owners)
@@ -110,7 +110,7 @@ impl Owner {
     /// Whether any of its threads may still hold what the process had. This very process does not count: the pool that it
     /// had open has been dropped.
     fn lives(&self) -> bool {
-        if *self == Owner::this() || start_of(self.pid) != Some(self.start) {
+        if *self == OwnerProcess::this() || start_of(self.pid) != Some(self.start) {
             return false;
         }
         let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return false };
@@ -189,12 +189,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         drop(lock(dir.path()).unwrap());
         drop(lock(dir.path()).unwrap());
-        assert_eq!(Owner::all(dir.path()).unwrap(), [Owner::this()]);
+        assert_eq!(OwnerProcess::all(dir.path()).unwrap(), [OwnerProcess::this()]);
 
         let mut sleeper = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
-        let owner = Owner { pid: sleeper.id(), start: start_of(sleeper.id()).unwrap() };
+        let owner = OwnerProcess { pid: sleeper.id(), start: start_of(sleeper.id()).unwrap() };
         assert!(owner.lives());
-        assert!(!Owner { start: 1, ..owner.clone() }.lives(), "another process with the same number");
+        assert!(!OwnerProcess { start: 1, ..owner.clone() }.lives(), "another process with the same number");
         File::create(owner.mark(dir.path())).unwrap();
         let exiting = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
@@ -203,7 +203,7 @@ mod tests {
         });
         drop(lock(dir.path()).unwrap());
         assert!(!owner.lives(), "the lock was given only when it was dead, though nobody has waited for it yet");
-        assert_eq!(Owner::all(dir.path()).unwrap(), [Owner::this()]);
+        assert_eq!(OwnerProcess::all(dir.path()).unwrap(), [OwnerProcess::this()]);
         exiting.join().unwrap().wait().unwrap();
     }
 }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_stays() {
+    fn written_bytes_are_read_back_and_persist() {
         let file = tempfile::tempfile().unwrap();
         let mapped = MappedFile::map(file.try_clone().unwrap(), 5000).unwrap();
         assert!(mapped.len() >= 5000);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "within its file")]
-    fn the_end_is_the_end() {
+    fn access_beyond_the_end_panics() {
         let mapped = MappedFile::map(tempfile::tempfile().unwrap(), 1).unwrap();
         mapped.write(mapped.len() - 1, b"ab");
     }

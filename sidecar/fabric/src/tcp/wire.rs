@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn another_magic_or_version_is_no_hello() {
+    fn another_magic_or_version_is_refused() {
         for index in 0..10 {
             let mut bytes = hello(&[b'0'; SECRET_SIZE]);
             bytes[index] ^= 4;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed() {
+    fn a_flipped_bit_is_detected() {
         let bytes = Header { key: 7, offset: 8, length: 9, sequence: 10 }.encode();
         for bit in 0..8 * HEADER_SIZE {
             let mut flipped = bytes;

@@ -184,7 +184,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once; all that was made from it holds an Arc and so is gone. An error leaves the file
-        // descriptor open until the process ends, which harms nobody.
+        // descriptor open until the process ends, which is harmless.
         let _ = unsafe { ffi::ibv_close_device(self.raw()) };
     }
 }
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_as_large_as_fits() {
+    fn packets_are_as_large_as_the_mtu_allows() {
         let mtus =
             [(0, 256), (255, 256), (256, 256), (1023, 512), (1024, 1024), (1500, 1024), (4096, 4096), (9000, 4096)];
         for (bytes, fits) in mtus {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_ours_and_documentation_addresses_are_not() {
+    fn loopback_is_local_and_documentation_addresses_are_not() {
         assert!(is_local("127.0.0.1".parse().unwrap()));
         assert!(!is_local("192.0.2.1".parse().unwrap()));
     }

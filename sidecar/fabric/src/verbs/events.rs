@@ -154,7 +154,7 @@ impl EventLoop {
             if !ready[0].revents().is_empty() {
                 return;
             }
-            // A device that has gone leaves its file descriptor readable for ever.
+            // A device that has gone leaves its file descriptor permanently readable.
             let gone = ready[1].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
             while let Some((text, scope)) = self.take() {
                 match scope {
@@ -164,7 +164,7 @@ impl EventLoop {
                 self.fail(scope);
             }
             if gone {
-                tracing::error!(device = self.context.name(), "the RDMA device has gone");
+                tracing::error!(device = self.context.name(), "the RDMA device is gone");
                 return self.fail(Scope::Device);
             }
         }

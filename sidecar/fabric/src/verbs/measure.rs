@@ -35,7 +35,7 @@ pub struct Measurements {
     pub ending: Duration,
     /// From the post of a small write to its completion, one at a time, looped back by the device: the median.
     pub write: Duration,
-    /// From the post of a write that nobody answers to the error.
+    /// From the post of an unanswered write to the error.
     pub black_hole: Duration,
     /// Bytes that the device takes with a work request itself.
     pub inline_max: u32,

@@ -89,7 +89,7 @@ impl Region {
     ///
     /// # Safety
     /// The bytes are mapped, and stay mapped until the region is gone. With [`Access::RemoteWrite`] no reference to them exists
-    /// meanwhile: whoever holds the key changes them at any time.
+    /// meanwhile: the holder of the key may change them at any time.
     pub(super) unsafe fn register(
         domain: &Arc<Domain>,
         address: *mut u8,

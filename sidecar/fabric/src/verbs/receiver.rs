@@ -130,7 +130,7 @@ impl VerbsReceiver {
         let destroyed = destroy([oldest], &self.completions);
         if let Err(error) = &destroyed {
             // It may go on taking writes, and no revocation would know of it.
-            self.stuck = Some(format!("an old queue pair could not be destroyed ({error})"));
+            self.stuck = Some(format!("an old queue pair cannot be destroyed ({error})"));
         }
         destroyed
     }
@@ -266,7 +266,7 @@ mod tests {
 
     /// A member that is lost and comes back again and again within one epoch makes two channels each time.
     #[test]
-    fn a_writer_may_connect_as_often_as_it_likes() {
+    fn a_writer_may_reconnect_without_limit() {
         let mut kept = Newest::new();
         for channel in 0..1000_usize {
             let oldest = kept.make_room();

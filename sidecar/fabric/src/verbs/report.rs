@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gid_of_ipv4_is_that_address() {
+    fn an_ipv4_gid_is_shown_as_ipv4() {
         let report =
             |gid: &str| GidReport { index: 0, gid: gid.parse().unwrap(), kind: GidKind::RoceV2, is_ours: true };
         assert_eq!(report("::ffff:10.0.0.1").address(), "10.0.0.1".parse::<IpAddr>().unwrap());

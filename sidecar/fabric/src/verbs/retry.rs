@@ -18,7 +18,7 @@ const RETRIES_MAX: u8 = 7;
 ///
 /// The default, 11 and 6, is 7 × 8.4 ms: a dead host or a cut link shows after 58 to 235 ms. One repetition less would save
 /// little time and forgive one lost packet less; an exponent less would take a busy switch for a dead one. And 7 is no
-/// number to soft-RoCE (`rxe`), which then repeats for ever.
+/// number to soft-RoCE (`rxe`), which then never stops retrying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     exponent: u8,
@@ -34,7 +34,7 @@ pub struct RetryPolicy {
 pub struct InvalidRetryPolicy;
 
 impl RetryPolicy {
-    /// Both must be at least 1: exponent 0 waits for ever, and without a repetition one lost packet is a lost member.
+    /// Both must be at least 1: exponent 0 waits without limit, and without a repetition one lost packet is a lost member.
     fn new(exponent: u8, retries: u8) -> Result<RetryPolicy, InvalidRetryPolicy> {
         let fits = (1..=EXPONENT_MAX).contains(&exponent) && (1..=RETRIES_MAX).contains(&retries);
         fits.then_some(RetryPolicy { exponent, retries }).ok_or(InvalidRetryPolicy)
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_exponent_and_retries() {
+    fn text_form_is_exponent_and_retries() {
         assert_eq!("14/7".parse(), RetryPolicy::new(14, 7));
         assert_eq!(RetryPolicy::default().to_string(), "11/6");
         for bad in ["", "11", "11/", "0/7", "11/0", "32/7", "11/8", "a/7", "-1/7"] {

@@ -54,7 +54,7 @@ pub enum SelectError {
     #[error("no RDMA device can be used: {0}")]
     Unusable(String),
     /// More than one is acceptable.
-    #[error("several RDMA devices would do ({0}): choose one with --rdma-device NAME or NAME/PORT")]
+    #[error("several RDMA devices are usable ({0}): choose one with --rdma-device NAME or NAME/PORT")]
     Ambiguous(String),
 }
 
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_devices_of_the_plugin_are_selected() {
+    fn only_devices_from_the_plugin_are_selected() {
         let devices = [
             device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_3", Some("0000:03:00.5"), vec![port(1, table("::ffff:10.9.0.2"))]),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_ports_the_address_decides() {
+    fn the_address_selects_among_several_ports() {
         let devices = [
             device("mlx5_0", None, vec![port(1, table("::ffff:10.9.0.1"))]),
             device("mlx5_1", None, vec![port(1, table("::ffff:10.8.0.1"))]),
@@ -253,13 +253,13 @@ mod tests {
         let error = select(&devices, &DeviceSelector::default()).unwrap_err().to_string();
         assert_eq!(
             error,
-            "several RDMA devices would do (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
+            "several RDMA devices are usable (mlx5_0/1 10.9.0.1, mlx5_1/1 10.8.0.1): choose one with --rdma-device NAME or \
              NAME/PORT"
         );
     }
 
     #[test]
-    fn the_error_names_the_problem_of_every_port() {
+    fn the_error_lists_the_problem_with_every_port() {
         let mut down = port(1, table("::ffff:10.9.0.1"));
         down.is_active = false;
         let foreign = port(2, vec![gid(5, "::ffff:10.9.0.77", GidKind::RoceV2, false)]);

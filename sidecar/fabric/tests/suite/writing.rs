@@ -138,7 +138,7 @@ fn wake_up(channel: &mut dyn Channel) -> Result<u32, ChannelError> {
     }
 }
 
-pub(crate) fn only_what_is_published_can_be_posted<H: Harness>() {
+pub(crate) fn only_published_bytes_can_be_posted<H: Harness>() {
     let mut world = World::new::<H>();
     let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
     let (mut writer, local) = world.sender.allocate(100).unwrap();
@@ -146,7 +146,7 @@ pub(crate) fn only_what_is_published_can_be_posted<H: Harness>() {
     let _ = channel.post(&remote, &local, 40..51);
 }
 
-pub(crate) fn only_what_lies_in_the_slot_can_be_posted<H: Harness>() {
+pub(crate) fn only_bytes_within_the_slot_can_be_posted<H: Harness>() {
     let mut world = World::new::<H>();
     let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
     let local = world.local(&vec![1; SLOT_SIZE as usize + 1]);

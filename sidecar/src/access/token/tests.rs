@@ -12,7 +12,7 @@ fn options(path: &Path) -> TokenOptions {
 }
 
 #[test]
-fn a_token_is_made_once_and_for_its_user_alone() {
+fn a_token_is_created_once_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("db.token");
     let first = options(&path).load(&group()).unwrap();
@@ -27,7 +27,7 @@ fn a_token_is_made_once_and_for_its_user_alone() {
 }
 
 #[test]
-fn processes_that_start_at_once_agree() {
+fn processes_that_start_together_share_one_token() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("db.token");
     let loaders: Vec<_> = (0..16)
@@ -42,7 +42,7 @@ fn processes_that_start_at_once_agree() {
 }
 
 #[test]
-fn files_that_are_no_tokens_are_refused_and_left_alone() {
+fn invalid_token_files_are_refused_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("db.token");
     let good = "0123456789abcdef".repeat(4);
@@ -66,11 +66,11 @@ fn files_that_are_no_tokens_are_refused_and_left_alone() {
     let error = options(&path).load(&group()).unwrap_err().to_string();
     assert!(error.contains("read control token file"), "{error}");
     let error = options(&folder.path().join("no/such/folder")).load(&group()).unwrap_err().to_string();
-    assert!(error.contains("make control token file") && error.contains("--control-token"), "{error}");
+    assert!(error.contains("create control token file") && error.contains("--control-token"), "{error}");
 }
 
 #[test]
-fn nothing_but_the_whole_token_is_admitted() {
+fn only_the_whole_token_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let token = options(&folder.path().join("db.token")).load(&group()).unwrap();
     let digits = token.digits();
@@ -89,7 +89,7 @@ fn nothing_but_the_whole_token_is_admitted() {
 }
 
 #[test]
-fn a_proof_is_of_one_nonce_one_address_and_one_token() {
+fn a_proof_binds_nonce_address_and_token() {
     let folder = tempfile::tempdir().unwrap();
     let token = options(&folder.path().join("db.token")).load(&group()).unwrap();
     let other = options(&folder.path().join("other.token")).load(&group()).unwrap();
@@ -103,7 +103,7 @@ fn a_proof_is_of_one_nonce_one_address_and_one_token() {
 }
 
 #[test]
-fn a_file_that_changes_is_followed_and_one_that_goes_is_put_back() {
+fn a_changed_token_is_reloaded_and_a_deleted_one_restored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("db.token");
     let token = options(&path).load(&group()).unwrap();
@@ -120,7 +120,7 @@ fn a_file_that_changes_is_followed_and_one_that_goes_is_put_back() {
 }
 
 #[test]
-fn the_usual_place_is_the_users_own() {
+fn the_default_path_is_private_to_the_user() {
     let place = |uid, runtime: Option<&str>| default_path(&group(), uid, runtime.map(PathBuf::from));
     assert_eq!(place(0, Some("/run/user/0")), Path::new("/run/tailwind/db.token"));
     assert_eq!(place(7, Some("/run/user/7")), Path::new("/run/user/7/tailwind/db.token"));

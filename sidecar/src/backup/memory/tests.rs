@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tailwind_backup::{Home, MemberState, OsFolder, SlotTable, Woken, wake};
+use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, Started, wake};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
@@ -10,12 +10,12 @@ use super::*;
 /// A backup's two folders.
 struct Folders {
     dir: tempfile::TempDir,
-    home: Home,
+    home: BackupConfig,
 }
 
 fn folders() -> Folders {
     let dir = tempfile::tempdir().unwrap();
-    let home = Home {
+    let home = BackupConfig {
         group: "db".parse().unwrap(),
         member: "b0".parse().unwrap(),
         pool: dir.path().join("pool"),
@@ -31,11 +31,11 @@ impl Folders {
         self.dir.path().join(name)
     }
 
-    fn wake(&self) -> anyhow::Result<Woken> {
+    fn wake(&self) -> anyhow::Result<Started> {
         self.wake_as(&self.home, &self.path("flush"))
     }
 
-    fn wake_as(&self, home: &Home, flush_dir: &Path) -> anyhow::Result<Woken> {
+    fn wake_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<Started> {
         let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
         wake(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }
@@ -61,11 +61,11 @@ fn memory_that_survives_keeps_the_identity() {
 }
 
 #[test]
-fn memory_from_before_a_reboot_is_no_memory() {
+fn memory_from_before_a_reboot_is_discarded() {
     let folders = folders();
     let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     fs::write(folders.path("pool/slot-0000.buf"), "of any size").unwrap();
-    let rebooted = Home { kernel: "another boot".to_owned(), ..folders.home.clone() };
+    let rebooted = BackupConfig { kernel: "another boot".to_owned(), ..folders.home.clone() };
     let woken = folders.wake_as(&rebooted, &folders.path("flush")).unwrap();
     assert_ne!(woken.member_state.boot, born);
     assert_eq!(woken.member_state.promise.epoch, Epoch(5));
@@ -73,7 +73,7 @@ fn memory_from_before_a_reboot_is_no_memory() {
 
 /// For each: whether the shutdown was complete, the durability, and whether the identity outlives the memory.
 #[test]
-fn the_identity_outlives_the_memory_only_if_the_disk_has_it_all() {
+fn identity_survives_memory_loss_only_if_disk_is_complete() {
     for (complete, durability, keeps) in [
         (false, Durability::Memory, false),
         (false, Durability::Battery, false),
@@ -93,10 +93,10 @@ fn the_identity_outlives_the_memory_only_if_the_disk_has_it_all() {
 }
 
 #[test]
-fn folders_of_somebody_else_are_refused() {
+fn folders_of_another_backup_are_refused() {
     let folders = folders();
     folders.live(nothing);
-    let somebody_else = Home { member: "b1".parse().unwrap(), ..folders.home.clone() };
+    let somebody_else = BackupConfig { member: "b1".parse().unwrap(), ..folders.home.clone() };
     let error = folders.wake_as(&somebody_else, &folders.path("flush")).unwrap_err().to_string();
     assert!(error.contains("belongs to backup b0 of group db"), "{error}");
     let error = folders.wake_as(&folders.home, &folders.path("elsewhere")).unwrap_err().to_string();
@@ -116,7 +116,7 @@ fn segments_without_a_promise_are_refused() {
 }
 
 #[test]
-fn a_second_daemon_is_kept_out_of_the_pool() {
+fn a_second_daemon_cannot_use_the_pool() {
     let folders = folders();
     let mut memory = PoolMemory::new(folders.home.pool.clone(), 2, SegmentSize::MIN);
     let table = SlotTable::open(memory.table().unwrap(), &folders.home.pool).unwrap();
@@ -126,9 +126,9 @@ fn a_second_daemon_is_kept_out_of_the_pool() {
     memory.table().unwrap();
 }
 
-/// Whoever puts an older ledger back, or cuts it off, takes with it what only the ledger can name.
+/// Restoring an older ledger or truncating it loses what only the ledger can name.
 #[test]
-fn an_older_ledger_is_a_doubt() {
+fn an_older_ledger_raises_a_doubt() {
     let folders = folders();
     folders.live(|member_state| member_state.promise.log = Some(LogId(7)));
     let ledger = folders.path("flush/ledger");
@@ -153,7 +153,7 @@ fn an_older_ledger_is_a_doubt() {
 
 /// Its note may have outlived it, if the disk refused to write the notes when it was dropped.
 #[test]
-fn what_was_open_and_empty_and_dropped_does_not_return() {
+fn a_dropped_empty_open_segment_does_not_return() {
     let identity = SegmentIdentity {
         log: LogId(7),
         segment: SegmentId(3),
@@ -179,9 +179,9 @@ fn what_was_open_and_empty_and_dropped_does_not_return() {
     assert_eq!(folders.wake().unwrap().found.rows, [], "it is back");
 }
 
-/// It used to wait for somebody to write to the FIFO.
+/// It used to wait for a writer on the FIFO.
 #[test]
-fn a_fifo_named_as_a_segment_does_not_hold_up_the_start() {
+fn a_fifo_named_like_a_segment_does_not_block_start() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     let folders = folders();
     folders.live(nothing);

@@ -58,9 +58,9 @@ pub(super) struct Acked {
 
 /// Why the log does not go on with what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Foreign {
+pub(super) enum Mismatch {
     /// Another record stands there.
-    #[error("LSN {0} holds a record that this command has not sent")]
+    #[error("LSN {0} holds a record that this command did not send")]
     Record(Lsn),
     /// The log ends within a batch, which must be whole or absent.
     #[error("the log ends at LSN {0} within a batch")]
@@ -146,10 +146,10 @@ impl<T: PartialEq> Flight<T> {
     }
 
     /// Compares what the log holds behind the last acknowledged record with what was sent, in order. Call for each record.
-    pub(super) fn compare(&self, found: &mut Found, lsn: Lsn, payload: &[u8]) -> Result<(), Foreign> {
-        let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Foreign::Record(lsn))?;
+    pub(super) fn compare(&self, found: &mut MatchedPrefix, lsn: Lsn, payload: &[u8]) -> Result<(), Mismatch> {
+        let bundle = self.sent.get(found.bundles).map(|(_, bundle)| bundle).ok_or(Mismatch::Record(lsn))?;
         if bundle.records()[found.records] != payload {
-            return Err(Foreign::Record(lsn));
+            return Err(Mismatch::Record(lsn));
         }
         found.last = lsn;
         found.records += 1;
@@ -160,9 +160,9 @@ impl<T: PartialEq> Flight<T> {
     }
 
     /// After a lost connection: what was found in the log counts as acknowledged, the rest is to be sent again.
-    pub(super) fn resolve(&mut self, found: &Found) -> Result<Option<(Lsn, Lsn)>, Foreign> {
+    pub(super) fn resolve(&mut self, found: &MatchedPrefix) -> Result<Option<(Lsn, Lsn)>, Mismatch> {
         if found.records > 0 {
-            return Err(Foreign::HalfBatch(found.last));
+            return Err(Mismatch::HalfBatch(found.last));
         }
         let total: usize = self.sent.iter().take(found.bundles).map(|(_, bundle)| bundle.used).sum();
         let before = Lsn(found.last.0 - total as u64);
@@ -197,7 +197,7 @@ impl<T: PartialEq> Flight<T> {
 
 /// How far the log agrees with what was sent.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct MatchedPrefix {
     /// Whole bundles.
     bundles: usize,
     /// Records of the next bundle.
@@ -225,8 +225,8 @@ mod tests {
         flight
     }
 
-    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<Found, Foreign> {
-        let mut found = Found::default();
+    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<MatchedPrefix, Mismatch> {
+        let mut found = MatchedPrefix::default();
         for (lsn, record) in (from..).zip(log) {
             flight.compare(&mut found, Lsn(lsn), record.as_bytes())?;
         }
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn acks_are_taken_in_order_only() {
+    fn acks_must_arrive_in_order() {
         let mut flight = flight(&[1, 3, 1]);
         assert_eq!(flight.acknowledge(&0, Lsn(10)), Some((Lsn(10), Lsn(10))));
         assert_eq!(flight.acknowledge(&2, Lsn(14)), None, "an earlier one has failed");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_may_overtake_acks_and_holds_for_all_that_follows() {
+    fn a_refusal_applies_to_all_later_records() {
         let mut flight = flight(&[1, 1, 1, 1]);
         flight.refuse(&2);
         flight.refuse(&3);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failover_what_the_log_holds_is_acknowledged_and_the_rest_sent_again() {
+    fn after_failover_only_missing_records_are_resent() {
         for held in 0..=4_usize {
             let mut flight = flight(&[1, 1, 1, 1]);
             let found = look(&flight, 7, &["1", "2", "3", "4"][..held]).unwrap();
@@ -271,24 +271,24 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_in_the_log_whole_or_not_at_all() {
+    fn a_batch_is_atomic_in_the_log() {
         let mut flight = flight(&[2, 3]);
         let found = look(&flight, 1, &["1", "2", "3"]).unwrap();
-        assert_eq!(flight.resolve(&found), Err(Foreign::HalfBatch(Lsn(3))));
+        assert_eq!(flight.resolve(&found), Err(Mismatch::HalfBatch(Lsn(3))));
         let found = look(&flight, 1, &["1", "2"]).unwrap();
         assert_eq!(flight.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
         assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(5));
     }
 
     #[test]
-    fn records_of_somebody_else_are_noticed() {
+    fn records_of_another_writer_are_detected() {
         let flight = flight(&[1, 1]);
-        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Foreign::Record(Lsn(2)));
-        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Foreign::Record(Lsn(3)));
+        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Mismatch::Record(Lsn(2)));
+        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Mismatch::Record(Lsn(3)));
     }
 
     #[test]
-    fn the_ledger_is_bounded_and_its_memory_used_again() {
+    fn the_ledger_is_bounded_and_reuses_memory() {
         let mut flight = Flight::new();
         while !flight.is_full() {
             let mut bundle = flight.blank();

@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-/// Prints LSNs to standard output, one a line, for whoever still reads them.
+/// Prints LSNs to standard output, one per line, until the output is closed.
 pub(super) struct LsnPrinter(Option<BufWriter<StdoutLock<'static>>>);
 
 impl LsnPrinter {
@@ -120,13 +120,13 @@ pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u
     let through = acked.through.max(skipped);
     // Writing to a string cannot fail.
     let _ = match (flight.unanswered(), acked.lsns) {
-        (None, _) => write!(text, "\nnothing is in flight; go on with --skip {through}"),
+        (None, _) => write!(text, "\nnothing is in flight; resume with --skip {through}"),
         (Some((records, last)), lsns) => {
             let records = counted(records as u64, "record");
             let _ = write!(text, "\nin flight: {records}, up to {noun} {last}; each may or may not be in the log");
             let from = lsns
                 .map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
-            write!(text, "\nread from {from} to see how many are, then go on with --skip {through} plus that number")
+            write!(text, "\nread from {from} to see how many are, then resume with --skip {through} plus that number")
         }
     };
     text
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_says_what_was_done_and_how_fast() {
+    fn the_summary_reports_count_and_rate() {
         let acked = Acked {
             records: 1_000_000,
             payload_size: 128 << 20,
@@ -152,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_a_person_knows_what_is_certain_and_how_to_go_on() {
+    fn the_failure_report_says_what_is_acked_and_how_to_resume() {
         let mut flight = Flight::new();
-        assert_eq!(aftermath(&flight, "line", 5), "acknowledged: nothing\nnothing is in flight; go on with --skip 5");
+        assert_eq!(aftermath(&flight, "line", 5), "acknowledged: nothing\nnothing is in flight; resume with --skip 5");
         for place in 6..=8 {
             let mut bundle = flight.blank();
             bundle.push(b"record", place);
@@ -166,7 +166,7 @@ mod tests {
             aftermath(&flight, "line", 5),
             "acknowledged: 1 record, LSN 41 to 41, up to line 6 of the input\n\
              in flight: 2 records, up to line 8; each may or may not be in the log\n\
-             read from 42 to see how many are, then go on with --skip 6 plus that number"
+             read from 42 to see how many are, then resume with --skip 6 plus that number"
         );
     }
 }

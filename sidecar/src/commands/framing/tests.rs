@@ -32,7 +32,7 @@ fn split(framing: InputFraming, max: usize, bytes: &[u8], step: usize) -> (Vec<V
 }
 
 #[test]
-fn lines_are_records_without_their_newline() {
+fn a_line_is_a_record_without_its_newline() {
     let stories: [(&[u8], &[&[u8]]); 6] = [
         (b"", &[]),
         (b"\n", &[b""]),
@@ -53,7 +53,7 @@ fn lines_are_records_without_their_newline() {
 }
 
 #[test]
-fn a_line_above_the_limit_is_named_and_what_came_before_is_kept() {
+fn an_overlong_line_is_an_error_after_earlier_records() {
     let expected = BadInput::TooLarge { noun: "line", number: 2, max: 4 };
     for input in ["1234\n12345\n", "1234\n12345", "1234\n1234567890123"] {
         for step in 1..=input.len() {
@@ -64,7 +64,7 @@ fn a_line_above_the_limit_is_named_and_what_came_before_is_kept() {
 }
 
 #[test]
-fn an_endless_line_is_refused_before_it_fills_the_memory() {
+fn an_endless_line_is_refused_within_bounded_memory() {
     let mut splitter = Splitter::new(InputFraming::Lines, CHUNK_SIZE);
     let mut input = io::repeat(b'x');
     let refused = (0..3).any(|_| {
@@ -75,7 +75,7 @@ fn an_endless_line_is_refused_before_it_fills_the_memory() {
 }
 
 #[test]
-fn length_prefixed_records_come_back_as_they_were_written() {
+fn length_prefixed_records_round_trip() {
     let records: [&[u8]; 4] = [b"", b"with\nnewline", b"\0", &[7; 300]];
     let mut written = RecordWriter::new(Vec::new(), OutputFraming::Length, false);
     records.iter().for_each(|record| written.write(Lsn(1), record).unwrap());
@@ -86,7 +86,7 @@ fn length_prefixed_records_come_back_as_they_were_written() {
 }
 
 #[test]
-fn a_cut_record_is_told_from_the_end() {
+fn a_truncated_record_is_distinguished_from_the_end() {
     let whole = [3, 0, 0, 0, b'a', b'b', b'c', 2, 0, 0, 0, b'd', b'e'];
     for cut in 0..whole.len() {
         let (records, end) = split(InputFraming::Length, 10, &whole[..cut], 2);
@@ -105,7 +105,7 @@ fn a_cut_record_is_told_from_the_end() {
 }
 
 #[test]
-fn records_are_written_in_three_ways() {
+fn records_are_written_in_three_formats() {
     let write = |framing, print_lsn| {
         let mut writer = RecordWriter::new(Vec::new(), framing, print_lsn);
         writer.write(Lsn(41), b"a\n").unwrap();

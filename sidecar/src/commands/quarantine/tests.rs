@@ -67,7 +67,7 @@ fn listed(folder: &TempDir) -> Listed {
 }
 
 #[test]
-fn each_file_is_listed_with_its_records_and_worth() {
+fn each_file_is_listed_with_its_records_and_state() {
     let folder = folder(&[(2, Sealed::Closed), (3, Sealed::Open), (4, Sealed::Closed), (5, Sealed::Open)]);
     let change = |segment, sealed, change: fn(&mut Vec<u8>)| {
         let path = folder.path().join(name(segment, sealed));
@@ -89,7 +89,7 @@ fn each_file_is_listed_with_its_records_and_worth() {
 }
 
 #[test]
-fn what_is_no_segment_is_listed_as_damaged() {
+fn other_files_are_listed_as_damaged() {
     let folder = folder(&[]);
     for (segment, bytes) in [(2, &b""[..]), (3, b"somebody's notes"), (4, &[0; 100_000]), (5, &bytes(6, Sealed::Open))]
     {
@@ -97,13 +97,13 @@ fn what_is_no_segment_is_listed_as_damaged() {
     }
     let Listed { lines, unread } = listed(&folder);
     assert_eq!((lines.len(), unread), (4, 0));
-    for (line, words) in lines.iter().zip(["empty", "neither a buffer", "nothing but zeros", "the name says another"]) {
+    for (line, words) in lines.iter().zip(["empty", "neither a buffer", "nothing but zeros", "the header disagree"]) {
         assert!(line.contains("  DAMAGED  ") && line.contains(words), "{line}");
     }
 }
 
 #[test]
-fn a_name_that_was_taken_is_told_apart_by_its_kind() {
+fn files_with_the_same_name_are_distinguished_by_kind() {
     let folder = folder(&[(2, Sealed::Open)]);
     let (plain, second) = (name(2, Sealed::Open), format!("{}-1", name(2, Sealed::Open)));
     let bytes = fs::read(folder.path().join(plain)).unwrap();
@@ -113,7 +113,7 @@ fn a_name_that_was_taken_is_told_apart_by_its_kind() {
 }
 
 #[test]
-fn exactly_the_files_named_are_released() {
+fn only_the_named_files_are_released() {
     let folder = folder(&[(2, Sealed::Closed), (3, Sealed::Open), (4, Sealed::Closed)]);
     let (found, before) = (find(folder.path()).unwrap(), names(&folder));
     let wanted = [name(4, Sealed::Closed), name(2, Sealed::Closed), name(4, Sealed::Closed)];
@@ -125,7 +125,7 @@ fn exactly_the_files_named_are_released() {
 }
 
 #[test]
-fn names_of_other_files_are_refused_and_nothing_released() {
+fn an_unknown_name_is_refused_and_nothing_is_released() {
     let folder = folder(&[(2, Sealed::Closed)]);
     let good = name(2, Sealed::Closed);
     let inside = format!("inside/{good}");
@@ -154,7 +154,7 @@ fn names_of_other_files_are_refused_and_nothing_released() {
 }
 
 #[test]
-fn all_means_all_that_is_in_quarantine_and_nothing_else() {
+fn all_releases_only_files_in_quarantine() {
     let folder = folder(&[(2, Sealed::Closed), (3, Sealed::Open)]);
     let found = find(folder.path()).unwrap();
     for expected in ["2 files, 1.17 KiB", "nothing"] {
@@ -166,7 +166,7 @@ fn all_means_all_that_is_in_quarantine_and_nothing_else() {
 }
 
 #[test]
-fn a_folder_is_named_or_told_by_group_and_name() {
+fn a_folder_is_given_directly_or_by_group_and_name() {
     let path = |arguments: &[&str]| match parse(arguments).unwrap().command {
         QuarantineCommand::List(ListOptions { folder }) => folder.path(),
         QuarantineCommand::Release(_) => unreachable!("it lists"),
@@ -181,7 +181,7 @@ fn a_folder_is_named_or_told_by_group_and_name() {
 }
 
 #[test]
-fn what_to_release_must_be_said() {
+fn release_requires_names_or_all() {
     assert!(parse(&["release", "--flush-dir", "/flush"]).is_err());
     assert!(parse(&["release", "--flush-dir", "/flush", "--all", "name"]).is_err());
     assert!(parse(&[]).is_err());

@@ -18,7 +18,7 @@ const MAGIC_SIZE: usize = SEGMENT_MAGIC.len() - 1;
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// `segment-N.closed`.
     Closed,
     /// `segment-N.open`.
@@ -27,45 +27,45 @@ pub enum Kind {
     Buffer,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Closed => "file of a closed segment",
-            Kind::Open => "file of an open segment",
-            Kind::Buffer => "buffer",
+            FileKind::Closed => "file of a closed segment",
+            FileKind::Open => "file of an open segment",
+            FileKind::Buffer => "buffer",
         })
     }
 }
 
 /// What the name of a segment's file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct SegmentFileName {
     /// The segment.
     pub segment: SegmentId,
     /// Closed or open.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// A backup finds the file under this name. Another one, such as `segment-3.closed.old`, belongs to a copy that
     /// somebody made, or to one that was set aside.
     pub is_in_place: bool,
 }
 
-impl Named {
+impl SegmentFileName {
     /// `None`: not the name of a segment's file.
-    pub fn parse(name: &str) -> Option<Named> {
+    pub fn parse(name: &str) -> Option<SegmentFileName> {
         let (number, rest) = name.strip_prefix("segment-")?.split_once('.')?;
         let segment = SegmentId(number.parse().ok()?);
         let (kind, extension) = match rest.split('.').next()? {
-            "closed" => (Kind::Closed, "closed"),
-            "open" => (Kind::Open, "open"),
+            "closed" => (FileKind::Closed, "closed"),
+            "open" => (FileKind::Open, "open"),
             _ => return None,
         };
-        Some(Named { segment, kind, is_in_place: name == format!("segment-{:016}.{extension}", segment.0) })
+        Some(SegmentFileName { segment, kind, is_in_place: name == format!("segment-{:016}.{extension}", segment.0) })
     }
 }
 
 /// Why a file is none of ours, or cannot be told.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Foreign {
+pub enum InvalidFile {
     /// Nothing there.
     #[error("the file is empty: neither a buffer nor a segment file")]
     Empty,
@@ -77,7 +77,7 @@ pub enum Foreign {
     Magic(String),
     /// Of another version.
     #[error(
-        "a segment of format version {found}: this program knows version {known}",
+        "a segment of format version {found}: this program supports version {known}",
         known = char::from(SEGMENT_MAGIC[MAGIC_SIZE])
     )]
     Version {
@@ -85,14 +85,10 @@ pub enum Foreign {
         found: char,
     },
     /// Ours, but which segment it is cannot be told.
-    #[error(
-        "the segment header is damaged (log, segment, epoch or size make no sense): nothing in this copy can be trusted"
-    )]
+    #[error("the segment header is damaged (invalid log, segment, epoch or size): nothing in this copy can be trusted")]
     Header,
     /// Zero where the header should be, and not a buffer that is zero all over.
-    #[error(
-        "no segment header, but {0} non-zero bytes behind the place for it: the header never arrived, or has been erased"
-    )]
+    #[error("no segment header, but {0} non-zero bytes after its position: the header never arrived, or was erased")]
     NoHeader(u64),
 }
 
@@ -102,14 +98,14 @@ pub enum Content<'a> {
     /// A buffer of zeros.
     Unwritten,
     /// A segment.
-    Segment(Box<Report<'a>>),
+    Segment(Box<SegmentReport<'a>>),
 }
 
 /// All about a segment.
 #[derive(Clone, Debug)]
-pub struct Report<'a> {
+pub struct SegmentReport<'a> {
     /// What kind of file it is.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Which segment the file's name says that it is, if it says so.
     pub named: Option<SegmentId>,
     /// Which segment it is.
@@ -127,14 +123,14 @@ pub struct Report<'a> {
     /// Bytes of the accepted records' payloads.
     pub payload_size: u64,
     /// What lies behind the valid log.
-    pub tail: Option<Tail>,
+    pub tail: Option<UnverifiedTail>,
     /// What the file says of itself.
     pub footer: Option<Footer>,
 }
 
 /// Non-zero bytes that the scan did not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tail {
+pub struct UnverifiedTail {
     /// How many.
     pub bytes: u64,
     /// Where the first one is.
@@ -145,7 +141,7 @@ pub struct Tail {
 
 /// What to think of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sound {
+pub enum State {
     /// A closed segment, every byte of it vouched for.
     Closed,
     /// An open segment, valid up to here.
@@ -154,19 +150,19 @@ pub enum Sound {
     Damaged(String),
 }
 
-impl fmt::Display for Sound {
+impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Sound::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
-            Sound::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
-            Sound::Damaged(why) => write!(f, "DAMAGED: {why}; use another member's copy"),
+            State::Closed => f.write_str("sound: the whole segment, every byte vouched for"),
+            State::Open => f.write_str("open: valid up to where the scan stopped; other members may hold more"),
+            State::Damaged(why) => write!(f, "DAMAGED: {why}; use another member's copy"),
         }
     }
 }
 
 /// One accepted record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct RecordView<'a> {
     /// Its number.
     pub lsn: Lsn,
     /// Where its header is.
@@ -178,26 +174,26 @@ pub struct Record<'a> {
 }
 
 /// Looks at the bytes of the file called `name`. The name tells the segment and the kind; where it does not, the bytes do.
-pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> {
+pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, InvalidFile> {
     let Some((identity, first)) = read_header(bytes)? else { return Ok(Content::Unwritten) };
     let footer = bytes.split_last_chunk::<FOOTER_SIZE>().and_then(|(_, footer)| Footer::from_bytes(footer));
-    let named = Named::parse(name);
+    let named = SegmentFileName::parse(name);
     // Set aside under a name that was taken, it has a number behind that.
     let ending = name.rsplit_once('.').and_then(|(_, ending)| ending.split('-').next());
     let kind = match (named, ending, footer) {
         (Some(named), ..) => named.kind,
-        (None, Some("closed"), _) => Kind::Closed,
-        (None, Some("open"), _) => Kind::Open,
-        (None, Some("buf"), _) => Kind::Buffer,
-        (None, _, Some(Footer { sealed: Sealed::Closed, .. })) => Kind::Closed,
-        (None, _, Some(Footer { sealed: Sealed::Open, .. })) => Kind::Open,
-        (None, _, None) => Kind::Buffer,
+        (None, Some("closed"), _) => FileKind::Closed,
+        (None, Some("open"), _) => FileKind::Open,
+        (None, Some("buf"), _) => FileKind::Buffer,
+        (None, _, Some(Footer { sealed: Sealed::Closed, .. })) => FileKind::Closed,
+        (None, _, Some(Footer { sealed: Sealed::Open, .. })) => FileKind::Open,
+        (None, _, None) => FileKind::Buffer,
     };
-    let footer = footer.filter(|_| kind != Kind::Buffer);
+    let footer = footer.filter(|_| kind != FileKind::Buffer);
     let log = &bytes[..bytes.len() - if footer.is_some() { FOOTER_SIZE } else { 0 }];
     let log = &log[..log.len().min(identity.size.bytes() as usize)];
 
-    let mut report = Report {
+    let mut report = SegmentReport {
         kind,
         named: named.map(|named| named.segment),
         identity,
@@ -230,18 +226,18 @@ pub fn examine<'a>(name: &str, bytes: &'a [u8]) -> Result<Content<'a>, Foreign> 
 }
 
 /// The identity in the header; `None` for a buffer of zeros.
-fn read_header(bytes: &[u8]) -> Result<Option<(SegmentIdentity, Lsn)>, Foreign> {
+fn read_header(bytes: &[u8]) -> Result<Option<(SegmentIdentity, Lsn)>, InvalidFile> {
     let beginning = &bytes[..bytes.len().min(SEGMENT_HEADER_SIZE)];
     if bytes.is_empty() {
-        return Err(Foreign::Empty);
+        return Err(InvalidFile::Empty);
     }
     if beginning.iter().all(|byte| *byte == 0) {
         // The flag page has bytes of its own.
         let end = bytes.len().saturating_sub(FLAG_PAGE_SIZE).max(beginning.len());
         return match non_zero(&bytes[..end], 0) {
-            Some(tail) => Err(Foreign::NoHeader(tail.bytes)),
+            Some(tail) => Err(InvalidFile::NoHeader(tail.bytes)),
             None if end >= SegmentSize::MIN.bytes() as usize => Ok(None),
-            None => Err(Foreign::Magic("\\x00".to_owned())),
+            None => Err(InvalidFile::Magic("\\x00".to_owned())),
         };
     }
     match beginning.first_chunk() {
@@ -249,30 +245,30 @@ fn read_header(bytes: &[u8]) -> Result<Option<(SegmentIdentity, Lsn)>, Foreign> 
             match SegmentIdentity::from_header(header) {
                 Some(found) => Ok(Some(found)),
                 None if header[MAGIC_SIZE] != SEGMENT_MAGIC[MAGIC_SIZE] => {
-                    Err(Foreign::Version { found: char::from(header[MAGIC_SIZE]) })
+                    Err(InvalidFile::Version { found: char::from(header[MAGIC_SIZE]) })
                 }
-                None => Err(Foreign::Header),
+                None => Err(InvalidFile::Header),
             }
         }
-        _ => Err(Foreign::Magic(beginning[..beginning.len().min(SEGMENT_MAGIC.len())].escape_ascii().to_string())),
+        _ => Err(InvalidFile::Magic(beginning[..beginning.len().min(SEGMENT_MAGIC.len())].escape_ascii().to_string())),
     }
 }
 
-fn non_zero(bytes: &[u8], from: usize) -> Option<Tail> {
+fn non_zero(bytes: &[u8], from: usize) -> Option<UnverifiedTail> {
     let behind = bytes.get(from..)?;
     let first = from + behind.iter().position(|byte| *byte != 0)?;
     let last = from + behind.iter().rposition(|byte| *byte != 0)?;
-    Some(Tail { bytes: behind.iter().filter(|byte| **byte != 0).count() as u64, first, last })
+    Some(UnverifiedTail { bytes: behind.iter().filter(|byte| **byte != 0).count() as u64, first, last })
 }
 
-impl<'a> Report<'a> {
+impl<'a> SegmentReport<'a> {
     /// Records accepted.
     pub fn count(&self) -> u64 {
         self.closure.records()
     }
 
     /// The accepted records.
-    pub fn records(&self) -> impl Iterator<Item = Record<'a>> {
+    pub fn records(&self) -> impl Iterator<Item = RecordView<'a>> {
         let mut scanner = Scanner::new(self.log, &self.identity).ok();
         let appends = std::iter::from_fn(move || {
             let scanner = scanner.as_mut()?;
@@ -284,7 +280,7 @@ impl<'a> Report<'a> {
             append.records().map(move |record| {
                 let (lsn, payload, offset) = (record.lsn, record.payload, Offset(at));
                 at += record_size(payload.len()) as u32;
-                Record { lsn, offset, crc: crc32fast::hash(payload), payload }
+                RecordView { lsn, offset, crc: crc32fast::hash(payload), payload }
             })
         })
     }
@@ -309,28 +305,28 @@ impl<'a> Report<'a> {
     }
 
     /// What to think of it.
-    pub fn sound(&self) -> Sound {
-        let damaged = |why: &str| Sound::Damaged(why.to_owned());
+    pub fn sound(&self) -> State {
+        let damaged = |why: &str| State::Damaged(why.to_owned());
         match (self.kind, self.footer) {
-            // Whoever looks for a segment by name gets the wrong one, and nobody finds the one that is here.
-            _ if self.named.is_some_and(|named| named != self.identity.segment) => Sound::Damaged(format!(
+            // A search by name would find the wrong segment, and never this one.
+            _ if self.named.is_some_and(|named| named != self.identity.segment) => State::Damaged(format!(
                 "the name says segment {}, the header says segment {}",
                 self.named.unwrap_or_default(),
                 self.identity.segment
             )),
-            (Kind::Closed, None) => damaged("a closed segment's file without a footer is not whole"),
-            (Kind::Closed, Some(Footer { sealed: Sealed::Open, .. })) => {
+            (FileKind::Closed, None) => damaged("a closed segment's file without a footer is not whole"),
+            (FileKind::Closed, Some(Footer { sealed: Sealed::Open, .. })) => {
                 damaged("the name says closed, the footer says open")
             }
-            (Kind::Open, Some(Footer { sealed: Sealed::Closed, .. })) => {
+            (FileKind::Open, Some(Footer { sealed: Sealed::Closed, .. })) => {
                 damaged("the name says open, the footer says closed")
             }
             (_, Some(footer)) if footer.closure != self.closure => damaged("footer and scan disagree"),
             (_, Some(footer)) if footer.closure.end.0 as usize != self.log.len() => {
                 damaged("there are bytes between the end of the segment and the footer")
             }
-            (Kind::Closed, Some(_)) => Sound::Closed,
-            (Kind::Open | Kind::Buffer, _) => Sound::Open,
+            (FileKind::Closed, Some(_)) => State::Closed,
+            (FileKind::Open | FileKind::Buffer, _) => State::Open,
         }
     }
 }

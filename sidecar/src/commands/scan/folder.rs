@@ -9,14 +9,14 @@ use std::fmt;
 use indicatif::{HumanBytes, HumanCount};
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 
-use super::examine::{Content, Kind, Named, Report, Sound};
+use super::examine::{Content, FileKind, SegmentFileName, SegmentReport, State};
 use crate::commands::counted;
 
 /// All that is known of a folder so far.
 #[derive(Debug, Default)]
 pub struct Folder {
     /// Sound files in their place, closed or open.
-    held: BTreeMap<(LogId, SegmentId), Held>,
+    held: BTreeMap<(LogId, SegmentId), Summary>,
     /// Segments whose files are damaged, whichever log they are of.
     damaged: BTreeSet<SegmentId>,
     /// Files that are damaged or cannot be read.
@@ -29,8 +29,8 @@ pub struct Folder {
 
 /// One segment, as its best file shows it.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    kind: Kind,
+struct Summary {
+    kind: FileKind,
     epoch: Epoch,
     first: Lsn,
     /// The one before `first` when there is no record.
@@ -41,13 +41,13 @@ struct Held {
 
 /// What to think of a folder.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct FolderReport {
     /// Facts, one for each line.
     facts: Vec<String>,
     /// What must not be, one for each line.
-    troubles: Vec<String>,
+    problems: Vec<String>,
     /// The last line.
-    says: String,
+    summary: String,
 }
 
 impl Folder {
@@ -59,18 +59,18 @@ impl Folder {
         };
         let shown = describe(report);
         let sound = report.sound();
-        let is_in_place = Named::parse(name).is_some_and(|named| named.is_in_place);
+        let is_in_place = SegmentFileName::parse(name).is_some_and(|named| named.is_in_place);
         match (&sound, is_in_place) {
-            (Sound::Damaged(why), true) => {
+            (State::Damaged(why), true) => {
                 self.bad_files += 1;
                 self.damaged.extend(report.named);
                 line(name, "DAMAGED", &format!("{why}; {shown}"))
             }
-            (Sound::Damaged(why), false) => {
+            (State::Damaged(why), false) => {
                 self.aside += 1;
                 line(name, "aside", &format!("damaged: {why}; {shown}"))
             }
-            (_, false) if report.kind == Kind::Buffer => {
+            (_, false) if report.kind == FileKind::Buffer => {
                 self.buffers += 1;
                 line(name, "buffer", &shown)
             }
@@ -80,7 +80,7 @@ impl Folder {
             }
             (_, true) => {
                 self.hold(report);
-                line(name, if sound == Sound::Closed { "sound" } else { "open" }, &shown)
+                line(name, if sound == State::Closed { "sound" } else { "open" }, &shown)
             }
         }
     }
@@ -88,7 +88,7 @@ impl Folder {
     /// Takes in a file that cannot be read, or that is no segment although its name says so. Returns its line.
     pub fn add_bad(&mut self, name: &str, why: &str) -> String {
         self.bad_files += 1;
-        self.damaged.extend(Named::parse(name).filter(|named| named.is_in_place).map(|named| named.segment));
+        self.damaged.extend(SegmentFileName::parse(name).filter(|named| named.is_in_place).map(|named| named.segment));
         line(name, "DAMAGED", why)
     }
 
@@ -97,9 +97,9 @@ impl Folder {
         line(name, "-", what)
     }
 
-    fn hold(&mut self, report: &Report<'_>) {
+    fn hold(&mut self, report: &SegmentReport<'_>) {
         let (identity, closure) = (&report.identity, &report.closure);
-        let held = Held {
+        let held = Summary {
             kind: report.kind,
             epoch: identity.epoch,
             first: report.first,
@@ -110,13 +110,13 @@ impl Folder {
         debug_assert!(held.records == 0 || held.last == closure.last, "a segment's LSNs have no gap");
         let known = self.held.entry((identity.log, identity.segment)).or_insert(held);
         // A crash between the closed file's appearance and the open one's removal leaves both.
-        if held.kind == Kind::Closed {
+        if held.kind == FileKind::Closed {
             *known = held;
         }
     }
 
     /// What the files are together; `None` if there is neither a segment's file nor a buffer.
-    pub fn verdict(&self) -> Option<Verdict> {
+    pub fn verdict(&self) -> Option<FolderReport> {
         if self.held.is_empty() && self.bad_files == 0 && self.buffers == 0 && self.aside == 0 {
             return None;
         }
@@ -126,19 +126,19 @@ impl Folder {
         }
         // The folder's log is the one that most of its files are of.
         let log = files_of.iter().max_by_key(|(_, files)| **files).map(|(log, _)| *log);
-        let segments: Vec<(SegmentId, Held)> = self
+        let segments: Vec<(SegmentId, Summary)> = self
             .held
             .iter()
             .filter(|((of, _), _)| Some(*of) == log)
             .map(|((_, segment), held)| (*segment, *held))
             .collect();
 
-        let mut troubles = Vec::new();
+        let mut problems = Vec::new();
         for (other, files) in files_of.iter().filter(|(other, _)| Some(**other) != log) {
-            troubles.push(format!("{} of another log, {other}", counted(*files as u64, "segment")));
+            problems.push(format!("{} of another log, {other}", counted(*files as u64, "segment")));
         }
         for pair in segments.windows(2) {
-            troubles.extend(self.compare(pair[0], pair[1]));
+            problems.extend(self.compare(pair[0], pair[1]));
         }
         // Behind the last file, and before the first one, a damaged file is no gap between others.
         let inside = |segment: &SegmentId| {
@@ -147,20 +147,20 @@ impl Folder {
         };
         let has_copy = |segment: &SegmentId| segments.iter().any(|(held, _)| held == segment);
         for segment in self.damaged.iter().filter(|segment| !inside(segment) && !has_copy(segment)) {
-            troubles.push(format!("segment {segment} is damaged, and no other file here holds it"));
+            problems.push(format!("segment {segment} is damaged, and no other file in this folder has it"));
         }
-        Some(Verdict { facts: self.facts(log, &segments), says: self.say(&segments, troubles.len()), troubles })
+        Some(FolderReport { facts: self.facts(log, &segments), summary: self.say(&segments, problems.len()), problems })
     }
 
     /// What is wrong between two segments that follow each other in the folder.
-    fn compare(&self, (a, before): (SegmentId, Held), (b, after): (SegmentId, Held)) -> Option<String> {
+    fn compare(&self, (a, before): (SegmentId, Summary), (b, after): (SegmentId, Summary)) -> Option<String> {
         let lost = after.first.0.saturating_sub(before.last.0 + 1);
         let lsns = match lost {
             0 => String::new(),
-            1 => format!(": LSN {} is not here", before.last.0 + 1),
-            _ => format!(": LSN {} to {} are not here", before.last.0 + 1, after.first.0 - 1),
+            1 => format!(": LSN {} is missing", before.last.0 + 1),
+            _ => format!(": LSN {} to {} are missing", before.last.0 + 1, after.first.0 - 1),
         };
-        let open = if before.kind == Kind::Open { ", of which only the open file is here," } else { "" };
+        let open = if before.kind == FileKind::Open { ", of which only the open file is here," } else { "" };
         if b > a.next() {
             let (from, to) = (a.next(), SegmentId(b.0 - 1));
             let what = if from == to { format!("segment {from}") } else { format!("segments {from} to {to}") };
@@ -189,14 +189,14 @@ impl Folder {
         }
     }
 
-    fn facts(&self, log: Option<LogId>, segments: &[(SegmentId, Held)]) -> Vec<String> {
+    fn facts(&self, log: Option<LogId>, segments: &[(SegmentId, Summary)]) -> Vec<String> {
         let mut facts = Vec::new();
         let mut fact = |name: &str, what: String| facts.push(format!("{name:<9} {what}"));
         if let Some(log) = log {
             fact("log", log.to_string());
         }
         if let (Some((first, begin)), Some((last, _))) = (segments.first(), segments.last()) {
-            let closed = segments.iter().filter(|(_, held)| held.kind == Kind::Closed).count();
+            let closed = segments.iter().filter(|(_, held)| held.kind == FileKind::Closed).count();
             fact("segments", format!("{first} to {last}: {closed} closed, {} open", segments.len() - closed));
             let records: u64 = segments.iter().map(|(_, held)| held.records).sum();
             let size: u64 = segments.iter().map(|(_, held)| held.payload_size).sum();
@@ -205,11 +205,11 @@ impl Folder {
             let noun = if records == 1 { "record" } else { "records" };
             fact("total", format!("{} {noun}{range}, {} of payload", HumanCount(records), HumanBytes(size)));
             if begin.first > Lsn(1) {
-                fact("begin", format!("records before LSN {} have been trimmed, or are missing", begin.first));
+                fact("begin", format!("records before LSN {} are trimmed or missing", begin.first));
             }
         }
         if self.buffers > 0 {
-            fact("buffers", format!("{}; what they hold is not compared with each other", self.buffers));
+            fact("buffers", format!("{}; their contents are not compared with each other", self.buffers));
         }
         if self.aside > 0 {
             fact(
@@ -220,36 +220,36 @@ impl Folder {
         facts
     }
 
-    fn say(&self, segments: &[(SegmentId, Held)], troubles: usize) -> String {
-        if self.bad_files > 0 || troubles > 0 {
+    fn say(&self, segments: &[(SegmentId, Summary)], problems: usize) -> String {
+        if self.bad_files > 0 || problems > 0 {
             return format!(
                 "DAMAGED: {}, {} in the log. Remove nothing: other members may need what is sound here, see \
                  docs/runbooks/TailwindMemberDamaged.md",
                 counted(self.bad_files, "damaged file"),
-                counted(troubles as u64, "fault")
+                counted(problems as u64, "fault")
             );
         }
         if segments.is_empty() {
             return "no segment has a file in its place here".to_owned();
         }
         "sound: no file is damaged, no segment and no LSN is missing between the first and the last. Whether the log ends \
-         here the other members know"
+         here, only the other members can tell"
             .to_owned()
     }
 }
 
-impl Verdict {
+impl FolderReport {
     /// True if nothing is damaged and nothing is missing in between.
     pub fn is_sound(&self) -> bool {
-        self.troubles.is_empty() && !self.says.starts_with("DAMAGED")
+        self.problems.is_empty() && !self.summary.starts_with("DAMAGED")
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for FolderReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.facts.iter().try_for_each(|fact| writeln!(f, "  {fact}"))?;
-        self.troubles.iter().try_for_each(|trouble| writeln!(f, "  {:<9} {trouble}", "FAULT"))?;
-        write!(f, "  {:<9} {}", "verdict", self.says)
+        self.problems.iter().try_for_each(|trouble| writeln!(f, "  {:<9} {trouble}", "FAULT"))?;
+        write!(f, "  {:<9} {}", "verdict", self.summary)
     }
 }
 
@@ -258,13 +258,13 @@ fn line(name: &str, state: &str, what: &str) -> String {
 }
 
 /// What a segment's file holds, in one line.
-pub(in crate::commands) fn describe(report: &Report<'_>) -> String {
+pub(in crate::commands) fn describe(report: &SegmentReport<'_>) -> String {
     let (segment, epoch) = (report.identity.segment, report.identity.epoch);
     let records = match report.count() {
         0 => "no records".to_owned(),
         _ => format!("LSN {} to {}", report.closure.first, report.closure.last),
     };
-    let footer = if report.footer.is_none() && report.kind == Kind::Open { ", no footer" } else { "" };
+    let footer = if report.footer.is_none() && report.kind == FileKind::Open { ", no footer" } else { "" };
     let tail = match &report.tail {
         Some(tail) => format!(
             ", {} behind offset {} that the scan does not accept",

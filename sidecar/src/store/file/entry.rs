@@ -8,7 +8,7 @@ use tailwind_protocol::config::Configuration;
 /// The format that this version writes. It reads 1 as well, where the body is the configuration and nothing else.
 pub(super) const FORMAT: u32 = 2;
 
-/// Names one file for ever: drawn at random when it is written.
+/// Names one file permanently: drawn at random when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tag(pub(super) u64);
 
@@ -18,7 +18,7 @@ const OLD: Tag = Tag(0);
 /// What one file says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct ConfigFile {
     /// This file's.
     pub(super) tag: Tag,
     /// The tag of the number before, which this file replaces. None in number 0.
@@ -35,14 +35,14 @@ struct Header {
 
 /// Why bytes are no entry.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unreadable {
+pub(super) enum ConfigFileError {
     /// A newer version has written them, in this format.
     Newer(u32),
     /// They are not what was written.
     Damaged(String),
 }
 
-impl Entry {
+impl ConfigFile {
     /// As it lies in its file.
     pub(super) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut body = serde_json::to_string_pretty(self)?;
@@ -52,20 +52,20 @@ impl Entry {
     }
 
     /// What a file's bytes say.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Entry, Unreadable> {
-        let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<ConfigFile, ConfigFileError> {
+        let damaged = |why: &str| ConfigFileError::Damaged(why.to_owned());
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("not text"))?;
         let (header, body) = text.split_once('\n').ok_or_else(|| damaged("no header"))?;
         let header: Header = serde_json::from_str(header).map_err(|_| damaged("not a header"))?;
         if header.tailwind_config > FORMAT {
-            return Err(Unreadable::Newer(header.tailwind_config));
+            return Err(ConfigFileError::Newer(header.tailwind_config));
         }
         if crc32fast::hash(body.as_bytes()) != header.crc32 {
             return Err(damaged("its CRC does not match"));
         }
         let entry = match header.tailwind_config {
             FORMAT => serde_json::from_str(body),
-            _ => serde_json::from_str(body).map(|old| Entry { tag: OLD, after: None, configuration: Some(old) }),
+            _ => serde_json::from_str(body).map(|old| ConfigFile { tag: OLD, after: None, configuration: Some(old) }),
         };
         entry.map_err(|error| damaged(&error.to_string()))
     }

@@ -48,7 +48,7 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn swaps_only_what_was_expected() {
+fn a_swap_requires_the_expected_content() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::new(&folder.path().join("deep/config.json")).unwrap();
     assert_eq!(store.read().unwrap(), None);
@@ -61,7 +61,7 @@ fn swaps_only_what_was_expected() {
 }
 
 #[test]
-fn keeps_the_newest_two_and_the_place_of_the_first() {
+fn the_newest_two_files_and_number_0_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 9);
     assert_eq!(files(folder.path()), ["config.json", "config.json.7", "config.json.8"]);
@@ -82,7 +82,7 @@ fn only_one_of_many_racing_swaps_wins() {
     assert_eq!(won.filter(|outcome| *outcome == SwapOutcome::Applied).count(), 1);
 }
 
-/// Each racer always goes on from what it has read last; nobody waits for anybody. Readers watch the while.
+/// Each racer continues from what it read last, without waiting. Readers watch meanwhile.
 #[test]
 fn a_long_race_applies_each_epoch_once() {
     const EPOCHS: u64 = 300;
@@ -137,28 +137,28 @@ fn a_long_race_applies_each_epoch_once() {
 }
 
 #[test]
-fn a_sleeper_whose_number_is_taken_is_late() {
+fn a_stalled_writer_loses_its_taken_number() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::new(&folder.path().join("config.json")).unwrap();
     for epoch in 1..9 {
         let sleeper = asleep(&store, &claimed(epoch, 2));
         advance(&store, epoch - 1, epoch);
-        assert_eq!(store.publish(&sleeper).unwrap(), Published::Late);
+        assert_eq!(store.publish(&sleeper).unwrap(), PublishResult::Late);
         assert_eq!(store.read().unwrap(), Some(config(epoch)));
     }
 }
 
 /// The sleeper read number n as the newest, and wakes up when number n + 1 has come and gone.
 #[test]
-fn a_sleeper_that_takes_a_number_anew_changes_nothing() {
+fn a_stalled_writer_that_reuses_a_number_changes_nothing() {
     for slept_at in 1..6 {
         let folder = tempfile::tempdir().unwrap();
         let store = store_at(folder.path(), slept_at);
         let sleeper = asleep(&store, &claimed(slept_at + 1, 2));
         let second = asleep(&store, &claimed(slept_at + 1, 3));
         advance(&store, slept_at, slept_at + 4);
-        assert_eq!(store.publish(&sleeper).unwrap(), Published::Doubtful);
-        assert_eq!(store.publish(&second).unwrap(), Published::Late);
+        assert_eq!(store.publish(&sleeper).unwrap(), PublishResult::Doubtful);
+        assert_eq!(store.publish(&second).unwrap(), PublishResult::Late);
         let there = store.path_of(sleeper.number);
         assert!(there.exists(), "nothing in its way");
         assert_eq!(store.read().unwrap(), Some(config(slept_at + 4)));
@@ -169,7 +169,7 @@ fn a_sleeper_that_takes_a_number_anew_changes_nothing() {
 
 /// Worse: the folder's list shows the stale number only, since all others have changed while it was read.
 #[test]
-fn a_stale_number_never_stands() {
+fn a_stale_number_is_never_current() {
     for slept_at in 1..6 {
         let folder = tempfile::tempdir().unwrap();
         let store = store_at(folder.path(), slept_at);
@@ -178,7 +178,7 @@ fn a_stale_number_never_stands() {
         let next = asleep(&store, &claimed(slept_at + 2, 2));
         advance(&store, slept_at + 1, slept_at + 5);
         for sleeper in sleepers.iter().chain([&next]) {
-            assert_eq!(store.publish(sleeper).unwrap(), Published::Doubtful);
+            assert_eq!(store.publish(sleeper).unwrap(), PublishResult::Doubtful);
             assert!(!store.stands(sleeper.number, sleeper.entry.after).unwrap());
         }
         for number in store.numbers().unwrap().into_iter().filter(|number| *number > next.number) {
@@ -190,17 +190,17 @@ fn a_stale_number_never_stands() {
 }
 
 #[test]
-fn a_repeated_link_is_known_for_its_own() {
+fn a_repeated_link_recognizes_its_own_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 3);
     let draft = asleep(&store, &config(4));
     fs::hard_link(&draft.path, store.path_of(draft.number)).unwrap();
-    assert_eq!(store.publish(&draft).unwrap(), Published::Standing);
+    assert_eq!(store.publish(&draft).unwrap(), PublishResult::Standing);
     assert_eq!(store.read().unwrap(), Some(config(4)));
 }
 
 #[test]
-fn goes_on_after_one_that_died_between_link_and_answer() {
+fn a_crash_between_link_and_reply_is_recovered() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 3);
     let draft = asleep(&store, &config(4));
@@ -218,7 +218,7 @@ fn goes_on_after_one_that_died_between_link_and_answer() {
 }
 
 #[test]
-fn goes_on_from_a_file_of_the_first_format() {
+fn a_file_of_the_first_format_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     let body = serde_json::to_string_pretty(&config(1)).unwrap() + "\n";
@@ -231,7 +231,7 @@ fn goes_on_from_a_file_of_the_first_format() {
 }
 
 #[test]
-fn says_what_is_wrong_with_a_file_that_it_cannot_use() {
+fn an_unusable_file_is_explained() {
     let folder = tempfile::tempdir().unwrap();
     for epoch in [1, 4] {
         let folder = folder.path().join(epoch.to_string());
@@ -257,7 +257,7 @@ fn says_what_is_wrong_with_a_file_that_it_cannot_use() {
 
 /// What docs/config-store.md has a person do with the newest numbered file that is sound.
 #[test]
-fn a_numbered_file_put_in_the_place_of_number_0_is_gone_on_from() {
+fn a_file_copied_over_number_0_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 5);
     fs::write(store.path_of(4), "damaged").unwrap();
@@ -274,7 +274,7 @@ fn a_numbered_file_put_in_the_place_of_number_0_is_gone_on_from() {
 }
 
 #[test]
-fn leaves_files_alone_that_are_not_its_own() {
+fn unrelated_files_are_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let others = ["config.json.007", "config.json.bak", "config.json.+3", "config.jsonl.5", "other.new"];
     others.iter().for_each(|name| fs::write(folder.path().join(name), "somebody's").unwrap());

@@ -86,8 +86,8 @@ pub(super) fn configuration(group: &ReplicaGroup) -> Result<Option<Configuration
     let Some(log) = group.status.as_ref().and_then(|status| status.log.as_ref()) else { return Ok(None) };
     parse(log).map(Some).map_err(|why| {
         format!(
-            "status.log of the ReplicaGroup is damaged ({why}): if somebody has edited it, put back what was there; the \
-             API server's audit log tells what that was"
+            "status.log of the ReplicaGroup is damaged ({why}): if it was edited by hand, restore it; the API \
+             server's audit log shows the previous content"
         )
     })
 }

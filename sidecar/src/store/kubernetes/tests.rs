@@ -50,14 +50,14 @@ fn apply(object: &Value, seen: &Value, proposed: &Configuration) -> Result<Value
 }
 
 #[test]
-fn a_configuration_comes_back_as_it_was() {
+fn a_configuration_round_trips() {
     let status = json!({ "log": convert::log_status(&config(3, 9)) });
     assert_eq!(convert::configuration(&group(&object(json!({}), Some(status)))), Ok(Some(config(3, 9))));
     assert_eq!(convert::configuration(&group(&object(json!({}), None))), Ok(None));
 }
 
 #[test]
-fn a_damaged_log_is_told_and_never_guessed_at() {
+fn an_invalid_log_is_an_error() {
     for (field, bad) in [("id", json!("7")), ("claim", json!("-1")), ("claim", json!(""))] {
         let mut log = json!(convert::log_status(&config(3, 9)));
         log[field] = bad;
@@ -67,7 +67,7 @@ fn a_damaged_log_is_told_and_never_guessed_at() {
 }
 
 #[test]
-fn the_first_content_is_written_only_if_nothing_has_changed() {
+fn the_first_content_is_written_only_if_unchanged() {
     for status in [None, Some(json!({ "phase": "Pending" }))] {
         let seen = object(json!({}), status);
         let written = apply(&seen, &seen, &config(1, 1)).unwrap();
@@ -80,7 +80,7 @@ fn the_first_content_is_written_only_if_nothing_has_changed() {
 }
 
 #[test]
-fn a_later_content_replaces_only_what_was_expected() {
+fn a_later_write_replaces_only_the_expected_content() {
     let with = |config: &Configuration| {
         object(json!({}), Some(json!({ "phase": "Ready", "log": convert::log_status(config) })))
     };
@@ -97,7 +97,7 @@ fn a_later_content_replaces_only_what_was_expected() {
 }
 
 #[test]
-fn wishes_come_from_spec_and_status() {
+fn settings_come_from_spec_and_status() {
     let status = json!({
         "membersWanted": 4,
         "backups": [

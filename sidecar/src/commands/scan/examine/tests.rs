@@ -33,27 +33,27 @@ fn file(sealed: Sealed, appends: &[&[&str]]) -> Vec<u8> {
     bytes
 }
 
-fn report<'a>(name: &str, bytes: &'a [u8]) -> Report<'a> {
+fn report<'a>(name: &str, bytes: &'a [u8]) -> SegmentReport<'a> {
     match examine(name, bytes).unwrap() {
         Content::Segment(report) => *report,
         Content::Unwritten => panic!("nothing found"),
     }
 }
 
-fn damaged(why: &str) -> Sound {
-    Sound::Damaged(why.to_owned())
+fn damaged(why: &str) -> State {
+    State::Damaged(why.to_owned())
 }
 
 const APPENDS: &[&[&str]] = &[&["one"], &["two", "three"], &[""]];
 
 #[test]
-fn a_buffer_tells_its_segment_and_its_records() {
+fn a_buffer_shows_its_segment_and_records() {
     let (bytes, closure) = buffer(APPENDS);
     let report = report("slot-0000.buf", &bytes);
-    assert_eq!((report.kind, report.identity, report.closure), (Kind::Buffer, identity(), closure));
+    assert_eq!((report.kind, report.identity, report.closure), (FileKind::Buffer, identity(), closure));
     assert_eq!((report.count(), report.appends, report.payload_size), (4, 3, 11));
     assert_eq!((report.stop.at, report.stop.why, report.tail), (closure.end, StopReason::Unwritten, None));
-    assert_eq!((report.footer, report.sound()), (None, Sound::Open));
+    assert_eq!((report.footer, report.sound()), (None, State::Open));
     let records: Vec<_> = report.records().map(|r| (r.lsn.0, r.offset.0, r.payload, r.crc)).collect();
     let crc = |text: &str| crc32fast::hash(text.as_bytes());
     let expected = [
@@ -85,7 +85,7 @@ fn a_closed_file_is_sound_when_footer_and_scan_agree() {
     let bytes = file(Sealed::Closed, APPENDS);
     for name in ["segment-3.closed", "a copy of it"] {
         let report = report(name, &bytes);
-        assert_eq!((report.kind, report.sound(), report.count()), (Kind::Closed, Sound::Closed, 4));
+        assert_eq!((report.kind, report.sound(), report.count()), (FileKind::Closed, State::Closed, 4));
         assert_eq!(report.why_stopped(), "the end of the segment's bytes in this file");
         assert!(report.to_string().contains("footer    closed; agrees with the scan"));
     }
@@ -111,12 +111,12 @@ fn a_file_under_the_name_of_another_segment_is_damaged() {
 }
 
 #[test]
-fn names_of_segment_files_are_told_apart() {
-    let named = |name| Named::parse(name).map(|named| (named.segment.0, named.kind, named.is_in_place));
-    assert_eq!(named("segment-0000000000000003.closed"), Some((3, Kind::Closed, true)));
-    assert_eq!(named("segment-0000000000000003.open"), Some((3, Kind::Open, true)));
-    assert_eq!(named("segment-3.closed"), Some((3, Kind::Closed, false)));
-    assert_eq!(named("segment-0000000000000003.closed.tmp"), Some((3, Kind::Closed, false)));
+fn segment_file_names_are_parsed() {
+    let named = |name| SegmentFileName::parse(name).map(|named| (named.segment.0, named.kind, named.is_in_place));
+    assert_eq!(named("segment-0000000000000003.closed"), Some((3, FileKind::Closed, true)));
+    assert_eq!(named("segment-0000000000000003.open"), Some((3, FileKind::Open, true)));
+    assert_eq!(named("segment-3.closed"), Some((3, FileKind::Closed, false)));
+    assert_eq!(named("segment-0000000000000003.closed.tmp"), Some((3, FileKind::Closed, false)));
     for other in ["promise", "segment-.closed", "segment-3", "segment-3.shut", "segment-99999999999999999999.closed"] {
         assert_eq!(named(other), None, "{other}");
     }
@@ -135,41 +135,44 @@ fn a_torn_append_is_shown_as_a_tail() {
     assert_eq!((report.stop.at, report.stop.why), (Offset(torn as u32), StopReason::Checksum));
     let tail = report.tail.unwrap();
     assert!(tail.first == end && tail.last < torn && tail.bytes > 12);
-    assert_eq!(report.sound(), Sound::Open);
+    assert_eq!(report.sound(), State::Open);
 }
 
 #[test]
-fn every_damaged_byte_of_a_closed_file_is_noticed() {
+fn every_damaged_byte_of_a_closed_file_is_detected() {
     let sound = file(Sealed::Closed, APPENDS);
     for place in 0..sound.len() {
         let mut bytes = sound.clone();
         bytes[place] ^= 0x40;
         match examine("segment-3.closed", &bytes) {
-            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), Sound::Damaged(_)), "byte {place}"),
+            Ok(Content::Segment(report)) => assert!(matches!(report.sound(), State::Damaged(_)), "byte {place}"),
             Ok(Content::Unwritten) => panic!("byte {place}"),
             Err(_) => assert!(place < SEGMENT_HEADER_SIZE, "byte {place}"),
         }
     }
     for size in SEGMENT_HEADER_SIZE..sound.len() {
         let report = report("segment-3.closed", &sound[..size]);
-        assert!(matches!(report.sound(), Sound::Damaged(_)), "cut to {size} bytes");
+        assert!(matches!(report.sound(), State::Damaged(_)), "cut to {size} bytes");
     }
 }
 
 #[test]
-fn an_open_file_is_valid_as_far_as_it_goes() {
+fn an_open_file_is_valid_up_to_its_end() {
     let bytes = file(Sealed::Open, APPENDS);
-    assert_eq!(report("segment-3.open", &bytes).sound(), Sound::Open);
+    assert_eq!(report("segment-3.open", &bytes).sound(), State::Open);
     // Still growing: no footer yet, and the last append on its way.
     let growing = report("segment-3.open", &bytes[..bytes.len() - FOOTER_SIZE - 8]);
-    assert_eq!((growing.kind, growing.footer, growing.count(), growing.sound()), (Kind::Open, None, 3, Sound::Open));
+    assert_eq!(
+        (growing.kind, growing.footer, growing.count(), growing.sound()),
+        (FileKind::Open, None, 3, State::Open)
+    );
     assert!(growing.tail.is_some());
     let renamed = report("segment-3.closed", &bytes);
     assert_eq!(renamed.sound(), damaged("the name says closed, the footer says open"));
 }
 
 #[test]
-fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
+fn a_footer_beyond_the_scanned_end_is_a_mismatch() {
     let mut bytes = file(Sealed::Closed, APPENDS);
     bytes[248 - 8 - 32 - 8 - 8] ^= 1;
     let report = report("segment-3.closed", &bytes);
@@ -180,33 +183,33 @@ fn a_footer_that_claims_more_than_the_scan_finds_is_a_disagreement() {
 }
 
 #[test]
-fn files_without_a_segment_are_told_apart() {
+fn files_without_a_segment_are_classified() {
     let foreign = |bytes: &[u8]| examine("slot-0000.buf", bytes).map(|_| ()).unwrap_err();
     let (bytes, _) = buffer(APPENDS);
-    assert_eq!(foreign(b""), Foreign::Empty);
-    assert_eq!(foreign(b"\x7fELF and more"), Foreign::Magic("\\x7fELF and".to_owned()));
-    assert_eq!(foreign(b"TWSEGMT1"), Foreign::Magic("TWSEGMT1".to_owned()));
-    assert_eq!(foreign(&[0; 100]), Foreign::Magic("\\x00".to_owned()));
+    assert_eq!(foreign(b""), InvalidFile::Empty);
+    assert_eq!(foreign(b"\x7fELF and more"), InvalidFile::Magic("\\x7fELF and".to_owned()));
+    assert_eq!(foreign(b"TWSEGMT1"), InvalidFile::Magic("TWSEGMT1".to_owned()));
+    assert_eq!(foreign(&[0; 100]), InvalidFile::Magic("\\x00".to_owned()));
     let altered = |place: usize, byte: u8| {
         let mut bytes = bytes.clone();
         bytes[place] = byte;
         foreign(&bytes)
     };
     for version in [b'1', b'3'] {
-        assert_eq!(altered(7, version), Foreign::Version { found: version.into() });
+        assert_eq!(altered(7, version), InvalidFile::Version { found: version.into() });
     }
-    assert_eq!(altered(24, 0), Foreign::Header);
+    assert_eq!(altered(24, 0), InvalidFile::Header);
     let mut headless = bytes;
     headless[..SEGMENT_HEADER_SIZE].fill(0);
-    assert!(matches!(foreign(&headless), Foreign::NoHeader(1..)));
+    assert!(matches!(foreign(&headless), InvalidFile::NoHeader(1..)));
     headless[..SIZE].fill(0);
     assert!(matches!(examine("slot-0000.buf", &headless), Ok(Content::Unwritten)), "the flag page does not count");
 }
 
 #[test]
-fn a_segment_without_records_is_no_error() {
+fn an_empty_segment_is_valid() {
     let (bytes, _) = buffer(&[]);
     let report = report("slot-0000.buf", &bytes);
-    assert_eq!((report.count(), report.records().count(), report.sound()), (0, 0, Sound::Open));
+    assert_eq!((report.count(), report.records().count(), report.sound()), (0, 0, State::Open));
     assert!(report.to_string().contains("records   none; the first is to be LSN 10"));
 }

@@ -38,11 +38,11 @@ fn closed(folder: &mut Folder, segment: u64, epoch: u64, lsns: std::ops::Range<u
     add(folder, &format!("segment-{segment:016}.closed"), &file(LOG, segment, epoch, Sealed::Closed, lsns))
 }
 
-fn troubles(folder: &Folder) -> Vec<String> {
+fn problems(folder: &Folder) -> Vec<String> {
     let verdict = folder.verdict().unwrap();
     assert!(!verdict.is_sound());
-    assert!(verdict.says.starts_with("DAMAGED: "), "{verdict}");
-    verdict.troubles
+    assert!(verdict.summary.starts_with("DAMAGED: "), "{verdict}");
+    verdict.problems
 }
 
 #[test]
@@ -67,31 +67,31 @@ fn a_whole_folder_is_sound() {
   log       00000000000000000000000000000007
   segments  3 to 5: 2 closed, 1 open
   total     25 records, LSN 10 to 34, 175 B of payload
-  begin     records before LSN 10 have been trimmed, or are missing
+  begin     records before LSN 10 are trimmed or missing
   verdict   sound: no file is damaged, no segment and no LSN is missing between the first and the last. Whether the log \
-         ends here the other members know"
+         ends here, only the other members can tell"
     );
 }
 
 #[test]
-fn missing_segments_are_named_with_their_records() {
+fn missing_segments_are_listed_with_their_records() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     closed(&mut folder, 3, 1, 20..30);
     closed(&mut folder, 6, 1, 50..51);
     closed(&mut folder, 8, 1, 52..53);
     assert_eq!(
-        troubles(&folder),
+        problems(&folder),
         [
-            "segment 2 is missing: LSN 11 to 19 are not here",
-            "segments 4 to 5 are missing: LSN 30 to 49 are not here",
-            "segment 7 is missing: LSN 51 is not here",
+            "segment 2 is missing: LSN 11 to 19 are missing",
+            "segments 4 to 5 are missing: LSN 30 to 49 are missing",
+            "segment 7 is missing: LSN 51 is missing",
         ]
     );
 }
 
 #[test]
-fn damaged_files_leave_gaps_that_say_so() {
+fn damaged_files_are_listed_as_gaps() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     let mut rotten = file(LOG, 2, 1, Sealed::Closed, 11..20);
@@ -101,9 +101,11 @@ fn damaged_files_leave_gaps_that_say_so() {
     closed(&mut folder, 3, 1, 20..30);
     let said = folder.add_bad("segment-0000000000000004.closed", "not a file but a FIFO");
     assert_eq!(said, "segment-0000000000000004.closed  DAMAGED  not a file but a FIFO");
-    let expected =
-        ["segment 2 is damaged: LSN 11 to 19 are not here", "segment 4 is damaged, and no other file here holds it"];
-    assert_eq!(troubles(&folder), expected);
+    let expected = [
+        "segment 2 is damaged: LSN 11 to 19 are missing",
+        "segment 4 is damaged, and no other file in this folder has it",
+    ];
+    assert_eq!(problems(&folder), expected);
 }
 
 #[test]
@@ -111,22 +113,22 @@ fn an_open_file_that_ends_too_early_is_a_gap() {
     let mut folder = Folder::default();
     add(&mut folder, "segment-0000000000000001.open", &file(LOG, 1, 1, Sealed::Open, 1..5));
     closed(&mut folder, 2, 1, 11..20);
-    let said = "segment 1, of which only the open file is here, ends at LSN 4, segment 2 begins at LSN 11: LSN 5 to 10 are not here";
-    assert_eq!(troubles(&folder), [said]);
+    let said = "segment 1, of which only the open file is here, ends at LSN 4, segment 2 begins at LSN 11: LSN 5 to 10 are missing";
+    assert_eq!(problems(&folder), [said]);
     // The closed file says how far the segment went.
     closed(&mut folder, 1, 1, 1..11);
     assert!(folder.verdict().unwrap().is_sound());
 }
 
 #[test]
-fn segments_that_do_not_fit_together_are_named() {
+fn mismatched_segments_are_listed() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 2, 1..11);
     closed(&mut folder, 2, 1, 11..20);
     closed(&mut folder, 3, 2, 15..30);
     add(&mut folder, "segment-0000000000000004.closed", &file(LogId(8), 4, 2, Sealed::Closed, 30..40));
     assert_eq!(
-        troubles(&folder),
+        problems(&folder),
         [
             "1 segment of another log, 00000000000000000000000000000008",
             "segment 2 is of epoch 1, segment 1 of epoch 2",
@@ -136,16 +138,16 @@ fn segments_that_do_not_fit_together_are_named() {
 }
 
 #[test]
-fn a_file_under_a_wrong_name_is_damaged_and_its_place_empty() {
+fn a_misnamed_file_is_damaged_and_leaves_a_gap() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     add(&mut folder, "segment-0000000000000003.closed", &file(LOG, 2, 1, Sealed::Closed, 11..20));
     closed(&mut folder, 4, 1, 30..40);
-    assert_eq!(troubles(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are not here"]);
+    assert_eq!(problems(&folder), ["segments 2 to 3 are missing or damaged (1 damaged): LSN 11 to 29 are missing"]);
 }
 
 #[test]
-fn copies_that_the_backup_does_not_use_are_no_part_of_the_log() {
+fn unused_copies_are_not_part_of_the_log() {
     let mut folder = Folder::default();
     closed(&mut folder, 1, 1, 1..11);
     for name in ["segment-2.closed", "segment-0000000000000002.closed.old"] {
@@ -159,7 +161,7 @@ fn copies_that_the_backup_does_not_use_are_no_part_of_the_log() {
 }
 
 #[test]
-fn what_is_in_quarantine_is_listed_as_aside() {
+fn quarantined_files_are_listed_separately() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("quarantined-0000000000000002.epoch-1.0000000000000002.closed");
     std::fs::write(&path, file(LOG, 2, 1, Sealed::Closed, 11..20)).unwrap();
