@@ -113,13 +113,13 @@ pub struct Rules {
     /// A peer that is silent for so long is dead.
     pub heartbeat_silence: Duration,
     /// How long a promotion waits for slower members once enough are fenced.
-    pub fence_patience: Duration,
+    pub fence_wait: Duration,
     /// How long a member may hold up the next segment.
-    pub open_patience: Duration,
+    pub open_timeout: Duration,
     /// How long a control RPC may take.
     pub rpc_timeout: Duration,
     /// How long a client that reads may take nothing.
-    pub client_patience: Duration,
+    pub client_timeout: Duration,
 }
 
 /// The way to the append path.

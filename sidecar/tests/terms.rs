@@ -55,7 +55,7 @@ impl Bench {
             min_in_sync: 1,
             durability: Durability::Memory,
             segment_size: SegmentSize::MIN,
-            open_patience_ms: 60_000,
+            open_timeout_ms: 60_000,
             recruit_interval_ms: 60_000,
             swap_interval_ms: 60_000,
         };

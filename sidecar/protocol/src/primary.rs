@@ -53,7 +53,7 @@ pub struct Rules {
     pub segment_size: SegmentSize,
     /// How long a member may hold up the next segment, or acks under durability `Flushed`, before it counts as lost.
     /// A newcomer counts as lost after twice as long without progress.
-    pub open_patience_ms: u64,
+    pub open_timeout_ms: u64,
     /// Pause between two searches for a spare.
     pub recruit_interval_ms: u64,
     /// Pause before a swap of unknown outcome is sent again.

@@ -22,12 +22,12 @@ pub struct Rules {
     /// Members that must be fenced, and hold the log, before there is a primary.
     pub min_in_sync: u8,
     /// How long to wait for the slower members once enough have been fenced.
-    pub fence_patience_ms: u64,
+    pub fence_wait_ms: u64,
     /// Pause before a failed step is retried.
     pub retry_ms: u64,
     /// How long repairs may go on without finishing any task before the promotion tries to continue without the members that
     /// it waits for.
-    pub repair_patience_ms: u64,
+    pub repair_timeout_ms: u64,
     /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
     pub accept_loss: Option<AcceptedLoss>,
 }
@@ -457,7 +457,7 @@ impl Promotion {
         if let Some((member, log)) = found.iter().find_map(|(member, i)| Some((member, i.log?))) {
             return self.wait(now, Waiting::StoreForgot { member: member.id.clone(), log }, out);
         }
-        let patient = now < since.plus(self.rules.fence_patience_ms);
+        let patient = now < since.plus(self.rules.fence_wait_ms);
         let needed = if patient { self.rules.backups } else { self.needed() as u8 };
         if found.len() < usize::from(needed) {
             if !patient {
@@ -590,7 +590,7 @@ impl Promotion {
         let needed = self.needed();
         let State::Fencing(fencing) = &mut self.state else { return };
         let needed = needed.min(fencing.config.members.len());
-        let patience_over = now >= fencing.since.plus(self.rules.fence_patience_ms);
+        let patience_over = now >= fencing.since.plus(self.rules.fence_wait_ms);
         let accepted = self.rules.accept_loss.filter(|accepted| accepted.log == fencing.config.log);
         let enough = |unfit: &BTreeSet<MemberId>| {
             let fenced = fencing.fenced_without(unfit);
@@ -724,7 +724,7 @@ impl Promotion {
                 self.report_missing(now, out);
             }
             State::Fencing(fencing) if fencing.damage.is_none() => self.choose(now, out),
-            State::Repairing(repairing) if now >= repairing.progress.plus(self.rules.repair_patience_ms) => {
+            State::Repairing(repairing) if now >= repairing.progress.plus(self.rules.repair_timeout_ms) => {
                 let stuck: Vec<MemberId> = repairing.tasks.iter().map(|task| task.member().clone()).collect();
                 self.try_without(stuck, now);
             }
@@ -734,7 +734,7 @@ impl Promotion {
 
     fn report_missing(&mut self, now: Time, out: &mut Vec<Output>) {
         let State::Fencing(fencing) = &self.state else { return };
-        if now < fencing.since.plus(self.rules.fence_patience_ms) || fencing.damage.is_some() {
+        if now < fencing.since.plus(self.rules.fence_wait_ms) || fencing.damage.is_some() {
             return;
         }
         let needed = self.needed().min(fencing.config.members.len());

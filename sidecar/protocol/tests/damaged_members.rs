@@ -81,9 +81,9 @@ impl Fixture {
         let rules = Rules {
             backups: members as u8,
             min_in_sync,
-            fence_patience_ms: 100,
+            fence_wait_ms: 100,
             retry_ms: 10,
-            repair_patience_ms: 1000,
+            repair_timeout_ms: 1000,
             accept_loss,
         };
         let mut out = Vec::new();

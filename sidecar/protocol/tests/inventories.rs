@@ -332,9 +332,9 @@ fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
     let rules = promotion::Rules {
         backups: 2,
         min_in_sync: 1,
-        fence_patience_ms: 10,
+        fence_wait_ms: 10,
         retry_ms: 10,
-        repair_patience_ms: 10,
+        repair_timeout_ms: 10,
         accept_loss: None,
     };
     let mut out = Vec::new();
@@ -379,7 +379,7 @@ fn recruited(reference: &Reference, spare: &Inventory) {
         min_in_sync: 1,
         durability: Durability::Memory,
         segment_size: SegmentSize::MIN,
-        open_patience_ms: 100,
+        open_timeout_ms: 100,
         recruit_interval_ms: 10,
         swap_interval_ms: 10,
     };

@@ -40,7 +40,7 @@ impl Fixture {
             min_in_sync: 1,
             durability: Durability::Memory,
             segment_size: SegmentSize::MIN,
-            open_patience_ms: 60_000,
+            open_timeout_ms: 60_000,
             recruit_interval_ms: 0,
             swap_interval_ms: SWAP_INTERVAL_MS,
         };

@@ -36,7 +36,7 @@ fn rules(backups: u8) -> Rules {
         min_in_sync: 1,
         durability: Durability::Memory,
         segment_size: SegmentSize::MIN,
-        open_patience_ms: 1000,
+        open_timeout_ms: 1000,
         recruit_interval_ms: 0,
         swap_interval_ms: 0,
     }

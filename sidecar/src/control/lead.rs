@@ -55,7 +55,7 @@ pub async fn lead(
         min_in_sync: desired.min_in_sync,
         durability: context.rules.durability,
         segment_size: context.rules.segment_size,
-        open_patience_ms: context.rules.open_patience.as_millis() as u64,
+        open_timeout_ms: context.rules.open_timeout.as_millis() as u64,
         recruit_interval_ms: RECRUIT_INTERVAL.as_millis() as u64,
         swap_interval_ms: SWAP_INTERVAL.as_millis() as u64,
     };

@@ -26,7 +26,7 @@ use crate::rpc::{BackupClient, CallError, FenceError};
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
 /// How long a bulk write may go without any completion.
-const BULK_PATIENCE: Duration = Duration::from_secs(5);
+const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 /// How long a survey waits for one backup.
@@ -226,7 +226,7 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
             }
         }
         match channel.poll()? {
-            0 if progress.elapsed() > BULK_PATIENCE => return Err(ChannelError::Disconnected),
+            0 if progress.elapsed() > BULK_TIMEOUT => return Err(ChannelError::Disconnected),
             0 => std::thread::sleep(Duration::from_micros(100)),
             count => (in_flight, progress) = (in_flight - count, Instant::now()),
         }
@@ -269,7 +269,7 @@ async fn fetch(
     (identity, closure): (SegmentIdentity, Closure),
     timeout: Duration,
 ) -> Result<Bytes, CallError> {
-    client.fetch(&FetchRequest { group, identity, closure }, timeout.max(BULK_PATIENCE)).await
+    client.fetch(&FetchRequest { group, identity, closure }, timeout.max(BULK_TIMEOUT)).await
 }
 
 fn failure(error: CallError) -> Failure {

@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(5);
 const RETRY: Duration = Duration::from_millis(50);
 /// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
 /// flush of one a few.
-const REPAIR_PATIENCE: Duration = Duration::from_secs(5);
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same trouble is logged at most so often.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -45,9 +45,9 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     let rules = Rules {
         backups: desired.members,
         min_in_sync: desired.min_in_sync,
-        fence_patience_ms: context.rules.fence_patience.as_millis() as u64,
+        fence_wait_ms: context.rules.fence_wait.as_millis() as u64,
         retry_ms: RETRY.as_millis() as u64,
-        repair_patience_ms: REPAIR_PATIENCE.as_millis() as u64,
+        repair_timeout_ms: REPAIR_TIMEOUT.as_millis() as u64,
         accept_loss: desired.accept_loss,
     };
     if let Some(accepted) = &rules.accept_loss {

@@ -311,7 +311,7 @@ impl Reader<'_> {
 
     /// Writes everything, as long as the client goes on taking some of it.
     async fn write(&mut self, mut bytes: &[u8]) -> Result<(), End> {
-        let patience = self.context.rules.client_patience;
+        let patience = self.context.rules.client_timeout;
         while !bytes.is_empty() {
             let ready = tokio::time::timeout(patience, self.stream.writable()).await;
             ready.map_err(|_| End::Stuck(patience))??;

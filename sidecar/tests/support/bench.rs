@@ -125,7 +125,7 @@ impl Bench {
             min_in_sync: 2,
             durability: Durability::Memory,
             segment_size: self.segment_size,
-            open_patience_ms: 60_000,
+            open_timeout_ms: 60_000,
             recruit_interval_ms: 60_000,
             swap_interval_ms: 60_000,
         };

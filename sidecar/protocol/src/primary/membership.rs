@@ -14,10 +14,10 @@ use crate::rpc::{Failure, Inventory};
 use super::seats::{Loss, Member, Progress, Stall};
 use super::{Membership, Output, Primary, SEGMENTS_MAX, Seat, StepDown};
 
-/// How long to wait for lost members that do not answer while too few are left, in units of `open_patience_ms`:
+/// How long to wait for lost members that do not answer while too few are left, in units of `open_timeout_ms`:
 /// 15 × 2 s = 30 s. A restarted process is back within that time, even after Kubernetes has delayed it by 10 s. A primary
 /// that is cut off from members which others can reach blocks the group for as long.
-const RETURN_PATIENCE: u64 = 15;
+const RETURN_WAIT: u64 = 15;
 
 impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
@@ -117,7 +117,7 @@ impl Primary {
             return;
         }
         let since = *self.short_since.get_or_insert(now);
-        let over = now >= since.plus(RETURN_PATIENCE * self.rules.open_patience_ms);
+        let over = now >= since.plus(RETURN_WAIT * self.rules.open_timeout_ms);
         let joining = self.members.iter().flatten().any(|m| !m.in_set() && !m.is_lost());
         let reachable_at_most = self.left() + self.lost_as(Loss::Returned) + self.lost_as(Loss::Silent);
         if over && !joining && reachable_at_most >= self.needed() {
@@ -353,7 +353,7 @@ impl Primary {
         self.required().filter(|_| flushes).filter(holds_up).map(|member| member.seat).collect()
     }
 
-    /// A newcomer without progress for twice `open_patience_ms` is given up: it occupies a seat that a spare could take, and
+    /// A newcomer without progress for twice `open_timeout_ms` is given up: it occupies a seat that a spare could take, and
     /// under load it keeps segments open.
     pub(super) fn give_up_newcomers(&mut self, now: Time, out: &mut Vec<Output>) {
         let missing = |member: &Member| match &member.membership {
@@ -377,7 +377,7 @@ impl Primary {
             };
             let stalls = !member.is_lost() && !self.is_required(member) && self.lacks_something(member);
             let stall = Stall::follow(member.stall, progress, now, stalls);
-            let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_patience_ms);
+            let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_timeout_ms);
             if stall.is_some_and(too_long) {
                 stuck.push(member.seat);
             }
@@ -389,7 +389,7 @@ impl Primary {
     }
 
     fn is_too_long(&self, since: Time, now: Time) -> bool {
-        now >= since.plus(self.rules.open_patience_ms)
+        now >= since.plus(self.rules.open_timeout_ms)
     }
 
     /// Counts them as lost if enough others are left.

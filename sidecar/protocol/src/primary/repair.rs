@@ -16,7 +16,7 @@ use super::{Membership, Output, Primary, Seat};
 /// Repairs under way at one member: each takes one of its buffers, and one is kept for images.
 pub const REPAIRS_MAX: usize = 1;
 
-/// Pause before a failed repair is retried, in units of `open_patience_ms`: 15 × 2 s = 30 s. All backups with a sound copy
+/// Pause before a failed repair is retried, in units of `open_timeout_ms`: 15 × 2 s = 30 s. All backups with a sound copy
 /// may be down, and retrying faster does not bring them back.
 const REPAIR_RETRY: u64 = 15;
 
@@ -69,7 +69,7 @@ impl Primary {
 
     /// A failed repair loses nothing more: the member stays, and other repairs go on.
     pub(super) fn on_repair_failed(&mut self, now: Time, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
-        let retry_at = now.plus(REPAIR_RETRY * self.rules.open_patience_ms);
+        let retry_at = now.plus(REPAIR_RETRY * self.rules.open_timeout_ms);
         let Some(member) = self.member_mut(seat) else { return };
         member.damage.under_way.retain(|known| *known != segment);
         if member.damage.failed.is_empty() {

@@ -58,7 +58,7 @@ impl Options {
             min_in_sync: self.min_in_sync,
             durability: self.durability,
             segment_size: SegmentSize::MIN,
-            open_patience_ms: 1000,
+            open_timeout_ms: 1000,
             recruit_interval_ms: 500,
             swap_interval_ms: 100,
         }
@@ -68,9 +68,9 @@ impl Options {
         promotion::Rules {
             backups: self.backups,
             min_in_sync: self.min_in_sync,
-            fence_patience_ms: 1000,
+            fence_wait_ms: 1000,
             retry_ms: 100,
-            repair_patience_ms: 5000,
+            repair_timeout_ms: 5000,
             accept_loss: None,
         }
     }

@@ -38,9 +38,9 @@ pub(super) const PROMOTION: promotion::Rules = promotion::Rules {
     accept_loss: None,
     backups: HOSTS as u8,
     min_in_sync: 1,
-    fence_patience_ms: 1,
+    fence_wait_ms: 1,
     retry_ms: 0,
-    repair_patience_ms: u64::MAX / 2,
+    repair_timeout_ms: u64::MAX / 2,
 };
 
 /// As for [`PROMOTION`].
@@ -49,7 +49,7 @@ pub(super) const PRIMARY: primary::Rules = primary::Rules {
     min_in_sync: 1,
     durability: Durability::Memory,
     segment_size: SegmentSize::MIN,
-    open_patience_ms: 1,
+    open_timeout_ms: 1,
     recruit_interval_ms: 0,
     swap_interval_ms: 0,
 };

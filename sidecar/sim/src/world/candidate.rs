@@ -17,11 +17,11 @@ use super::{SidecarNo, World, group};
 use crate::trace::{self, names, tell};
 
 /// How long a promotion waits for slower members once enough are fenced.
-const FENCE_PATIENCE_MS: u64 = 150;
+const FENCE_WAIT_MS: u64 = 150;
 /// Pause between two tries of whatever failed.
 const RETRY_MS: u64 = 50;
 /// Patience with members whose repair gets no further.
-const REPAIR_PATIENCE_MS: u64 = 2000;
+const REPAIR_TIMEOUT_MS: u64 = 2000;
 
 /// A candidate.
 #[derive(Debug)]
@@ -39,9 +39,9 @@ impl World {
             accept_loss: None,
             backups: self.desired.backups,
             min_in_sync: self.desired.min_in_sync,
-            fence_patience_ms: FENCE_PATIENCE_MS,
+            fence_wait_ms: FENCE_WAIT_MS,
             retry_ms: RETRY_MS,
-            repair_patience_ms: REPAIR_PATIENCE_MS,
+            repair_timeout_ms: REPAIR_TIMEOUT_MS,
         };
         let mut out = Vec::new();
         let log = LogId(u128::from(self.random.next()) << 64 | u128::from(self.random.next()));

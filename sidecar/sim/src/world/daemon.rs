@@ -4,7 +4,7 @@
 //! Called by [`host`](super::host). A job or a write that is under way when the process dies, or the power goes, has got as
 //! far as any of its calls.
 
-use tailwind_backup::{Carried, Job, ReadError, fetch};
+use tailwind_backup::{Job, OutputResult, ReadError, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::Refusal;
@@ -46,13 +46,13 @@ impl World {
         }
         self.checks.bounded(&self.hosts[no.0]);
         match carried {
-            Carried::Out => {}
-            Carried::Flush(job) => {
+            OutputResult::Out => {}
+            OutputResult::Flush(job) => {
                 let Some(process) = &mut self.hosts[no.0].process else { return };
                 process.flusher.queue(job);
                 self.start_flush(no);
             }
-            Carried::FlushLast(slot, identity, closure) => {
+            OutputResult::FlushLast(slot, identity, closure) => {
                 self.finish_flushes(no);
                 let host = &mut self.hosts[no.0];
                 let Some(process) = &mut host.process else { return };
@@ -61,8 +61,8 @@ impl World {
                     self.die(no, &error.to_string());
                 }
             }
-            Carried::Reply(id, reply) => self.reply(no, id, reply),
-            Carried::Finish { complete } => {
+            OutputResult::Reply(id, reply) => self.reply(no, id, reply),
+            OutputResult::Finish { complete } => {
                 tell!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
                 self.finish_flushes(no);
                 let process = self.hosts[no.0].process.take();

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use tailwind_backup::{Daemon, Flusher, Home, MemberState, wake};
+use tailwind_backup::{BackupConfig, Daemon, Flusher, MemberState, wake};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
@@ -253,8 +253,8 @@ impl Host {
         self.take_boot();
     }
 
-    fn home(&self) -> Home {
-        Home {
+    fn home(&self) -> BackupConfig {
+        BackupConfig {
             group: group(),
             member: self.name.clone(),
             pool: PathBuf::from("pool"),

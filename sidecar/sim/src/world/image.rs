@@ -22,7 +22,7 @@ use super::{HostNo, SidecarNo, World, group};
 /// Bytes of one write of an image.
 const BULK_WRITE: usize = 16 << 10;
 /// How long a bulk copy may go without any completion.
-const BULK_PATIENCE: Micros = 5000 * MS;
+const BULK_TIMEOUT: Micros = 5000 * MS;
 /// Pause before a backup that said "retry later" is asked again.
 pub(crate) const RETRY_LATER: Micros = 100 * MS;
 
@@ -155,14 +155,14 @@ impl World {
             self.post(channel, slot, key, (nth * BULK_WRITE) as u32, Rc::from(part));
         }
         let writes = bytes.len().div_ceil(BULK_WRITE);
-        self.plan_again(of, BULK_PATIENCE, Again::ImageIdle(id, writes));
+        self.plan_again(of, BULK_TIMEOUT, Again::ImageIdle(id, writes));
     }
 
     /// A bulk copy may go only so long without any completion: its queue pair may have failed without a word.
     pub(crate) fn give_up_idle_image(&mut self, of: SidecarNo, id: ImageId, writes: usize) {
         let Some(image) = self.sidecars[of.0].images.get(&id).filter(|image| image.step == Step::Write) else { return };
         match image.writes {
-            left if left < writes => self.plan_again(of, BULK_PATIENCE, Again::ImageIdle(id, left)),
+            left if left < writes => self.plan_again(of, BULK_TIMEOUT, Again::ImageIdle(id, left)),
             _ => self.end_image(of, id, Err(Failure::Unreachable("no completion for long".to_owned()))),
         }
     }

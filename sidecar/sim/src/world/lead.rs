@@ -21,7 +21,7 @@ use super::{SidecarNo, World, group};
 use crate::trace::{records, tell};
 
 /// How long a member may hold up the next segment.
-const OPEN_PATIENCE_MS: u64 = 400;
+const OPEN_TIMEOUT_MS: u64 = 400;
 /// Pause between two searches for a spare.
 const RECRUIT_INTERVAL_MS: u64 = 250;
 /// Pause before a swap of unknown outcome is sent again.
@@ -58,7 +58,7 @@ impl World {
             min_in_sync: self.desired.min_in_sync,
             durability: self.plan.durability,
             segment_size: tailwind_protocol::layout::SegmentSize::MIN,
-            open_patience_ms: OPEN_PATIENCE_MS,
+            open_timeout_ms: OPEN_TIMEOUT_MS,
             recruit_interval_ms: RECRUIT_INTERVAL_MS,
             swap_interval_ms: SWAP_INTERVAL_MS,
         };
