@@ -9,11 +9,35 @@ use tailwind_protocol::rpc::Inventory;
 
 const SWAP_INTERVAL_MS: u64 = 100;
 
+const RULES: Rules = Rules {
+    backups: 3,
+    min_in_sync: 1,
+    durability: Durability::Memory,
+    segment_size: SegmentSize::MIN,
+    open_timeout_ms: 60_000,
+    recruit_interval_ms: 0,
+    swap_interval_ms: SWAP_INTERVAL_MS,
+};
+
 fn member(number: usize) -> MemberRef {
     MemberRef {
         id: format!("m{number}").parse().expect("a name"),
         boot: BootId(number as u128),
         control: String::new(),
+    }
+}
+
+fn holds_nothing(member: &MemberRef) -> Inventory {
+    Inventory {
+        member: member.id.clone(),
+        boot: member.boot,
+        log: Some(LogId(1)),
+        promised: Epoch(1),
+        trimmed: Lsn(0),
+        damage: Vec::new(),
+        witness: true,
+        copies: Vec::new(),
+        more: false,
     }
 }
 
@@ -26,6 +50,10 @@ struct Fixture {
 
 impl Fixture {
     fn start(members: usize, backups: u8) -> Fixture {
+        Fixture::start_with(members, Rules { backups, ..RULES })
+    }
+
+    fn start_with(members: usize, rules: Rules) -> Fixture {
         let config = Configuration {
             log: LogId(1),
             epoch: Epoch(1),
@@ -35,15 +63,6 @@ impl Fixture {
             primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
             members: (1..=members).map(member).collect(),
         };
-        let rules = Rules {
-            backups,
-            min_in_sync: 1,
-            durability: Durability::Memory,
-            segment_size: SegmentSize::MIN,
-            open_timeout_ms: 60_000,
-            recruit_interval_ms: 0,
-            swap_interval_ms: SWAP_INTERVAL_MS,
-        };
         let mut out = Vec::new();
         let primary = Primary::new(config, rules, &Reference::default(), 1, Time(0), &mut out);
         Fixture { primary, now: Time(0), out }
@@ -51,7 +70,11 @@ impl Fixture {
 
     /// One that has its channels, its memory and its first two segments.
     fn ready(members: usize, backups: u8) -> (Fixture, Vec<Seat>) {
-        let mut fixture = Fixture::start(members, backups);
+        Fixture::ready_with(members, Rules { backups, ..RULES })
+    }
+
+    fn ready_with(members: usize, rules: Rules) -> (Fixture, Vec<Seat>) {
+        let mut fixture = Fixture::start_with(members, rules);
         let seats = fixture.seats();
         for segment in [1, 2] {
             fixture.step(Input::Prepared(SegmentId(segment)));
@@ -211,18 +234,7 @@ fn few_images_are_copied_at_once() {
     fixture.step(Input::Tick);
     fixture.step(Input::Surveyed(vec![spare.clone()]));
     fixture.look();
-    let inventory = Inventory {
-        member: spare.id.clone(),
-        boot: spare.boot,
-        log: Some(LogId(1)),
-        promised: Epoch(1),
-        trimmed: Lsn(0),
-        damage: Vec::new(),
-        witness: true,
-        copies: Vec::new(),
-        more: false,
-    };
-    fixture.step(Input::Fenced(spare, Ok(inventory)));
+    fixture.step(Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))));
     let newcomer = fixture.seats()[0];
     fixture.look();
     fixture.step(Input::Connected(newcomer));
@@ -290,4 +302,34 @@ fn next_spare_is_tried_after_a_refusal() {
     assert_eq!(fixture.look(), []);
     fixture.step(Input::Tick);
     assert_eq!(fixture.look(), [Output::Survey], "and all over again");
+}
+
+/// Its answer may be from before: whoever takes that for a return steps down for a promotion that finds nothing there.
+#[test]
+fn survey_does_not_count_for_a_member_lost_meanwhile() {
+    let (mut fixture, seats) = Fixture::ready_with(3, Rules { min_in_sync: 2, ..RULES });
+    // The second member is lost and comes back as a newcomer.
+    fixture.step(Input::Lost(seats[1]));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    fixture.step(Input::Tick);
+    fixture.step(Input::Surveyed(vec![member(2)]));
+    fixture.look();
+    fixture.step(Input::Fenced(member(2), Ok(holds_nothing(&member(2)))));
+    let again = fixture.seats()[0];
+    fixture.step(Input::Connected(again));
+    for segment in [1, 2] {
+        fixture.step(Input::Opened(again, SegmentId(segment)));
+    }
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    assert_eq!(fixture.primary.config().members.len(), 3);
+    // The third one is lost, and while a spare is looked for the second once more.
+    fixture.step(Input::Lost(seats[2]));
+    fixture.step(Input::Swapped(SwapOutcome::Applied));
+    fixture.look();
+    fixture.step(Input::Tick);
+    assert!(fixture.look().contains(&Output::Survey));
+    fixture.step(Input::Lost(again));
+    fixture.step(Input::Surveyed(vec![member(1), member(2)]));
+    let out = fixture.look();
+    assert!(!out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
 }

@@ -196,7 +196,8 @@ impl Primary {
         // A member that was lost before it lent the active segment will never lend it.
         let wanted = few && self.swap.is_none() && (short || self.is_ready());
         if wanted && !self.over && self.search == Search::Idle && now >= self.recruit_after {
-            self.search = Search::Surveying { lost: self.lost.clone() };
+            let lost = self.members.iter().flatten().filter(|member| member.is_lost());
+            self.search = Search::Surveying { lost: lost.map(|member| member.reference.id.clone()).collect() };
             self.recruit_after = now.plus(self.rules.recruit_interval_ms);
             out.push(Output::Survey);
         }
