@@ -50,7 +50,7 @@ impl SegmentWriter {
         ((self.identity.size.bytes() - self.end) as usize).saturating_sub(MARKS_SIZE)
     }
 
-    /// Everything before this offset is acknowledged: later entries will record it.
+    /// Everything before this offset, where an append ends, is acknowledged: later entries will record it.
     pub fn acknowledged(&mut self, acked: Offset) {
         assert!(acked.0 <= self.end, "only what was appended is acknowledged");
         self.acked = self.acked.max(acked);

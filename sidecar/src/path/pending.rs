@@ -93,11 +93,12 @@ impl Pending {
 impl Path {
     /// Acknowledges, in order, everything that every needed member has.
     pub(super) fn acknowledge(&mut self) {
-        let RoleState::Leading(replicator) = &self.state else { return };
+        let RoleState::Leading(replicator) = &mut self.state else { return };
         let acked = replicator.primary().acked();
         let mut last = 0;
         while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
             last = append.lsn;
+            replicator.acknowledged(append.end);
             if let Some(client) = self.clients.get(append.slot, append.client) {
                 client.outbox.settle(Later::Append, append.request, &Response::Ack { lsn: append.lsn });
             }

@@ -36,9 +36,10 @@ struct ActiveSegment {
 }
 
 impl ActiveSegment {
-    fn on_acked(&mut self, acked: Position) {
-        if acked.segment == self.writer.identity().segment {
-            self.writer.acknowledged(acked.offset);
+    /// Everything up to the end of this append is acknowledged.
+    fn on_acknowledged(&mut self, end: Position) {
+        if end.segment == self.writer.identity().segment {
+            self.writer.acknowledged(end.offset);
         }
     }
 }
@@ -94,9 +95,7 @@ impl Replicator {
         if self.active.as_ref().is_none_or(|active| active.writer.room() < size) {
             self.activate()?;
         }
-        let acked = self.primary.acked();
         let active = self.active.as_mut()?;
-        active.on_acked(acked);
         let count = active.writer.append(active.buffer.tail_mut(), payloads);
         active.buffer.publish(count);
         let closure = active.writer.closure();
@@ -121,13 +120,23 @@ impl Replicator {
         Some(())
     }
 
+    /// Every append up to the end of this one is acknowledged. The machine's own position will not do: a write request may end
+    /// in the middle of an append, and a scan would miss what was never whole.
+    pub(super) fn acknowledged(&mut self, end: Position) {
+        if let Some(active) = &mut self.active {
+            active.on_acknowledged(end);
+        }
+    }
+
     /// Time passes. Once the log is idle, marks follow what was acknowledged: a part of it that rots in a member's memory
     /// cannot look like the end of the log.
     pub(super) fn tick(&mut self, now: Time) {
         let acked = self.primary.acked();
         if let Some(active) = &mut self.active {
-            active.on_acked(acked);
             let end = active.writer.closure().end;
+            if acked.offset == end {
+                active.on_acknowledged(acked);
+            }
             if active.ticked == end && active.writer.wants_marks() {
                 let count = active.writer.mark(active.buffer.tail_mut());
                 active.buffer.publish(count);

@@ -206,11 +206,7 @@ impl World {
     }
 
     fn write_append(&mut self, of: SidecarNo, lead: &mut Lead, batch: &[Rc<[u8]>]) {
-        let acked = lead.machine.acked();
         let Some(writer) = &mut lead.writer else { return };
-        if acked.segment == writer.identity().segment {
-            writer.acknowledged(acked.offset);
-        }
         let (identity, first, from) = (*writer.identity(), writer.next(), writer.closure().end.0);
         let (_, buffer) = lead.memory.get_mut(&identity.segment).expect("prepared before it was opened");
         writer.append(&mut buffer[from as usize..], batch.iter().map(|payload| &payload[..]));
@@ -238,7 +234,8 @@ impl World {
     fn acknowledge(&mut self, of: SidecarNo, lead: &mut Lead) {
         let acked = lead.machine.acked();
         let mut told = None;
-        while let Some((_, first, last)) = lead.unacked.pop_front_if(|(end, ..)| *end <= acked) {
+        while let Some((end, first, last)) = lead.unacked.pop_front_if(|(end, ..)| *end <= acked) {
+            lead.acknowledged(end);
             let (start, _) = told.unwrap_or((first, last));
             told = Some((start, last));
             for lsn in first.0..=last.0 {
@@ -280,8 +277,8 @@ impl Lead {
         let acked = self.machine.acked();
         let Some(writer) = &mut self.writer else { return };
         let end = writer.closure().end;
-        if acked.segment == writer.identity().segment {
-            writer.acknowledged(acked.offset);
+        if acked == Position::new(writer.identity().segment, end) {
+            writer.acknowledged(end);
         }
         if self.ticked == end && writer.wants_marks() {
             let segment = writer.identity().segment;
@@ -290,6 +287,13 @@ impl Lead {
             self.machine.appended(writer.closure().end);
         }
         self.ticked = end;
+    }
+
+    /// Every append up to the end of this one is acknowledged.
+    fn acknowledged(&mut self, end: Position) {
+        if let Some(writer) = self.writer.as_mut().filter(|writer| writer.identity().segment == end.segment) {
+            writer.acknowledged(end.offset);
+        }
     }
 
     fn open_writer(&mut self, identity: SegmentIdentity, first: Lsn) {
