@@ -222,14 +222,14 @@ fn scan_of_a_folder_names_damaged_and_missing_segments() {
     let damaged = scan(&[]);
     assert_eq!(damaged.code, Some(1), "{damaged:?}");
     for words in [
-        "DAMAGED  not a file but a FIFO",
+        "DAMAGED  a FIFO, not a regular file",
         "segments 2 to 3 are missing or damaged (1 damaged): LSN ",
         "verdict   DAMAGED: ",
     ] {
         assert!(damaged.out.contains(words), "`{words}` is not in:\n{}", damaged.out);
     }
     for (path, words) in [
-        (segment(3), "not a file but a FIFO"),
+        (segment(3), "a FIFO, not a regular file"),
         (PathBuf::from("/dev/null"), "not a file but a device"),
         (group.socket(0), "not a file but a socket"),
         (group.folder().join("nothing"), "find the file: No such file"),
