@@ -230,8 +230,8 @@ fn scan_of_a_folder_names_damaged_and_missing_segments() {
     }
     for (path, words) in [
         (segment(3), "a FIFO, not a regular file"),
-        (PathBuf::from("/dev/null"), "not a file but a device"),
-        (group.socket(0), "not a file but a socket"),
+        (PathBuf::from("/dev/null"), "a device, not a regular file"),
+        (group.socket(0), "a socket, not a regular file"),
         (group.folder().join("nothing"), "find the file: No such file"),
     ] {
         let refused = run_to_end(Command::new(&program).arg("scan").arg(&path)).unwrap();

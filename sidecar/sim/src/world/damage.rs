@@ -12,6 +12,7 @@ use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_HEADER_SIZE, Sealed, Segmen
 use tailwind_protocol::rpc::Purpose;
 
 use super::files::{Inode, Kind};
+use super::host::Host;
 use super::{HostNo, World};
 use crate::tally::Fault;
 use crate::trace::tell;
@@ -185,23 +186,30 @@ impl World {
             Fault::SlotLost => {
                 let slots: Vec<Slot> = host.rows.keys().copied().collect();
                 let slot = *random.pick_one(&slots)?;
-                let row = host.rows.get(&slot);
-                host.lost.extend(row.map(|row| row.identity));
-                if !matches!(self.plan.durability, Durability::Flushed) {
-                    let open = row.filter(|row| row.purpose == Purpose::Append && row.closed.is_none());
-                    host.missed_open.extend(open.map(|row| row.identity));
-                }
+                host.lose_buffer(slot, self.plan.durability);
                 host.pool.forget(slot);
                 Some(format!("buffer {}", slot.0))
             }
             Fault::TableZeroed => {
                 let slots: Vec<Slot> = host.rows.keys().copied().collect();
                 let slot = *random.pick_one(&slots)?;
-                host.lost.extend(host.rows.get(&slot).map(|row| row.identity));
+                host.lose_buffer(slot, self.plan.durability);
                 host.pool.zero_row(slot);
                 Some(format!("entry of buffer {}", slot.0))
             }
             _ => None,
+        }
+    }
+}
+
+impl Host {
+    /// What is in a buffer is lost to this backup, which must miss it; under `flushed` it has its disk.
+    fn lose_buffer(&mut self, slot: Slot, durability: Durability) {
+        let row = self.rows.get(&slot);
+        self.lost.extend(row.map(|row| row.identity));
+        if durability != Durability::Flushed {
+            let open = row.filter(|row| row.purpose == Purpose::Append && row.closed.is_none());
+            self.missed_open.extend(open.map(|row| row.identity));
         }
     }
 }
