@@ -172,13 +172,12 @@ fn resume(
     let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
     let mut rows = rows;
     rows.extend(load(home, &disk, memory, &table, &left, &used, |open| disk.read_open(open))?);
-    for slot in damaged.iter().filter(|slot| slot.0 < home.buffers) {
-        table.save(*slot, None)?;
-    }
+    // Their rows stay until the doubt is gone too: a start that fails before it is on disk must not have forgotten them.
+    let unreadable = damaged.into_iter().filter(|slot| slot.0 < home.buffers).collect();
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing }, listing))
+    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
 }
 
 /// The memory is new.
@@ -246,7 +245,14 @@ fn begin(
         kernel: home.kernel.clone(),
         slots: home.buffers,
     })?;
-    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing: Vec::new() }, listing))
+    Ok(evidence.woken(
+        disk,
+        table,
+        promise_file,
+        member_state,
+        Slots { here: rows, missing: Vec::new(), unreadable: Vec::new() },
+        listing,
+    ))
 }
 
 /// Slots in use.
@@ -254,6 +260,7 @@ struct Slots {
     here: Vec<(Slot, SlotRow)>,
     /// Those whose memory is gone.
     missing: Vec<(Slot, SlotRow)>,
+    unreadable: Vec<Slot>,
 }
 
 /// What this backup knows that it must hold.
@@ -329,6 +336,7 @@ impl Evidence {
             promise: member_state.promise.clone(),
             rows: slots.here,
             missing: slots.missing,
+            unreadable: slots.unreadable,
             files,
             owed,
             flushed: ends,

@@ -22,6 +22,8 @@ pub struct Found {
     pub rows: Vec<(Slot, SlotRow)>,
     /// Slots in use whose memory is lost.
     pub missing: Vec<(Slot, SlotRow)>,
+    /// Slots whose rows cannot be read; what was in them is in `doubts`.
+    pub unreadable: Vec<Slot>,
     /// Closed segments on disk whose header and footer are sound.
     pub files: Vec<(SegmentIdentity, Closure)>,
     /// Closed segments that this backup owes, by its ledger.
@@ -42,7 +44,7 @@ impl Backup {
         limits: Limits,
         found: Found,
     ) -> (Backup, Vec<Output>) {
-        let Found { promise, rows, missing, files, owed, mut flushed, doubts } = found;
+        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, doubts } = found;
         let mut backup = Backup {
             group,
             member,
@@ -56,7 +58,7 @@ impl Backup {
             closing: None,
             unflushed: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            missing: Vec::new(),
+            missing: unreadable,
             ending: false,
             finished: false,
         };
