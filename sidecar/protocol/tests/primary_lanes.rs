@@ -1,11 +1,14 @@
 //! What a primary hands out, and what it keeps back until something else has been answered.
 
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, SwapOutcome, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, Offset, SegmentId, Version};
+#[path = "support/group.rs"]
+mod group;
+
+use group::{config, holds_nothing, member};
+use tailwind_protocol::config::{Durability, MemberRef, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentSize};
 use tailwind_protocol::primary::{INSTALLS_MAX, Input, Output, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::rpc::Inventory;
 
 const SWAP_INTERVAL_MS: u64 = 100;
 
@@ -18,28 +21,6 @@ const RULES: Rules = Rules {
     recruit_interval_ms: 0,
     swap_interval_ms: SWAP_INTERVAL_MS,
 };
-
-fn member(number: usize) -> MemberRef {
-    MemberRef {
-        id: format!("m{number}").parse().expect("a name"),
-        boot: BootId(number as u128),
-        control: String::new(),
-    }
-}
-
-fn holds_nothing(member: &MemberRef) -> Inventory {
-    Inventory {
-        member: member.id.clone(),
-        boot: member.boot,
-        log: Some(LogId(1)),
-        promised: Epoch(1),
-        trimmed: Lsn(0),
-        damage: Vec::new(),
-        witness: true,
-        copies: Vec::new(),
-        more: false,
-    }
-}
 
 /// A primary, and the outputs that nobody has looked at yet.
 struct Fixture {
@@ -54,17 +35,8 @@ impl Fixture {
     }
 
     fn start_with(members: usize, rules: Rules) -> Fixture {
-        let config = Configuration {
-            log: LogId(1),
-            epoch: Epoch(1),
-            claim: Claim(1),
-            earlier: Vec::new(),
-            version: Version(1),
-            primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
-            members: (1..=members).map(member).collect(),
-        };
         let mut out = Vec::new();
-        let primary = Primary::new(config, rules, &Reference::default(), 1, Time(0), &mut out);
+        let primary = Primary::new(config(members), rules, &Reference::default(), 1, Time(0), &mut out);
         Fixture { primary, now: Time(0), out }
     }
 

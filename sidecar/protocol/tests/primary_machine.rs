@@ -1,34 +1,18 @@
 //! The primary's ack rule against a deliberately dumb model, and its bounds.
 
+#[path = "support/group.rs"]
+mod group;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use group::{config, holds_nothing, member};
 use proptest::prelude::*;
-use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef, Stamp, Swap, SwapOutcome, Time};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Lsn, MemberId, Offset, Position, SegmentId, Version};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, Stamp, Swap, SwapOutcome, Time};
+use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, Position, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
-
-fn member(number: usize) -> MemberRef {
-    MemberRef {
-        id: format!("m{number}").parse().expect("a name"),
-        boot: BootId(number as u128),
-        control: String::new(),
-    }
-}
-
-fn config(members: usize) -> Configuration {
-    Configuration {
-        log: LogId(1),
-        epoch: Epoch(1),
-        claim: Claim(1),
-        earlier: Vec::new(),
-        version: Version(1),
-        primary: PrimaryRef { id: "s1".parse().expect("a name"), control: String::new() },
-        members: (1..=members).map(member).collect(),
-    }
-}
 
 fn rules(backups: u8) -> Rules {
     Rules {
@@ -39,20 +23,6 @@ fn rules(backups: u8) -> Rules {
         open_timeout_ms: 1000,
         recruit_interval_ms: 0,
         swap_interval_ms: 0,
-    }
-}
-
-fn holds_nothing(member: &MemberRef) -> Inventory {
-    Inventory {
-        member: member.id.clone(),
-        boot: member.boot,
-        log: Some(LogId(1)),
-        promised: Epoch(1),
-        trimmed: Lsn(0),
-        damage: Vec::new(),
-        witness: true,
-        copies: vec![],
-        more: false,
     }
 }
 
