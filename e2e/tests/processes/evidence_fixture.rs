@@ -25,7 +25,7 @@ pub(crate) enum Shutdown {
 /// Warnings and errors that damage rightly causes.
 const DAMAGE: [&str; 8] = [
     "unexpected segment file",
-    "in quarantine",
+    "not part of the log: quarantined",
     "a person has accepted",
     "corrupt copy",
     "damaged: ",
