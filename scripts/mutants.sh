@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # scripts/mutants.sh [K/N]: mutation testing of tailwind-protocol and tailwind-backup. Called by ./check --mutants, which installs cargo-mutants.
 #
-# Changes one expression of the two crates at a time. First the crates' own tests judge each mutant: unit tests, golden scripts, tables,
-# properties. Then the simulator judges those that they let pass, by a budget of seeds of which the kept ones come first; it is
+# Changes one expression of the two crates at a time. First the crates' own tests judge each mutant: unit tests, tables,
+# properties. Then the simulator judges those that they let pass, by golden scripts and a budget of seeds of which the kept ones come first; it is
 # built for these alone. A mutant that both let pass survives. Survivors are listed in .cargo/mutants-survivors.txt, with a reason; any
 # other fails this script.
 #
@@ -16,8 +16,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SHARDS=10
 # What planted bugs need at most is 3000 (docs/testing.md); most are found by the first few hundred.
 SEEDS=1000
-# The golden world's random stories, for which the simulator does more; 2000 of them take longer than all else.
-CHAOS_SEEDS=100
 # Longest that the tests of one mutant may take. An endless loop is found by this, and counts as noticed.
 TIMEOUT_S=300
 
@@ -42,8 +40,8 @@ own_tests() {
     done
 }
 
-# The simulator's seeds, for cargo. By --test-package the unchanged tree would be tried without them.
-SIMULATOR=(--cargo-arg=--locked --cargo-arg=--package=tailwind-sim --cargo-arg=--test=budget)
+# The simulator's scripts and seeds, for cargo. By --test-package the unchanged tree would be tried without them.
+SIMULATOR=(--cargo-arg=--locked --cargo-arg=--package=tailwind-sim --cargo-arg=--test=golden --cargo-arg=--test=budget)
 
 # mutate FOLDER ARGUMENT...: judges mutants; the lists are in FOLDER/mutants.out. Dependencies are built once for all shards. The copy
 # that is mutated has no target folder.
@@ -53,7 +51,7 @@ mutate() {
     mkdir -p "$folder"
     # A build that was killed may have left it unfit to link, and a mutant that does not link counts as one that does not compile.
     rm -rf "$OUT"/build/*/incremental
-    CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS CHAOS_SEEDS=$CHAOS_SEEDS \
+    CARGO_TARGET_DIR=$PWD/$OUT/build TAILWIND_SIM_SEEDS=$SEEDS \
         "$TOOLS/bin/cargo-mutants" mutants --package tailwind-protocol --package tailwind-backup \
         --output "$folder" --timeout "$TIMEOUT_S" --build-timeout "$TIMEOUT_S" --jobs 1 --no-times --colors never "$@" || status=$?
     case $status in

@@ -20,6 +20,29 @@ pub enum Placement {
     Arbitrary,
 }
 
+/// The group of a script.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Members wanted.
+    pub backups: u8,
+    /// Backups beyond those.
+    pub spares: u8,
+    /// Sidecars, each with an app.
+    pub sidecars: u8,
+    /// Members needed.
+    pub min_in_sync: u8,
+    /// Buffers of each backup.
+    pub slots: u32,
+    /// What an ack promises.
+    pub durability: Durability,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape { backups: 3, spares: 0, sidecars: 2, min_in_sync: 1, slots: 8, durability: Durability::Memory }
+    }
+}
+
 /// What a seed decides at the start.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -107,6 +130,28 @@ impl Plan {
             storm: random.within(300_000, 4_000_000),
             strike_pause: random.within(5_000, 150_000),
             faults,
+        }
+    }
+
+    /// A group in which nothing goes wrong by itself. Closed copies are scrubbed when somebody asks for it.
+    pub(crate) fn still(shape: Shape) -> Plan {
+        Plan {
+            backups: shape.backups,
+            spares: shape.spares,
+            sidecars: shape.sidecars,
+            min_in_sync: shape.min_in_sync,
+            durability: shape.durability,
+            slots: shape.slots,
+            unflushed_slots_max: shape.slots,
+            placement: Placement::Arbitrary,
+            packet_size: 4096,
+            latency: (0, 0),
+            app_pause: 1,
+            payload_max: 0,
+            large_one_in: 1,
+            storm: 0,
+            strike_pause: 0,
+            faults: vec![Fault::ClosedRots],
         }
     }
 

@@ -13,11 +13,18 @@ use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     story: Option<String>,
+    /// Whether each line begins with its moment.
+    timed: bool,
 }
 
 impl Trace {
     pub(crate) fn new(listening: bool) -> Trace {
-        Trace { story: listening.then(String::new) }
+        Trace { story: listening.then(String::new), timed: true }
+    }
+
+    /// The lines alone: what golden scripts compare.
+    pub(crate) fn untimed() -> Trace {
+        Trace { story: Some(String::new()), timed: false }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -27,12 +34,14 @@ impl Trace {
     pub(crate) fn line(&mut self, now: u64, what: std::fmt::Arguments<'_>) {
         if let Some(story) = &mut self.story {
             let (ms, micros) = (now / 1000, now % 1000);
-            writeln!(story, "{ms:>7}.{micros:03} {what}").expect("a string takes everything");
+            let moment = if self.timed { format!("{ms:>7}.{micros:03} ") } else { String::new() };
+            writeln!(story, "{moment}{what}").expect("a string takes everything");
         }
     }
 
+    /// The story since the last call.
     pub(crate) fn take(&mut self) -> String {
-        self.story.take().unwrap_or_default()
+        self.story.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
 

@@ -5,24 +5,24 @@
 //! loses and breaks. [`Checks`] judges. Follow one append: [`app`] → [`lead`] → [`fabric`] → [`host`] → back to [`lead`];
 //! one failover: [`faults`] → [`sidecar`] → [`candidate`] → [`store`] and [`network`] → [`host`] → [`lead`].
 
-mod app;
+pub(crate) mod app;
 mod candidate;
 mod daemon;
 mod damage;
 mod desired;
-mod fabric;
+pub(crate) mod fabric;
 mod faults;
 mod files;
-mod host;
+pub(crate) mod host;
 mod image;
 mod judge;
 mod lead;
 mod memory;
-mod network;
-mod queue;
+pub(crate) mod network;
+pub(crate) mod queue;
 mod scrub;
 mod seats;
-mod sidecar;
+pub(crate) mod sidecar;
 mod standby;
 mod store;
 
@@ -30,7 +30,7 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::GroupName;
 
 use crate::check::{Checks, broken};
-use crate::plan::Plan;
+use crate::plan::{Plan, Shape};
 use crate::random::Random;
 use crate::tally::{Fault, Tally};
 use crate::trace::{Trace, tell};
@@ -108,6 +108,8 @@ pub struct World {
     pub(crate) desired: DesiredState,
     /// Faults strike.
     pub(crate) storm: bool,
+    /// Who claims an epoch, scrubs or starts again is told to.
+    pub(crate) by_hand: bool,
     /// Apps trim nothing now.
     pub(crate) keeps_all: bool,
     /// No app appends.
@@ -131,44 +133,10 @@ impl World {
         let mut random = Random::new(seed);
         let plan = Plan::draw(&mut random.split());
         let plan = Plan { durability: durability.unwrap_or(plan.durability), ..plan };
-        let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
-        let hosts = hosts.map(|no| Host::new(no, &plan, random.split())).collect();
-        let mut world = World {
-            queue: Queue::new(),
-            hosts,
-            sidecars: Vec::new(),
-            store: Store::default(),
-            fabric: Fabric::default(),
-            cuts: Cuts::default(),
-            checks: Checks::default(),
-            trace: Trace::new(listening),
-            tally: Tally { seeds: 1, ..Tally::default() },
-            desired: DesiredState::new(seed, plan.backups, plan.min_in_sync),
-            storm: true,
-            keeps_all: false,
-            quiet: false,
-            requests: 0,
-            last_ack: 0,
-            acks_in_calm: 0,
-            plan,
-            random,
-        };
-        for no in (0..usize::from(world.plan.sidecars)).map(SidecarNo) {
-            let drifts = world.plan.has(Fault::ClockDrifts);
-            let rate = if drifts { world.random.within(700, 1500) } else { 1000 };
-            if drifts {
-                world.tally.count(Fault::ClockDrifts);
-            }
-            let clock = (world.random.below(1 << 40), rate);
-            world.sidecars.push(Sidecar::new(no, clock));
-            let (tick, turn) = (world.random.below(TICK), world.random.below(world.plan.app_pause));
-            world.queue.plan(tick, Event::SidecarTick(no));
-            world.queue.plan(turn, Event::AppTurn(no));
-        }
-        for no in (0..world.hosts.len()).map(HostNo) {
-            world.start_host(no);
-            world.queue.plan(HOST_TICK, Event::HostTick(no));
-        }
+        let desired = DesiredState::new(seed, plan.backups, plan.min_in_sync);
+        let mut world = World::of(plan, random, desired, Trace::new(listening));
+        world.storm = true;
+        world.begin();
         world.queue.plan(SWEEP, Event::Sweep);
         world.queue.plan(60 * MS, Event::Strike);
         world.plan_edits();
@@ -185,6 +153,64 @@ impl World {
             plan.faults.len()
         );
         world
+    }
+
+    /// A world in which nothing happens that nobody asks for: see [`Stage`](crate::stage::Stage).
+    pub(crate) fn still(shape: Shape) -> World {
+        let desired = DesiredState::new(0, shape.backups, shape.min_in_sync);
+        let mut world = World::of(Plan::still(shape), Random::still(), desired, Trace::untimed());
+        world.by_hand = true;
+        world.begin();
+        world.trace.take();
+        world
+    }
+
+    fn of(plan: Plan, mut random: Random, desired: DesiredState, trace: Trace) -> World {
+        let hosts = (0..usize::from(plan.backups + plan.spares)).map(HostNo);
+        let hosts = hosts.map(|no| Host::new(no, &plan, random.split())).collect();
+        World {
+            queue: Queue::new(),
+            hosts,
+            sidecars: Vec::new(),
+            store: Store::default(),
+            fabric: Fabric::default(),
+            cuts: Cuts::default(),
+            checks: Checks::default(),
+            trace,
+            tally: Tally { seeds: 1, ..Tally::default() },
+            desired,
+            storm: false,
+            by_hand: false,
+            keeps_all: false,
+            quiet: false,
+            requests: 0,
+            last_ack: 0,
+            acks_in_calm: 0,
+            plan,
+            random,
+        }
+    }
+
+    /// Sidecars and backups start.
+    fn begin(&mut self) {
+        for no in (0..usize::from(self.plan.sidecars)).map(SidecarNo) {
+            let drifts = self.plan.has(Fault::ClockDrifts);
+            let rate = if drifts { self.random.within(700, 1500) } else { 1000 };
+            if drifts {
+                self.tally.count(Fault::ClockDrifts);
+            }
+            let clock = (self.random.below(1 << 40), rate);
+            self.sidecars.push(Sidecar::new(no, clock));
+            let (tick, turn) = (self.random.below(TICK), self.random.below(self.plan.app_pause));
+            self.queue.plan(tick, Event::SidecarTick(no));
+            if !self.by_hand {
+                self.queue.plan(turn, Event::AppTurn(no));
+            }
+        }
+        for no in (0..self.hosts.len()).map(HostNo) {
+            self.start_host(no);
+            self.queue.plan(HOST_TICK, Event::HostTick(no));
+        }
     }
 
     /// Plays the seed to its end. Panics where a rule is broken.
@@ -283,15 +309,21 @@ impl World {
         self.trace.take()
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let event = self.queue.next().expect("somebody always ticks");
+        self.happens(event);
+    }
+
+    pub(crate) fn happens(&mut self, event: Event) {
         match event {
             Event::Request(envelope) => self.on_request(envelope),
             Event::Host(no, life, event) => self.on_host_event(no, life, event),
             Event::HostTick(no) => {
                 self.tell_host(no, tailwind_protocol::backup::Input::Tick);
                 self.let_flusher_rest(no);
-                self.scrub_one(no);
+                if !self.by_hand {
+                    self.scrub_one(no);
+                }
                 self.queue.plan(HOST_TICK, Event::HostTick(no));
             }
             Event::Restart(no) => self.restart_host(no),

@@ -105,7 +105,7 @@ impl World {
     }
 
     /// Reads on: open segments from the primary's own memory, closed ones from whoever has them.
-    fn read(&mut self, of: SidecarNo) {
+    pub(crate) fn read(&mut self, of: SidecarNo) {
         let Role::Primary(lead) = &self.sidecars[of.0].role else { return };
         let app = &self.sidecars[of.0].app;
         if app.reading.is_some() || app.has_read_all() {

@@ -68,7 +68,10 @@ impl World {
             };
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
-                Output::Survey => self.plan_again(of, RETRY_MS * MS, Again::Survey),
+                Output::Survey => {
+                    let pause = if self.by_hand { 0 } else { RETRY_MS * MS };
+                    self.plan_again(of, pause, Again::Survey);
+                }
                 Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
                 Output::Fence(config, member) => {
                     let request = Request::Fence(FenceRequest::of(group(), &config));
@@ -176,8 +179,17 @@ impl World {
         task: Task,
         answer: Result<Answer, Silence>,
     ) {
+        let name = &self.sidecars[of.0].name;
         let result = match answer {
-            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Done) => {
+                match &task {
+                    Task::Trim(member) => tell!(self, "{name} trims {member}"),
+                    Task::Drop(member) => tell!(self, "{name} drops what is not part of the log at {member}"),
+                    Task::Close(member, segment) => tell!(self, "{name} closes segment {segment} at {member}"),
+                    Task::Install(..) => {}
+                }
+                Ok(())
+            }
             // The control asks again while a close is told to come later; a promotion's own retry does the same.
             other => Err(failure(other)),
         };

@@ -7,7 +7,7 @@
 use tailwind_backup::{Job, OutputResult, ReadError, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::rpc::Refusal;
+use tailwind_protocol::rpc::{Purpose, Refusal};
 
 use super::host::HostEvent;
 use super::memory::Lent;
@@ -90,6 +90,14 @@ impl World {
         let name = &self.hosts[no.0].name;
         match output {
             Some(Output::Persist(promise)) => tell!(self, "{name} promises epoch {}", promise.epoch),
+            Some(Output::SaveSlot(_, Some(row))) if row.closed.is_none() => {
+                let what = match row.purpose {
+                    Purpose::Append => "",
+                    Purpose::Install => " for an image",
+                };
+                let SegmentIdentity { segment, epoch, .. } = row.identity;
+                tell!(self, "{name} lends segment {segment} of epoch {epoch}{what}");
+            }
             Some(Output::Scan(_, identity)) => {
                 let copies = self.hosts[no.0].machine().map(|machine| machine.inventory().copies).unwrap_or_default();
                 let found = copies.into_iter().find(|copy| copy.identity == *identity).map(|copy| copy.closure);

@@ -22,7 +22,7 @@ use crate::tally::Fault;
 use crate::trace::tell;
 
 /// What a network card places at once.
-const LINE: u32 = 64;
+pub(crate) const LINE: u32 = 64;
 /// Parts of a request that are placed apart from each other, at most.
 const PARTS_MAX: u64 = 6;
 /// How long a queue pair tries again before it reports an error.
@@ -234,11 +234,54 @@ impl World {
     /// Places bytes. The checkers look at every byte that lands.
     fn place(&mut self, part: &StaleWrite) {
         let host = part.to;
-        if self.lets_in(part) {
+        let let_in = self.lets_in(part);
+        self.tell_placed(part, let_in);
+        if let_in {
             let (from, to) = (part.range.start as usize, part.range.end as usize);
             self.checks.lands(&self.hosts[host.0], part.slot, part.key, part.epoch);
             self.hosts[host.0].write(part.slot, part.at as usize + from, &part.bytes[from..to]);
         }
+    }
+
+    fn tell_placed(&mut self, part: &StaleWrite, let_in: bool) {
+        let (host, channel) = (&self.hosts[part.to.0], self.fabric.channels.get(&part.channel));
+        let (Some(channel), false) = (channel.filter(|_| self.trace.is_on()), part.range.is_empty()) else { return };
+        let segment = host.rows.get(&part.slot).map(|row| row.identity.segment).unwrap_or_default();
+        let (start, end) = (part.at + part.range.start, part.at + part.range.end);
+        let verb = if let_in { "takes" } else { "refuses" };
+        tell!(self, "{} {verb} {segment}:{start}..{end} from {}", host.name, self.sidecars[channel.from.0].name);
+    }
+
+    /// Requests from a sidecar to a backup whose arrival is still to come, the oldest first; and which of them are placed.
+    pub(crate) fn in_flight(&self, from: SidecarNo, to: HostNo) -> Vec<(ChannelId, u64, bool)> {
+        let channels = self.fabric.channels.iter().filter(|(_, channel)| channel.from == from && channel.to == to);
+        let works = channels.flat_map(|(id, channel)| channel.works.values().map(|work| (*id, work)));
+        let works = works.filter(|(_, work)| !work.acked);
+        works.map(|(id, work)| (id, work.number, work.parts.iter().all(Option::is_none))).collect()
+    }
+
+    /// Requests from a sidecar to a backup of which something is still to be placed.
+    pub(crate) fn unplaced(&self, from: SidecarNo, to: HostNo) -> Vec<(ChannelId, u64)> {
+        let channels = self.fabric.channels.iter().filter(|(_, channel)| channel.from == from && channel.to == to);
+        let works = channels.flat_map(|(id, channel)| channel.works.values().map(|work| (*id, work)));
+        works.filter(|(_, work)| work.parts.iter().any(Option::is_some)).map(|(id, work)| (id, work.number)).collect()
+    }
+
+    /// Places a piece of a request, and again whenever the whole of it is.
+    pub(crate) fn place_piece(&mut self, id: ChannelId, number: u64, piece: Range<u32>) {
+        let Some(channel) = self.fabric.channels.get(&id) else { return };
+        let Some(work) = channel.works.get(&number) else { return };
+        let most = work.bytes.len() as u32;
+        self.place(&StaleWrite {
+            channel: id,
+            to: channel.to,
+            epoch: channel.epoch,
+            slot: work.slot,
+            key: work.key,
+            at: work.at,
+            bytes: Rc::clone(&work.bytes),
+            range: piece.start.min(most)..piece.end.min(most),
+        });
     }
 
     /// What a receiver's card compares: the queue pair with its packet sequence numbers, and the key with its protection
@@ -483,6 +526,10 @@ fn some_lines(random: &mut Random, at: u32, range: Range<u32>) -> Vec<Range<u32>
 }
 
 impl Fabric {
+    pub(crate) fn channels_of(&self, from: SidecarNo) -> impl Iterator<Item = ChannelId> {
+        self.channels.iter().filter(move |(_, channel)| channel.from == from).map(|(id, _)| *id)
+    }
+
     /// Drops a request of which nothing is awaited any more.
     fn forget_work(&mut self, id: ChannelId, number: u64) {
         let Some(channel) = self.channels.get_mut(&id) else { return };

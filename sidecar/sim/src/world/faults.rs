@@ -5,8 +5,8 @@
 
 use tailwind_protocol::backup::Input;
 use tailwind_protocol::config::{Configuration, Durability};
-use tailwind_protocol::ids::MemberId;
-use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity};
+use tailwind_protocol::ids::{MemberId, SegmentId};
+use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_OVERHEAD, Sealed, SegmentIdentity};
 
 use super::host::Running;
 use super::queue::{MS, Micros};
@@ -253,7 +253,7 @@ impl World {
         true
     }
 
-    fn replace_host(&mut self, host: HostNo) {
+    pub(crate) fn replace_host(&mut self, host: HostNo) {
         tell!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
         self.lose_channels(host);
         self.kill_host(host);
@@ -378,6 +378,23 @@ impl World {
         let name = host.name.clone();
         tell!(self, "a bit flips in the memory of {name}: segment {}, byte {at}", identity.segment);
         true
+    }
+
+    /// This bit of a segment flips, in memory or else on disk; says where. `None`: the segment is not here.
+    pub(crate) fn flip(&mut self, no: HostNo, segment: SegmentId, at: usize) -> Option<&'static str> {
+        const BIT: u8 = 4;
+        let host = &mut self.hosts[no.0];
+        let row = host.rows.iter().find(|(_, row)| row.identity.segment == segment);
+        if let Some((slot, identity)) = row.map(|(slot, row)| (*slot, row.identity)) {
+            host.pool.flip(slot, at, BIT);
+            host.flips.push((identity, at as u32));
+            return Some("memory");
+        }
+        let node = host.files.segment(segment, Sealed::Closed)?;
+        let identity = node.inode().identity()?;
+        node.inode().flip(at, BIT);
+        host.flips.push((identity, at as u32));
+        Some("the file")
     }
 
     pub(crate) fn on_heal(&mut self, heal: Heal) {

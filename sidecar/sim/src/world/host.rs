@@ -76,6 +76,8 @@ pub(crate) struct Host {
     /// Who it will be if it wakes up as somebody new.
     fresh: BootId,
     boots: u64,
+    /// Who it was when it started last.
+    was: Option<BootId>,
     /// Counts the processes.
     pub(crate) life: u32,
     pub(crate) running: Running,
@@ -136,6 +138,7 @@ impl Host {
             boot: BootId(0),
             fresh: BootId(0),
             boots: 0,
+            was: None,
             life: 0,
             running: Running::Down,
             limits: Limits { slots: plan.slots, slot_size, unflushed_bytes_max },
@@ -300,7 +303,9 @@ impl World {
             return self.plan_restart(no);
         }
         self.hosts[no.0].running = Running::Up;
-        tell!(self, "{} starts, boot {}", self.hosts[no.0].name, self.hosts[no.0].boot.0 as u64);
+        let host = &mut self.hosts[no.0];
+        let same = host.was.replace(host.boot) == Some(host.boot);
+        tell!(self, "{} starts with {} identity", self.hosts[no.0].name, if same { "the same" } else { "a new" });
         self.wake_host(no);
     }
 
@@ -409,6 +414,9 @@ impl World {
 
     /// Somebody starts the process, or the host, again after a while.
     pub(crate) fn plan_restart(&mut self, no: HostNo) {
+        if self.by_hand {
+            return;
+        }
         let after = self.random.within(5, 1500) * MS;
         self.queue.plan(after, Event::Restart(no));
     }

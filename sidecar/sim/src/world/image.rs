@@ -18,6 +18,7 @@ use super::network::{Answer, Silence};
 use super::queue::{MS, Micros};
 use super::sidecar::{Again, Purpose, failure};
 use super::{HostNo, SidecarNo, World, group};
+use crate::trace::{records, tell};
 
 /// Bytes of one write of an image.
 const BULK_WRITE: usize = 16 << 10;
@@ -204,6 +205,10 @@ impl World {
         let Some(image) = self.sidecars[of.0].images.remove(&id) else { return };
         if let Some(channel) = image.channel {
             self.close_sender(channel);
+        }
+        if result.is_ok() {
+            let (name, records) = (&self.sidecars[of.0].name, records(image.closure.first, image.closure.last));
+            tell!(self, "{name} copies segment {}, {records}, to {}", image.identity.segment, image.target.id);
         }
         match (image.whom, result) {
             (Whom::Candidate(epoch, task), result) => {

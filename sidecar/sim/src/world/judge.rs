@@ -105,6 +105,22 @@ impl World {
         }
     }
 
+    /// Every member that still has the memory with which it joined holds all that is owed (S7, S8), on its disk where that was
+    /// promised (S1).
+    pub(crate) fn judge_members(&self) {
+        let Some(config) = self.store.content() else { return };
+        for (member, host) in self.present(config).filter(|(_, host)| !host.is_damaged()) {
+            for record in self.checks.owed() {
+                if !self.keeps(host, record) {
+                    broken(
+                        "S8",
+                        format!("{} is a member and does not hold record {}, which is owed", member.id, record.lsn),
+                    );
+                }
+            }
+        }
+    }
+
     /// Nobody may act on a set that never was in the store (S7).
     fn judge_origin(&self, believed: &Configuration) {
         if !self.store.history.iter().rev().any(|(_, config)| config == believed) {

@@ -26,6 +26,9 @@ const RESEND_PAUSE: Micros = 40 * MS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallId(pub(crate) u64);
 
+/// Who waits for the answer to a request that arrives once more.
+const NOBODY: CallId = CallId(u64::MAX);
+
 /// A request on its way.
 #[derive(Clone, Debug)]
 pub(crate) struct Envelope {
@@ -35,6 +38,13 @@ pub(crate) struct Envelope {
     pub(crate) to: HostNo,
     pub(crate) request: Request,
     sent: Micros,
+}
+
+impl Envelope {
+    /// The same once more, for an answer that reaches nobody.
+    pub(crate) fn unanswered(self) -> Box<Envelope> {
+        Box::new(Envelope { call: NOBODY, ..self })
+    }
 }
 
 /// What a backup answers.
@@ -146,6 +156,9 @@ impl World {
     /// A backup answers.
     pub(crate) fn answer(&mut self, by: HostNo, id: RequestId, answer: Answer) {
         let Some((to, life, call)) = self.hosts[by.0].asked.remove(&id) else { return };
+        if let (NOBODY, Answer::Refused(why)) = (call, &answer) {
+            tell!(self, "{} refuses the late request: {why}", self.hosts[by.0].name);
+        }
         self.send_back(by, to, life, call, Ok(answer));
     }
 

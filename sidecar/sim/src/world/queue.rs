@@ -70,8 +70,38 @@ impl<E> Queue<E> {
     /// The next event; time moves on to it.
     pub(crate) fn next(&mut self) -> Option<E> {
         let Reverse(planned) = self.planned.pop()?;
-        self.now = planned.at;
+        self.now = self.now.max(planned.at);
         Some(planned.event)
+    }
+
+    /// The first event of this kind, ahead of everything before it; time does not go back.
+    pub(crate) fn take(&mut self, wanted: impl Fn(&E) -> bool) -> Option<E> {
+        let found = self.planned.iter().filter(|Reverse(planned)| wanted(&planned.event)).max()?.0.number;
+        let mut taken = None;
+        for Reverse(planned) in std::mem::take(&mut self.planned) {
+            match planned.number == found {
+                true => taken = Some(planned),
+                false => self.planned.push(Reverse(planned)),
+            }
+        }
+        let taken = taken?;
+        self.now = self.now.max(taken.at);
+        Some(taken.event)
+    }
+
+    /// Nothing of this kind happens any more.
+    pub(crate) fn forget(&mut self, unwanted: impl Fn(&E) -> bool) {
+        self.planned.retain(|Reverse(planned)| !unwanted(&planned.event));
+    }
+
+    /// When the first event of this kind is due.
+    pub(crate) fn due(&self, wanted: impl Fn(&E) -> bool) -> Option<Micros> {
+        self.planned.iter().filter(|Reverse(planned)| wanted(&planned.event)).map(|Reverse(planned)| planned.at).min()
+    }
+
+    /// Time passes; what is due by then stays planned.
+    pub(crate) fn pass_to(&mut self, moment: Micros) {
+        self.now = self.now.max(moment);
     }
 
     /// Events planned so far.

@@ -48,6 +48,17 @@ impl World {
         }
     }
 
+    /// A backup reads all its closed copies.
+    pub(crate) fn scrub_all(&mut self, no: HostNo) {
+        let host = &mut self.hosts[no.0];
+        let newest = host.process.as_ref().map(|process| process.daemon.machine().newest_closed());
+        (host.scrubbed, host.scrub_until) = (SegmentId(0), newest.unwrap_or_default());
+        self.scrub_one(no);
+        while self.hosts[no.0].scrubbed > SegmentId(0) {
+            self.scrub_one(no);
+        }
+    }
+
     /// A primary asks its members what is corrupt there.
     pub(super) fn ask_for_damage(&mut self, of: SidecarNo) {
         let now = self.queue.now();

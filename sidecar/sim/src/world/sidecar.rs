@@ -265,7 +265,7 @@ impl World {
     fn on_tick(&mut self, of: SidecarNo) {
         self.watch(of);
         match self.sidecars[of.0].role {
-            Role::Resting(until) if self.queue.now() >= until => self.stand_by(of),
+            Role::Resting(until) if self.queue.now() >= until && !self.by_hand => self.stand_by(of),
             Role::Resting(_) => {}
             Role::Standby(_) => self.on_standby_tick(of),
             Role::Candidate(_) => self.on_candidate_tick(of),

@@ -25,7 +25,7 @@ pub(crate) enum Ask {
 /// A call on its way.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreCall {
-    from: SidecarNo,
+    pub(crate) from: SidecarNo,
     life: u32,
     term: u32,
     number: u64,
@@ -45,6 +45,10 @@ pub(crate) struct Store {
     /// Everything that was ever there, and since when; the last one is there now.
     pub(crate) history: Vec<(Micros, Configuration)>,
     pub(crate) down: bool,
+    /// It does what is asked, and its answers get lost.
+    pub(crate) mute: bool,
+    /// Another store is there now: it has seen nothing of what came before this.
+    pub(crate) replaced: usize,
     /// Sidecars that cannot reach it.
     pub(crate) cut: Vec<SidecarNo>,
     /// Swaps that were sent and may yet be carried out.
@@ -53,7 +57,11 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn content(&self) -> Option<&Configuration> {
-        self.history.last().map(|(_, config)| config)
+        self.here().last().map(|(_, config)| config)
+    }
+
+    fn here(&self) -> &[(Micros, Configuration)] {
+        &self.history[self.replaced..]
     }
 
     /// The last configuration of this epoch.
@@ -63,7 +71,7 @@ impl Store {
 
     /// What was there at that moment.
     pub(crate) fn content_at(&self, moment: Micros) -> Option<&Configuration> {
-        self.history.iter().rev().find(|(since, _)| *since <= moment).map(|(_, config)| config)
+        self.here().iter().rev().find(|(since, _)| *since <= moment).map(|(_, config)| config)
     }
 
     /// Swaps that could still be applied.
@@ -136,7 +144,7 @@ impl World {
                 StoreReply::Swapped(outcome)
             }
         };
-        if self.strikes(Fault::StoreMute, 120) {
+        if self.strikes(Fault::StoreMute, 120) || self.store.mute {
             return;
         }
         let takes = self.random.within(300, 4000);

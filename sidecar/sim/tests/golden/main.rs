@@ -1,0 +1,57 @@
+//! The protocol's rules as golden scripts: each file in `scripts/` tells one story, played by the production machines in
+//! the simulator's world without its faults, and the output is what happened. `UPDATE_GOLDENFILES=1` writes it anew; read
+//! it before you keep it.
+
+#[macro_use]
+#[path = "../../../protocol/tests/support/scripts.rs"]
+mod support;
+mod commands;
+
+use commands::Script;
+
+scripts! { Script, "tests/golden/scripts":
+    append,
+    backup_dies,
+    backup_returns,
+    bit_flip_closed,
+    bit_flip_open,
+    bit_flip_outside_the_set,
+    blackout,
+    clean_shutdown,
+    corrupt_tail,
+    disk_full,
+    drop_interrupted,
+    duplicates,
+    flushed,
+    flushed_promotion,
+    flushed_unseen,
+    late_drop,
+    late_open,
+    left_behind,
+    lost_messages,
+    member_dies_in_promotion,
+    mended,
+    new_group,
+    new_memory,
+    newcomer,
+    newcomer_lags,
+    one_left,
+    another_store,
+    promotion_interrupted,
+    race,
+    refill_meets_memory,
+    refill_waits,
+    refilled,
+    rejoin,
+    roll_over,
+    room_for_an_image,
+    stalled,
+    too_few,
+    torn_across_segments,
+    torn_tail,
+    trim,
+    trim_missed,
+    unknown_swap,
+    zombie,
+    zombie_tail,
+}
