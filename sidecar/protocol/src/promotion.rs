@@ -7,12 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::backup::Request;
 use crate::config::{Configuration, MEMBERS_MAX, MemberRef, PrimaryRef, Swap, SwapOutcome, Time};
-use crate::ids::{Claim, Epoch, LogId, Lsn, MemberId, SegmentId, Version};
+use crate::ids::{Claim, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
-use crate::rpc::{CopyReport, Failure, Inventory};
+use crate::rpc::{Caller, CloseRequest, CopyReport, DropRequest, Failure, FenceRequest, Inventory, TrimRequest};
 
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,6 +132,39 @@ pub enum Output {
     Won(Configuration, Reference),
     /// Another sidecar has claimed a newer epoch. The last output.
     Lost(Epoch),
+}
+
+impl Output {
+    /// The task that the output gives a member, if it does: its answer is [`Input::Repaired`].
+    pub fn task(&self) -> Option<(Epoch, Task)> {
+        Some(match self {
+            Output::Trim(config, member, _) => (config.epoch, Task::Trim(member.id.clone())),
+            Output::Drop(config, member, _) => (config.epoch, Task::Drop(member.id.clone())),
+            Output::Close(config, member, identity, _) => (config.epoch, Task::Close(member.id.clone(), identity.segment)),
+            Output::Install(config, member, identity, ..) => {
+                (config.epoch, Task::Install(member.id.clone(), identity.segment))
+            }
+            _ => return None,
+        })
+    }
+
+    /// The request to a member, if the output is carried out by one request.
+    pub fn request(&self, group: GroupName) -> Option<(&MemberRef, Request)> {
+        let caller = |config: &Configuration, group| Caller { group, log: config.log, epoch: config.epoch };
+        Some(match *self {
+            Output::Fence(ref config, ref member) => (member, Request::Fence(FenceRequest::of(group, config))),
+            Output::Trim(ref config, ref member, below) => {
+                (member, Request::Trim(TrimRequest { caller: caller(config, group), below }))
+            }
+            Output::Drop(ref config, ref member, ref copies) => {
+                (member, Request::Drop(DropRequest { caller: caller(config, group), copies: copies.clone() }))
+            }
+            Output::Close(ref config, ref member, identity, closure) => {
+                (member, Request::Close(CloseRequest { caller: caller(config, group), identity, closure }))
+            }
+            _ => return None,
+        })
+    }
 }
 
 /// What a promotion waits for.

@@ -4,7 +4,7 @@
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::promotion::{AcceptedLoss, Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::promotion::{AcceptedLoss, Input, Output, Promotion, Rules, Waiting};
 use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
 
 use CopyState::{Closed, Corrupt, Damaged, Open};
@@ -125,19 +125,17 @@ impl Fixture {
         loop {
             let mut next = Vec::new();
             for output in todo.drain(..) {
-                let task = match output {
-                    Output::Trim(_, member, _) => Task::Trim(member.id),
-                    Output::Drop(_, member, _) => Task::Drop(member.id),
-                    Output::Close(_, member, identity, _) => Task::Close(member.id, identity.segment),
-                    Output::Install(_, member, identity, ..) => Task::Install(member.id, identity.segment),
+                let (epoch, task) = match output {
                     Output::Swap(_) => {
                         next.extend(self.step(Input::Swapped(SwapOutcome::Applied)).to_vec());
                         continue;
                     }
                     Output::Won(config, reference) => return (config.members.len(), reference.last()),
-                    _ => continue,
+                    other => match other.task() {
+                        Some(given) => given,
+                        None => continue,
+                    },
                 };
-                let epoch = self.epoch;
                 next.extend(self.step(Input::Repaired(epoch, task, Ok(()))).to_vec());
             }
             assert!(!next.is_empty(), "it goes on until it wins");

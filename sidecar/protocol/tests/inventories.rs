@@ -343,7 +343,7 @@ fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
     let mut won = None;
     for _ in 0..10_000 {
         let Some(output) = (!out.is_empty()).then(|| out.remove(0)) else { break };
-        use promotion::{Input, Output, Task};
+        use promotion::{Input, Output};
         let input = match output {
             Output::ReadConfig => Input::Read(Ok(Some(set()))),
             Output::Swap(_) => Input::Swapped(SwapOutcome::Applied),
@@ -351,19 +351,14 @@ fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
                 let told = if member.id == honest.member { honest } else { liar };
                 Input::Fenced(config.epoch, member.id, Ok(told.clone()))
             }
-            Output::Trim(config, member, _) => Input::Repaired(config.epoch, Task::Trim(member.id), Ok(())),
-            Output::Drop(config, member, _) => Input::Repaired(config.epoch, Task::Drop(member.id), Ok(())),
-            Output::Close(config, member, identity, _) => {
-                Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), Ok(()))
-            }
-            Output::Install(config, member, identity, ..) => {
-                Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), Ok(()))
-            }
             Output::Won(_, reference) => {
                 won = Some(reference.last());
                 break;
             }
-            _ => continue,
+            other => match other.task() {
+                Some((epoch, task)) => Input::Repaired(epoch, task, Ok(())),
+                None => continue,
+            },
         };
         machine.step(Time(1), input, &mut out);
     }

@@ -85,14 +85,7 @@ impl Fixture {
 
     /// The latest tasks: kind, member, segment.
     fn tasks(&self) -> Vec<Task> {
-        let tasks = self.out.iter().filter_map(|output| match output {
-            Output::Trim(_, member, _) => Some(Task::Trim(member.id.clone())),
-            Output::Drop(_, member, _) => Some(Task::Drop(member.id.clone())),
-            Output::Close(_, member, identity, _) => Some(Task::Close(member.id.clone(), identity.segment)),
-            Output::Install(_, member, identity, ..) => Some(Task::Install(member.id.clone(), identity.segment)),
-            _ => None,
-        });
-        tasks.collect()
+        self.out.iter().filter_map(Output::task).map(|(_, task)| task).collect()
     }
 
     fn done(&mut self, task: Task) -> Vec<Task> {

@@ -8,9 +8,7 @@ use tailwind_protocol::ids::{Epoch, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary;
 use tailwind_protocol::promotion::{Input, Output, Promotion, Task};
-use tailwind_protocol::rpc::{
-    CloseRequest, DropRequest, Failure, FenceRequest, FetchRequest, OpenRequest, Purpose, Refusal,
-};
+use tailwind_protocol::rpc::{CloseRequest, Failure, FetchRequest, OpenRequest, Purpose, Refusal};
 
 use super::act::SOON;
 use super::names::{LOG, PRIMARY, PROMOTION};
@@ -48,25 +46,19 @@ impl Step<'_> {
                 Output::ReadConfig => self.call(side, Ask::Read),
                 Output::Survey => self.call(side, Ask::Survey),
                 Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
-                Output::Fence(config, member) => {
-                    let request = FenceRequest::of(self.caller(config.log, config.epoch).group, &config);
-                    let (to, then) = (self.host_of(&member.id), Then::Fence(config.epoch, member.id));
-                    self.send(side, to, Request::Fence(request), then);
+                Output::Install(ref config, ref member, identity, closure, ref holders) => {
+                    if let Some((epoch, task)) = output.task() {
+                        self.install(side, config.epoch, &member.id, (identity, closure), holders, Whom::Candidate(epoch, task));
+                    }
                 }
-                Output::Trim(..) => unreachable!("nothing is trimmed in the model"),
-                Output::Drop(config, member, copies) => {
-                    let request = DropRequest { caller: self.caller(config.log, config.epoch), copies };
-                    let then = Then::Repair(config.epoch, Task::Drop(member.id.clone()));
-                    self.send(side, self.host_of(&member.id), Request::Drop(request), then);
-                }
-                Output::Close(config, member, identity, closure) => {
-                    let request = CloseRequest { caller: self.caller(config.log, config.epoch), identity, closure };
-                    let then = Then::Repair(config.epoch, Task::Close(member.id.clone(), identity.segment));
-                    self.send(side, self.host_of(&member.id), Request::Close(request), then);
-                }
-                Output::Install(config, member, identity, closure, holders) => {
-                    let whom = Whom::Candidate(config.epoch, Task::Install(member.id.clone(), identity.segment));
-                    self.install(side, config.epoch, &member.id, (identity, closure), &holders, whom);
+                Output::Fence(..) | Output::Trim(..) | Output::Drop(..) | Output::Close(..) => {
+                    let Some((member, request)) = output.request(self.names.group.clone()) else { continue };
+                    let then = match (&output, output.task()) {
+                        (_, Some((epoch, task))) => Then::Repair(epoch, task),
+                        (Output::Fence(config, _), None) => Then::Fence(config.epoch, member.id.clone()),
+                        _ => continue,
+                    };
+                    self.send(side, self.host_of(&member.id), request, then);
                 }
                 Output::Waiting(why) => {
                     let name = self.side_name(side).clone();

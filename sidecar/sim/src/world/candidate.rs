@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::MemberRef;
 use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
-use tailwind_protocol::rpc::{Caller, CloseRequest, DropRequest, FenceRequest, Inventory, TrimRequest};
+use tailwind_protocol::rpc::Inventory;
 
 use super::image::Whom;
 use super::network::{Answer, Silence};
@@ -61,11 +60,6 @@ impl World {
 
     fn carry_promotion(&mut self, of: SidecarNo, out: Vec<Output>) {
         for output in out {
-            let caller = |config: &tailwind_protocol::config::Configuration| Caller {
-                group: group(),
-                log: config.log,
-                epoch: config.epoch,
-            };
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
                 Output::Survey => {
@@ -73,29 +67,11 @@ impl World {
                     self.plan_again(of, pause, Again::Survey);
                 }
                 Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
-                Output::Fence(config, member) => {
-                    let request = Request::Fence(FenceRequest::of(group(), &config));
-                    let purpose = Purpose::Fence(config.epoch, member.id.clone());
-                    self.call(of, self.host_of(&member.id), request, purpose);
-                }
-                Output::Trim(config, member, below) => {
-                    let request = Request::Trim(TrimRequest { caller: caller(&config), below });
-                    let purpose = Purpose::Repair(config.epoch, Task::Trim(member.id.clone()));
-                    self.call(of, self.host_of(&member.id), request, purpose);
-                }
-                Output::Drop(config, member, copies) => {
-                    let request = Request::Drop(DropRequest { caller: caller(&config), copies });
-                    let purpose = Purpose::Repair(config.epoch, Task::Drop(member.id.clone()));
-                    self.call(of, self.host_of(&member.id), request, purpose);
-                }
-                Output::Close(config, member, identity, closure) => {
-                    let request = Request::Close(CloseRequest { caller: caller(&config), identity, closure });
-                    let purpose = Purpose::Repair(config.epoch, Task::Close(member.id.clone(), identity.segment));
-                    self.call(of, self.host_of(&member.id), request, purpose);
-                }
-                Output::Install(config, member, identity, closure, holders) => {
-                    let whom = Whom::Candidate(config.epoch, Task::Install(member.id.clone(), identity.segment));
-                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
+                Output::Install(ref config, ref member, identity, closure, ref holders) => {
+                    if let Some((epoch, task)) = output.task() {
+                        let whom = Whom::Candidate(epoch, task);
+                        self.begin_image(of, config, member, (identity, closure), holders, whom);
+                    }
                 }
                 Output::Waiting(why) => {
                     let why = why.to_string();
@@ -122,6 +98,15 @@ impl World {
                 Output::Lost(epoch) => {
                     tell!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
                     return self.rest(of, 40);
+                }
+                Output::Fence(..) | Output::Trim(..) | Output::Drop(..) | Output::Close(..) => {
+                    let Some((member, request)) = output.request(group()) else { continue };
+                    let purpose = match (&output, output.task()) {
+                        (_, Some((epoch, task))) => Purpose::Repair(epoch, task),
+                        (Output::Fence(config, _), None) => Purpose::Fence(config.epoch, member.id.clone()),
+                        _ => continue,
+                    };
+                    self.call(of, self.host_of(&member.id), request, purpose);
                 }
             }
         }
