@@ -9,7 +9,7 @@ pub mod model;
 pub mod plan;
 pub mod random;
 pub mod runner;
-pub mod stage;
+pub mod scripted;
 pub mod tally;
 mod trace;
 pub mod world;

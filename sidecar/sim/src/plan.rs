@@ -73,9 +73,9 @@ pub struct Plan {
     /// One batch in so many is large enough to fill segments quickly.
     pub large_one_in: u64,
     /// How long faults strike, microseconds.
-    pub storm: u64,
+    pub fault_time: u64,
     /// Mean pause between two strikes, microseconds.
-    pub strike_pause: u64,
+    pub fault_pause: u64,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -90,7 +90,7 @@ const DRAWN_APART: [(Fault, u64); 10] = [
     (Fault::FileLost, 150),
     (Fault::FileStale, 150),
     (Fault::PromiseStale, 300),
-    (Fault::EndsRot, 200),
+    (Fault::EndsBitFlip, 200),
     (Fault::SlotLost, 150),
     (Fault::TableZeroed, 150),
 ];
@@ -127,8 +127,8 @@ impl Plan {
             app_pause: *random.pick(&[500, 2000, 8000]),
             payload_max: *random.pick(&[40, 300, 3000]),
             large_one_in: random.within(3, 20),
-            storm: random.within(300_000, 4_000_000),
-            strike_pause: random.within(5_000, 150_000),
+            fault_time: random.within(300_000, 4_000_000),
+            fault_pause: random.within(5_000, 150_000),
             faults,
         }
     }
@@ -149,9 +149,9 @@ impl Plan {
             app_pause: 1,
             payload_max: 0,
             large_one_in: 1,
-            storm: 0,
-            strike_pause: 0,
-            faults: vec![Fault::ClosedRots],
+            fault_time: 0,
+            fault_pause: 0,
+            faults: vec![Fault::ClosedBitFlip],
         }
     }
 

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_means_the_same_for_ever() {
+    fn seeds_are_stable() {
         let mut random = Random::new(1);
         let numbers: Vec<u64> = (0..3).map(|_| random.next()).collect();
         assert_eq!(numbers, GOLDEN);

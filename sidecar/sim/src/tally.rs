@@ -94,9 +94,9 @@ faults! {
     /// The promise file is an older copy of itself when the process starts again.
     PromiseStale = 0 "promise put back from an older copy",
     /// A bit flips in one of the two blocks of the promise file.
-    PromiseRots = 300 "bit flipped in the promise file",
+    PromiseBitFlip = 300 "bit flipped in the promise file",
     /// A bit flips in a segment file's header or footer.
-    EndsRot = 0 "bit flipped in a segment file's header or footer",
+    EndsBitFlip = 0 "bit flipped in a segment file's header or footer",
     /// Somebody else's file, or a FIFO, has a segment's name.
     StrangerInTheWay = 300 "strange file under a segment's name",
     /// The file of a buffer in use is gone when the process starts again.
@@ -106,9 +106,9 @@ faults! {
     /// The pool has no memory to lend.
     NoBuffer = 300 "pool without memory",
     /// A bit flips in a closed segment, on disk or in memory.
-    ClosedRots = 300 "bit flipped in a closed segment",
+    ClosedBitFlip = 300 "bit flipped in a closed segment",
     /// A bit flips in a buffer that is being written.
-    OpenRots = 150 "bit flipped in an open buffer",
+    OpenBitFlip = 150 "bit flipped in an open buffer",
     /// A clock runs fast or slow.
     ClockDrifts = 400 "clock fast or slow",
     /// Parts of a write are placed apart from each other.

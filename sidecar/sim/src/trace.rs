@@ -45,8 +45,8 @@ impl Trace {
     }
 }
 
-/// `tell!(world, "{} dies", name)`: a line of the story, formatted only if somebody listens.
-macro_rules! tell {
+/// `trace!(world, "{} dies", name)`: a line of the story, formatted only if somebody listens.
+macro_rules! trace {
     ($world:expr, $($what:tt)*) => {
         if $world.trace.is_on() {
             let now = $world.queue.now();
@@ -54,7 +54,7 @@ macro_rules! tell {
         }
     };
 }
-pub(crate) use tell;
+pub(crate) use trace;
 
 /// `records 1..3`, `record 4` or `no record`.
 pub(crate) fn records(first: Lsn, last: Lsn) -> String {

@@ -33,7 +33,7 @@ use crate::check::{Checks, broken};
 use crate::plan::{Plan, Shape};
 use crate::random::Random;
 use crate::tally::{Fault, Tally};
-use crate::trace::{Trace, tell};
+use crate::trace::{Trace, trace};
 
 use desired::DesiredState;
 pub(crate) use fabric::Key;
@@ -85,7 +85,7 @@ pub(crate) enum Event {
     Arrive(ChannelId, u64),
     Sweep,
     Store(Box<StoreCall>),
-    Strike,
+    InjectFault,
     Edit,
     Heal(Heal),
 }
@@ -107,7 +107,7 @@ pub struct World {
     /// What the group wants now.
     pub(crate) desired: DesiredState,
     /// Faults strike.
-    pub(crate) storm: bool,
+    pub(crate) faults_on: bool,
     /// Who claims an epoch, scrubs or starts again is told to.
     pub(crate) by_hand: bool,
     /// Apps trim nothing now.
@@ -119,7 +119,7 @@ pub struct World {
     /// When a record was acknowledged last.
     last_ack: Micros,
     /// Acks since the faults stopped.
-    acks_in_calm: u64,
+    acks_without_faults: u64,
 }
 
 /// The name of the only group.
@@ -135,13 +135,13 @@ impl World {
         let plan = Plan { durability: durability.unwrap_or(plan.durability), ..plan };
         let desired = DesiredState::new(seed, plan.backups, plan.min_in_sync);
         let mut world = World::of(plan, random, desired, Trace::new(listening));
-        world.storm = true;
+        world.faults_on = true;
         world.begin();
         world.queue.plan(SWEEP, Event::Sweep);
-        world.queue.plan(60 * MS, Event::Strike);
+        world.queue.plan(60 * MS, Event::InjectFault);
         world.plan_edits();
         let plan = &world.plan;
-        tell!(
+        trace!(
             world,
             "{} members of {} backups, {} sidecars, {} in sync at least, durability {}, placement {:?}; {} kinds of faults",
             plan.backups,
@@ -155,7 +155,7 @@ impl World {
         world
     }
 
-    /// A world in which nothing happens that nobody asks for: see [`Stage`](crate::stage::Stage).
+    /// A world in which nothing happens that nobody asks for: see [`ScriptedGroup`](crate::scripted::Stage).
     pub(crate) fn still(shape: Shape) -> World {
         let desired = DesiredState::new(0, shape.backups, shape.min_in_sync);
         let mut world = World::of(Plan::still(shape), Random::still(), desired, Trace::untimed());
@@ -179,13 +179,13 @@ impl World {
             trace,
             tally: Tally { seeds: 1, ..Tally::default() },
             desired,
-            storm: false,
+            faults_on: false,
             by_hand: false,
             keeps_all: false,
             quiet: false,
             requests: 0,
             last_ack: 0,
-            acks_in_calm: 0,
+            acks_without_faults: 0,
             plan,
             random,
         }
@@ -215,38 +215,38 @@ impl World {
 
     /// Plays the seed to its end. Panics where a rule is broken.
     pub fn play(&mut self) -> Tally {
-        while self.queue.now() < self.plan.storm {
+        while self.queue.now() < self.plan.fault_time {
             self.step();
         }
-        self.calm_down();
-        match self.comes_back() {
+        self.stop_faults();
+        match self.wait_for_service() {
             Some(after) => {
                 self.tally.return_max = after;
-                self.mend();
+                self.repair_all();
                 self.refill();
-                self.outlive_damage();
+                self.survive_damage();
             }
-            None => self.judge_absence(),
+            None => self.check_outage(),
         }
         self.tally.simulated = self.queue.now();
         self.tally.events = self.queue.count();
-        tell!(self, "the end: {} records acknowledged, {} read", self.tally.acked, self.tally.read);
+        trace!(self, "the end: {} records acknowledged, {} read", self.tally.acked, self.tally.read);
         self.tally.clone()
     }
 
     /// Plays on until the group serves again; how long that took, if it does.
-    fn comes_back(&mut self) -> Option<Micros> {
+    fn wait_for_service(&mut self) -> Option<Micros> {
         let calm = self.queue.now();
-        while !self.is_back() && self.queue.now() < calm + RETURN_MAX {
+        while !self.serves() && self.queue.now() < calm + RETURN_MAX {
             self.step();
         }
-        self.is_back().then(|| self.queue.now() - calm)
+        self.serves().then(|| self.queue.now() - calm)
     }
 
     /// The same once more, after a blow; false if it does not.
-    fn recovers(&mut self) -> bool {
-        self.acks_in_calm = 0;
-        let after = self.comes_back();
+    fn serves_again(&mut self) -> bool {
+        self.acks_without_faults = 0;
+        let after = self.wait_for_service();
         self.tally.return_max = self.tally.return_max.max(after.unwrap_or_default());
         after.is_some()
     }
@@ -273,13 +273,13 @@ impl World {
         if !self.empty_all_but_one() {
             return;
         }
-        if !self.recovers() {
+        if !self.serves_again() {
             broken("Liveness", "members that were emptied are not refilled from the one that is left".to_owned());
         }
     }
 
     /// Whatever is damaged at all members but one, in whatever order they return: nothing is lost that the one holds.
-    fn outlive_damage(&mut self) {
+    fn survive_damage(&mut self) {
         if !self.plan.has(Fault::AllButOneDamaged) {
             return;
         }
@@ -299,8 +299,8 @@ impl World {
         if !hit {
             return;
         }
-        if !self.recovers() {
-            self.judge_absence();
+        if !self.serves_again() {
+            self.check_outage();
         }
     }
 
@@ -319,7 +319,7 @@ impl World {
             Event::Request(envelope) => self.on_request(envelope),
             Event::Host(no, life, event) => self.on_host_event(no, life, event),
             Event::HostTick(no) => {
-                self.tell_host(no, tailwind_protocol::backup::Input::Tick);
+                self.notify_host(no, tailwind_protocol::backup::Input::Tick);
                 self.let_flusher_rest(no);
                 if !self.by_hand {
                     self.scrub_one(no);
@@ -347,7 +347,7 @@ impl World {
                 self.queue.plan(SWEEP, Event::Sweep);
             }
             Event::Store(call) => self.on_store_call(*call),
-            Event::Strike => self.on_strike(),
+            Event::InjectFault => self.inject_fault(),
             Event::Edit => self.on_edit(),
             Event::Heal(heal) => self.on_heal(heal),
         }
@@ -356,22 +356,22 @@ impl World {
     /// Records were acknowledged.
     pub(crate) fn acked_now(&mut self) {
         let now = self.queue.now();
-        match self.storm {
+        match self.faults_on {
             true => self.tally.outage_max = self.tally.outage_max.max(now - self.last_ack),
-            false => self.acks_in_calm += 1,
+            false => self.acks_without_faults += 1,
         }
         self.last_ack = now;
     }
 
     /// The group serves again: somebody has acknowledged since the faults stopped and has read everything back.
-    fn is_back(&self) -> bool {
+    fn serves(&self) -> bool {
         let reads = |sidecar: &&Sidecar| matches!(sidecar.role, Role::Primary(_)) && sidecar.app.has_read_all();
-        self.acks_in_calm >= 3
+        self.acks_without_faults >= 3
             && self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up).any(|sidecar| reads(&sidecar))
     }
 
     /// The group did not come back in time: is there anything that excuses it?
-    fn judge_absence(&mut self) {
+    fn check_outage(&mut self) {
         let config = self.store.content().cloned();
         let Some(config) = config else { broken("Liveness", "the group never started".to_owned()) };
         let present = config.members.iter().filter(|member| {
@@ -395,7 +395,7 @@ impl World {
                     "no service {seconds} s after the faults stopped; {present} of {} members kept their memory, {needed} \
                      are needed; {} acks in that time",
                     config.members.len(),
-                    self.acks_in_calm
+                    self.acks_without_faults
                 ),
             );
         }

@@ -11,7 +11,7 @@ use tailwind_sim::runner::{Wanted, play, play_many};
 const SEEDS: u64 = 100;
 
 #[test]
-fn no_seed_of_the_budget_breaks_a_rule() {
+fn budget_seeds_break_no_rule() {
     for line in include_str!("../seeds.txt").lines().filter(|line| !line.starts_with('#')) {
         let seed: u64 = line.split_whitespace().next().unwrap_or_default().parse().expect("a line begins with a seed");
         let played = play(seed, false, None);

@@ -18,7 +18,7 @@ fn explore(scenario: Scenario) -> Outcome {
 }
 
 #[test]
-fn every_state_keeps_the_rules_and_ends_well() {
+fn every_state_is_safe_and_recovers() {
     let outcomes = model::run(SCENARIOS, |progress| print(&progress));
     let found = outcomes.iter().filter(|outcome| outcome.counterexample.is_some()).count();
     assert_eq!(found, 0, "a counterexample is printed above");
@@ -35,37 +35,37 @@ fn bites(scenario: Scenario, wrong: Wrong, rule: &str) {
 }
 
 #[test]
-fn a_fence_without_revoking_is_noticed() {
+fn detects_a_fence_without_revocation() {
     bites(named("zombie"), Wrong::FenceWithoutRevoke, "S4");
 }
 
 #[test]
-fn a_forgotten_promise_is_noticed() {
+fn detects_a_forgotten_promise() {
     let scenario = Scenario { rival: true, ..named("backup restarts") };
     bites(scenario, Wrong::PromiseForgotten, "S5");
 }
 
 #[test]
-fn acks_by_one_member_are_noticed() {
+fn detects_acks_by_one_member() {
     bites(named("plain"), Wrong::OneCompletionForAll, "S8");
 }
 
 #[test]
-fn completions_before_the_bytes_are_noticed() {
+fn detects_completions_before_the_bytes() {
     bites(named("plain"), Wrong::CompletionBeforeLanding, "S8");
 }
 
 #[test]
-fn swaps_without_comparing_are_noticed() {
+fn detects_swaps_without_comparison() {
     bites(named("zombie"), Wrong::SwapWithoutCompare, "S");
 }
 
 #[test]
-fn a_scan_without_checksums_is_noticed() {
+fn detects_a_scan_without_checksums() {
     bites(named("crash"), Wrong::ScanWithoutChecksums, "S3");
 }
 
 #[test]
-fn memory_lost_without_notice_is_noticed() {
+fn detects_unreported_memory_loss() {
     bites(named("memory lost"), Wrong::MemoryLossUnnoticed, "S8");
 }

@@ -35,7 +35,7 @@ macro_rules! hunts {
         )*
 
         #[test]
-        fn every_bug_is_hunted() {
+        fn every_planted_bug_has_a_test() {
             let hunted = [$(Bug::$bug),*];
             assert!(Bug::ALL.iter().all(|bug| hunted.contains(bug)));
         }

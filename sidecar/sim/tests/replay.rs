@@ -3,7 +3,7 @@
 use tailwind_sim::runner::{Wanted, play, play_many};
 
 #[test]
-fn the_same_seed_gives_the_same_story() {
+fn same_seed_gives_same_story() {
     for seed in 0..40 {
         let (first, second) = (play(seed, true, None), play(seed, true, None));
         assert!(first.story.lines().count() > 20, "seed {seed} tells something");
@@ -15,19 +15,19 @@ fn the_same_seed_gives_the_same_story() {
 }
 
 #[test]
-fn listening_changes_nothing() {
+fn tracing_changes_nothing() {
     for seed in 0..20 {
         assert_eq!(play(seed, true, None).end, play(seed, false, None).end, "seed {seed}");
     }
 }
 
 #[test]
-fn other_seeds_give_other_stories() {
+fn different_seeds_differ() {
     assert_ne!(play(1, true, None).story, play(2, true, None).story);
 }
 
 #[test]
-fn many_seeds_are_the_sum_of_each() {
+fn totals_are_sums_over_seeds() {
     let wanted =
         Wanted { first: 0, count: 12, time: std::time::Duration::MAX, jobs: 2, broken_max: 20, durability: None };
     let together = play_many(&wanted, |_| {});

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_passes() {
+    fn correct_history_passes() {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(3), |_, _| false);
         checks.read(Epoch(2), Lsn(3), b"c");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_flipped_bit_took_all_of_the_log_it_begins_anew() {
+    fn log_restarts_if_a_bit_flip_took_all_of_it() {
         let mut checks = three_records();
         checks.trimmed(Lsn(3));
         assert!(checks.won(5, &configuration(2), &Reference::default(), |_, _| true));

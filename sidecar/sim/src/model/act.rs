@@ -13,7 +13,7 @@ use super::fabric::Tear;
 use super::names::Names;
 use super::reduce;
 use super::scenario::{Scenario, Wrong};
-use super::state::{Answer, Ask, Call, Flight, HOSTS, Lead, Role, SIDES, State, Then};
+use super::state::{Answer, Ask, Call, HOSTS, Lead, Role, SIDES, State, Then, WriteState};
 use super::step::Step;
 
 /// The moment at which everything happens, apart from what needs patience to have run out.
@@ -33,7 +33,7 @@ pub(super) enum Action {
     /// The config store carries out a call.
     CarryOut(usize),
     /// The store's answer arrives.
-    Told(usize),
+    Reply(usize),
     /// A write lands whole: sidecar, backup, place in the queue.
     Land(usize, usize, usize),
     /// The sidecar learns how a write has ended.
@@ -92,8 +92,8 @@ pub(super) fn free(scenario: &Scenario, names: &Names, state: &State, out: &mut 
         }
     }
     for (at, call) in state.calls.iter().enumerate() {
-        match call.told {
-            Some(_) => out.push(Action::Told(at)),
+        match call.reply {
+            Some(_) => out.push(Action::Reply(at)),
             None if !beyond(scenario, call) => out.push(Action::CarryOut(at)),
             None => {}
         }
@@ -102,11 +102,11 @@ pub(super) fn free(scenario: &Scenario, names: &Names, state: &State, out: &mut 
         let queue = &state.writes[side][host];
         let write = &queue[at];
         let earlier = || queue.iter().take(at).filter(|earlier| earlier.lane.same(&write.lane));
-        let in_turn = scenario.reorder || earlier().all(|earlier| earlier.flight != Flight::Flying);
-        if write.flight == Flight::Flying && in_turn {
+        let in_turn = scenario.reorder || earlier().all(|earlier| earlier.flight != WriteState::Flying);
+        if write.flight == WriteState::Flying && in_turn {
             out.push(Action::Land(side, host, at));
         }
-        let ended = write.flight != Flight::Flying || scenario.wrong == Wrong::CompletionBeforeLanding;
+        let ended = write.flight != WriteState::Flying || scenario.wrong == Wrong::CompletionBeforeLanding;
         if ended && !write.counted && state.sides[side].life == write.life && earlier().all(|earlier| earlier.counted) {
             out.push(Action::Complete(side, host, at));
         }
@@ -180,7 +180,7 @@ fn chosen(scenario: &Scenario, state: &State, out: &mut Vec<Action>) {
     }
     if left.tears > 0 {
         each_write(state, |side, host, at| {
-            if state.writes[side][host][at].flight == Flight::Flying {
+            if state.writes[side][host][at].flight == WriteState::Flying {
                 out.extend(Tear::ALL.map(|tear| Action::Tear(side, host, at, tear)));
             }
         });
@@ -263,7 +263,7 @@ impl Step<'_> {
             Action::Deliver(at) => return self.deliver(at, None),
             Action::Answer(at) => self.answer(at),
             Action::CarryOut(at) => self.carry_out(at),
-            Action::Told(at) => self.told(at),
+            Action::Reply(at) => self.reply(at),
             Action::Land(side, host, at) => {
                 self.land(side, host, at, None);
                 if !self.scenario.slow_completions {
@@ -284,13 +284,13 @@ impl Step<'_> {
             Action::Crash(side) => {
                 self.state.left.crashes -= 1;
                 let name = self.side_name(side).clone();
-                self.tell(|| format!("{name} dies"));
+                self.trace(|| format!("{name} dies"));
                 self.become_role(side, Role::Down);
             }
             Action::Kill(host) => {
                 self.state.left.kills -= 1;
                 let name = self.names.members[host].clone();
-                self.tell(|| format!("{name} dies"));
+                self.trace(|| format!("{name} dies"));
                 self.state.hosts[host].kill();
             }
             Action::DieOn(at, fuse) => {
@@ -300,7 +300,7 @@ impl Step<'_> {
             Action::LoseMemory(host) => {
                 self.state.left.memory_losses -= 1;
                 let name = self.names.members[host].clone();
-                self.tell(|| format!("{name} dies, and its memory is gone"));
+                self.trace(|| format!("{name} dies, and its memory is gone"));
                 self.state.hosts[host].kill();
                 self.state.hosts[host].lose_memory(self.scenario.wrong);
             }
@@ -324,14 +324,14 @@ impl Step<'_> {
         let now = if late { LATE } else { SOON };
         if late {
             let name = self.side_name(side).clone();
-            self.tell(|| format!("{name} has waited long enough"));
+            self.trace(|| format!("{name} has waited long enough"));
         }
         match &mut self.state.sides[side].role {
             Role::Candidate(_) => self.promotion_input_at(side, now, promotion::Input::Tick),
             Role::Primary(lead) => {
                 let mut out = Vec::new();
                 lead.machine.step(now, primary::Input::Tick, &mut out);
-                self.carry_primary(side, out);
+                self.execute_primary(side, out);
             }
             Role::Down | Role::Standby => {}
         }

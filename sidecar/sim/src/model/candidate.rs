@@ -12,7 +12,7 @@ use tailwind_protocol::rpc::{CloseRequest, Failure, FetchRequest, OpenRequest, P
 
 use super::act::SOON;
 use super::names::{LOG, PRIMARY, PROMOTION};
-use super::state::{Answer, Ask, Flight, Image, Lane, Role, Silence, Then, Whom, Write};
+use super::state::{Answer, Ask, Image, Lane, Requester, Role, Silence, Then, Write, WriteState};
 use super::step::Step;
 use super::words;
 
@@ -25,8 +25,8 @@ impl Step<'_> {
         let promotion = Promotion::start(self.names.sidecars[side].clone(), PROMOTION, LOG, claims, &mut out);
         self.become_role(side, Role::Candidate(Box::new(promotion)));
         let name = self.side_name(side).clone();
-        self.tell(|| format!("{name} is a candidate"));
-        self.carry_promotion(side, out);
+        self.trace(|| format!("{name} is a candidate"));
+        self.execute_promotion(side, out);
     }
 
     pub(super) fn promotion_input(&mut self, side: usize, input: Input) {
@@ -37,10 +37,10 @@ impl Step<'_> {
         let Role::Candidate(machine) = &mut self.state.sides[side].role else { return };
         let mut out = Vec::new();
         machine.step(now, input, &mut out);
-        self.carry_promotion(side, out);
+        self.execute_promotion(side, out);
     }
 
-    fn carry_promotion(&mut self, side: usize, out: Vec<Output>) {
+    fn execute_promotion(&mut self, side: usize, out: Vec<Output>) {
         for output in out {
             match output {
                 Output::ReadConfig => self.call(side, Ask::Read),
@@ -48,7 +48,14 @@ impl Step<'_> {
                 Output::Swap(swap) => self.call(side, Ask::Swap(swap)),
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
-                        self.install(side, config.epoch, &member.id, (identity, closure), holders, Whom::Candidate(epoch, task));
+                        self.install(
+                            side,
+                            config.epoch,
+                            &member.id,
+                            (identity, closure),
+                            holders,
+                            Requester::Candidate(epoch, task),
+                        );
                     }
                 }
                 Output::Fence(..) | Output::Trim(..) | Output::Drop(..) | Output::Close(..) => {
@@ -62,12 +69,12 @@ impl Step<'_> {
                 }
                 Output::Waiting(why) => {
                     let name = self.side_name(side).clone();
-                    self.tell(|| format!("{name} waits: {why}"));
+                    self.trace(|| format!("{name} waits: {why}"));
                 }
                 Output::Won(config, reference) => self.begin_epoch(side, config, &reference),
                 Output::Lost(epoch) => {
                     let name = self.side_name(side).clone();
-                    self.tell(|| format!("{name} gives up: epoch {epoch} is claimed by another"));
+                    self.trace(|| format!("{name} gives up: epoch {epoch} is claimed by another"));
                     self.become_role(side, Role::Standby);
                 }
             }
@@ -84,7 +91,7 @@ impl Step<'_> {
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
                 let name = self.side_name(side).clone();
-                self.tell(|| format!("{name} has fenced {member}: {}", words::inventory(&inventory)));
+                self.trace(|| format!("{name} has fenced {member}: {}", words::inventory(&inventory)));
                 Ok(inventory)
             }
             other => Err(failure(other)),
@@ -98,7 +105,7 @@ impl Step<'_> {
             other => Err(failure(other)),
         };
         let (name, good) = (self.side_name(side).clone(), result.is_ok());
-        self.tell(|| format!("{name} learns that {task:?} {}", if good { "is done" } else { "has failed" }));
+        self.trace(|| format!("{name} learns that {task:?} {}", if good { "is done" } else { "has failed" }));
         self.promotion_input(side, Input::Repaired(epoch, task, result));
     }
 
@@ -111,7 +118,7 @@ impl Step<'_> {
         target: &MemberId,
         (identity, closure): (SegmentIdentity, Closure),
         holders: &[MemberId],
-        whom: Whom,
+        whom: Requester,
     ) {
         let target = self.host_of(target);
         let sources = holders.iter().map(|holder| self.host_of(holder)).filter(|source| *source != target).collect();
@@ -154,7 +161,7 @@ impl Step<'_> {
             segment,
             from: Offset(0),
             bytes,
-            flight: Flight::Flying,
+            flight: WriteState::Flying,
             counted: false,
         };
         self.state.writes[side][to].push_back(write);
@@ -181,10 +188,10 @@ impl Step<'_> {
     fn image_done(&mut self, side: usize, image: Image) {
         let name = self.side_name(side).clone();
         let (segment, target) = (image.identity.segment, self.names.members[image.target].clone());
-        self.tell(|| format!("{name} has copied segment {segment} to {target}: {}", words::closure(&image.closure)));
+        self.trace(|| format!("{name} has copied segment {segment} to {target}: {}", words::closure(&image.closure)));
         match image.whom {
-            Whom::Candidate(epoch, task) => self.promotion_input(side, Input::Repaired(epoch, task, Ok(()))),
-            Whom::Primary(output) => {
+            Requester::Candidate(epoch, task) => self.promotion_input(side, Input::Repaired(epoch, task, Ok(()))),
+            Requester::Primary(output) => {
                 if let Some(done) = output.done(Offset(0)) {
                     self.primary_input(side, done);
                 }
@@ -194,10 +201,10 @@ impl Step<'_> {
 
     fn image_failed(&mut self, side: usize, image: Image, failure: Failure) {
         match (image.whom, failure) {
-            (Whom::Candidate(epoch, task), failure) => {
+            (Requester::Candidate(epoch, task), failure) => {
                 self.promotion_input(side, Input::Repaired(epoch, task, Err(failure)));
             }
-            (Whom::Primary(output), failure) => match output.failed(&failure) {
+            (Requester::Primary(output), failure) => match output.failed(&failure) {
                 Some(primary::Input::Lost(seat)) => self.lose_seat(side, seat, "it could not be given a segment"),
                 Some(input) => self.primary_input(side, input),
                 None => {}

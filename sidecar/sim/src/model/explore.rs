@@ -37,7 +37,7 @@ pub(super) struct Model {
     complete: AtomicUsize,
     at_bound: AtomicUsize,
     /// A counterexample was found.
-    told: AtomicBool,
+    traced: AtomicBool,
 }
 
 /// How a state ends that nothing happens to any more.
@@ -64,8 +64,15 @@ impl Model {
             broken: None,
         };
         let (settled, zero) = (Mutex::default(), || AtomicUsize::new(0));
-        let mut model =
-            Model { scenario, names, start, settled, complete: zero(), at_bound: zero(), told: AtomicBool::new(false) };
+        let mut model = Model {
+            scenario,
+            names,
+            start,
+            settled,
+            complete: zero(),
+            at_bound: zero(),
+            traced: AtomicBool::new(false),
+        };
         for host in 0..HOSTS {
             model.start = model.after(&model.start, Action::Start(host), &mut None).expect("a backup can start");
         }
@@ -176,7 +183,7 @@ impl Model {
 
     /// Stateright keeps the last discovery of a batch; the first is the shortest.
     fn told_before(&self) -> bool {
-        self.told.swap(true, Ordering::Relaxed)
+        self.traced.swap(true, Ordering::Relaxed)
     }
 
     fn settled(&self) -> std::sync::MutexGuard<'_, HashSet<u64>> {

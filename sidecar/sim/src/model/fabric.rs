@@ -5,7 +5,7 @@
 use tailwind_protocol::layout::RECORD_HEADER_SIZE;
 
 use super::scenario::Wrong;
-use super::state::{Flight, Lane, Write};
+use super::state::{Lane, Write, WriteState};
 use super::step::Step;
 
 /// Which part of a write is visible before the rest.
@@ -41,7 +41,7 @@ impl Step<'_> {
         let from = write.from.0 as usize;
         let broken = self.state.hosts[host].land(slot, from + range.start, &write.bytes[range]);
         let (what, member, name) = (place(&write), self.names.members[host].clone(), self.side_name(side).clone());
-        self.tell(|| match tear {
+        self.trace(|| match tear {
             None => format!("{member} takes {what} from {name}"),
             Some(tear) => format!("{member} takes a part of {what} from {name}: {tear:?}"),
         });
@@ -49,7 +49,7 @@ impl Step<'_> {
             self.breaks(rule);
         }
         if tear.is_none() {
-            self.state.writes[side][host][at].flight = Flight::Landed;
+            self.state.writes[side][host][at].flight = WriteState::Landed;
         }
     }
 
@@ -57,14 +57,14 @@ impl Step<'_> {
     pub(super) fn complete(&mut self, side: usize, host: usize, at: usize) {
         let queue = &mut self.state.writes[side][host];
         // Only a wrong environment reports what is still flying; then the write goes on, and is not reported again.
-        let early = queue[at].flight == Flight::Flying;
+        let early = queue[at].flight == WriteState::Flying;
         queue[at].counted |= early;
         let write = if early { Some(queue[at].clone()) } else { queue.remove(at) };
         let write = write.expect("an action speaks of a write in flight");
-        let landed = write.flight != Flight::Refused;
+        let landed = write.flight != WriteState::Refused;
         let (what, member, name) = (place(&write), self.names.members[host].clone(), self.side_name(side).clone());
         let verb = if landed { "has" } else { "refuses" };
-        self.tell(|| format!("{name} learns that {member} {verb} {what}"));
+        self.trace(|| format!("{name} learns that {member} {verb} {what}"));
         match write.lane {
             Lane::Image(image) => self.on_image_written(side, *image, landed),
             Lane::Post(_) if write.counted && !early => {}
@@ -92,7 +92,7 @@ impl Step<'_> {
             let landed = |at: &usize| {
                 let earlier = || queue.iter().take(*at).any(|earlier| earlier.lane.same(&queue[*at].lane));
                 let awaited = queue[*at].life == self.state.sides[side].life && !queue[*at].counted;
-                queue[*at].flight == Flight::Landed && awaited && !earlier()
+                queue[*at].flight == WriteState::Landed && awaited && !earlier()
             };
             let Some(at) = (0..queue.len()).find(landed) else { return };
             self.complete(side, host, at);

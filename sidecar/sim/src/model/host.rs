@@ -70,7 +70,7 @@ pub(super) struct Drive<'a> {
 }
 
 impl Drive<'_> {
-    fn tell(&mut self, host: &MemberId, what: impl FnOnce() -> String) {
+    fn trace(&mut self, host: &MemberId, what: impl FnOnce() -> String) {
         if let Some(story) = &mut self.story {
             story.push(format!("{host} {}", what()));
         }
@@ -161,7 +161,7 @@ impl Host {
         let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size) };
         let (backup, out) = Backup::start(drive.group.clone(), self.name.clone(), self.boot, limits, found);
         self.machine = Some(backup);
-        drive.tell(&self.name, || format!("starts, bound to epoch {}", self.disk_promise.epoch));
+        drive.trace(&self.name, || format!("starts, bound to epoch {}", self.disk_promise.epoch));
         self.carry(out, drive);
         self.flush_all(drive);
     }
@@ -199,7 +199,7 @@ impl Host {
                 return;
             }
             if drive.fuse == Some(0) {
-                drive.tell(&self.name, || "dies".to_owned());
+                drive.trace(&self.name, || "dies".to_owned());
                 drive.answer = None;
                 return self.kill();
             }
@@ -211,7 +211,7 @@ impl Host {
     fn carry_one(&mut self, output: Output, drive: &mut Drive<'_>) {
         match output {
             Output::Persist(promise) => {
-                drive.tell(&self.name, || format!("promises epoch {}", promise.epoch));
+                drive.trace(&self.name, || format!("promises epoch {}", promise.epoch));
                 let before = std::mem::replace(&mut self.disk_promise, promise);
                 if drive.wrong == Wrong::PromiseForgotten {
                     let first = before.epoch == Epoch(0);
@@ -220,7 +220,7 @@ impl Host {
             }
             Output::RevokeBelow(_) if drive.wrong == Wrong::FenceWithoutRevoke => {}
             Output::RevokeBelow(epoch) => {
-                drive.tell(&self.name, || format!("revokes every writer below epoch {epoch}"));
+                drive.trace(&self.name, || format!("revokes every writer below epoch {epoch}"));
                 self.lendings.retain(|_, lending| lending.writer >= epoch);
             }
             Output::SaveSlot(slot, Some(row)) => drop(self.rows.insert(slot, row)),
@@ -236,7 +236,7 @@ impl Host {
                     _ => scan(&bytes, &identity).tail(),
                 };
                 let told = words::closure(&tail.closure);
-                drive.tell(&self.name, || format!("scans segment {}: {told}", identity.segment));
+                drive.trace(&self.name, || format!("scans segment {}: {told}", identity.segment));
                 self.step(Input::Scanned(slot, tail), drive);
             }
             Output::Verify(slot, identity, closure) => {
@@ -269,7 +269,7 @@ impl Host {
         self.memory.remove(&slot);
         self.keys += 1;
         self.lendings.insert(slot, Lending { key: Key(self.keys), writer });
-        drive.tell(&self.name, || format!("lends slot {} to epoch {writer}", slot.0));
+        drive.trace(&self.name, || format!("lends slot {} to epoch {writer}", slot.0));
         self.step(Input::Lent(id, slot, Ok(())), drive);
     }
 

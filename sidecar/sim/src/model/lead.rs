@@ -18,7 +18,7 @@ use tailwind_protocol::segment::SegmentWriter;
 use super::act::SOON;
 use super::candidate::failure;
 use super::names::PRIMARY;
-use super::state::{Answer, Ask, BUFFER_SIZE, Channel, Flight, Lane, Lead, Role, Silence, Then, Whom, Write};
+use super::state::{Answer, Ask, BUFFER_SIZE, Channel, Lane, Lead, Requester, Role, Silence, Then, Write, WriteState};
 use super::step::Step;
 use super::words;
 
@@ -27,7 +27,7 @@ impl Step<'_> {
     pub(super) fn begin_epoch(&mut self, side: usize, config: Configuration, reference: &Reference) {
         let (name, epoch) = (self.side_name(side).clone(), config.epoch);
         let (set, last) = (words::configuration(&config), reference.last());
-        self.tell(|| format!("{name} is primary of {set}; recovers the log up to record {last}"));
+        self.trace(|| format!("{name} is primary of {set}; recovers the log up to record {last}"));
         match self.read_reference(&config, reference) {
             Ok(log) => {
                 let verdict = self.state.judge.recovered(epoch, &log);
@@ -47,7 +47,7 @@ impl Step<'_> {
             unacked: VecDeque::new(),
         };
         self.become_role(side, Role::Primary(Box::new(lead)));
-        self.carry_primary(side, out);
+        self.execute_primary(side, out);
     }
 
     /// Reads the recovered log at every member past the machines: each must hold exactly it (S3).
@@ -85,24 +85,24 @@ impl Step<'_> {
         let Some(lead) = self.state.sides[side].lead_mut() else { return };
         let mut out = Vec::new();
         lead.machine.step(SOON, input, &mut out);
-        self.carry_primary(side, out);
+        self.execute_primary(side, out);
     }
 
     pub(super) fn lose_seat(&mut self, side: usize, seat: Seat, why: &str) {
         let Some(channel) = self.state.sides[side].lead().and_then(|lead| lead.channels.get(&seat)) else { return };
         let (name, member) = (self.side_name(side).clone(), channel.member.id.clone());
-        self.tell(|| format!("{name} loses {member}: {why}"));
+        self.trace(|| format!("{name} loses {member}: {why}"));
         self.primary_input(side, Input::Lost(seat));
     }
 
-    pub(super) fn carry_primary(&mut self, side: usize, out: Vec<Output>) {
+    pub(super) fn execute_primary(&mut self, side: usize, out: Vec<Output>) {
         for output in out {
-            self.carry_primary_output(side, output);
+            self.execute_primary_output(side, output);
         }
         self.pump(side);
     }
 
-    fn carry_primary_output(&mut self, side: usize, output: Output) {
+    fn execute_primary_output(&mut self, side: usize, output: Output) {
         let Some(lead) = self.state.sides[side].lead() else { return };
         let caller = self.caller(lead.machine.config().log, lead.epoch);
         if let Output::Connect(seat, member) = &output {
@@ -124,7 +124,7 @@ impl Step<'_> {
             Output::Install(seat, identity, closure) => {
                 let holders: Vec<_> = lead.machine.config().members.iter().map(|member| member.id.clone()).collect();
                 let (epoch, target) = (lead.epoch, lead.channels[&seat].member.id.clone());
-                let whom = Whom::Primary(Box::new(output));
+                let whom = Requester::Primary(Box::new(output));
                 self.install(side, epoch, &target, (identity, closure), &holders, whom);
             }
             Output::Disconnect(seat) => drop(lead.channels.remove(&seat)),
@@ -142,7 +142,7 @@ impl Step<'_> {
             }
             Output::StepDown(why) => {
                 let name = self.side_name(side).clone();
-                self.tell(|| format!("{name} steps down: {why}"));
+                self.trace(|| format!("{name} steps down: {why}"));
                 self.become_role(side, Role::Standby);
             }
             output => {
@@ -157,7 +157,7 @@ impl Step<'_> {
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
                 let name = self.side_name(side).clone();
-                self.tell(|| format!("{name} recruits {}: {}", member.id, words::inventory(&inventory)));
+                self.trace(|| format!("{name} recruits {}: {}", member.id, words::inventory(&inventory)));
                 Ok(inventory)
             }
             other => Err(failure(other)),
@@ -172,7 +172,7 @@ impl Step<'_> {
         let Some(channel) = lead.channels.get_mut(&seat) else { return };
         match (&output, answer) {
             // Asked again.
-            (_, Err(Silence::Lost)) => return self.carry_primary(side, vec![output]),
+            (_, Err(Silence::Lost)) => return self.execute_primary(side, vec![output]),
             (_, Err(Silence::Gone)) => return self.lose_seat(side, seat, "no connection"),
             (_, Ok(Answer::Refused(refusal))) => {
                 let why = refusal.to_string();
@@ -208,7 +208,7 @@ impl Step<'_> {
         }
         self.acknowledge(side);
         if !out.is_empty() {
-            self.carry_primary(side, out);
+            self.execute_primary(side, out);
         }
     }
 
@@ -228,7 +228,7 @@ impl Step<'_> {
             let Some(identity) = lead.machine.roll(closure, out) else { return false };
             lead.open_writer(identity, closure.last.next());
             let name = self.side_name(side).clone();
-            self.tell(|| format!("{name} rolls to segment {}", identity.segment));
+            self.trace(|| format!("{name} rolls to segment {}", identity.segment));
             return true;
         }
         let payload = lead.backlog.take().expect("just seen");
@@ -236,7 +236,7 @@ impl Step<'_> {
         let epoch = lead.epoch;
         self.state.judge.submitted(epoch, lsn, payload);
         let name = self.side_name(side).clone();
-        self.tell(|| format!("{name} appends record {lsn} up to {position}"));
+        self.trace(|| format!("{name} appends record {lsn} up to {position}"));
         true
     }
 
@@ -251,7 +251,7 @@ impl Step<'_> {
                 let (slot, key) = channel.lendings[&segment];
                 let process = channel.life.expect("a channel is connected before anything is lent");
                 let (lane, lending) = (Lane::Post(*seat), (process, slot, key));
-                let flight = Flight::Flying;
+                let flight = WriteState::Flying;
                 posted
                     .push((channel.host, Write { life, lane, lending, segment, from, bytes, flight, counted: false }));
             }
@@ -273,7 +273,7 @@ impl Step<'_> {
             && let Some((end, lsn)) = lead.unacked.pop_front_if(|(end, _)| *end <= acked)
         {
             let name = self.side_name(side).clone();
-            self.tell(|| format!("{name} acknowledges record {lsn}, acked up to {end}"));
+            self.trace(|| format!("{name} acknowledges record {lsn}, acked up to {end}"));
             let verdict = self.state.judge.acked(epoch, lsn);
             self.judge(verdict);
         }

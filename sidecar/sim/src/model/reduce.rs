@@ -17,7 +17,7 @@ use tailwind_protocol::ids::Epoch;
 
 use super::act::Action;
 use super::scenario::{Budget, Scenario};
-use super::state::{Ask, Flight, Message, Role, State, Then, Told};
+use super::state::{Ask, Message, Role, State, StoreReply, Then, WriteState};
 
 /// The one event to take alone, if there is one among these.
 pub(super) fn alone(scenario: &Scenario, state: &State, events: &[Action]) -> Option<Action> {
@@ -58,13 +58,15 @@ pub(super) fn is_last(scenario: &Scenario, state: &State, event: &Action) -> boo
                     state.hosts[message.to].promised() == last && epoch(message).is_some_and(|epoch| epoch < last);
                 awaited && refused && !matches!(message.answer, Some(Ok(ref answer)) if !super::act::is_refusal(answer))
             }
-            Action::CarryOut(at) | Action::Told(at) => {
+            Action::CarryOut(at) | Action::Reply(at) => {
                 let call = &state.calls[at];
                 let swap = matches!(call.ask, Ask::Swap(_));
-                let open = matches!(call.told, None | Some(Told::Swapped(SwapOutcome::Conflict(_))));
+                let open = matches!(call.reply, None | Some(StoreReply::Swapped(SwapOutcome::Conflict(_))));
                 swap && open && call.from.is_some_and(|(side, _)| outrun(side))
             }
-            Action::Complete(side, host, at) => outrun(side) && state.writes[side][host][at].flight == Flight::Refused,
+            Action::Complete(side, host, at) => {
+                outrun(side) && state.writes[side][host][at].flight == WriteState::Refused
+            }
             Action::Notice(side, _) => outrun(side),
             _ => false,
         }

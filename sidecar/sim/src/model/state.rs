@@ -122,12 +122,12 @@ pub(super) struct Image {
     pub(super) target: usize,
     pub(super) sources: Vec<usize>,
     pub(super) bytes: Vec<u8>,
-    pub(super) whom: Whom,
+    pub(super) whom: Requester,
 }
 
 /// Who wants to know that an image has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Whom {
+pub(super) enum Requester {
     Candidate(Epoch, Task),
     Primary(Box<Output>),
 }
@@ -159,7 +159,7 @@ pub(super) enum Silence {
 pub(super) struct Call {
     pub(super) from: Option<(usize, u8)>,
     pub(super) ask: Ask,
-    pub(super) told: Option<Told>,
+    pub(super) reply: Option<StoreReply>,
 }
 
 /// What is asked of the store (a survey asks the backups, and only while there is no configuration).
@@ -172,7 +172,7 @@ pub(super) enum Ask {
 
 /// The store's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Told {
+pub(super) enum StoreReply {
     Read(Result<Option<Configuration>, String>),
     Surveyed(Vec<(MemberRef, Inventory)>),
     Swapped(SwapOutcome),
@@ -189,7 +189,7 @@ pub(super) struct Write {
     pub(super) segment: SegmentId,
     pub(super) from: Offset,
     pub(super) bytes: Vec<u8>,
-    pub(super) flight: Flight,
+    pub(super) flight: WriteState,
     /// Its completion was reported already, by an environment that is wrong.
     pub(super) counted: bool,
 }
@@ -203,7 +203,7 @@ pub(super) enum Lane {
 
 /// How far a write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Flight {
+pub(super) enum WriteState {
     /// Nothing of it is visible, or a part.
     Flying,
     /// All of it is visible; the completion is on its way.

@@ -14,7 +14,7 @@ use super::host::{Drive, Host};
 use super::names::Names;
 use super::part::Part;
 use super::scenario::{Scenario, Wrong};
-use super::state::{Answer, Ask, Call, Message, Role, Silence, State, Then, Told};
+use super::state::{Answer, Ask, Call, Message, Role, Silence, State, StoreReply, Then};
 use super::words;
 
 /// A state being changed.
@@ -33,7 +33,7 @@ fn is_local(then: &Then) -> bool {
 }
 
 impl Step<'_> {
-    pub(super) fn tell(&mut self, line: impl FnOnce() -> String) {
+    pub(super) fn trace(&mut self, line: impl FnOnce() -> String) {
         if let Some(story) = &mut self.story {
             story.push(line());
         }
@@ -95,14 +95,14 @@ impl Step<'_> {
         } else {
             let (names, request) = (self.names, message.request.clone());
             let from = message.from.map_or("nobody any more", |(side, _)| names.sidecars[side].id.as_str());
-            self.tell(|| format!("{} gets the {} from {from}", names.members[to], words::request(&request)));
+            self.trace(|| format!("{} gets the {} from {from}", names.members[to], words::request(&request)));
             let (answer, _) = self.drive(to, fuse, |host, drive| host.ask(request, drive));
             if fuse.is_some() && self.state.hosts[to].is_up() {
                 return false;
             }
             if let Some(Answer::Refused(refusal)) = &answer {
                 let names = self.names;
-                self.tell(|| format!("{} refuses: {refusal}", names.members[to]));
+                self.trace(|| format!("{} refuses: {refusal}", names.members[to]));
             }
             message.answer = Some(answer.ok_or(Silence::Gone));
         }
@@ -126,7 +126,7 @@ impl Step<'_> {
         let message = self.state.messages.remove(at).into_inner();
         let Some((side, _)) = message.from else { return };
         let (names, to) = (self.names, message.to);
-        self.tell(|| {
+        self.trace(|| {
             let (name, to) = (&names.sidecars[side].id, &names.members[to]);
             format!("{name} hears nothing from {to} about the {}", words::request(&message.request))
         });
@@ -154,19 +154,19 @@ impl Step<'_> {
 
     pub(super) fn call(&mut self, side: usize, ask: Ask) {
         let from = Some((side, self.state.sides[side].life));
-        self.state.calls.push(Part::new(Call { from, ask, told: None }));
+        self.state.calls.push(Part::new(Call { from, ask, reply: None }));
     }
 
     /// The store carries a call out.
     pub(super) fn carry_out(&mut self, at: usize) {
         let mut call = self.state.calls.remove(at).into_inner();
-        let told = match &call.ask {
-            Ask::Read => Told::Read(Ok(self.state.store.as_ref().cloned())),
+        let reply = match &call.ask {
+            Ask::Read => StoreReply::Read(Ok(self.state.store.as_ref().cloned())),
             Ask::Survey => {
                 let up = |host: &Part<Host>| Some((host.reference(), host.machine()?.inventory()));
-                Told::Surveyed(self.state.hosts.iter().filter_map(up).collect())
+                StoreReply::Surveyed(self.state.hosts.iter().filter_map(up).collect())
             }
-            Ask::Swap(swap) => Told::Swapped(self.swap(call.from, swap)),
+            Ask::Swap(swap) => StoreReply::Swapped(self.swap(call.from, swap)),
         };
         if call.from.is_some() {
             // A candidate that reads or claims hears and does nothing else meanwhile: when it learns of it is all one,
@@ -176,10 +176,10 @@ impl Step<'_> {
                 Ask::Read | Ask::Survey => true,
                 Ask::Swap(swap) => claims(swap),
             };
-            call.told = Some(told);
+            call.reply = Some(reply);
             self.state.calls.push(Part::new(call));
             if waits_for_it && !self.scenario.slow_answers {
-                self.told(self.state.calls.len() - 1);
+                self.reply(self.state.calls.len() - 1);
             }
         }
     }
@@ -190,7 +190,7 @@ impl Step<'_> {
         let names = self.names;
         let who = from.map_or("nobody any more", |(side, _)| names.sidecars[side].id.as_str());
         let end = if applies { "done" } else { "refused, something else is there" };
-        self.tell(|| format!("{who} swaps to {}: {end}", words::configuration(&swap.proposed)));
+        self.trace(|| format!("{who} swaps to {}: {end}", words::configuration(&swap.proposed)));
         if !applies {
             return SwapOutcome::Conflict(self.state.store.as_ref().cloned());
         }
@@ -202,10 +202,10 @@ impl Step<'_> {
     }
 
     /// The store's answer arrives.
-    pub(super) fn told(&mut self, at: usize) {
+    pub(super) fn reply(&mut self, at: usize) {
         let call = self.state.calls.remove(at).into_inner();
-        if let (Some((side, _)), Some(told)) = (call.from, call.told) {
-            self.hand_told(side, told);
+        if let (Some((side, _)), Some(reply)) = (call.from, call.reply) {
+            self.hand_reply(side, reply);
         }
     }
 
@@ -214,25 +214,25 @@ impl Step<'_> {
         let call = self.state.calls.remove(at).into_inner();
         let Some((side, _)) = call.from else { return };
         let name = self.side_name(side).clone();
-        self.tell(|| format!("{name} hears nothing from the config store"));
-        let told = match &call.ask {
-            Ask::Read => Told::Read(Err("no answer".to_owned())),
-            Ask::Survey => Told::Surveyed(Vec::new()),
-            Ask::Swap(_) => Told::Swapped(SwapOutcome::Unknown),
+        self.trace(|| format!("{name} hears nothing from the config store"));
+        let reply = match &call.ask {
+            Ask::Read => StoreReply::Read(Err("no answer".to_owned())),
+            Ask::Survey => StoreReply::Surveyed(Vec::new()),
+            Ask::Swap(_) => StoreReply::Swapped(SwapOutcome::Unknown),
         };
-        if call.told.is_none() && matches!(call.ask, Ask::Swap(_)) {
+        if call.reply.is_none() && matches!(call.ask, Ask::Swap(_)) {
             self.state.calls.push(Part::new(Call { from: None, ..call }));
         }
-        self.hand_told(side, told);
+        self.hand_reply(side, reply);
     }
 
-    fn hand_told(&mut self, side: usize, told: Told) {
+    fn hand_reply(&mut self, side: usize, reply: StoreReply) {
         let candidate = matches!(self.state.sides[side].role, Role::Candidate(_));
-        match told {
-            Told::Read(found) => self.promotion_input(side, promotion::Input::Read(found)),
-            Told::Surveyed(found) => self.promotion_input(side, promotion::Input::Surveyed(found)),
-            Told::Swapped(outcome) if candidate => self.promotion_input(side, promotion::Input::Swapped(outcome)),
-            Told::Swapped(outcome) => self.primary_input(side, primary::Input::Swapped(outcome)),
+        match reply {
+            StoreReply::Read(found) => self.promotion_input(side, promotion::Input::Read(found)),
+            StoreReply::Surveyed(found) => self.promotion_input(side, promotion::Input::Surveyed(found)),
+            StoreReply::Swapped(outcome) if candidate => self.promotion_input(side, promotion::Input::Swapped(outcome)),
+            StoreReply::Swapped(outcome) => self.primary_input(side, primary::Input::Swapped(outcome)),
         }
     }
 

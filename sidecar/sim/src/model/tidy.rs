@@ -8,7 +8,7 @@ use tailwind_protocol::ids::Epoch;
 
 use super::part::Part;
 use super::scenario::{Scenario, Wrong};
-use super::state::{Ask, Call, Flight, HOSTS, Lane, Lead, Message, SIDES, State, Then};
+use super::state::{Ask, Call, HOSTS, Lane, Lead, Message, SIDES, State, Then, WriteState};
 
 pub(super) fn tidy(scenario: &Scenario, state: &mut State) {
     tidy_messages(scenario, state);
@@ -72,7 +72,7 @@ fn tidy_calls(scenario: &Scenario, state: &mut State) {
         }
         // A swap of a content that is gone for good: stamps only grow.
         let hopeless = |expected| expected < stamp && scenario.wrong != Wrong::SwapWithoutCompare;
-        if call.told.is_none() && matches!(&call.ask, Ask::Swap(swap) if !hopeless(swap.expected)) {
+        if call.reply.is_none() && matches!(&call.ask, Ask::Swap(swap) if !hopeless(swap.expected)) {
             kept.push(Part::new(Call { from: None, ..call.into_inner() }));
         }
     }
@@ -84,9 +84,9 @@ fn tidy_calls(scenario: &Scenario, state: &mut State) {
 fn tidy_writes(state: &mut State, side: usize, host: usize) {
     let (hosts, sides) = (&state.hosts, &state.sides);
     let queue = &mut state.writes[side][host];
-    let doomed = |write: &super::state::Write| write.flight == Flight::Flying && !hosts[host].admits(write.lending);
+    let doomed = |write: &super::state::Write| write.flight == WriteState::Flying && !hosts[host].admits(write.lending);
     if queue.iter().any(doomed) {
-        queue.iter_mut().filter(|write| doomed(write)).for_each(|write| write.flight = Flight::Refused);
+        queue.iter_mut().filter(|write| doomed(write)).for_each(|write| write.flight = WriteState::Refused);
     }
     let side = &sides[side];
     let awaited = |write: &super::state::Write| {
@@ -96,7 +96,7 @@ fn tidy_writes(state: &mut State, side: usize, host: usize) {
         };
         write.life == side.life && seated && !write.counted
     };
-    let idle = |write: &super::state::Write| write.flight != Flight::Flying && !awaited(write);
+    let idle = |write: &super::state::Write| write.flight != WriteState::Flying && !awaited(write);
     if queue.iter().any(idle) {
         queue.retain(|write| !idle(write));
     }

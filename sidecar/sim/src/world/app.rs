@@ -16,7 +16,7 @@ use super::network::{Answer, Silence};
 use super::sidecar::{Purpose, Role};
 use super::{HostNo, SidecarNo, World, group};
 use crate::check::broken;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// Appends that wait for room, or for their ack, before the app waits too.
 const PIPELINE_MAX: usize = 48;
@@ -99,7 +99,7 @@ impl World {
             return;
         }
         let below = Lsn(self.random.within(1, acked.0 + 1));
-        tell!(self, "{} trims below {below}", self.sidecars[of.0].name);
+        trace!(self, "{} trims below {below}", self.sidecars[of.0].name);
         self.checks.trimmed(below);
         self.primary_input(of, Input::Trim(below));
     }

@@ -7,13 +7,13 @@ use tailwind_protocol::ids::{Epoch, LogId, MemberId};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::rpc::Inventory;
 
-use super::image::Whom;
+use super::image::Requester;
 use super::network::{Answer, Silence};
 use super::queue::MS;
 use super::sidecar::{Again, Purpose, Role, believed, failure};
 use super::store::{Ask, StoreReply};
 use super::{SidecarNo, World, group};
-use crate::trace::{self, names, tell};
+use crate::trace::{self, names, trace};
 
 /// How long a promotion waits for slower members once enough are fenced.
 const FENCE_WAIT_MS: u64 = 150;
@@ -47,7 +47,7 @@ impl World {
         let machine = Promotion::start(self.sidecars[of.0].reference(), rules, log, self.random.next(), &mut out);
         let candidacy = Candidacy { machine, waiting: String::new(), heard: BTreeMap::new() };
         self.change_role(of, Role::Candidate(Box::new(candidacy)));
-        self.carry_promotion(of, out);
+        self.execute_promotion(of, out);
     }
 
     pub(crate) fn promotion_input(&mut self, of: SidecarNo, input: Input) {
@@ -55,10 +55,10 @@ impl World {
         let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
         let mut out = Vec::new();
         candidacy.machine.step(now, input, &mut out);
-        self.carry_promotion(of, out);
+        self.execute_promotion(of, out);
     }
 
-    fn carry_promotion(&mut self, of: SidecarNo, out: Vec<Output>) {
+    fn execute_promotion(&mut self, of: SidecarNo, out: Vec<Output>) {
         for output in out {
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
@@ -69,7 +69,7 @@ impl World {
                 Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
-                        let whom = Whom::Candidate(epoch, task);
+                        let whom = Requester::Candidate(epoch, task);
                         self.begin_image(of, config, member, (identity, closure), holders, whom);
                     }
                 }
@@ -78,13 +78,13 @@ impl World {
                     let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
                     if candidacy.waiting != why {
                         candidacy.waiting.clone_from(&why);
-                        tell!(self, "{} waits: {why}", self.sidecars[of.0].name);
+                        trace!(self, "{} waits: {why}", self.sidecars[of.0].name);
                     }
                 }
                 Output::Won(config, reference) => {
                     let last = reference.last();
                     let first = reference.segments.first().map_or(last.next(), |segment| segment.closure.first);
-                    tell!(
+                    trace!(
                         self,
                         "{} is primary of epoch {}, version {}, set {}; recovers {}",
                         self.sidecars[of.0].name,
@@ -96,7 +96,7 @@ impl World {
                     return self.begin_epoch(of, config, &reference);
                 }
                 Output::Lost(epoch) => {
-                    tell!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
+                    trace!(self, "{} gives up: epoch {epoch} is claimed by another", self.sidecars[of.0].name);
                     return self.rest(of, 40);
                 }
                 Output::Fence(..) | Output::Trim(..) | Output::Drop(..) | Output::Close(..) => {
@@ -137,7 +137,7 @@ impl World {
     ) {
         let result = match answer {
             Ok(Answer::Inventory(inventory)) => {
-                self.tell_inventory(of, &member, &inventory);
+                self.trace_inventory(of, &member, &inventory);
                 believed(inventory, epoch, epoch.before())
             }
             other => Err(failure(other)),
@@ -146,14 +146,14 @@ impl World {
     }
 
     /// A member that is fenced again and again with the same answer is worth a word once.
-    fn tell_inventory(&mut self, of: SidecarNo, member: &MemberId, inventory: &Inventory) {
+    fn trace_inventory(&mut self, of: SidecarNo, member: &MemberId, inventory: &Inventory) {
         let Role::Candidate(candidacy) = &mut self.sidecars[of.0].role else { return };
         if !self.trace.is_on() {
             return;
         }
         let heard = trace::inventory(inventory);
         if candidacy.heard.insert(member.clone(), heard.clone()).as_ref() != Some(&heard) {
-            tell!(self, "{} hears from {member}: {heard}", self.sidecars[of.0].name);
+            trace!(self, "{} hears from {member}: {heard}", self.sidecars[of.0].name);
         }
     }
 
@@ -168,9 +168,9 @@ impl World {
         let result = match answer {
             Ok(Answer::Done) => {
                 match &task {
-                    Task::Trim(member) => tell!(self, "{name} trims {member}"),
-                    Task::Drop(member) => tell!(self, "{name} drops what is not part of the log at {member}"),
-                    Task::Close(member, segment) => tell!(self, "{name} closes segment {segment} at {member}"),
+                    Task::Trim(member) => trace!(self, "{name} trims {member}"),
+                    Task::Drop(member) => trace!(self, "{name} drops what is not part of the log at {member}"),
+                    Task::Close(member, segment) => trace!(self, "{name} closes segment {segment} at {member}"),
                     Task::Install(..) => {}
                 }
                 Ok(())

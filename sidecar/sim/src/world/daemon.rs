@@ -14,7 +14,7 @@ use super::memory::Lent;
 use super::network::Answer;
 use super::queue::{MS, Micros};
 use super::{Event, HostNo, World};
-use crate::trace::{self, tell};
+use crate::trace::{self, trace};
 
 /// Calls that it takes to grow a file, or to make one; and some more.
 const CALLS: [u64; 2] = [3, 14];
@@ -29,10 +29,10 @@ impl World {
         }
         let carried = process.daemon.carry_out(&mut Lent { world: self, no });
         self.hosts[no.0].process = Some(process);
-        self.tell_output(no, output.as_ref());
-        self.count_struck(no);
+        self.trace_output(no, output.as_ref());
+        self.count_injected(no);
         let carried = match carried {
-            Ok(Some(carried)) if !self.hosts[no.0].files.has_killed() => carried,
+            Ok(Some(carried)) if !self.hosts[no.0].files.process_died() => carried,
             Ok(None) => return,
             Ok(Some(_)) => return self.die(no, "at a call"),
             Err(error) => return self.die(no, &format!("{error:#}")),
@@ -63,12 +63,12 @@ impl World {
             }
             OutputResult::Reply(id, reply) => self.reply(no, id, reply),
             OutputResult::Finish { complete } => {
-                tell!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
+                trace!(self, "{} ends; complete: {complete}", self.hosts[no.0].name);
                 self.finish_flushes(no);
                 let process = self.hosts[no.0].process.take();
                 let finished = process.map(|process| process.daemon.finish(complete));
                 if let Some(Err(error)) = finished {
-                    tell!(self, "{}: {error:#}", self.hosts[no.0].name);
+                    trace!(self, "{}: {error:#}", self.hosts[no.0].name);
                 }
                 self.kill_host(no);
                 self.plan_restart(no);
@@ -78,31 +78,31 @@ impl World {
 
     /// The process ends because it must not go on.
     fn die(&mut self, no: HostNo, why: &str) {
-        tell!(self, "{} dies: {why}", self.hosts[no.0].name);
+        trace!(self, "{} dies: {why}", self.hosts[no.0].name);
         self.kill_host(no);
         self.plan_restart(no);
     }
 
-    fn tell_output(&mut self, no: HostNo, output: Option<&Output>) {
+    fn trace_output(&mut self, no: HostNo, output: Option<&Output>) {
         if !self.trace.is_on() {
             return;
         }
         let name = &self.hosts[no.0].name;
         match output {
-            Some(Output::Persist(promise)) => tell!(self, "{name} promises epoch {}", promise.epoch),
+            Some(Output::Persist(promise)) => trace!(self, "{name} promises epoch {}", promise.epoch),
             Some(Output::SaveSlot(_, Some(row))) if row.closed.is_none() => {
                 let what = match row.purpose {
                     Purpose::Append => "",
                     Purpose::Install => " for an image",
                 };
                 let SegmentIdentity { segment, epoch, .. } = row.identity;
-                tell!(self, "{name} lends segment {segment} of epoch {epoch}{what}");
+                trace!(self, "{name} lends segment {segment} of epoch {epoch}{what}");
             }
             Some(Output::Scan(_, identity)) => {
                 let copies = self.hosts[no.0].machine().map(|machine| machine.inventory().copies).unwrap_or_default();
                 let found = copies.into_iter().find(|copy| copy.identity == *identity).map(|copy| copy.closure);
                 let closure = trace::closure(&found.unwrap_or_default());
-                tell!(self, "{name} scans segment {} of epoch {}: {closure}", identity.segment, identity.epoch);
+                trace!(self, "{name} scans segment {} of epoch {}: {closure}", identity.segment, identity.epoch);
             }
             _ => {}
         }
@@ -111,7 +111,7 @@ impl World {
     /// The output and the job that are under way when the process dies, or the power goes.
     pub(super) fn break_off(&mut self, no: HostNo) {
         let (working, flushing) = (self.hosts[no.0].working, self.hosts[no.0].flushing);
-        if self.hosts[no.0].files.has_killed() {
+        if self.hosts[no.0].files.process_died() {
             return;
         }
         let most = *self.random.pick(&CALLS);
@@ -124,11 +124,11 @@ impl World {
             self.hosts[no.0].process = Some(process);
         }
         let host = &mut self.hosts[no.0];
-        host.files.revive();
+        host.files.begin_process();
         if let (true, Some(process)) = (flushing, &mut host.process) {
             host.files.light(calls);
             process.flusher.work(&host.pool);
-            host.files.revive();
+            host.files.begin_process();
         }
     }
 
@@ -166,14 +166,14 @@ impl World {
         host.files.set_full(full || no_room);
         let inputs = process.flusher.work(&host.pool);
         host.files.set_full(full);
-        self.count_struck(no);
-        if self.hosts[no.0].files.has_killed() {
+        self.count_injected(no);
+        if self.hosts[no.0].files.process_died() {
             self.die(no, "at a call of its flusher");
             return false;
         }
         for input in inputs {
             if let Input::Flushed(_, identity, result) = &input {
-                tell!(self, "{} flushes segment {}: {result:?}", self.hosts[no.0].name, identity.segment);
+                trace!(self, "{} flushes segment {}: {result:?}", self.hosts[no.0].name, identity.segment);
             }
             self.hosts[no.0].inbox.push_back(HostEvent::Happened(input));
         }
@@ -189,8 +189,8 @@ impl World {
             return;
         };
         process.flusher.rest();
-        self.count_struck(no);
-        if self.hosts[no.0].files.has_killed() {
+        self.count_injected(no);
+        if self.hosts[no.0].files.process_died() {
             self.die(no, "at a call of its flusher");
         }
     }
@@ -205,9 +205,9 @@ impl World {
         }
     }
 
-    fn count_struck(&mut self, no: HostNo) {
-        let struck = self.hosts[no.0].files.take_struck();
-        struck.into_iter().for_each(|fault| self.tally.count(fault));
+    fn count_injected(&mut self, no: HostNo) {
+        let injected = self.hosts[no.0].files.take_injected();
+        injected.into_iter().for_each(|fault| self.tally.count(fault));
     }
 
     fn reply(&mut self, no: HostNo, id: RequestId, reply: Reply) {
@@ -245,7 +245,7 @@ impl World {
             Ok(bytes) => Answer::Bytes(bytes),
             Err(ReadError::Io(error)) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
             Err(ReadError::Missing | ReadError::Corrupt) => {
-                tell!(self, "{}: segment {} is corrupt", host.name, identity.segment);
+                trace!(self, "{}: segment {} is corrupt", host.name, identity.segment);
                 self.step_host(no, Input::FoundCorrupt(*identity, place));
                 Answer::Refused(Refusal::Corrupt { segment: identity.segment })
             }

@@ -15,15 +15,15 @@ use super::files::{Inode, Kind};
 use super::host::Host;
 use super::{HostNo, World};
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// What can be damaged at rest.
 pub(super) const AT_REST: [Fault; 6] =
-    [Fault::FileLost, Fault::FileStale, Fault::PromiseStale, Fault::EndsRot, Fault::SlotLost, Fault::TableZeroed];
+    [Fault::FileLost, Fault::FileStale, Fault::PromiseStale, Fault::EndsBitFlip, Fault::SlotLost, Fault::TableZeroed];
 
 impl World {
     /// Kills the process, damages what it leaves, and lets it come back. False where nothing was hit.
-    pub(super) fn strike_folder(&mut self, fault: Fault, no: HostNo) -> bool {
+    pub(super) fn inject_folder_damage(&mut self, fault: Fault, no: HostNo) -> bool {
         if !self.hosts[no.0].is_up() || !self.may_lose(no) {
             return false;
         }
@@ -32,13 +32,13 @@ impl World {
 
     /// As above, whoever else is well. Where the disk proves everything the power may go too.
     pub(super) fn damage_at_rest(&mut self, fault: Fault, no: HostNo) -> bool {
-        match !self.storm && self.hosts[no.0].proves_everything() && self.random.one_in(2) {
-            true => self.darken_host(no),
+        match !self.faults_on && self.hosts[no.0].proves_everything() && self.random.one_in(2) {
+            true => self.cut_power(no),
             false => self.kill_host(no),
         }
         self.plan_restart(no);
         let (name, what) = (self.hosts[no.0].name.clone(), self.damage(fault, no));
-        tell!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
+        trace!(self, "{name} dies; {fault}: {}", what.as_deref().unwrap_or("nothing is hit"));
         if let (Fault::PromiseStale, Some(_), Some(member_state)) =
             (fault, &what, self.hosts[no.0].files.member_state())
         {
@@ -142,7 +142,7 @@ impl World {
                 host.doubtful = true;
                 Some("the promise".to_owned())
             }
-            Fault::PromiseRots => {
+            Fault::PromiseBitFlip => {
                 // One of its two blocks, while the other one is sound: more is one fault too many.
                 if host.files.sound_promises() < 2 {
                     return None;
@@ -150,7 +150,7 @@ impl World {
                 let at = random.below(8192) as usize;
                 host.files.flip("promise", at, random.below(8) as u8).then(|| format!("byte {at}"))
             }
-            Fault::EndsRot => {
+            Fault::EndsBitFlip => {
                 let (name, node) = random.pick_one(&segments)?;
                 let length = node.inode().bytes().len();
                 host.lost.extend(node.inode().identity());

@@ -10,7 +10,7 @@ use super::sidecar::Role;
 use super::{Event, SidecarNo, World};
 use crate::random::Random;
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// Tells these random numbers from all others of a seed.
 const SALT: u64 = 0x7769_7368_6573;
@@ -45,7 +45,7 @@ impl World {
     }
 
     pub(super) fn on_edit(&mut self) {
-        if !self.storm {
+        if !self.faults_on {
             return;
         }
         // Never less in sync than the plan says: it also bounds how many may lose their memory at once.
@@ -63,14 +63,14 @@ impl World {
     }
 
     fn want(&mut self, backups: u8, min_in_sync: u8) {
-        tell!(self, "{backups} members are wanted, {min_in_sync} in sync at least");
+        trace!(self, "{backups} members are wanted, {min_in_sync} in sync at least");
         (self.desired.backups, self.desired.min_in_sync) = (backups, min_in_sync);
         for no in (0..self.sidecars.len()).map(SidecarNo) {
-            let candidate_heeds = !self.storm || self.desired.random.one_in(2);
+            let candidate_heeds = !self.faults_on || self.desired.random.one_in(2);
             match &self.sidecars[no.0].role {
                 Role::Primary(_) => self.primary_input(no, Input::Wanted { backups, min_in_sync }),
                 Role::Candidate(_) if candidate_heeds => self.rest(no, 10),
-                Role::Standby(_) => self.tell_standby(no),
+                Role::Standby(_) => self.notify_standby(no),
                 _ => {}
             }
         }

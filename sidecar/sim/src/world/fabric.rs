@@ -19,7 +19,7 @@ use super::{Event, HostNo, SidecarNo, World};
 use crate::plan::Placement;
 use crate::random::Random;
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// What a network card places at once.
 pub(crate) const LINE: u32 = 64;
@@ -131,8 +131,8 @@ impl World {
         let now = self.queue.now();
         let parts = self.parts(bytes.len() as u32);
         let (least, most) = self.plan.latency;
-        let late = if self.strikes(Fault::PlacedLate, 10) { self.random.within(1, 500) * MS } else { 0 };
-        let early = self.strikes(Fault::EarlyCompletion, 200);
+        let late = if self.fault_occurs(Fault::PlacedLate, 10) { self.random.within(1, 500) * MS } else { 0 };
+        let early = self.fault_occurs(Fault::EarlyCompletion, 200);
         let placement = self.plan.placement;
         let Some(channel) = self.fabric.channels.get_mut(&id) else { return };
         if channel.broken {
@@ -235,7 +235,7 @@ impl World {
     fn place(&mut self, part: &StaleWrite) {
         let host = part.to;
         let let_in = self.lets_in(part);
-        self.tell_placed(part, let_in);
+        self.trace_placed(part, let_in);
         if let_in {
             let (from, to) = (part.range.start as usize, part.range.end as usize);
             self.checks.lands(&self.hosts[host.0], part.slot, part.key, part.epoch);
@@ -243,13 +243,13 @@ impl World {
         }
     }
 
-    fn tell_placed(&mut self, part: &StaleWrite, let_in: bool) {
+    fn trace_placed(&mut self, part: &StaleWrite, let_in: bool) {
         let (host, channel) = (&self.hosts[part.to.0], self.fabric.channels.get(&part.channel));
         let (Some(channel), false) = (channel.filter(|_| self.trace.is_on()), part.range.is_empty()) else { return };
         let segment = host.rows.get(&part.slot).map(|row| row.identity.segment).unwrap_or_default();
         let (start, end) = (part.at + part.range.start, part.at + part.range.end);
         let verb = if let_in { "takes" } else { "refuses" };
-        tell!(self, "{} {verb} {segment}:{start}..{end} from {}", host.name, self.sidecars[channel.from.0].name);
+        trace!(self, "{} {verb} {segment}:{start}..{end} from {}", host.name, self.sidecars[channel.from.0].name);
     }
 
     /// Requests from a sidecar to a backup whose arrival is still to come, the oldest first; and which of them are placed.
@@ -343,7 +343,7 @@ impl World {
             return;
         }
         let (from, life) = (channel.from, channel.life);
-        if !surely_told && self.strikes(Fault::NoError, 300) {
+        if !surely_told && self.fault_occurs(Fault::NoError, 300) {
             return;
         }
         let later = self.random.within(1, 600) * MS;
@@ -501,11 +501,11 @@ impl World {
         });
     }
 
-    pub(crate) fn tell_broken(&mut self, id: ChannelId) {
+    pub(crate) fn note_failed_channel(&mut self, id: ChannelId) {
         if let Some(channel) = self.fabric.channels.get_mut(&id) {
             channel.given_up = true;
             let (from, to) = (&self.sidecars[channel.from.0].name, &self.hosts[channel.to.0].name);
-            tell!(self, "{from}: the queue pair to {to} has failed");
+            trace!(self, "{from}: the queue pair to {to} has failed");
         }
     }
 }

@@ -13,7 +13,7 @@ use super::queue::{MS, Micros};
 use super::sidecar::{Process, Role};
 use super::{Event, HostNo, SidecarNo, World};
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// How long a host has power after it was told that the power is going.
 const HOLD_UP: Micros = 2000 * MS;
@@ -26,41 +26,41 @@ pub(crate) enum Heal {
     Store,
     StoreFor(SidecarNo),
     Watch(SidecarNo),
-    Thaw(SidecarNo),
+    Resume(SidecarNo),
     Start(SidecarNo),
-    ThawHost(HostNo),
+    ResumeHost(HostNo),
     Disk(HostNo),
     Pool(HostNo),
 }
 
 impl World {
     /// True when this fault strikes now; then it is counted.
-    pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u64) -> bool {
-        let strikes = self.storm && self.plan.has(fault) && self.random.per_mille(per_mille);
-        if strikes {
+    pub(crate) fn fault_occurs(&mut self, fault: Fault, per_mille: u64) -> bool {
+        let fault_occurs = self.faults_on && self.plan.has(fault) && self.random.per_mille(per_mille);
+        if fault_occurs {
             self.tally.count(fault);
         }
-        strikes
+        fault_occurs
     }
 
     /// True when this host's disk has no room for the file of this closed segment, of which it has one in two, while the faults
     /// strike; smaller writes pass.
     pub(super) fn has_no_room(&mut self, no: HostNo, identity: &SegmentIdentity) -> bool {
         let odd = (identity.generation.0.wrapping_add(no.0 as u64)) % 2 == 1;
-        let strikes = self.storm && odd && self.plan.has(Fault::ClosedFlushFails);
-        if strikes {
+        let fault_occurs = self.faults_on && odd && self.plan.has(Fault::ClosedFlushFails);
+        if fault_occurs {
             self.tally.count(Fault::ClosedFlushFails);
         }
-        strikes
+        fault_occurs
     }
 
     /// Something goes wrong.
-    pub(crate) fn on_strike(&mut self) {
-        if !self.storm {
+    pub(crate) fn inject_fault(&mut self) {
+        if !self.faults_on {
             return;
         }
-        let pause = self.random.within(1, 2 * self.plan.strike_pause);
-        self.queue.plan(pause, Event::Strike);
+        let pause = self.random.within(1, 2 * self.plan.fault_pause);
+        self.queue.plan(pause, Event::InjectFault);
         if self.plan.faults.is_empty() {
             return;
         }
@@ -75,24 +75,24 @@ impl World {
         // Power that goes in the middle of a flush is what tears it.
         let flushing = self.hosts.iter().find(|host| host.flushing).map(|host| host.no);
         let host = flushing.filter(|_| fault == Fault::HostDies && self.random.one_in(2)).unwrap_or(host);
-        if self.strike(fault, host, sidecar) {
+        if self.inject(fault, host, sidecar) {
             self.tally.count(fault);
         }
     }
 
-    fn strike(&mut self, fault: Fault, host: HostNo, sidecar: SidecarNo) -> bool {
+    fn inject(&mut self, fault: Fault, host: HostNo, sidecar: SidecarNo) -> bool {
         let long = [20, 200, 800, 3000][self.random.below(4) as usize];
         let heal = self.random.within(1, long) * MS;
         match fault {
-            Fault::SidecarDies => self.strike_sidecar_dead(sidecar, heal),
-            Fault::SidecarFreezes => self.strike_sidecar_frozen(sidecar, heal),
-            Fault::BackupDies => self.strike_backup(host),
-            Fault::BackupFreezes => self.strike_backup_frozen(host, heal),
-            Fault::HostDies => self.strike_host(host),
-            Fault::Blackout => self.strike_everything(heal),
-            Fault::VolumeLost => self.strike_volume(host),
+            Fault::SidecarDies => self.inject_sidecar_death(sidecar, heal),
+            Fault::SidecarFreezes => self.inject_sidecar_freeze(sidecar, heal),
+            Fault::BackupDies => self.inject_backup_crash(host),
+            Fault::BackupFreezes => self.inject_backup_freeze(host, heal),
+            Fault::HostDies => self.inject_power_loss(host),
+            Fault::Blackout => self.inject_blackout(heal),
+            Fault::VolumeLost => self.inject_volume_loss(host),
             Fault::BackupStops => {
-                self.tell_host(host, Input::Shutdown);
+                self.notify_host(host, Input::Shutdown);
                 true
             }
             Fault::Cut if self.random.one_in(6) => {
@@ -118,7 +118,7 @@ impl World {
                 true
             }
             Fault::StoreDown => {
-                tell!(self, "the store is down");
+                trace!(self, "the store is down");
                 self.store.down = true;
                 self.queue.plan(heal, Event::Heal(Heal::Store));
                 true
@@ -133,31 +133,31 @@ impl World {
                     Fault::DiskFull => self.hosts[host.0].files.set_full(true),
                     _ => self.hosts[host.0].slow_disk = true,
                 }
-                tell!(self, "{}: {fault}", self.hosts[host.0].name);
+                trace!(self, "{}: {fault}", self.hosts[host.0].name);
                 self.queue.plan(heal, Event::Heal(Heal::Disk(host)));
                 true
             }
             Fault::NoBuffer => {
-                self.hosts[host.0].stingy = true;
+                self.hosts[host.0].pool_empty = true;
                 self.queue.plan(heal, Event::Heal(Heal::Pool(host)));
                 true
             }
-            Fault::ClosedRots => self.rot_closed(host),
-            Fault::OpenRots => self.rot_open(host),
+            Fault::ClosedBitFlip => self.flip_closed_bit(host),
+            Fault::OpenBitFlip => self.flip_open_bit(host),
             Fault::FileLost
             | Fault::FileStale
             | Fault::PromiseStale
-            | Fault::PromiseRots
-            | Fault::EndsRot
+            | Fault::PromiseBitFlip
+            | Fault::EndsBitFlip
             | Fault::StrangerInTheWay
             | Fault::SlotLost
-            | Fault::TableZeroed => self.strike_folder(fault, host),
+            | Fault::TableZeroed => self.inject_folder_damage(fault, host),
             // These strike where messages, writes and calls are made.
             _ => false,
         }
     }
 
-    fn strike_sidecar_dead(&mut self, of: SidecarNo, heal: Micros) -> bool {
+    fn inject_sidecar_death(&mut self, of: SidecarNo, heal: Micros) -> bool {
         if self.sidecars[of.0].process == Process::Down {
             return false;
         }
@@ -166,18 +166,18 @@ impl World {
         true
     }
 
-    fn strike_sidecar_frozen(&mut self, of: SidecarNo, heal: Micros) -> bool {
+    fn inject_sidecar_freeze(&mut self, of: SidecarNo, heal: Micros) -> bool {
         let sidecar = &mut self.sidecars[of.0];
         if sidecar.process != Process::Up {
             return false;
         }
         sidecar.process = Process::Frozen;
-        tell!(self, "{} freezes", self.sidecars[of.0].name);
-        self.queue.plan(heal, Event::Heal(Heal::Thaw(of)));
+        trace!(self, "{} freezes", self.sidecars[of.0].name);
+        self.queue.plan(heal, Event::Heal(Heal::Resume(of)));
         true
     }
 
-    fn strike_backup(&mut self, host: HostNo) -> bool {
+    fn inject_backup_crash(&mut self, host: HostNo) -> bool {
         if !self.hosts[host.0].is_up() {
             return false;
         }
@@ -188,64 +188,64 @@ impl World {
             }
             return true;
         }
-        self.strike_backup_dead(host);
+        self.inject_backup_death(host);
         true
     }
 
-    fn strike_backup_dead(&mut self, host: HostNo) {
-        tell!(self, "{} dies", self.hosts[host.0].name);
+    fn inject_backup_death(&mut self, host: HostNo) {
+        trace!(self, "{} dies", self.hosts[host.0].name);
         self.kill_host(host);
         self.plan_restart(host);
     }
 
-    fn strike_backup_frozen(&mut self, host: HostNo, heal: Micros) -> bool {
+    fn inject_backup_freeze(&mut self, host: HostNo, heal: Micros) -> bool {
         if self.hosts[host.0].running != Running::Up {
             return false;
         }
-        tell!(self, "{} freezes", self.hosts[host.0].name);
+        trace!(self, "{} freezes", self.hosts[host.0].name);
         self.hosts[host.0].running = Running::Frozen;
-        self.queue.plan(heal, Event::Heal(Heal::ThawHost(host)));
+        self.queue.plan(heal, Event::Heal(Heal::ResumeHost(host)));
         true
     }
 
-    fn strike_host(&mut self, host: HostNo) -> bool {
-        if self.hosts[host.0].is_dark() || !(self.hosts[host.0].proves_everything() || self.may_lose(host)) {
+    fn inject_power_loss(&mut self, host: HostNo) -> bool {
+        if self.hosts[host.0].is_off() || !(self.hosts[host.0].proves_everything() || self.may_lose(host)) {
             return false;
         }
         if self.plan.durability == Durability::Battery && self.random.one_in(2) {
-            tell!(self, "{}: the power is going", self.hosts[host.0].name);
+            trace!(self, "{}: the power is going", self.hosts[host.0].name);
             self.hosts[host.0].power_goes = true;
-            self.tell_host(host, Input::Shutdown);
+            self.notify_host(host, Input::Shutdown);
             self.queue.plan(HOLD_UP, Event::PowerGone(host));
             return true;
         }
-        tell!(self, "{} loses power", self.hosts[host.0].name);
-        self.darken_host(host);
+        trace!(self, "{} loses power", self.hosts[host.0].name);
+        self.cut_power(host);
         self.plan_restart(host);
         true
     }
 
     /// Nothing is lost where the disks prove everything. Elsewhere, rarely, it is all gone, and the group must say so rather
     /// than go on without it.
-    fn strike_everything(&mut self, heal: Micros) -> bool {
+    fn inject_blackout(&mut self, heal: Micros) -> bool {
         let proved = |set: &Configuration| {
             set.members.iter().all(|member| self.hosts[self.host_of(&member.id).0].proves_everything())
         };
         if !self.sets().all(proved) && !self.random.one_in(30) {
             return false;
         }
-        tell!(self, "the power fails everywhere");
+        trace!(self, "the power fails everywhere");
         for no in (0..self.hosts.len()).map(HostNo) {
-            self.darken_host(no);
+            self.cut_power(no);
             self.plan_restart(no);
         }
         for no in (0..self.sidecars.len()).map(SidecarNo) {
-            self.strike_sidecar_dead(no, heal);
+            self.inject_sidecar_death(no, heal);
         }
         true
     }
 
-    fn strike_volume(&mut self, host: HostNo) -> bool {
+    fn inject_volume_loss(&mut self, host: HostNo) -> bool {
         if !self.may_lose(host) {
             return false;
         }
@@ -254,10 +254,10 @@ impl World {
     }
 
     pub(crate) fn replace_host(&mut self, host: HostNo) {
-        tell!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
+        trace!(self, "{} is replaced by an empty one", self.hosts[host.0].name);
         self.lose_channels(host);
         self.kill_host(host);
-        self.hosts[host.0].running = Running::Dark;
+        self.hosts[host.0].running = Running::Off;
         self.hosts[host.0].lose_all();
         self.checks.forgets(host);
         self.plan_restart(host);
@@ -294,7 +294,7 @@ impl World {
             if at == left {
                 // The one that is left may be late.
                 if self.random.one_in(2) {
-                    self.strike_backup_dead(no);
+                    self.inject_backup_death(no);
                 }
             } else {
                 let fault = *self.random.pick(&super::damage::AT_REST);
@@ -312,7 +312,7 @@ impl World {
         let leads: Vec<SidecarNo> = self.sidecars.iter().filter(leads).map(|sidecar| sidecar.no).collect();
         for no in leads {
             let heal = self.random.within(1, 800) * MS;
-            self.strike_sidecar_dead(no, heal);
+            self.inject_sidecar_death(no, heal);
         }
     }
 
@@ -339,7 +339,7 @@ impl World {
     }
 
     /// A bit flips in a closed segment, on disk or on its way there.
-    pub(super) fn rot_closed(&mut self, host: HostNo) -> bool {
+    pub(super) fn flip_closed_bit(&mut self, host: HostNo) -> bool {
         if !self.may_lose(host) {
             return false;
         }
@@ -357,13 +357,13 @@ impl World {
         let host = &mut self.hosts[host.0];
         host.flips.push((identity, at as u32));
         let (name, segment) = (host.name.clone(), identity.segment);
-        tell!(self, "a bit flips on the disk of {name}: segment {segment}, byte {at}");
+        trace!(self, "a bit flips on the disk of {name}: segment {segment}, byte {at}");
         true
     }
 
     /// A bit flips in a buffer, written or yet to be written. Another member must be sound, and may be late: marks and entries
     /// behind the bit prove that something is missing, but for the last appends before them; see [`World::judge_win`].
-    fn rot_open(&mut self, host: HostNo) -> bool {
+    fn flip_open_bit(&mut self, host: HostNo) -> bool {
         let others = self.sets().map(|set| self.sound_members(set, Some(&self.hosts[host.0].name))).min();
         let slots: Vec<_> = self.hosts[host.0].rows.iter().map(|(slot, row)| (*slot, row.identity)).collect();
         if others.unwrap_or(0) < 1 || slots.is_empty() {
@@ -376,7 +376,7 @@ impl World {
         host.pool.flip(slot, at, bit);
         host.flips.push((identity, at as u32));
         let name = host.name.clone();
-        tell!(self, "a bit flips in the memory of {name}: segment {}, byte {at}", identity.segment);
+        trace!(self, "a bit flips in the memory of {name}: segment {}, byte {at}", identity.segment);
         true
     }
 
@@ -404,19 +404,19 @@ impl World {
             Heal::Store => self.store.down = false,
             Heal::StoreFor(sidecar) => self.store.cut.retain(|cut| *cut != sidecar),
             Heal::Watch(sidecar) => self.sidecars[sidecar.0].watch_lag = 0,
-            Heal::Thaw(sidecar) => self.thaw_sidecar(sidecar),
+            Heal::Resume(sidecar) => self.resume_sidecar(sidecar),
             Heal::Start(sidecar) => self.start_sidecar(sidecar),
-            Heal::ThawHost(host) => self.thaw_host(host),
+            Heal::ResumeHost(host) => self.resume_host(host),
             Heal::Disk(host) => {
                 let host = &mut self.hosts[host.0];
                 host.files.set_full(false);
                 host.slow_disk = false;
             }
-            Heal::Pool(host) => self.hosts[host.0].stingy = false,
+            Heal::Pool(host) => self.hosts[host.0].pool_empty = false,
         }
     }
 
-    fn thaw_host(&mut self, host: HostNo) {
+    fn resume_host(&mut self, host: HostNo) {
         if self.hosts[host.0].running == Running::Frozen {
             self.hosts[host.0].running = Running::Up;
             self.wake_host(host);
@@ -424,23 +424,23 @@ impl World {
     }
 
     /// Everything that was broken works again.
-    pub(crate) fn calm_down(&mut self) {
-        tell!(self, "the faults stop");
-        self.storm = false;
+    pub(crate) fn stop_faults(&mut self) {
+        trace!(self, "the faults stop");
+        self.faults_on = false;
         self.want_as_planned();
         self.cuts.clear();
         self.store.down = false;
         self.store.cut.clear();
         for no in (0..self.hosts.len()).map(HostNo) {
             let host = &mut self.hosts[no.0];
-            host.files.calm_down();
-            (host.slow_disk, host.stingy, host.fuse) = (false, false, None);
-            self.thaw_host(no);
+            host.files.stop_faults();
+            (host.slow_disk, host.pool_empty, host.fuse) = (false, false, None);
+            self.resume_host(no);
             self.restart_host(no);
         }
         for no in (0..self.sidecars.len()).map(SidecarNo) {
             self.sidecars[no.0].watch_lag = 0;
-            self.thaw_sidecar(no);
+            self.resume_sidecar(no);
             self.start_sidecar(no);
         }
     }
@@ -448,14 +448,14 @@ impl World {
     /// The hold-up time is over.
     pub(crate) fn on_power_gone(&mut self, no: HostNo) {
         if std::mem::take(&mut self.hosts[no.0].power_goes) {
-            tell!(self, "{}: the hold-up time is over", self.hosts[no.0].name);
-            self.darken_host(no);
+            trace!(self, "{}: the hold-up time is over", self.hosts[no.0].name);
+            self.cut_power(no);
             self.plan_restart(no);
         }
     }
 
     pub(crate) fn restart_host(&mut self, no: HostNo) {
-        if !self.hosts[no.0].power_goes && matches!(self.hosts[no.0].running, Running::Down | Running::Dark) {
+        if !self.hosts[no.0].power_goes && matches!(self.hosts[no.0].running, Running::Down | Running::Off) {
             self.start_host(no);
         }
     }

@@ -43,7 +43,7 @@ struct State {
     full: bool,
     /// Faults that strike at single calls, once in so many of a thousand.
     faults: Vec<(Fault, u64)>,
-    struck: Vec<Fault>,
+    injected: Vec<Fault>,
     /// Calls that the process still makes before it dies.
     fuse: Option<u32>,
     killed: bool,
@@ -96,7 +96,7 @@ impl Files {
             changes: Vec::new(),
             full: false,
             faults: faults.map(|fault| (fault, if fault == Fault::ShortWrite { 100 } else { 10 })).collect(),
-            struck: Vec::new(),
+            injected: Vec::new(),
             fuse: None,
             killed: false,
         })))
@@ -119,17 +119,17 @@ impl Files {
     }
 
     /// The process lives on.
-    pub(crate) fn put_out(&self) {
+    pub(crate) fn clear_fuse(&self) {
         self.state().fuse = None;
     }
 
     /// True once the fuse has burnt down.
-    pub(crate) fn has_killed(&self) -> bool {
+    pub(crate) fn process_died(&self) -> bool {
         self.state().killed
     }
 
     /// Another process begins.
-    pub(crate) fn revive(&self) {
+    pub(crate) fn begin_process(&self) {
         let mut state = self.state();
         (state.fuse, state.killed) = (None, false);
     }
@@ -143,7 +143,7 @@ impl Files {
     }
 
     /// Nothing fails any more.
-    pub(crate) fn calm_down(&self) {
+    pub(crate) fn stop_faults(&self) {
         let mut state = self.state();
         (state.full, state.fuse) = (false, None);
         state.faults.clear();
@@ -156,8 +156,8 @@ impl Files {
     }
 
     /// Faults that have struck since this was asked last.
-    pub(crate) fn take_struck(&self) -> Vec<Fault> {
-        std::mem::take(&mut self.state().struck)
+    pub(crate) fn take_injected(&self) -> Vec<Fault> {
+        std::mem::take(&mut self.state().injected)
     }
 
     /// A segment's file as processes see it.
@@ -320,19 +320,19 @@ impl State {
             Call::Rename => Fault::RenameFails,
             Call::Remove => Fault::RemoveFails,
         };
-        match self.strikes(fault) {
+        match self.fault_occurs(fault) {
             true => Err(io::Error::other("I/O error")),
             false => Ok(()),
         }
     }
 
-    fn strikes(&mut self, fault: Fault) -> bool {
+    fn fault_occurs(&mut self, fault: Fault) -> bool {
         let chance = self.faults.iter().find(|(of, _)| *of == fault).map_or(0, |(_, chance)| *chance);
-        let strikes = chance > 0 && self.random.per_mille(chance);
-        if strikes {
-            self.struck.push(fault);
+        let fault_occurs = chance > 0 && self.random.per_mille(chance);
+        if fault_occurs {
+            self.injected.push(fault);
         }
-        strikes
+        fault_occurs
     }
 
     fn change(&mut self, change: Change) {
@@ -436,7 +436,7 @@ impl File for OpenFile {
         let mut inode = self.node.inode();
         // Of a call that fails, or at which the process dies, a part may have been carried out.
         let result = state.call(Call::Write);
-        let short = result.is_err() || (bytes.len() > 1 && state.strikes(Fault::ShortWrite));
+        let short = result.is_err() || (bytes.len() > 1 && state.fault_occurs(Fault::ShortWrite));
         let mut count = if short { state.random.within(1, bytes.len() as u64) as usize } else { bytes.len() };
         if state.full {
             count = count.min(inode.bytes().len().saturating_sub(at as usize));
@@ -463,7 +463,7 @@ impl File for OpenFile {
         match &result {
             Ok(()) => inode.sync(),
             // A process that dies before it calls changes nothing.
-            Err(_) if self.files.has_killed() => {}
+            Err(_) if self.files.process_died() => {}
             Err(_) => inode.fail_to_sync(),
         }
         result

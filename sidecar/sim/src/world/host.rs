@@ -27,7 +27,7 @@ use super::{Event, HostNo, SidecarNo, World, group};
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// The right to write one slot.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ pub(crate) enum Running {
     /// No process; the host answers for it that nobody listens.
     Down,
     /// No power, or no network: silence.
-    Dark,
+    Off,
 }
 
 /// A backup's process.
@@ -99,7 +99,7 @@ pub(crate) struct Host {
     pub(crate) slow_disk: bool,
     pub(crate) flushing: bool,
     /// The pool has no memory.
-    pub(crate) stingy: bool,
+    pub(crate) pool_empty: bool,
     /// The power is going; nobody starts anything here until it is back.
     pub(crate) power_goes: bool,
     /// Outputs that the process still carries out before it dies.
@@ -154,7 +154,7 @@ impl Host {
             files,
             slow_disk: false,
             flushing: false,
-            stingy: false,
+            pool_empty: false,
             power_goes: false,
             fuse: None,
             scrubbed: SegmentId(0),
@@ -193,8 +193,8 @@ impl Host {
         !self.flips.is_empty() || !self.lost.is_empty() || self.doubtful
     }
 
-    pub(crate) fn is_dark(&self) -> bool {
-        self.running == Running::Dark
+    pub(crate) fn is_off(&self) -> bool {
+        self.running == Running::Off
     }
 
     pub(crate) fn machine(&self) -> Option<&Backup> {
@@ -286,26 +286,26 @@ impl World {
     pub(crate) fn start_host(&mut self, no: HostNo) {
         let host = &mut self.hosts[no.0];
         host.life += 1;
-        host.files.revive();
-        if self.storm && self.plan.has(Fault::BackupDies) && self.random.one_in(8) {
+        host.files.begin_process();
+        if self.faults_on && self.plan.has(Fault::BackupDies) && self.random.one_in(8) {
             host.files.light(self.random.below(60) as u32);
         }
         let started = host.start();
-        if host.files.has_killed() {
-            tell!(self, "{} dies while it starts", self.hosts[no.0].name);
+        if host.files.process_died() {
+            trace!(self, "{} dies while it starts", self.hosts[no.0].name);
             self.kill_host(no);
             return self.plan_restart(no);
         }
-        host.files.put_out();
+        host.files.clear_fuse();
         if let Err(error) = started {
-            tell!(self, "{} cannot start: {error:#}", self.hosts[no.0].name);
+            trace!(self, "{} cannot start: {error:#}", self.hosts[no.0].name);
             self.kill_host(no);
             return self.plan_restart(no);
         }
         self.hosts[no.0].running = Running::Up;
         let host = &mut self.hosts[no.0];
         let same = host.was.replace(host.boot) == Some(host.boot);
-        tell!(self, "{} starts with {} identity", self.hosts[no.0].name, if same { "the same" } else { "a new" });
+        trace!(self, "{} starts with {} identity", self.hosts[no.0].name, if same { "the same" } else { "a new" });
         self.wake_host(no);
     }
 
@@ -326,12 +326,12 @@ impl World {
     }
 
     /// The host loses power: memory, and what no fsync has confirmed.
-    pub(crate) fn darken_host(&mut self, no: HostNo) {
+    pub(crate) fn cut_power(&mut self, no: HostNo) {
         self.lose_channels(no);
         self.kill_host(no);
         let torn = self.plan.has(Fault::TornWrite);
         let host = &mut self.hosts[no.0];
-        host.running = Running::Dark;
+        host.running = Running::Off;
         if host.files.lose_power(torn) {
             self.tally.count(Fault::TornWrite);
         }
@@ -348,7 +348,7 @@ impl World {
             let Some(process) = &host.process else { return };
             if let Some(output) = process.daemon.due() {
                 if host.fuse == Some(0) {
-                    tell!(self, "{} dies between two outputs", self.hosts[no.0].name);
+                    trace!(self, "{} dies between two outputs", self.hosts[no.0].name);
                     self.kill_host(no);
                     return self.plan_restart(no);
                 }
@@ -405,7 +405,7 @@ impl World {
     }
 
     /// Tells the process something from outside the network.
-    pub(crate) fn tell_host(&mut self, no: HostNo, input: Input) {
+    pub(crate) fn notify_host(&mut self, no: HostNo, input: Input) {
         if self.hosts[no.0].is_up() {
             self.hosts[no.0].inbox.push_back(HostEvent::Happened(input));
             self.wake_host(no);
@@ -460,14 +460,14 @@ mod tests {
 
     /// A process that dies between two calls of its first start; the next one is asked to fence, and the power goes.
     #[test]
-    fn a_promise_outlives_the_power_wherever_the_process_before_died() {
+    fn promise_survives_power_loss_after_any_crash() {
         for (calls, seed) in (0..40).flat_map(|calls| (0..20).map(move |seed| (calls, seed))) {
             let mut random = Random::new(seed);
             let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
             let mut host = Host::new(HostNo(0), &plan, random);
             host.files.light(calls);
-            let died = host.start().is_err() || host.files.has_killed();
-            host.files.revive();
+            let died = host.start().is_err() || host.files.process_died();
+            host.files.begin_process();
             if died {
                 host.start().unwrap();
             }
@@ -478,7 +478,7 @@ mod tests {
 
     /// A bit flips in one block of the promise file; the next start mends it, and the power goes at any call of that.
     #[test]
-    fn mending_one_block_of_the_promise_never_risks_the_other() {
+    fn repair_of_one_promise_block_keeps_the_other() {
         for (calls, seed) in (0..12).flat_map(|calls| (0..40).map(move |seed| (calls, seed))) {
             let mut random = Random::new(seed);
             let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
@@ -498,7 +498,7 @@ mod tests {
 
     /// Syncs fail and drop what they should have written, start after start; then one start succeeds, and the power goes.
     #[test]
-    fn a_promise_that_was_read_is_on_disk() {
+    fn promise_read_at_start_is_durable() {
         for seed in 0..300 {
             let mut random = Random::new(seed);
             let plan = Plan { faults: Vec::new(), ..Plan::draw(&mut random) };
@@ -507,7 +507,7 @@ mod tests {
             host.files.make_frequent(Fault::SyncFails);
             while host.start().is_err() {}
             let (_, found) = PromiseFile::open(&host.files).ok().flatten().unwrap_or_else(|| {
-                host.files.calm_down();
+                host.files.stop_faults();
                 PromiseFile::open(&host.files).unwrap().unwrap()
             });
             host.files.lose_power(true);
@@ -517,12 +517,12 @@ mod tests {
 
     /// It comes back as who it was, and without what lay behind the flipped bit.
     #[test]
-    fn what_a_flipped_bit_has_cut_off_stays_cut_off_on_disk() {
+    fn log_cut_by_a_bit_flip_stays_cut_on_disk() {
         assert_eq!(left_after_a_flip(true, Durability::Battery), 1);
     }
 
     #[test]
-    fn a_flipped_bit_goes_with_the_memory() {
+    fn bit_flip_is_lost_with_memory() {
         assert_eq!(left_after_a_flip(false, Durability::Battery), 0);
         assert_eq!(left_after_a_flip(true, Durability::Flushed), 0);
     }

@@ -18,7 +18,7 @@ use super::network::{Answer, Silence};
 use super::queue::{MS, Micros};
 use super::sidecar::{Again, Purpose, failure};
 use super::{HostNo, SidecarNo, World, group};
-use crate::trace::{records, tell};
+use crate::trace::{records, trace};
 
 /// Bytes of one write of an image.
 const BULK_WRITE: usize = 16 << 10;
@@ -33,7 +33,7 @@ pub(crate) struct ImageId(u64);
 
 /// Who wants to know that an image has arrived.
 #[derive(Clone, Debug)]
-pub(crate) enum Whom {
+pub(crate) enum Requester {
     Candidate(Epoch, Task),
     Seat(Box<primary::Output>),
 }
@@ -60,7 +60,7 @@ pub(crate) struct Image {
     channel: Option<ChannelId>,
     writes: usize,
     step: Step,
-    whom: Whom,
+    whom: Requester,
 }
 
 impl World {
@@ -72,7 +72,7 @@ impl World {
         target: &MemberRef,
         (identity, closure): (SegmentIdentity, Closure),
         holders: &[MemberId],
-        whom: Whom,
+        whom: Requester,
     ) {
         let host = self.host_of(&target.id);
         let mut sources: Vec<HostNo> = self.hosts.iter().map(|host| host.no).filter(|no| *no != host).collect();
@@ -194,7 +194,7 @@ impl World {
 
     /// Nobody waits any more for images to a seat that is gone.
     pub(crate) fn give_up_image(&mut self, of: SidecarNo, seat: Seat) {
-        let gone = |image: &Image| matches!(&image.whom, Whom::Seat(output) if output.seat() == Some(seat));
+        let gone = |image: &Image| matches!(&image.whom, Requester::Seat(output) if output.seat() == Some(seat));
         let images = &mut self.sidecars[of.0].images;
         let channels: Vec<ChannelId> = images.values().filter(|i| gone(i)).filter_map(|i| i.channel).collect();
         images.retain(|_, image| !gone(image));
@@ -208,18 +208,18 @@ impl World {
         }
         if result.is_ok() {
             let (name, records) = (&self.sidecars[of.0].name, records(image.closure.first, image.closure.last));
-            tell!(self, "{name} copies segment {}, {records}, to {}", image.identity.segment, image.target.id);
+            trace!(self, "{name} copies segment {}, {records}, to {}", image.identity.segment, image.target.id);
         }
         match (image.whom, result) {
-            (Whom::Candidate(epoch, task), result) => {
+            (Requester::Candidate(epoch, task), result) => {
                 self.promotion_input(of, promotion::Input::Repaired(epoch, task, result));
             }
-            (Whom::Seat(output), Ok(())) => {
+            (Requester::Seat(output), Ok(())) => {
                 if let Some(done) = output.done(Offset(0)) {
                     self.primary_input(of, done);
                 }
             }
-            (Whom::Seat(output), Err(failure)) => self.seat_failed(of, &output, &failure),
+            (Requester::Seat(output), Err(failure)) => self.seat_failed(of, &output, &failure),
         }
     }
 }

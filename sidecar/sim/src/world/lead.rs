@@ -12,13 +12,13 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{Caller, FenceRequest};
 use tailwind_protocol::segment::{SegmentWriter, append_size};
 
-use super::image::Whom;
+use super::image::Requester;
 use super::queue::Micros;
 use super::seats::Link;
 use super::sidecar::{Again, Purpose, Role};
 use super::store::Ask;
 use super::{SidecarNo, World, group};
-use crate::trace::{records, tell};
+use crate::trace::{records, trace};
 
 /// How long a member may hold up the next segment.
 const OPEN_TIMEOUT_MS: u64 = 400;
@@ -82,7 +82,7 @@ impl World {
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
         self.sidecars[of.0].app.begin(reference);
-        self.with_lead(of, |world, lead| world.carry_out_all(of, lead, out));
+        self.with_lead(of, |world, lead| world.execute_all(of, lead, out));
     }
 
     /// Hands the lead to `work`, takes a turn of the append path, and carries out what follows from both.
@@ -106,7 +106,7 @@ impl World {
         self.with_lead(of, |world, lead| {
             let mut out = Vec::new();
             lead.machine.step(now, input, &mut out);
-            world.carry_out_all(of, lead, out);
+            world.execute_all(of, lead, out);
         });
     }
 
@@ -121,17 +121,17 @@ impl World {
             self.pass_barriers(lead);
             self.checks.bounded_primary(lead.memory.len());
             if out.is_empty() || lead.machine.is_over() {
-                return self.carry_out_all(of, lead, out);
+                return self.execute_all(of, lead, out);
             }
-            self.carry_out_all(of, lead, out);
+            self.execute_all(of, lead, out);
         }
     }
 
-    fn carry_out_all(&mut self, of: SidecarNo, lead: &mut Lead, out: Vec<Output>) {
-        out.into_iter().for_each(|output| self.carry_out_one(of, lead, output));
+    fn execute_all(&mut self, of: SidecarNo, lead: &mut Lead, out: Vec<Output>) {
+        out.into_iter().for_each(|output| self.execute_one(of, lead, output));
     }
 
-    pub(super) fn carry_out_one(&mut self, of: SidecarNo, lead: &mut Lead, output: Output) {
+    pub(super) fn execute_one(&mut self, of: SidecarNo, lead: &mut Lead, output: Output) {
         if let Output::Connect(seat, member) = &output {
             lead.links.insert(*seat, self.link_to(member.clone()));
         }
@@ -142,7 +142,7 @@ impl World {
                 if let Some(link) = link {
                     let config = lead.machine.config().clone();
                     let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();
-                    let (member, whom) = (link.member.clone(), Whom::Seat(Box::new(output)));
+                    let (member, whom) = (link.member.clone(), Requester::Seat(Box::new(output)));
                     self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
                 }
             }
@@ -152,7 +152,7 @@ impl World {
             }
             Output::Disconnect(seat) => {
                 if let Some(link) = lead.links.remove(&seat) {
-                    tell!(self, "{} loses {}", self.sidecars[of.0].name, link.member.id);
+                    trace!(self, "{} loses {}", self.sidecars[of.0].name, link.member.id);
                     if let Some(channel) = link.channel {
                         self.close_sender(channel);
                     }
@@ -163,7 +163,7 @@ impl World {
                 lead.memory.remove(&segment);
                 let name = &self.sidecars[of.0].name;
                 let what = records(closure.first, closure.last);
-                tell!(self, "{name}: segment {segment}, {what}, is closed everywhere");
+                trace!(self, "{name}: segment {segment}, {what}, is closed everywhere");
             }
             Output::Swap(swap) => self.ask_store(of, Ask::Swap(swap)),
             Output::Survey => self.survey(of),
@@ -172,7 +172,7 @@ impl World {
                 self.call(of, self.host_of(&member.id), request, Purpose::Recruit(member));
             }
             Output::StepDown(why) => {
-                tell!(self, "{} steps down: {why}", self.sidecars[of.0].name);
+                trace!(self, "{} steps down: {why}", self.sidecars[of.0].name);
             }
             output => {
                 if let (Some(link), Some(request)) = (link, request) {
@@ -197,7 +197,7 @@ impl World {
             let closure = writer.closure();
             let Some(identity) = lead.machine.roll(closure, out) else { return false };
             lead.open_writer(identity, closure.last.next());
-            tell!(self, "{} rolls to segment {}", self.sidecars[of.0].name, identity.segment);
+            trace!(self, "{} rolls to segment {}", self.sidecars[of.0].name, identity.segment);
             return true;
         }
         let Some(batch) = lead.backlog.pop_front() else { return false };
@@ -217,7 +217,7 @@ impl World {
         lead.unacked.push_back((position, first, last));
         self.checks.submitted(identity, first, from, batch);
         let name = &self.sidecars[of.0].name;
-        tell!(self, "{name} appends {} at {}:{from}..{end}", records(first, last), identity.segment);
+        trace!(self, "{name} appends {} at {}:{from}..{end}", records(first, last), identity.segment);
     }
 
     fn post_all(&mut self, lead: &mut Lead) {
@@ -245,7 +245,7 @@ impl World {
         if let Some((first, last)) = told {
             self.acked_now();
             self.sidecars[of.0].app.acked = last;
-            tell!(self, "{} acknowledges {} up to {acked}", self.sidecars[of.0].name, records(first, last));
+            trace!(self, "{} acknowledges {} up to {acked}", self.sidecars[of.0].name, records(first, last));
         }
     }
 

@@ -152,7 +152,7 @@ impl Lender for Lent<'_> {
     fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String> {
         let world = &mut *self.world;
         let host = &mut world.hosts[self.no.0];
-        if host.stingy {
+        if host.pool_empty {
             return Err("the pool has no memory".to_owned());
         }
         world.checks.lends(host, slot);

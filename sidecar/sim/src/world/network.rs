@@ -15,7 +15,7 @@ use super::queue::{MS, Micros};
 use super::sidecar::{Notice, Purpose};
 use super::{Event, HostNo, SidecarNo, World};
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// How long a control RPC may take.
 pub(crate) const RPC_TIMEOUT: Micros = 1000 * MS;
@@ -112,11 +112,11 @@ impl World {
         sidecar.calls.insert(call, purpose);
         self.queue.plan(RPC_TIMEOUT, Event::Sidecar(from, life, Notice::Answer(call, Err(Silence::Late))));
         let envelope = Envelope { from, life, call, to, request, sent: self.queue.now() };
-        if self.strikes(Fault::MessageTwice, 15) {
+        if self.fault_occurs(Fault::MessageTwice, 15) {
             let later = self.random.within(1, 3000) * MS;
             self.queue.plan(later, Event::Request(Box::new(envelope.clone())));
         }
-        if self.strikes(Fault::MessageLost, 10) {
+        if self.fault_occurs(Fault::MessageLost, 10) {
             return;
         }
         let delay = self.message_delay();
@@ -127,7 +127,7 @@ impl World {
         let (least, most) = self.plan.latency;
         // Two ends and a process that must be woken.
         let delay = 30 + 2 * self.random.within(least, most);
-        if self.strikes(Fault::MessageLate, 20) { delay + self.random.within(1, 600) * MS } else { delay }
+        if self.fault_occurs(Fault::MessageLate, 20) { delay + self.random.within(1, 600) * MS } else { delay }
     }
 
     /// A request has come as far as the backup's host.
@@ -140,7 +140,7 @@ impl World {
             return;
         }
         let host = &mut self.hosts[to.0];
-        if host.is_dark() {
+        if host.is_off() {
             return;
         }
         if !host.is_up() {
@@ -157,13 +157,13 @@ impl World {
     pub(crate) fn answer(&mut self, by: HostNo, id: RequestId, answer: Answer) {
         let Some((to, life, call)) = self.hosts[by.0].asked.remove(&id) else { return };
         if let (NOBODY, Answer::Refused(why)) = (call, &answer) {
-            tell!(self, "{} refuses the late request: {why}", self.hosts[by.0].name);
+            trace!(self, "{} refuses the late request: {why}", self.hosts[by.0].name);
         }
         self.send_back(by, to, life, call, Ok(answer));
     }
 
     fn send_back(&mut self, by: HostNo, to: SidecarNo, life: u32, call: CallId, answer: Result<Answer, Silence>) {
-        if self.cuts.back.contains(&(to, by)) || self.strikes(Fault::MessageLost, 10) {
+        if self.cuts.back.contains(&(to, by)) || self.fault_occurs(Fault::MessageLost, 10) {
             return;
         }
         let delay = self.message_delay();
@@ -173,7 +173,7 @@ impl World {
     pub(crate) fn cut(&mut self, sidecar: SidecarNo, host: HostNo, there: bool, back: bool) {
         // Mostly one cable carries both; a card or a switch port may fail alone.
         let (control, data) = *self.random.pick(&[(true, true), (true, true), (true, false), (false, true)]);
-        tell!(
+        trace!(
             self,
             "the link {} {} is cut{}{}",
             self.sidecars[sidecar.0].name,

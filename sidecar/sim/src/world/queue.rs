@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_never_goes_back_and_equals_keep_their_order() {
+    fn events_run_in_time_then_insertion_order() {
         let mut queue = Queue::new();
         queue.plan(5, 'c');
         queue.plan(1, 'a');

@@ -18,20 +18,20 @@ use super::sidecar::{Process, Purpose};
 use super::{HostNo, SidecarNo, World};
 use crate::check::broken;
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// Pause between two questions what is corrupt.
 const ASK: Micros = 500 * MS;
 /// Without faults everything is mended within this time: a pass over some hundred copies at ten a second, and the six
 /// seconds after which a primary tries again what could not be mended.
-const MENDED_MAX: Micros = 60_000 * MS;
+const REPAIR_TIME_MAX: Micros = 60_000 * MS;
 
 impl World {
     /// A backup reads its next closed copy, at one moment: it does not move meanwhile.
     pub(super) fn scrub_one(&mut self, no: HostNo) {
         let host = &mut self.hosts[no.0];
         let Some(process) = host.process.as_ref().filter(|_| host.running == Running::Up) else { return };
-        if !self.plan.has(Fault::ClosedRots) {
+        if !self.plan.has(Fault::ClosedBitFlip) {
             return;
         }
         let machine = process.daemon.machine();
@@ -43,8 +43,8 @@ impl World {
         host.scrubbed = identity.segment;
         let found = scrub(process.daemon.disk(), &host.pool, place, &identity, &closure);
         if found.is_err_and(|error| is_rot(&error)) {
-            tell!(self, "{} scrubs segment {}: corrupt", self.hosts[no.0].name, identity.segment);
-            self.tell_host(no, Input::FoundCorrupt(identity, place));
+            trace!(self, "{} scrubs segment {}: corrupt", self.hosts[no.0].name, identity.segment);
+            self.notify_host(no, Input::FoundCorrupt(identity, place));
         }
     }
 
@@ -62,7 +62,7 @@ impl World {
     /// A primary asks its members what is corrupt there.
     pub(super) fn ask_for_damage(&mut self, of: SidecarNo) {
         let now = self.queue.now();
-        let asks = self.plan.has(Fault::ClosedRots);
+        let asks = self.plan.has(Fault::ClosedBitFlip);
         self.with_lead(of, |world, lead| {
             if !asks || now < lead.asked + ASK {
                 return;
@@ -83,19 +83,19 @@ impl World {
     /// A bit flips at each backup whose loss the group would survive, under a primary that lives; then plays on until no
     /// member of the set has a rotten copy of a closed segment that somebody else can give. Meanwhile apps trim nothing: a
     /// trim would excuse what nobody mends.
-    pub(super) fn mend(&mut self) {
-        if !self.plan.has(Fault::ClosedRots) {
+    pub(super) fn repair_all(&mut self) {
+        if !self.plan.has(Fault::ClosedBitFlip) {
             return;
         }
         self.keeps_all = true;
         for no in (0..self.hosts.len()).map(HostNo) {
-            if self.rot_closed(no) {
-                self.tally.count(Fault::ClosedRots);
+            if self.flip_closed_bit(no) {
+                self.tally.count(Fault::ClosedBitFlip);
             }
         }
         let calm = self.queue.now();
-        while let Some(why) = self.unmended() {
-            if self.queue.now() > calm + MENDED_MAX {
+        while let Some(why) = self.unrepaired() {
+            if self.queue.now() > calm + REPAIR_TIME_MAX {
                 broken("Repair", why);
             }
             // Looking at every byte takes longer than most steps.
@@ -104,7 +104,7 @@ impl World {
         self.keeps_all = false;
     }
 
-    fn unmended(&self) -> Option<String> {
+    fn unrepaired(&self) -> Option<String> {
         let leads = self.sidecars.iter().filter(|sidecar| sidecar.process == Process::Up);
         let Some(lead) = leads.filter_map(super::Sidecar::lead).find(|lead| !lead.machine.is_over()) else {
             return Some("nobody leads".to_owned());

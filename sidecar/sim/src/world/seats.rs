@@ -17,7 +17,7 @@ use super::network::{Answer, Silence};
 use super::queue::Micros;
 use super::sidecar::{Again, HEARTBEAT_SILENCE, Role, believed, failure};
 use super::{HostNo, SidecarNo, World};
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// The way to one member.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl World {
 
     /// Asks once more, if the member still has its seat.
     pub(crate) fn execute_again(&mut self, of: SidecarNo, output: Output) {
-        self.with_lead(of, |world, lead| world.carry_out_one(of, lead, output));
+        self.with_lead(of, |world, lead| world.execute_one(of, lead, output));
     }
 
     fn link(&mut self, of: SidecarNo, seat: Seat) -> Option<&mut Link> {
@@ -96,7 +96,7 @@ impl World {
     }
 
     pub(crate) fn on_broken(&mut self, of: SidecarNo, channel: ChannelId) {
-        self.tell_broken(channel);
+        self.note_failed_channel(channel);
         if let Some(seat) = self.seat_of(of, channel) {
             self.primary_input(of, Input::Lost(seat));
         } else {
@@ -105,7 +105,7 @@ impl World {
     }
 
     /// The watch has shown another configuration.
-    pub(crate) fn on_primary_news(&mut self, of: SidecarNo, seen: &Configuration) {
+    pub(crate) fn on_newer_configuration(&mut self, of: SidecarNo, seen: &Configuration) {
         if self.sidecars[of.0].lead().is_some_and(|lead| seen.epoch > lead.epoch) {
             self.primary_input(of, Input::Superseded(seen.epoch));
         }
@@ -129,7 +129,7 @@ impl World {
         let mut silent = Vec::new();
         for (seat, link) in &mut lead.links {
             let host = &self.hosts[link.host.0];
-            let reachable = self.cuts.is_whole(of, link.host) && !host.is_dark();
+            let reachable = self.cuts.is_whole(of, link.host) && !host.is_off();
             if reachable && host.running == Running::Up && host.life == link.life {
                 link.heard = now;
             }
@@ -148,7 +148,7 @@ impl World {
             other => Err(failure(other)),
         };
         if result.is_ok() {
-            tell!(self, "{} recruits {}", self.sidecars[of.0].name, member.id);
+            trace!(self, "{} recruits {}", self.sidecars[of.0].name, member.id);
         }
         self.primary_input(of, Input::Fenced(member, result));
     }

@@ -23,7 +23,7 @@ use super::queue::{MS, Micros};
 use super::standby::Following;
 use super::store::StoreReply;
 use super::{Event, HostNo, SidecarNo, World};
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// How often a sidecar hears of time passing.
 pub(crate) const TICK: Micros = 10 * MS;
@@ -288,7 +288,7 @@ impl World {
         }
         let seen = seen.clone();
         *view = Some(seen.clone());
-        self.on_primary_news(of, &seen);
+        self.on_newer_configuration(of, &seen);
     }
 
     /// Another role, with the queue pairs of the old one closed.
@@ -299,7 +299,7 @@ impl World {
     }
 
     pub(crate) fn kill_sidecar(&mut self, of: SidecarNo) {
-        tell!(self, "{} dies", self.sidecars[of.0].name);
+        trace!(self, "{} dies", self.sidecars[of.0].name);
         self.change_role(of, Role::Resting(0));
         let sidecar = &mut self.sidecars[of.0];
         sidecar.process = Process::Down;
@@ -310,17 +310,17 @@ impl World {
 
     pub(crate) fn start_sidecar(&mut self, of: SidecarNo) {
         if self.sidecars[of.0].process == Process::Down {
-            tell!(self, "{} starts", self.sidecars[of.0].name);
+            trace!(self, "{} starts", self.sidecars[of.0].name);
             self.sidecars[of.0].process = Process::Up;
         }
     }
 
     /// A frozen process goes on with what has come in meanwhile.
-    pub(crate) fn thaw_sidecar(&mut self, of: SidecarNo) {
+    pub(crate) fn resume_sidecar(&mut self, of: SidecarNo) {
         if self.sidecars[of.0].process != Process::Frozen {
             return;
         }
-        tell!(self, "{} goes on", self.sidecars[of.0].name);
+        trace!(self, "{} goes on", self.sidecars[of.0].name);
         self.sidecars[of.0].process = Process::Up;
         // Its timers fire together with what is in its sockets; which comes first is anybody's guess.
         if self.random.one_in(2) {

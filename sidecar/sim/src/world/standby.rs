@@ -12,7 +12,7 @@ use super::sidecar::{Again, HEARTBEAT_SILENCE, Process, Purpose, Role};
 use super::store::Ask;
 use super::{SidecarNo, World};
 use crate::tally::Fault;
-use crate::trace::tell;
+use crate::trace::trace;
 
 /// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 40;
@@ -40,7 +40,7 @@ impl World {
         let desired = self.desired_of_standbys();
         let machine = Standby::start(self.sidecars[of.0].reference(), rules, desired, &mut out);
         self.change_role(of, Role::Standby(Box::new(Following { machine, primary: None })));
-        self.carry_standby(of, out);
+        self.execute_standby(of, out);
     }
 
     fn desired_of_standbys(&self) -> Desired {
@@ -48,7 +48,7 @@ impl World {
     }
 
     /// The group wants something else.
-    pub(super) fn tell_standby(&mut self, of: SidecarNo) {
+    pub(super) fn notify_standby(&mut self, of: SidecarNo) {
         self.standby_input(of, Input::Desired(self.desired_of_standbys()));
     }
 
@@ -57,10 +57,10 @@ impl World {
         let Role::Standby(following) = &mut self.sidecars[of.0].role else { return };
         let mut out = Vec::new();
         following.machine.step(now, input, &mut out);
-        self.carry_standby(of, out);
+        self.execute_standby(of, out);
     }
 
-    fn carry_standby(&mut self, of: SidecarNo, out: Vec<Output>) {
+    fn execute_standby(&mut self, of: SidecarNo, out: Vec<Output>) {
         for output in out {
             match output {
                 Output::ReadConfig => self.ask_store(of, Ask::Read),
@@ -78,11 +78,11 @@ impl World {
                 }
                 Output::AskPrimary(round, _) => self.plan_again(of, MS, Again::AskPrimary(round)),
                 Output::Report(Report::PrimaryGone(why)) => {
-                    tell!(self, "{}: the primary is gone: {why}", self.sidecars[of.0].name);
+                    trace!(self, "{}: the primary is gone: {why}", self.sidecars[of.0].name);
                 }
                 Output::Report(_) | Output::Waiting(_) | Output::WaitOver => {}
                 Output::Claim(reason) => {
-                    tell!(self, "{} is a candidate: {reason:?}", self.sidecars[of.0].name);
+                    trace!(self, "{} is a candidate: {reason:?}", self.sidecars[of.0].name);
                     return self.become_candidate(of);
                 }
             }
@@ -92,8 +92,8 @@ impl World {
     pub(super) fn on_standby_tick(&mut self, of: SidecarNo) {
         let Role::Standby(following) = &self.sidecars[of.0].role else { return };
         let stamp = following.primary.as_ref().map(|(_, _, stamp)| *stamp);
-        if stamp.is_some() && self.strikes(Fault::FalseAlarm, 1) {
-            tell!(self, "{} is a candidate by a false alarm", self.sidecars[of.0].name);
+        if stamp.is_some() && self.fault_occurs(Fault::FalseAlarm, 1) {
+            trace!(self, "{} is a candidate by a false alarm", self.sidecars[of.0].name);
             return self.become_candidate(of);
         }
         // Its watch shows what is newer than what it follows, whenever that was seen first.

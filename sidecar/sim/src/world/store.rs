@@ -10,7 +10,7 @@ use super::queue::{MS, Micros};
 use super::sidecar::Notice;
 use super::{Event, SidecarNo, World};
 use crate::tally::Fault;
-use crate::trace::{names, tell};
+use crate::trace::{names, trace};
 
 /// How long a caller waits for the store.
 const STORE_TIMEOUT: Micros = 200 * MS;
@@ -101,7 +101,7 @@ impl World {
         if self.store.cut.contains(&from) {
             return;
         }
-        let slow = if self.strikes(Fault::StoreSlow, 60) { self.random.within(1, 900) * MS } else { 0 };
+        let slow = if self.fault_occurs(Fault::StoreSlow, 60) { self.random.within(1, 900) * MS } else { 0 };
         let takes = self.random.within(300, 4000);
         let call = StoreCall { from, life, term, number, ask };
         self.queue.plan(takes + slow, Event::Store(Box::new(call)));
@@ -113,7 +113,7 @@ impl World {
             return;
         }
         let StoreCall { from, life, term, number, ask } = call;
-        let stale = self.strikes(Fault::StoreStale, 60);
+        let stale = self.fault_occurs(Fault::StoreStale, 60);
         let content = self.store.content().cloned();
         let seen = match stale {
             true => self.store.content_at(self.queue.now().saturating_sub(self.random.within(1, 400) * MS)).cloned(),
@@ -122,7 +122,7 @@ impl World {
         let reply = match ask {
             Ask::Read => StoreReply::Read(Ok(seen)),
             Ask::Swap(swap) => {
-                let refused = self.strikes(Fault::StoreConflict, 30);
+                let refused = self.fault_occurs(Fault::StoreConflict, 30);
                 let applied = !refused && content.as_ref().map(Configuration::stamp) == swap.expected;
                 let outcome = match applied {
                     true => SwapOutcome::Applied,
@@ -131,7 +131,7 @@ impl World {
                 };
                 let name = &self.sidecars[from.0].name;
                 let set = names(swap.proposed.members.iter().map(|member| &member.id));
-                tell!(
+                trace!(
                     self,
                     "the store, asked by {name} for epoch {}, version {}, set {set}: {}",
                     swap.proposed.epoch,
@@ -144,7 +144,7 @@ impl World {
                 StoreReply::Swapped(outcome)
             }
         };
-        if self.strikes(Fault::StoreMute, 120) || self.store.mute {
+        if self.fault_occurs(Fault::StoreMute, 120) || self.store.mute {
             return;
         }
         let takes = self.random.within(300, 4000);

@@ -1,4 +1,4 @@
-//! The commands of the scripts: what [`Stage`] can do, in words.
+//! The commands of the scripts: what [`ScriptedGroup`] can do, in words.
 
 use std::error::Error;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use goldenscript::ArgumentConsumer;
 use tailwind_protocol::config::Durability;
 use tailwind_sim::plan::Shape;
-use tailwind_sim::stage::{Loss, Stage, StoreMood, Tear};
+use tailwind_sim::scripted::{Loss, ScriptedGroup, StoreState, Tear};
 
 /// Milliseconds of a `tick`.
 const TICK_MS: u64 = 50;
@@ -14,35 +14,35 @@ const TICK_MS: u64 = 50;
 /// Plays one script.
 #[derive(Default)]
 pub(crate) struct Script {
-    stage: Option<Stage>,
+    group: Option<ScriptedGroup>,
 }
 
-type Told<T = ()> = Result<T, Box<dyn Error>>;
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 impl goldenscript::Runner for Script {
     type Command = goldenscript::Command;
 
-    fn run(&mut self, command: &Self::Command, _: &goldenscript::Context) -> Result<String, Box<dyn Error>> {
+    fn run(&mut self, command: &Self::Command, _: &goldenscript::Context) -> Result<String> {
         let mut args = command.consume_args();
         if command.name == "start" {
-            self.stage = Some(start(&mut args)?);
+            self.group = Some(start(&mut args)?);
         }
-        let stage = self.stage.as_mut().ok_or("the first command is `start`")?;
-        play(stage, &command.name, &mut args)?;
+        let group = self.group.as_mut().ok_or("the first command is `start`")?;
+        play(group, &command.name, &mut args)?;
         args.reject_next()?;
-        Ok(stage.story())
+        Ok(group.story())
     }
 }
 
 /// `start [backups=3] … [primary=s1]`: with a primary the group runs already.
-fn start(args: &mut ArgumentConsumer<'_>) -> Told<Stage> {
+fn start(args: &mut ArgumentConsumer<'_>) -> Result<ScriptedGroup> {
     let default = Shape::default();
     let durability = match args.take_key("durability") {
         None | Some("memory") => Durability::Memory,
         Some("flushed") => Durability::Flushed,
         Some(other) => return Err(format!("no durability {other}").into()),
     };
-    let mut stage = Stage::new(Shape {
+    let mut group = ScriptedGroup::new(Shape {
         backups: number(args, "backups")?.unwrap_or(default.backups),
         spares: number(args, "spares")?.unwrap_or(default.spares),
         sidecars: number(args, "sidecars")?.unwrap_or(default.sidecars),
@@ -51,61 +51,61 @@ fn start(args: &mut ArgumentConsumer<'_>) -> Told<Stage> {
         durability,
     });
     if let Some(primary) = args.take_key("primary") {
-        stage.promote(primary)?;
-        stage.settle();
+        group.promote(primary)?;
+        group.settle();
     }
-    Ok(stage)
+    Ok(group)
 }
 
-fn play(stage: &mut Stage, command: &str, args: &mut ArgumentConsumer<'_>) -> Told {
+fn play(group: &mut ScriptedGroup, command: &str, args: &mut ArgumentConsumer<'_>) -> Result {
     match command {
         "start" => {}
-        "promote" => stage.promote(name(args)?)?,
-        "settle" => stage.settle(),
-        "wait" => stage.wait(name(args)?.parse()?),
+        "promote" => group.promote(name(args)?)?,
+        "settle" => group.settle(),
+        "wait" => group.wait(name(args)?.parse()?),
         // `tick [MS]`.
-        "tick" => stage.tick(args.next_pos().map(str::parse).transpose()?.unwrap_or(TICK_MS)),
+        "tick" => group.tick(args.next_pos().map(str::parse).transpose()?.unwrap_or(TICK_MS)),
         // `append s1 a b c [size=15000]`: three appends, padded with dots.
         "append" => {
             let (sidecar, size) = (name(args)?, number(args, "size")?.unwrap_or(0));
             for payload in payloads(args, size) {
-                stage.append(sidecar, vec![payload])?;
+                group.append(sidecar, vec![payload])?;
             }
         }
         // `batch s1 a b c`: one append of three records.
         "batch" => {
             let (sidecar, size) = (name(args)?, number(args, "size")?.unwrap_or(0));
-            stage.append(sidecar, payloads(args, size))?;
+            group.append(sidecar, payloads(args, size))?;
         }
-        "deliver" => deliver(stage, args)?,
+        "deliver" => deliver(group, args)?,
         // What was delivered early can be seen.
-        "land" => stage.show(name(args)?)?,
+        "land" => group.show(name(args)?)?,
         // `messages [m1] [count=1]`: requests arrive.
         "messages" => {
             let count = number(args, "count")?.unwrap_or(usize::MAX);
-            stage.messages(args.next_pos(), count)?;
+            group.messages(args.next_pos(), count)?;
         }
         // `lose m1 [answer=true]`: the oldest request to m1, or the answer to it, gets lost.
-        "lose" => stage.lose(name(args)?, args.take_key("answer").is_some())?,
+        "lose" => group.lose(name(args)?, args.take_key("answer").is_some())?,
         // `repeat m1 open [nth=0]`: the last such request that was sent to m1, or an earlier one, arrives once more.
         "repeat" => {
             let nth = number(args, "nth")?.unwrap_or(0);
-            stage.repeat(name(args)?, name(args)?, nth)?;
+            group.repeat(name(args)?, name(args)?, nth)?;
         }
-        "store" => stage.store(match name(args)? {
-            "well" => StoreMood::Well,
-            "down" => StoreMood::Down,
-            "mute" => StoreMood::Mute,
-            "empty" => StoreMood::Empty,
+        "store" => group.store(match name(args)? {
+            "well" => StoreState::Well,
+            "down" => StoreState::Down,
+            "mute" => StoreState::Mute,
+            "empty" => StoreState::Empty,
             other => return Err(format!("no store is {other}").into()),
         }),
-        "call" => stage.call(),
-        "flush" => stage.flush(),
+        "call" => group.call(),
+        "flush" => group.flush(),
         // `crash s1 m2 … [after=3]`: a backup perhaps only after so many more of its outputs.
         "crash" => {
             let after = number(args, "after")?;
             while let Some(process) = args.next_pos() {
-                stage.crash(process, after)?;
+                group.crash(process, after)?;
             }
         }
         // `restart m1 … [memory=lost | disk=lost]`: without its disk it has lost its memory too.
@@ -116,51 +116,51 @@ fn play(stage: &mut Stage, command: &str, args: &mut ArgumentConsumer<'_>) -> To
                 _ => Loss::Nothing,
             };
             while let Some(process) = args.next_pos() {
-                stage.restart(process, loss)?;
+                group.restart(process, loss)?;
             }
         }
-        "pause" => stage.pause(name(args)?)?,
-        "resume" => stage.resume(name(args)?)?,
-        "cut" => stage.cut(name(args)?, name(args)?)?,
-        "heal" => stage.heal(),
-        "scrub" => stage.scrub(name(args)?)?,
+        "pause" => group.pause(name(args)?)?,
+        "resume" => group.resume(name(args)?)?,
+        "cut" => group.cut(name(args)?, name(args)?)?,
+        "heal" => group.heal(),
+        "scrub" => group.scrub(name(args)?)?,
         // `flip m1 segment=1 offset=100`.
         "flip" => {
             let segment = number(args, "segment")?.ok_or("a segment")?;
             let offset = number(args, "offset")?.ok_or("an offset")?;
-            stage.flip(name(args)?, segment, offset)?;
+            group.flip(name(args)?, segment, offset)?;
         }
         // `disk m1 full` or `disk m1 free`; `pool m1 empty` or `pool m1 free`: a backup's disk has no room, its pool no memory.
-        "disk" => stage.disk(name(args)?, name(args)? == "full")?,
-        "pool" => stage.pool(name(args)?, name(args)? == "empty")?,
+        "disk" => group.disk(name(args)?, name(args)? == "full")?,
+        "pool" => group.pool(name(args)?, name(args)? == "empty")?,
         "shutdown" => {
             while let Some(backup) = args.next_pos() {
-                stage.shut_down(backup)?;
+                group.shut_down(backup)?;
             }
         }
-        "trim" => stage.trim(name(args)?, name(args)?.parse()?)?,
+        "trim" => group.trim(name(args)?, name(args)?.parse()?)?,
         "inventory" => {
             while let Some(backup) = args.next_pos() {
-                stage.inventory(backup)?;
+                group.inventory(backup)?;
             }
         }
-        "status" => stage.status(name(args)?)?,
+        "status" => group.status(name(args)?)?,
         // `read s1`: its app reads on. `read`: everything that was acknowledged or read so far.
         "read" => match args.next_pos() {
-            Some(sidecar) => stage.read_back(sidecar)?,
-            None => stage.read(),
+            Some(sidecar) => group.read_back(sidecar)?,
+            None => group.read(),
         },
         other => return Err(format!("no command `{other}`").into()),
     }
     Ok(())
 }
 
-fn number<T: FromStr<Err: Error + 'static>>(args: &mut ArgumentConsumer<'_>, key: &str) -> Told<Option<T>> {
+fn number<T: FromStr<Err: Error + 'static>>(args: &mut ArgumentConsumer<'_>, key: &str) -> Result<Option<T>> {
     Ok(args.take_key(key).map(str::parse).transpose()?)
 }
 
 /// The next argument, mostly the name of a backup or a sidecar.
-fn name<'a>(args: &mut ArgumentConsumer<'a>) -> Told<&'a str> {
+fn name<'a>(args: &mut ArgumentConsumer<'a>) -> Result<&'a str> {
     Ok(args.next_pos().ok_or("one more argument")?)
 }
 
@@ -176,12 +176,12 @@ fn payloads(args: &mut ArgumentConsumer<'_>, size: usize) -> Vec<Vec<u8>> {
 
 /// `deliver`: all writes land. `deliver m1 [from=s1] [count=1] [unseen=true | early=true | bytes=40 | lines="0 2"]
 /// [older=1]`: `older` writes that have not landed are left lying; what completes early is visible after `land m1`.
-fn deliver(stage: &mut Stage, args: &mut ArgumentConsumer<'_>) -> Told {
+fn deliver(group: &mut ScriptedGroup, args: &mut ArgumentConsumer<'_>) -> Result {
     let from = args.take_key("from");
     let (unseen, early) = (args.take_key("unseen").is_some(), args.take_key("early").is_some());
     let tear = match (number(args, "bytes")?, args.take_key("lines")) {
         (Some(bytes), _) => Tear::Bytes(bytes),
-        (_, Some(lines)) => Tear::Lines(lines.split(' ').map(str::parse).collect::<Result<_, _>>()?),
+        (_, Some(lines)) => Tear::Lines(lines.split(' ').map(str::parse).collect::<std::result::Result<_, _>>()?),
         _ if unseen => Tear::Unseen,
         _ if early => Tear::Early,
         _ => Tear::Whole,
@@ -190,5 +190,5 @@ fn deliver(stage: &mut Stage, args: &mut ArgumentConsumer<'_>) -> Told {
     let count = number(args, "count")?.unwrap_or(if partial { 1 } else { usize::MAX });
     let older = number(args, "older")?.unwrap_or(0);
     let to: Vec<&str> = std::iter::from_fn(|| args.next_pos()).collect();
-    Ok(stage.deliver(from, &to, &tear, count, older)?)
+    Ok(group.deliver(from, &to, &tear, count, older)?)
 }

@@ -30,7 +30,7 @@ scripts! { Script, "tests/golden/scripts":
     left_behind,
     lost_messages,
     member_dies_in_promotion,
-    mended,
+    repaired,
     new_group,
     new_memory,
     newcomer,

@@ -29,7 +29,7 @@ fn put(files: &Files, name: &str, bytes: &[u8]) -> Box<dyn File> {
 }
 
 #[test]
-fn what_was_synced_outlives_the_power() {
+fn synced_bytes_survive_power_loss() {
     let change = |files: &Files| {
         let file = put(files, "a", &[7; 1000]);
         file.sync().unwrap();
@@ -47,7 +47,7 @@ fn what_was_synced_outlives_the_power() {
 }
 
 #[test]
-fn a_name_is_there_for_good_once_the_folder_is_synced() {
+fn names_survive_once_the_folder_is_synced() {
     let unsynced = after_power(|files| put(files, "a", b"1").sync().unwrap(), "a");
     assert!(unsynced.contains(&None) && unsynced.contains(&Some(b"1".to_vec())));
     let replaced = |files: &Files| {
@@ -62,7 +62,7 @@ fn a_name_is_there_for_good_once_the_folder_is_synced() {
 }
 
 #[test]
-fn a_sync_that_failed_has_dropped_what_was_written() {
+fn failed_sync_drops_written_bytes() {
     let change = |files: &Files| {
         let file = put(files, "a", &[1; 512]);
         file.sync().unwrap();
@@ -78,7 +78,7 @@ fn a_sync_that_failed_has_dropped_what_was_written() {
 }
 
 #[test]
-fn a_full_disk_takes_what_was_allocated_and_no_more() {
+fn full_disk_accepts_only_allocated_bytes() {
     let files = files(1);
     let file = files.create("a").unwrap();
     file.allocate(100).unwrap();
@@ -90,7 +90,7 @@ fn a_full_disk_takes_what_was_allocated_and_no_more() {
 }
 
 #[test]
-fn a_process_dies_at_any_call_and_does_nothing_any_more() {
+fn killed_process_makes_no_more_calls() {
     for calls in 0..6 {
         let files = files(calls.into());
         files.light(calls);
@@ -102,11 +102,11 @@ fn a_process_dies_at_any_call_and_does_nothing_any_more() {
             Folder::sync(&files)
         };
         assert_eq!(all().is_err(), calls < 5, "{calls}");
-        assert_eq!(files.has_killed(), calls < 5);
+        assert_eq!(files.process_died(), calls < 5);
         assert_eq!(files.state().names.contains_key("b"), calls > 3);
         let beside = Beside { bytes: Arc::new(Mutex::new(vec![0; 8])), files: files.clone() };
-        let dead = files.has_killed();
+        let dead = files.process_died();
         beside.store(0, 7);
-        assert_eq!(*beside.bytes() == [0; 8], dead || calls == 5 && files.has_killed());
+        assert_eq!(*beside.bytes() == [0; 8], dead || calls == 5 && files.process_died());
     }
 }

@@ -1,8 +1,8 @@
-//! A group that moves only when it is told to: what golden scripts play on.
+//! A group that moves only on command: what golden scripts drive.
 //!
 //! The world of the simulator without its faults. Requests, calls to the config store, writes and flushes wait until a
-//! command moves them; what follows from them at once happens with them. [`Stage::settle`] moves everything, and
-//! [`Stage::wait`] lets time pass. The checkers judge every step, and after every command what each member holds. Names:
+//! command moves them; what follows from them at once happens with them. [`ScriptedGroup::settle`] moves everything, and
+//! [`ScriptedGroup::wait`] lets time pass. The checkers judge every step, and after every command what each member holds. Names:
 //! `m1`, `m2`, … are backups, `s1`, `s2`, … are sidecars.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::primary;
 
 use crate::plan::Shape;
-use crate::trace::{self, names, tell};
+use crate::trace::{self, names, trace};
 use crate::world::fabric::{ChannelId, LINE};
 use crate::world::host::HostEvent;
 use crate::world::network::Envelope;
@@ -28,9 +28,9 @@ const ROUND: Micros = 12 * MS;
 /// Rounds after which a world that still moves is taken to be running in circles.
 const ROUNDS_MAX: u32 = 2000;
 
-/// A group on a stage, and what was sent to its backups.
+/// A group, and what was sent to its backups.
 #[derive(Debug)]
-pub struct Stage {
+pub struct ScriptedGroup {
     world: World,
     sent: Vec<Envelope>,
 }
@@ -63,7 +63,7 @@ pub enum Tear {
 
 /// How the config store treats its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreMood {
+pub enum StoreState {
     /// It answers.
     Well,
     /// It neither does nor says anything.
@@ -74,13 +74,13 @@ pub enum StoreMood {
     Empty,
 }
 
-/// A command that means nothing on this stage.
-type Told<T = ()> = Result<T, String>;
+/// Fails where a command makes no sense, such as an unknown name.
+type Result<T = ()> = std::result::Result<T, String>;
 
-impl Stage {
+impl ScriptedGroup {
     /// A group of this shape. Backups are up, sidecars stand by.
-    pub fn new(shape: Shape) -> Stage {
-        Stage { world: World::still(shape), sent: Vec::new() }
+    pub fn new(shape: Shape) -> ScriptedGroup {
+        ScriptedGroup { world: World::still(shape), sent: Vec::new() }
     }
 
     /// What happened since the last call, line by line. Panics where a member of the set does not hold what it should.
@@ -90,12 +90,12 @@ impl Stage {
     }
 
     /// A standby becomes a candidate.
-    pub fn promote(&mut self, sidecar: &str) -> Told {
+    pub fn promote(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
         if !matches!(self.world.sidecars[no.0].role, Role::Resting(_)) {
             return Err(format!("{sidecar} is no standby"));
         }
-        self.tell(format!("{sidecar} is a candidate"));
+        self.trace(format!("{sidecar} is a candidate"));
         self.world.become_candidate(no);
         self.follow();
         Ok(())
@@ -124,10 +124,10 @@ impl Stage {
     }
 
     /// An app appends these payloads as one batch.
-    pub fn append(&mut self, sidecar: &str, payloads: Vec<Vec<u8>>) -> Told {
+    pub fn append(&mut self, sidecar: &str, payloads: Vec<Vec<u8>>) -> Result {
         let no = self.sidecar(sidecar)?;
         if self.world.sidecars[no.0].lead().is_none() {
-            self.tell(format!("{sidecar} refuses: not primary"));
+            self.trace(format!("{sidecar} refuses: not primary"));
             return Ok(());
         }
         let batch = payloads.into_iter().map(Rc::from).collect();
@@ -141,9 +141,9 @@ impl Stage {
 
     /// Lands writes on their way to these backups, or to all; at each so many at most, the oldest first, but for so many still
     /// older ones: memory knows no order, only completions do.
-    pub fn deliver(&mut self, from: Option<&str>, to: &[&str], tear: &Tear, count: usize, older: usize) -> Told {
+    pub fn deliver(&mut self, from: Option<&str>, to: &[&str], tear: &Tear, count: usize, older: usize) -> Result {
         let from = from.map(|name| self.sidecar(name)).transpose()?;
-        let to = to.iter().map(|name| self.host(name)).collect::<Told<Vec<_>>>()?;
+        let to = to.iter().map(|name| self.host(name)).collect::<Result<Vec<_>>>()?;
         for host in (0..self.world.hosts.len()).map(HostNo).filter(|no| to.is_empty() || to.contains(no)) {
             for sidecar in (0..self.world.sidecars.len()).map(SidecarNo) {
                 if from.is_none_or(|from| from == sidecar) {
@@ -191,7 +191,7 @@ impl Stage {
     }
 
     /// What this backup's card has taken becomes visible to its processor.
-    pub fn show(&mut self, backup: &str) -> Told {
+    pub fn show(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
         for sidecar in (0..self.world.sidecars.len()).map(SidecarNo) {
             for (channel, number) in self.world.unplaced(sidecar, no) {
@@ -202,7 +202,7 @@ impl Stage {
     }
 
     /// So many requests at most reach this backup, or any; the oldest first.
-    pub fn messages(&mut self, to: Option<&str>, count: usize) -> Told {
+    pub fn messages(&mut self, to: Option<&str>, count: usize) -> Result {
         let to = to.map(|name| self.host(name)).transpose()?;
         for _ in 0..count {
             if !self.happens(|event| is_request(event, to)) {
@@ -214,12 +214,12 @@ impl Stage {
     }
 
     /// The oldest request to this backup gets lost, or the answer to it.
-    pub fn lose(&mut self, to: &str, answer: bool) -> Told {
+    pub fn lose(&mut self, to: &str, answer: bool) -> Result {
         let no = self.host(to)?;
         let lost = self.world.queue.take(|event| is_request(event, Some(no)));
         let Some(Event::Request(envelope)) = lost else { return Err("nothing is on its way".to_owned()) };
         let what = format!("{}{}", if answer { "answer to the " } else { "" }, request_name(&envelope.request));
-        self.tell(format!("the {what} to {to} is lost"));
+        self.trace(format!("the {what} to {to} is lost"));
         self.sent.push((*envelope).clone());
         if answer {
             self.world.on_request(envelope.unanswered());
@@ -230,7 +230,7 @@ impl Stage {
 
     /// A request of this name that was sent to a backup arrives once more, the last one or an earlier one. Nobody waits for
     /// the answer.
-    pub fn repeat(&mut self, to: &str, name: &str, nth: usize) -> Told {
+    pub fn repeat(&mut self, to: &str, name: &str, nth: usize) -> Result {
         let no = self.host(to)?;
         let same = |envelope: &&Envelope| envelope.to == no && request_name(&envelope.request) == name;
         let again = self.sent.iter().filter(same).nth_back(nth).cloned();
@@ -254,16 +254,16 @@ impl Stage {
     }
 
     /// From now on the config store treats its callers like this.
-    pub fn store(&mut self, mood: StoreMood) {
+    pub fn store(&mut self, mood: StoreState) {
         let store = &mut self.world.store;
-        (store.down, store.mute) = (mood == StoreMood::Down, mood == StoreMood::Mute);
-        if mood == StoreMood::Empty {
+        (store.down, store.mute) = (mood == StoreState::Down, mood == StoreState::Mute);
+        if mood == StoreState::Empty {
             store.replaced = store.history.len();
         }
     }
 
     /// A sidecar's process dies, and all that it had on its way with it; or a backup's, perhaps only after so many outputs.
-    pub fn crash(&mut self, name: &str, after: Option<u32>) -> Told {
+    pub fn crash(&mut self, name: &str, after: Option<u32>) -> Result {
         match self.sidecar(name) {
             Ok(no) => {
                 self.world.kill_sidecar(no);
@@ -278,7 +278,7 @@ impl Stage {
                 match after {
                     Some(outputs) => self.world.hosts[no.0].fuse = Some(outputs),
                     None => {
-                        self.tell(format!("{name} dies"));
+                        self.trace(format!("{name} dies"));
                         self.world.kill_host(no);
                     }
                 }
@@ -288,7 +288,7 @@ impl Stage {
     }
 
     /// A process starts again.
-    pub fn restart(&mut self, name: &str, loss: Loss) -> Told {
+    pub fn restart(&mut self, name: &str, loss: Loss) -> Result {
         if let Ok(no) = self.sidecar(name) {
             self.world.start_sidecar(no);
             return Ok(());
@@ -296,7 +296,7 @@ impl Stage {
         let no = self.host(name)?;
         match loss {
             Loss::Nothing => self.world.kill_host(no),
-            Loss::Memory => self.world.darken_host(no),
+            Loss::Memory => self.world.cut_power(no),
             Loss::All => self.world.replace_host(no),
         }
         self.world.start_host(no);
@@ -305,21 +305,21 @@ impl Stage {
     }
 
     /// A sidecar is stopped in mid-air.
-    pub fn pause(&mut self, sidecar: &str) -> Told {
+    pub fn pause(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
         self.world.sidecars[no.0].process = Process::Frozen;
         Ok(())
     }
 
     /// It goes on with what has come in meanwhile.
-    pub fn resume(&mut self, sidecar: &str) -> Told {
+    pub fn resume(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
-        self.world.thaw_sidecar(no);
+        self.world.resume_sidecar(no);
         Ok(())
     }
 
     /// Nothing passes between a sidecar and a backup.
-    pub fn cut(&mut self, sidecar: &str, backup: &str) -> Told {
+    pub fn cut(&mut self, sidecar: &str, backup: &str) -> Result {
         let (sidecar, host) = (self.sidecar(sidecar)?, self.host(backup)?);
         self.world.cut(sidecar, host, true, true);
         Ok(())
@@ -331,7 +331,7 @@ impl Stage {
     }
 
     /// A backup reads all its closed copies.
-    pub fn scrub(&mut self, backup: &str) -> Told {
+    pub fn scrub(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
         self.world.scrub_all(no);
         self.follow();
@@ -339,58 +339,58 @@ impl Stage {
     }
 
     /// A bit flips in this byte of a segment.
-    pub fn flip(&mut self, backup: &str, segment: u64, at: usize) -> Told {
+    pub fn flip(&mut self, backup: &str, segment: u64, at: usize) -> Result {
         let no = self.host(backup)?;
         let place = self.world.flip(no, SegmentId(segment), at);
         let place = place.ok_or_else(|| format!("{backup} does not have segment {segment}"))?;
-        self.tell(format!("a bit flips in {place} of {backup}, segment {segment}, byte {at}"));
+        self.trace(format!("a bit flips in {place} of {backup}, segment {segment}, byte {at}"));
         Ok(())
     }
 
     /// A backup's disk has no room, or has again.
-    pub fn disk(&mut self, backup: &str, full: bool) -> Told {
+    pub fn disk(&mut self, backup: &str, full: bool) -> Result {
         let no = self.host(backup)?;
         self.world.hosts[no.0].files.set_full(full);
         Ok(())
     }
 
     /// A backup's pool has no memory to lend, or has again.
-    pub fn pool(&mut self, backup: &str, empty: bool) -> Told {
+    pub fn pool(&mut self, backup: &str, empty: bool) -> Result {
         let no = self.host(backup)?;
-        self.world.hosts[no.0].stingy = empty;
+        self.world.hosts[no.0].pool_empty = empty;
         Ok(())
     }
 
     /// A backup is told to end.
-    pub fn shut_down(&mut self, backup: &str) -> Told {
+    pub fn shut_down(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
-        self.world.tell_host(no, Input::Shutdown);
+        self.world.notify_host(no, Input::Shutdown);
         self.follow();
         Ok(())
     }
 
     /// An app needs its records below this one no longer.
-    pub fn trim(&mut self, sidecar: &str, below: u64) -> Told {
+    pub fn trim(&mut self, sidecar: &str, below: u64) -> Result {
         let no = self.sidecar(sidecar)?;
         self.world.primary_input(no, primary::Input::Trim(Lsn(below)));
         let first = self.world.sidecars[no.0].lead().map(|lead| lead.machine.first_readable());
         let first = first.ok_or_else(|| format!("{sidecar} is not primary"))?;
         self.world.checks.trimmed(first);
-        self.tell(format!("{sidecar}: the first record that can be read is {first}"));
+        self.trace(format!("{sidecar}: the first record that can be read is {first}"));
         Ok(())
     }
 
     /// Tells what a backup holds.
-    pub fn inventory(&mut self, backup: &str) -> Told {
+    pub fn inventory(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
         let machine = self.world.hosts[no.0].machine();
         let held = machine.map_or_else(|| "is down".to_owned(), |machine| trace::inventory(&machine.inventory()));
-        self.tell(format!("{backup} {held}"));
+        self.trace(format!("{backup} {held}"));
         Ok(())
     }
 
     /// Tells what a sidecar is, and of a primary how far it is.
-    pub fn status(&mut self, sidecar: &str) -> Told {
+    pub fn status(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
         let status = match (&self.world.sidecars[no.0].role, self.world.sidecars[no.0].process) {
             (_, Process::Down) => format!("{sidecar} is down"),
@@ -405,7 +405,7 @@ impl Stage {
             (Role::Candidate(_), _) => format!("{sidecar} is candidate"),
             _ => format!("{sidecar} is standby"),
         };
-        self.tell(status);
+        self.trace(status);
         Ok(())
     }
 
@@ -420,11 +420,11 @@ impl Stage {
             }
         };
         let owed: Vec<String> = self.world.checks.owed().map(|owed| record(owed.lsn, &owed.payload)).collect();
-        self.tell(if owed.is_empty() { "nothing".to_owned() } else { owed.join(", ") });
+        self.trace(if owed.is_empty() { "nothing".to_owned() } else { owed.join(", ") });
     }
 
     /// An app reads all that it has not read yet, through its sidecar, and everything moves.
-    pub fn read_back(&mut self, sidecar: &str) -> Told {
+    pub fn read_back(&mut self, sidecar: &str) -> Result {
         let no = self.sidecar(sidecar)?;
         let first = self.world.sidecars[no.0].app.next_read;
         while !self.world.sidecars[no.0].app.has_read_all() {
@@ -436,7 +436,7 @@ impl Stage {
             }
         }
         let read = self.world.sidecars[no.0].app.next_read;
-        self.tell(format!("{sidecar} gives its app {}", trace::records(first, Lsn(read.0.saturating_sub(1)))));
+        self.trace(format!("{sidecar} gives its app {}", trace::records(first, Lsn(read.0.saturating_sub(1)))));
         Ok(())
     }
 
@@ -480,17 +480,17 @@ impl Stage {
         moved
     }
 
-    fn tell(&mut self, what: impl Display) {
+    fn trace(&mut self, what: impl Display) {
         let world = &mut self.world;
-        tell!(world, "{what}");
+        trace!(world, "{what}");
     }
 
-    fn sidecar(&self, name: &str) -> Told<SidecarNo> {
+    fn sidecar(&self, name: &str) -> Result<SidecarNo> {
         let found = self.world.sidecars.iter().find(|sidecar| sidecar.name.as_str() == name).map(|sidecar| sidecar.no);
         found.ok_or_else(|| format!("no sidecar {name}"))
     }
 
-    fn host(&self, name: &str) -> Told<HostNo> {
+    fn host(&self, name: &str) -> Result<HostNo> {
         let found = self.world.hosts.iter().find(|host| host.name.as_str() == name).map(|host| host.no);
         found.ok_or_else(|| format!("no backup {name}"))
     }
