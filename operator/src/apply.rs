@@ -3,6 +3,8 @@
 //! Called by [`controller`](crate::controller). An action that fails does not keep the others, nor the status, from being
 //! written; what has failed is written there.
 
+mod recheck;
+
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
@@ -113,7 +115,7 @@ impl<'a> Executor<'a> {
                 self.groups.patch(&self.name, &edit, &Patch::Merge(patch)).await.doing(doing)?;
             }
             Action::Certificates(step) => self.certificates(*step).await?,
-            Action::Apply(owned) => self.put(owned).await?,
+            Action::Apply(owned) => recheck::put(&self.api_of(owned.kind), owned).await?,
             Action::Remove(owned) => {
                 let Owned { kind, object } = &**owned;
                 let deleted = self.api_of(*kind).delete(&object.name_any(), &of_uid(object.uid())).await;
@@ -124,6 +126,7 @@ impl<'a> Executor<'a> {
                 self.pods.create(&params, pod).await.doing(doing)?;
             }
             Action::Delete(removal) => {
+                recheck::same_log(&self.groups, &self.name, self.observed.log(), doing).await?;
                 let deleted = self.pods.delete(&removal.name, &of_uid(Some(removal.uid.clone()))).await;
                 gone(deleted.map(drop)).doing(doing)?;
             }
@@ -149,21 +152,6 @@ impl<'a> Executor<'a> {
 
     fn api_of(&self, kind: Kind) -> Api<DynamicObject> {
         Api::namespaced_with(self.context.client.clone(), &self.namespace, &kind.resource(self.context.server))
-    }
-
-    async fn put(&self, Owned { kind, object }: &Owned) -> Result<(), Error> {
-        let (api, name) = (self.api_of(*kind), object.name_any());
-        let doing = || format!("apply {name}");
-        let params = PatchParams::apply(MANAGER).force();
-        match api.patch(&name, &params, &Patch::Apply(object)).await {
-            // Some fields cannot be changed, such as whether a service has an address: it is made anew.
-            Err(kube::Error::Api(status)) if status.is_invalid() => {
-                gone(api.delete(&name, &DeleteParams::default()).await.map(drop)).doing(doing)?;
-                api.patch(&name, &params, &Patch::Apply(object)).await.doing(doing)?;
-            }
-            other => drop(other.doing(doing)?),
-        }
-        Ok(())
     }
 
     async fn certificates(&self, step: CertificateStep) -> Result<(), Error> {

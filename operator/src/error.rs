@@ -20,6 +20,14 @@ pub(crate) enum Cause {
     /// No certificate could be made.
     #[error(transparent)]
     Certificate(rcgen::Error),
+    /// The log is not any more as it was when this was decided.
+    #[error("decided when the log was at {planned}, and it is at {now}: looking again")]
+    Outdated {
+        /// The log then.
+        planned: String,
+        /// The log now.
+        now: String,
+    },
 }
 
 /// What is done next.
@@ -72,6 +80,7 @@ impl Error {
         let source = match &self.source {
             Cause::Api(source) => source,
             Cause::Certificate(_) => return Class::Internal,
+            Cause::Outdated { .. } => return Class::Conflict,
         };
         let kube::Error::Api(status) = source else { return Class::Unavailable };
         if is_ending(source) {

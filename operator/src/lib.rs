@@ -27,5 +27,6 @@ pub mod quantity;
 pub mod run;
 mod secrets;
 pub mod server_version;
+mod tolerations;
 pub mod webhook;
 mod x509;

@@ -3,7 +3,7 @@
 //! Called by [`backups`](crate::plan) for each pod that is to be made; its template's hash tells which pods are of
 //! an older spec or image.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::names::{
@@ -16,6 +16,7 @@ use super::container;
 use crate::digest::sha256;
 use crate::options::Settings;
 use crate::quantity;
+use crate::tolerations::tolerates;
 
 /// Memory of a backup beside its buffers: the program, and four segments that may be sent at a time (`FETCHES_MAX`).
 const PROGRAM_BYTES: u64 = 96 << 20;
@@ -26,6 +27,9 @@ const POOL_SLACK_BYTES: u64 = 8 << 20;
 const FLUSH_FOLDER: &str = "/flush";
 /// Between the signal to end and the kill: flushing may take all of holdUpSeconds.
 const GRACE_MORE_SECONDS: u32 = 10;
+/// What the control plane puts on a node that it does not hear, or that is not well: pods without a toleration go.
+const NODE_TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+const NO_EXECUTE: &str = "NoExecute";
 /// NFD says so of nodes whose RDMA drivers are loaded. Preferred, never required: with dynamic allocation it is absent.
 const LABEL_RDMA: &str = "feature.node.kubernetes.io/custom-rdma.available";
 
@@ -99,13 +103,13 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
         "securityContext": {"fsGroup": if root { 0 } else { USER }, "seccompProfile": {"type": "RuntimeDefault"}},
         "affinity": affinity(spec, &name),
         "topologySpreadConstraints": spread(spec, &name),
+        "tolerations": tolerations(spec),
         "containers": [container(group, settings)],
         "volumes": volumes(spec, &name),
     });
     let placement = &spec.placement;
     let optional = [
         ("nodeSelector", (!placement.node_selector.is_empty()).then(|| json!(placement.node_selector))),
-        ("tolerations", (!placement.tolerations.is_empty()).then(|| json!(placement.tolerations))),
         ("priorityClassName", spec.priority_class_name.as_ref().map(|class| json!(class))),
         ("imagePullSecrets", (!spec.image_pull_secrets.is_empty()).then(|| json!(spec.image_pull_secrets))),
         ("resourceClaims", container::claim(spec).map(|claim| json!([claim]))),
@@ -285,6 +289,20 @@ fn spread(spec: &ReplicaGroupSpec, name: &str) -> Value {
         }]),
         constraints => json!(constraints),
     }
+}
+
+/// A backup stays on a node that the control plane does not hear: its memory may be well, and the primary may hear it. By
+/// default Kubernetes deletes such pods after five minutes, all members of a rack at once, and their memory and volumes with
+/// them. Who is replaced, and when, is for the operator to decide. A toleration of the group's own for the same taint counts.
+/// <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions>
+fn tolerations(spec: &ReplicaGroupSpec) -> Value {
+    let given = &spec.placement.tolerations;
+    let missing = NODE_TAINTS.iter().filter(|taint| {
+        let taint = Taint { key: (**taint).to_owned(), effect: NO_EXECUTE.to_owned(), ..Taint::default() };
+        !given.iter().any(|toleration| tolerates(toleration, &taint))
+    });
+    let added = missing.map(|key| json!({"key": key, "operator": "Exists", "effect": NO_EXECUTE}));
+    given.iter().map(|toleration| json!(toleration)).chain(added).collect()
 }
 
 /// A term of its own for each node, since a field can be compared with one value only.

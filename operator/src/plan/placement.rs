@@ -13,6 +13,7 @@ use strum::EnumIter;
 use crate::capacity::{Amounts, requests};
 use crate::observed::NodeFacts;
 use crate::quantity::milli;
+use crate::tolerations::tolerates;
 
 /// Nodes named in a message; the others are counted.
 const NAMED_MAX: usize = 12;
@@ -202,39 +203,12 @@ fn matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     }
 }
 
-/// <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let effect = toleration.effect.as_deref().unwrap_or_default();
-    let key = toleration.key.as_deref().unwrap_or_default();
-    let exists = toleration.operator.as_deref() == Some("Exists");
-    (effect.is_empty() || effect == taint.effect)
-        && if key.is_empty() { exists } else { key == taint.key }
-        && (exists || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn taint(key: &str, effect: &str) -> Taint {
         Taint { key: key.to_owned(), effect: effect.to_owned(), ..Taint::default() }
-    }
-
-    #[test]
-    fn tolerations_match_as_in_the_scheduler() {
-        let toleration = |text: &str| serde_yaml::from_str::<Toleration>(text).unwrap();
-        let rdma = taint("rdma", "NoSchedule");
-        for (text, tolerated) in [
-            ("{operator: Exists}", true),
-            ("{key: rdma, operator: Exists}", true),
-            ("{key: rdma, operator: Exists, effect: NoExecute}", false),
-            ("{key: rdma, value: yes-please}", false),
-            ("{key: rdma}", true),
-            ("{key: gpu, operator: Exists}", false),
-            ("{}", false),
-        ] {
-            assert_eq!(tolerates(&toleration(text), &rdma), tolerated, "{text}");
-        }
     }
 
     #[test]

@@ -1,0 +1,197 @@
+//! Looks once more before anything is deleted. What a plan was made from may be minutes old, and what is deleted is gone.
+//!
+//! Called by [`apply`](super).
+
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::Status;
+use tailwind_crds::{LogStatus, ReplicaGroup};
+
+use super::{MANAGER, gone, of_uid};
+use crate::error::{Cause, Doing, Error};
+use crate::objects::{Kind, Owned};
+
+/// Ends the name of the object with which is tried whether a new one would be admitted.
+const TRIAL: &str = "-trial";
+
+/// Whether the log is still as it was when somebody decided to delete a backup pod: a set that has changed meanwhile may need
+/// that pod.
+pub(super) async fn same_log(
+    groups: &Api<ReplicaGroup>,
+    name: &str,
+    planned: Option<&LogStatus>,
+    doing: impl Fn() -> String,
+) -> Result<(), Error> {
+    let group = groups.get(name).await.doing(&doing)?;
+    let now = group.status.and_then(|status| status.log);
+    if now.as_ref() == planned {
+        return Ok(());
+    }
+    let text = |log: Option<&LogStatus>| {
+        log.map_or_else(|| "no log".to_owned(), |log| format!("epoch {}, version {}", log.epoch, log.version))
+    };
+    let source = Cause::Outdated { planned: text(planned), now: text(now.as_ref()) };
+    Err(Error { doing: doing(), source })
+}
+
+/// Makes an object as it should be. Where the server says that a field cannot be changed, the object is deleted and made
+/// anew; but only for fields that are known to be such, and once the server would admit a new one. Anything else that it
+/// refuses, an admission policy perhaps, deletes nothing: without its role binding a group could not fail over.
+pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned) -> Result<(), Error> {
+    let name = object.name_any();
+    let doing = || format!("apply {name}");
+    let params = PatchParams::apply(MANAGER).force();
+    match api.patch(&name, &params, &Patch::Apply(object)).await {
+        Err(kube::Error::Api(status)) if cannot_change(*kind, &status) => {}
+        other => return other.map(drop).doing(doing),
+    }
+    let Some(old) = api.get_opt(&name).await.doing(doing)? else {
+        return api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing);
+    };
+    let mut trial = object.clone();
+    trial.metadata.name = Some(format!("{name}{TRIAL}"));
+    let dry = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
+    api.create(&dry, &trial).await.doing(|| format!("try whether {name} can be made anew"))?;
+    gone(api.delete(&name, &of_uid(old.uid())).await.map(drop)).doing(doing)?;
+    api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing)
+}
+
+/// True if all that the server refuses is a change of fields that cannot change in this kind of object.
+fn cannot_change(kind: Kind, status: &Status) -> bool {
+    let fixed: &[&str] = match kind {
+        Kind::Role | Kind::DisruptionBudget => &[],
+        Kind::RoleBinding => &["roleRef"],
+        Kind::Service => &["spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"],
+    };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes).peekable();
+    let is_fixed = |field: &str| fixed.iter().any(|fixed| field.split('[').next() == Some(fixed));
+    status.is_invalid() && causes.peek().is_some() && causes.all(|cause| is_fixed(&cause.field))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::body::Bytes;
+    use axum::http::{Method, StatusCode, Uri};
+    use kube::api::ApiResource;
+    use kube::{Client, Config};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::server_version::ServerVersion;
+
+    type Calls = Arc<Mutex<Vec<String>>>;
+
+    /// An API server that answers each call as `answer` says; and the calls that it has got.
+    async fn server(answer: impl Fn(&str) -> (u16, Value) + Clone + Send + Sync + 'static) -> (Client, Calls) {
+        let calls = Calls::default();
+        let seen = Arc::clone(&calls);
+        let handle = move |method: Method, uri: Uri, _: Bytes| {
+            let call = format!("{method} {}", uri.path_and_query().unwrap());
+            let (code, body) = answer(&call);
+            seen.lock().unwrap().push(call);
+            async move { (StatusCode::from_u16(code).unwrap(), axum::Json(body)) }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(handle)).await });
+        let client = Client::try_from(Config::new(address.parse().unwrap())).unwrap();
+        (client, calls)
+    }
+
+    fn refused(field: &str) -> (u16, Value) {
+        let causes = json!([{"reason": "FieldValueInvalid", "message": "no", "field": field}]);
+        let details = json!({"causes": causes});
+        (
+            422,
+            json!({"kind": "Status", "status": "Failure", "code": 422, "reason": "Invalid", "message": "no", "details": details}),
+        )
+    }
+
+    fn object(kind: Kind) -> Owned {
+        let content = json!({"apiVersion": "v1", "kind": kind.as_str(), "metadata": {"name": "orders", "uid": "1"}});
+        Owned { kind, object: serde_json::from_value(content).unwrap() }
+    }
+
+    async fn put_to(
+        kind: Kind,
+        answer: impl Fn(&str) -> (u16, Value) + Clone + Send + Sync + 'static,
+    ) -> (Result<(), Error>, Vec<String>) {
+        let (client, calls) = server(answer).await;
+        let resource: ApiResource = kind.resource(ServerVersion::TARGET);
+        let api = Api::namespaced_with(client, "shop", &resource);
+        let result = put(&api, &object(kind)).await;
+        let methods = calls.lock().unwrap().iter().map(|call| call.split('?').next().unwrap().to_owned()).collect();
+        (result, methods)
+    }
+
+    fn written() -> (u16, Value) {
+        (200, json!(object(Kind::Service).object))
+    }
+
+    #[tokio::test]
+    async fn a_refusal_by_policy_deletes_nothing() {
+        for field in ["", "metadata.labels", "spec.ports"] {
+            let (result, calls) = put_to(Kind::RoleBinding, move |_| refused(field)).await;
+            assert!(result.is_err());
+            assert_eq!(calls.len(), 1, "{calls:?}");
+        }
+        let without_causes =
+            json!({"kind": "Status", "status": "Failure", "code": 422, "reason": "Invalid", "message": "no"});
+        let (result, calls) = put_to(Kind::Service, move |_| (422, without_causes.clone())).await;
+        assert!(result.is_err());
+        assert_eq!(calls.len(), 1, "{calls:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_deleted_that_would_not_be_admitted_again() {
+        let (result, calls) = put_to(Kind::Service, |call| match call {
+            call if call.starts_with("PATCH") => refused("spec.clusterIPs[0]"),
+            call if call.starts_with("POST") => refused("metadata.labels"),
+            _ => written(),
+        })
+        .await;
+        assert!(result.unwrap_err().to_string().contains("try whether orders can be made anew"));
+        assert!(!calls.iter().any(|call| call.starts_with("DELETE")), "{calls:?}");
+    }
+
+    #[tokio::test]
+    async fn fixed_fields_are_changed_by_making_anew() {
+        let patches = Arc::new(Mutex::new(0));
+        let (result, calls) = put_to(Kind::Service, move |call| {
+            let mut patches = patches.lock().unwrap();
+            *patches += u32::from(call.starts_with("PATCH"));
+            if call.starts_with("PATCH") && *patches == 1 { refused("spec.clusterIP") } else { written() }
+        })
+        .await;
+        result.unwrap();
+        let methods: Vec<&str> = calls.iter().map(|call| call.split(' ').next().unwrap()).collect();
+        assert_eq!(methods, ["PATCH", "GET", "POST", "DELETE", "PATCH"]);
+    }
+
+    fn log(version: u64) -> LogStatus {
+        serde_json::from_value(json!({
+            "id": "0", "epoch": 1, "claim": "0", "version": version,
+            "primary": {"name": "app-0", "control": "h:1"}, "members": [],
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_changed_set_keeps_every_backup() {
+        let group = json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
+            "metadata": {"name": "orders"}, "spec": {}, "status": {"log": log(2)},
+        });
+        let (client, _) = server(move |_| (200, group.clone())).await;
+        let groups = Api::namespaced(client, "shop");
+        let doing = || "delete pod a".to_owned();
+        same_log(&groups, "orders", Some(&log(2)), doing).await.unwrap();
+        for planned in [Some(log(1)), None] {
+            let error = same_log(&groups, "orders", planned.as_ref(), doing).await.unwrap_err();
+            assert_eq!(error.class(), crate::error::Class::Conflict);
+            assert!(error.to_string().contains("epoch 1, version 2"), "{error}");
+        }
+    }
+}
