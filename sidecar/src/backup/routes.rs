@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
 use tailwind_crds::readiness::{Unready, UnreadyReason};
+use tailwind_crds::report;
 use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
@@ -100,6 +101,7 @@ pub(super) fn probes(service: Service) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route(report::PATH, get(report))
         .with_state(service)
 }
 
@@ -285,6 +287,16 @@ async fn metrics(State(service): State<Service>) -> Response {
         Ok(Some(report)) => {
             let quarantine = service.quarantine.look().await;
             status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
+        }
+        _ => unwell(),
+    }
+}
+
+async fn report(State(service): State<Service>) -> Response {
+    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
+        Ok(Some(actor)) => {
+            let quarantine = service.quarantine.look().await;
+            Json(status::report(&service.about, &actor, quarantine.as_deref())).into_response()
         }
         _ => unwell(),
     }
