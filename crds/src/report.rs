@@ -29,7 +29,7 @@ pub struct Report<T> {
 pub struct BackupReport {
     /// Segments that it should hold and does not, and one more if something is missing that it cannot name.
     pub damaged: u64,
-    /// Files in quarantine; absent while the disk does not answer.
+    /// Files in quarantine; absent while the disk cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<u64>,
 }
