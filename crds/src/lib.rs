@@ -8,6 +8,7 @@
 
 pub mod names;
 pub mod readiness;
+pub mod report;
 pub mod spec;
 pub mod status;
 

@@ -158,6 +158,13 @@ pub struct LogStatus {
     pub members: Vec<LogMember>,
 }
 
+impl LogStatus {
+    /// Whether this pod is in the set.
+    pub fn has_member(&self, pod: &str) -> bool {
+        self.members.iter().any(|member| member.name == pod)
+    }
+}
+
 /// A primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -18,7 +18,7 @@ use crate::capacity;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::objects::{Kind, Owned};
-use crate::observed::Observed;
+use crate::observed::{Observed, is_true};
 use crate::secrets;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
@@ -75,11 +75,16 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
     let nodes = capacity::nodes(nodes.iter().map(AsRef::as_ref), all_pods.iter().map(AsRef::as_ref));
 
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
-    let positions = log.and_then(|log| context.prober.positions(&address_of_primary(log, &app)?));
+    let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
+    let report = primary.and_then(|pod| context.prober.sidecar_report(name, pod));
+    // Without a report the status keeps the last positions.
+    let positions = report.and_then(|report| report.ok()?.positions);
     let sidecars = sidecars(context, log, &app);
     let obstacles = context.prober.obstacles(&backups);
-    let damaged = context.prober.damaged(&backups);
-    let quarantined = context.prober.quarantined(&backups);
+    // A backup that has just been started does not listen yet.
+    let is_asked =
+        |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
+    let reports = context.prober.backup_reports(name, backups.iter().filter(is_asked));
     Ok(Observation::Complete(Box::new(Observed {
         now,
         server: context.server,
@@ -92,16 +97,10 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
         names: names(),
         positions,
         obstacles,
-        damaged,
-        quarantined,
+        reports,
         sidecars,
         group,
     })))
-}
-
-/// Where the primary's metrics are.
-fn address_of_primary(log: &LogStatus, app: &[Pod]) -> Option<String> {
-    app.iter().find(|pod| pod.name_any() == log.primary.name)?.status.as_ref()?.pod_ip.clone()
 }
 
 /// What sidecars say of themselves: the primary's, and all others' as well while that one does not say that it is primary.

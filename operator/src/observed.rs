@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use tailwind_crds::names::FINALIZER;
 use tailwind_crds::readiness::{Readiness, Unready};
+use tailwind_crds::report::BackupReport;
 use tailwind_crds::{LogStatus, Positions, ReplicaGroup};
 
 use crate::objects::Owned;
@@ -43,12 +44,10 @@ pub struct Observed {
     pub positions: Option<Positions>,
     /// What backups that are not ready say about it, by pod.
     pub obstacles: BTreeMap<String, Unready>,
-    /// Segments that backups say they should hold and do not, by pod.
-    pub damaged: BTreeMap<String, u64>,
+    /// What backups report of their copies, or why that cannot be read, by pod; of those that have been asked.
+    pub reports: BTreeMap<String, Result<BackupReport, String>>,
     /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
     pub sidecars: BTreeMap<String, Readiness>,
-    /// Copies that backups keep in quarantine, by pod; of those that report it, also that there are none.
-    pub quarantined: BTreeMap<String, u64>,
 }
 
 impl Observed {

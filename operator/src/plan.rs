@@ -38,13 +38,14 @@ pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
 use primary::Primary;
+use trouble::NoReport;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
 const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
 /// While something is waited for that no watch reports.
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
-/// While somebody waits to become primary: what is reported of that should not outlive it for long.
-const AGAIN_CANDIDATE: SignedDuration = SignedDuration::from_secs(5);
+/// While somebody waits to become primary, or a report is under way: what is said of that should not outlive it for long.
+const AGAIN_SOON: SignedDuration = SignedDuration::from_secs(5);
 /// Positions are looked up so often.
 const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 
@@ -196,12 +197,15 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
     let observed = state.observed;
     let has_log = observed.log().is_some();
     let is_starting = state.alive().any(|backup| !(backup.ready && (backup.member || !has_log)));
+    let missing: Vec<NoReport> =
+        state.backups.iter().filter_map(|backup| trouble::damage(state, backup).err()).collect();
     let is_waiting = !state.primary.is_here() && !observed.app.is_empty()
         || plan.replacement.is_some()
         || plan.unplaced > 0
-        || is_starting;
+        || is_starting
+        || !missing.is_empty();
     let again = match () {
-        () if candidate::may_be(state) => AGAIN_CANDIDATE,
+        () if candidate::may_be(state) || missing.contains(&NoReport::NotAsked) => AGAIN_SOON,
         () if is_waiting => AGAIN_WAITING,
         () if has_log => AGAIN_POSITIONS,
         () => AGAIN_MAX,
@@ -301,7 +305,9 @@ mod tests {
         let plans = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans")).unwrap();
         let plans: String = plans.map(|plan| fs::read_to_string(plan.unwrap().path()).unwrap()).collect();
         let is_in_plan = |(condition, reason): &(&str, &str)| {
-            ["True", "False"].iter().any(|answer| plans.contains(&format!("\"{condition} {answer} {reason}: ")))
+            ["True", "False", "Unknown"]
+                .iter()
+                .any(|answer| plans.contains(&format!("\"{condition} {answer} {reason}: ")))
         };
         let missing: Vec<_> = all.filter(|answer| !is_in_plan(answer)).collect();
         assert_eq!(missing, NOT_IN_PLANS);

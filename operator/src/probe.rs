@@ -1,35 +1,35 @@
-//! Asks pods over plain HTTP how they are: a primary for its positions, sidecars for what they wait for, a backup for its
-//! damage, for what it keeps in quarantine, and for the reason if it is not ready.
+//! Asks pods over plain HTTP how they are: primaries and backups for their reports, sidecars for what they wait for, and
+//! backups for the reason if they are not ready.
 //!
-//! Called by [`observe`](crate::observe), which takes what is known by now; requests go on beside it, seldom, briefly and
-//! without consequences when they fail. Nothing that matters rests on them.
+//! Called by [`observe`](crate::observe), which takes what is known by now; requests go on beside it, seldom and briefly. Only
+//! the status rests on them: a report that cannot be read is passed on with its reason, and never taken for a sound backup.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Empty, Limited};
+use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use tailwind_crds::Positions;
+use serde::de::DeserializeOwned;
 use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
 use tailwind_crds::readiness::{Readiness, Unready};
+use tailwind_crds::report::{self, BackupReport, SidecarReport};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Positions are read so often at most.
-const POSITIONS_AGE: Duration = Duration::from_secs(30);
 /// Reasons are read so often at most.
 const OBSTACLES_AGE: Duration = Duration::from_secs(10);
-/// Roles are read so often at most: what is said of a wait should not outlive it for long.
-const ROLES_AGE: Duration = Duration::from_secs(4);
-/// Backups' metrics are read so often at most.
-const BACKUPS_AGE: Duration = Duration::from_secs(30);
+/// Reports and roles are read so often at most: what is said of damage or of a wait should not outlive it for long.
+const REPORTS_AGE: Duration = Duration::from_secs(4);
 /// A request that takes longer is given up.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Requests under way at a time.
@@ -38,8 +38,8 @@ const REQUESTS_MAX: usize = 32;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(8);
 /// Responses that were not used for so long are dropped.
 const UNUSED_MAX: Duration = Duration::from_mins(10);
-/// A page of metrics has some ten kilobytes.
-const BODY_BYTES_MAX: usize = 1 << 20;
+/// A report has a hundred bytes; what a sidecar waits for, a line for each member.
+const BODY_BYTES_MAX: usize = 64 << 10;
 /// A reason is a sentence.
 const REASON_CHARS_MAX: usize = 300;
 /// What a sidecar waits for names each member, and what is wrong there.
@@ -58,7 +58,21 @@ pub(crate) struct Prober {
 #[derive(Debug)]
 struct CachedResponse {
     requested: Instant,
-    text: Option<String>,
+    /// `None` before the first one.
+    page: Option<Result<Page, String>>,
+}
+
+/// A whole response.
+#[derive(Clone, Debug)]
+struct Page {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl Page {
+    fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
 }
 
 impl Default for Prober {
@@ -75,17 +89,32 @@ impl Default for Prober {
 }
 
 impl Prober {
-    /// Positions that the primary at this address reports.
-    pub(crate) fn positions(self: &Arc<Prober>, ip: &str) -> Option<Positions> {
-        positions(&self.get(ip, PORT_SIDECAR_PROBES, "/metrics", POSITIONS_AGE)?)
+    /// What the sidecar in this pod reports.
+    pub(crate) fn sidecar_report(self: &Arc<Prober>, group: &str, pod: &Pod) -> Option<Result<SidecarReport, String>> {
+        self.report(PORT_SIDECAR_PROBES, group, pod)
+    }
+
+    /// What backups report, or why that cannot be read, by pod; of those that have been asked.
+    pub(crate) fn backup_reports<'a>(
+        self: &Arc<Prober>,
+        group: &str,
+        pods: impl Iterator<Item = &'a Pod>,
+    ) -> BTreeMap<String, Result<BackupReport, String>> {
+        pods.filter_map(|pod| Some((pod.name_any(), self.report(PORT_BACKUP_PROBES, group, pod)?))).collect()
+    }
+
+    fn report<T: DeserializeOwned>(self: &Arc<Prober>, port: u16, group: &str, pod: &Pod) -> Option<Result<T, String>> {
+        let page = self.get(pod, port, report::PATH, REPORTS_AGE)?;
+        Some(
+            page.and_then(|page| read_report(&page, group, &pod.name_any())).map_err(|why| cut(&why, REASON_CHARS_MAX)),
+        )
     }
 
     /// What the sidecars in these pods of the app say of themselves, by pod.
     pub(crate) fn sidecars(self: &Arc<Prober>, pods: &[&Pod]) -> BTreeMap<String, Readiness> {
         let said = pods.iter().filter_map(|pod| {
-            let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-            let text = self.get(ip, PORT_SIDECAR_PROBES, "/readyz", ROLES_AGE)?;
-            Some((pod.name_any(), readiness(&text)))
+            let page = self.get(pod, PORT_SIDECAR_PROBES, "/readyz", REPORTS_AGE)?.ok()?;
+            Some((pod.name_any(), readiness(&page.text())))
         });
         said.collect()
     }
@@ -95,60 +124,51 @@ impl Prober {
         let unready = pods.iter().filter(|pod| is_running_unready(pod));
         unready
             .filter_map(|pod| {
-                let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-                let text = self.get(ip, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE)?;
-                let text: String = text.trim().chars().take(REASON_CHARS_MAX).collect();
+                let page = self.get(pod, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE)?.ok()?;
+                let text = cut(page.text().trim(), REASON_CHARS_MAX);
                 let Ok(unready) = text.parse();
                 (!text.is_empty() && text != "ok").then(|| (pod.name_any(), unready))
             })
             .collect()
     }
 
-    /// Segments of which pods say that they should hold them and do not, by pod; of those that say so.
-    pub(crate) fn damaged(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
-        let said = pods.iter().filter_map(|pod| Some((pod.name_any(), damaged(&self.backup_metrics(pod)?))));
-        said.filter(|(_, count)| *count > 0).collect()
-    }
-
-    /// Copies that pods keep in quarantine, by pod; of those that report it, also that there are none.
-    pub(crate) fn quarantined(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, u64> {
-        let said = pods.iter().filter_map(|pod| Some((pod.name_any(), quarantined(&self.backup_metrics(pod)?)?)));
-        said.collect()
-    }
-
-    fn backup_metrics(self: &Arc<Prober>, pod: &Pod) -> Option<String> {
-        let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-        self.get(ip, PORT_BACKUP_PROBES, "/metrics", BACKUPS_AGE)
-    }
-
     fn responses(&self) -> MutexGuard<'_, HashMap<String, CachedResponse>> {
         self.responses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last response; requests another one if it is old.
-    fn get(self: &Arc<Prober>, ip: &str, port: u16, path: &'static str, age_max: Duration) -> Option<String> {
-        let address = SocketAddr::new(ip.parse::<IpAddr>().ok()?, port);
+    /// The last response, or why there is none; requests another one if it is old. `None` before the first one.
+    fn get(
+        self: &Arc<Prober>,
+        pod: &Pod,
+        port: u16,
+        path: &'static str,
+        age_max: Duration,
+    ) -> Option<Result<Page, String>> {
+        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
+        let Some(ip) = ip else { return Some(Err("it has no address".to_owned())) };
+        let address = SocketAddr::new(ip, port);
         let url = format!("http://{address}{path}");
         let mut responses = self.responses();
         let known = responses.get(&url);
-        let text = known.and_then(|response| response.text.clone());
+        let page = known.and_then(|response| response.page.clone());
         if known.is_some_and(|response| response.requested.elapsed() < age_max) {
-            return text;
+            return page;
         }
         // With as many requests under way as there may be, it is requested another time.
-        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return text };
+        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return page };
         responses.retain(|_, response| response.requested.elapsed() < UNUSED_MAX);
-        responses.insert(url.clone(), CachedResponse { requested: Instant::now(), text: text.clone() });
+        responses.insert(url.clone(), CachedResponse { requested: Instant::now(), page: page.clone() });
         drop(responses);
         let prober = Arc::clone(self);
         tokio::spawn(async move {
-            let text = timeout(REQUEST_TIMEOUT, fetch(&prober.client, &url)).await.ok().flatten();
+            let page = timeout(REQUEST_TIMEOUT, fetch(&prober.client, &url)).await;
+            let page = page.unwrap_or_else(|_| Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())));
             if let Some(known) = prober.responses().get_mut(&url) {
-                known.text = text;
+                known.page = Some(page);
             }
             drop(permit);
         });
-        text
+        page
     }
 }
 
@@ -160,42 +180,40 @@ fn is_running_unready(pod: &Pod) -> bool {
     })
 }
 
-async fn fetch(client: &HttpClient, url: &str) -> Option<String> {
-    let response = client.get(url.parse().ok()?).await.ok()?;
-    let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await.ok()?;
-    String::from_utf8(body.to_bytes().to_vec()).ok()
+async fn fetch(client: &HttpClient, url: &str) -> Result<Page, String> {
+    let url = url.parse().map_err(|error| format!("{url}: {error}"))?;
+    let response = client.get(url).await.map_err(|error| format!("no answer: {}", root_cause(&error)))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| format!("the answer is cut off: {}", root_cause(error.as_ref())))?;
+    Ok(Page { status, body: body.to_bytes() })
+}
+
+/// What an HTTP client's error comes from: it says itself only at which step.
+fn root_cause(error: &dyn Error) -> &dyn Error {
+    error.source().map_or(error, root_cause)
+}
+
+fn read_report<T: DeserializeOwned>(page: &Page, group: &str, name: &str) -> Result<T, String> {
+    match page.status {
+        StatusCode::OK => report::read(&page.body, group, name),
+        StatusCode::NOT_FOUND => {
+            Err(format!("it has no page {}: its program is older than the operator", report::PATH))
+        }
+        status => Err(format!("{} answers {status}: {}", report::PATH, page.text().trim())),
+    }
 }
 
 fn readiness(text: &str) -> Readiness {
     let Ok(mut readiness) = text.parse::<Readiness>();
     if let Some(waiting) = &mut readiness.waiting {
-        waiting.why = waiting.why.chars().take(WAIT_CHARS_MAX).collect();
+        waiting.why = cut(&waiting.why, WAIT_CHARS_MAX);
     }
     readiness
 }
 
-/// Of a primary: one that is recovering the log knows no positions yet, and reports 0.
-fn positions(metrics: &str) -> Option<Positions> {
-    if gauge(metrics, "tailwind_primary")? != 1 {
-        return None;
-    }
-    Some(Positions { first: gauge(metrics, "tailwind_first_lsn")?, acked: gauge(metrics, "tailwind_acked_lsn")? })
-}
-
-fn damaged(metrics: &str) -> u64 {
-    let names = ["tailwind_backup_segments_corrupt", "tailwind_backup_segments_damaged", "tailwind_backup_doubtful"];
-    names.into_iter().filter_map(|name| gauge(metrics, name)).sum()
-}
-
-fn quarantined(metrics: &str) -> Option<u64> {
-    gauge(metrics, "tailwind_backup_quarantined")
-}
-
-/// Reads one gauge of a page of metrics.
-fn gauge(metrics: &str, name: &str) -> Option<u64> {
-    let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
-    let mut values = lines.filter(|rest| rest.starts_with(['{', ' ']));
-    values.next()?.rsplit(' ').next()?.parse().ok()
+fn cut(text: &str, chars_max: usize) -> String {
+    text.chars().take(chars_max).collect()
 }
 
 #[cfg(test)]
@@ -209,37 +227,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_read_from_metrics() {
-        let page = "# TYPE tailwind_acked_lsn gauge\ntailwind_acked_lsn_other 7\ntailwind_acked_lsn{group=\"a\"} 42\n\
-                    tailwind_first_lsn 3\ntailwind_primary{group=\"a\"} 1\n";
-        assert_eq!(positions(page), Some(Positions { first: 3, acked: 42 }));
-        assert_eq!(positions("tailwind_primary 1\ntailwind_acked_lsn 1\n"), None);
-        assert_eq!(positions(&page.replace("} 1\n", "} 0\n")), None, "it is recovering the log");
-    }
-
-    #[test]
     fn a_long_wait_is_cut_off() {
         let sidecar = readiness(&format!("recovering\nwaits for evidence: {}\n", "b ".repeat(10_000)));
         let waiting = sidecar.waiting.unwrap();
         assert_eq!((sidecar.role.as_str(), waiting.what), ("recovering", WaitsFor::Evidence));
         assert_eq!(waiting.why.len(), WAIT_CHARS_MAX);
         assert_eq!(readiness("primary\n"), Readiness { role: "primary".to_owned(), waiting: None });
-    }
-
-    #[test]
-    fn damage_is_read_from_metrics() {
-        let page = "tailwind_backup_segments_corrupt{member=\"b\"} 2\ntailwind_backup_segments_damaged{member=\"b\"} 0\n\
-                    tailwind_backup_doubtful{member=\"b\"} 1\n";
-        assert_eq!((damaged(page), damaged("tailwind_backup_info 1\n")), (3, 0));
-    }
-
-    #[test]
-    fn quarantine_is_read_from_metrics() {
-        let page =
-            "tailwind_backup_quarantined_bytes{member=\"b\"} 4096\ntailwind_backup_quarantined{member=\"b\"} 2\n";
-        assert_eq!(quarantined(page), Some(2));
-        assert_eq!(quarantined("tailwind_backup_quarantined{member=\"b\"} 0\n"), Some(0));
-        assert_eq!(quarantined("tailwind_backup_quarantined_bytes{member=\"b\"} 4096\n"), None);
     }
 
     /// Reads a request's head; false at the end of the connection.
@@ -256,6 +249,58 @@ mod tests {
 
     const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n";
 
+    fn response(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    /// The report of backup `b` of group `orders`, read from this response.
+    async fn report_in(response: &str) -> Result<BackupReport, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/report", listener.local_addr().unwrap());
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(read_request(&mut stream).await);
+            // A client that has read enough hangs up.
+            let _ = stream.write_all(response.as_bytes()).await;
+        };
+        let client = Prober::default().client;
+        let (page, ()) = tokio::join!(fetch(&client, &url), serve);
+        read_report(&page?, "orders", "b")
+    }
+
+    #[tokio::test]
+    async fn a_bad_answer_is_never_a_sound_report() {
+        let sound = r#"{"version":1,"group":"orders","name":"b","damaged":0,"quarantined":0}"#;
+        let page = |body: &str| response("200 OK", body);
+        let other = |from: &str, to: &str| page(&sound.replace(from, to));
+        assert_eq!(report_in(&page(sound)).await, Ok(BackupReport { damaged: 0, quarantined: Some(0) }));
+        let newer = other("}", r#","new":[{}]}"#);
+        assert_eq!(report_in(&newer).await, Ok(BackupReport { damaged: 0, quarantined: Some(0) }));
+        for (response, why) in [
+            (response("404 Not Found", sound), "it has no page /report: its program is older than the operator"),
+            (response("500 Internal Server Error", sound), "/report answers 500 Internal Server Error: {"),
+            (response("503 Service Unavailable", "unresponsive: why\n"), "503 Service Unavailable: unresponsive: why"),
+            (page(""), "malformed: EOF"),
+            (page("tailwind_backup_info 1\n"), "malformed: expected"),
+            (page(&sound[..sound.len() - 1]), "malformed: EOF"),
+            (page(sound).replace("\r\n\r\n", "0\r\n\r\n"), "cut off: "),
+            (page(&format!("{sound}{}", " ".repeat(BODY_BYTES_MAX))), "cut off: length limit exceeded"),
+            (other(":1,", ":0,"), "version 0, and the operator reads version 1"),
+            (other(":1,", ":2,"), "version 2, and the operator reads version 1"),
+            (other("\"b\"", "\"c\""), "from c of group orders"),
+            (other("orders", "other"), "from b of group other"),
+            (String::new(), "no answer: "),
+        ] {
+            let refused = report_in(&response).await.unwrap_err();
+            assert!(refused.contains(why), "{response}: {refused}");
+        }
+        let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let refused = fetch(&Prober::default().client, &format!("http://{nobody}/report")).await.unwrap_err();
+        assert!(refused.starts_with("no answer: Connection refused"), "{refused}");
+        let reports = Arc::new(Prober::default()).backup_reports("orders", [Pod::default()].iter());
+        assert!(reports[""].is_err(), "a pod without an address");
+    }
+
     #[tokio::test]
     async fn responses_are_cached() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -267,17 +312,18 @@ mod tests {
             assert!(!read_request(&mut stream).await, "a second request");
         });
         let prober = Arc::new(Prober::default());
-        let get = || prober.get("127.0.0.1", port, "/readyz", Duration::from_secs(60));
-        assert_eq!(get(), None);
+        let pod = serde_json::from_value(serde_json::json!({"status": {"podIP": "127.0.0.1"}})).unwrap();
+        let get = || prober.get(&pod, port, "/readyz", Duration::from_secs(60));
+        assert!(get().is_none());
         let response = timeout(Duration::from_secs(10), async {
             loop {
                 match get() {
-                    Some(text) => break text,
+                    Some(page) => break page,
                     None => tokio::task::yield_now().await,
                 }
             }
         });
-        assert_eq!(response.await.unwrap(), "ok\n");
+        assert_eq!(response.await.unwrap().unwrap().text(), "ok\n");
     }
 
     #[tokio::test]
@@ -304,7 +350,7 @@ mod tests {
         let client = Prober::default().client;
         let mut sent = 1;
         let until_reused = timeout(Duration::from_secs(10), async {
-            while fetch(&client, &url).await.is_some() {
+            while fetch(&client, &url).await.is_ok() {
                 sent += 1;
             }
         });

@@ -105,7 +105,8 @@ pub struct RunOptions {
     /// Write the control address to this file once it is bound: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH")]
     pub port_file: Option<PathBuf>,
-    /// Serve /healthz, /readyz and /metrics here without TLS, for kubelets and Prometheus; they expose no records
+    /// Serve /healthz, /readyz, /metrics and /report here without TLS, for kubelets, Prometheus and the operator; they
+    /// expose no records
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
     /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support

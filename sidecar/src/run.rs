@@ -16,6 +16,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tailwind_crds::readiness::Readiness;
+use tailwind_crds::report;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
@@ -39,6 +40,8 @@ use crate::tls::PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
 const SOCKET_PATH_MAX: usize = 107;
+/// Instead of a page, while nobody turns the append path.
+const HANGS: &str = "the append path hangs\n";
 
 /// Runs a sidecar until it is told to end.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
@@ -290,6 +293,7 @@ fn probes(context: &Arc<Context>) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
+        .route(report::PATH, get(report_page))
         .with_state(Arc::clone(context))
 }
 
@@ -310,7 +314,7 @@ fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
 async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     match status::describe(&context).await {
         Some(_) => (StatusCode::OK, "ok\n"),
-        None => (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n"),
+        None => (StatusCode::SERVICE_UNAVAILABLE, HANGS),
     }
 }
 
@@ -320,7 +324,7 @@ async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
     let Some(path) = status::describe(&context).await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the append path hangs\n".to_owned());
+        return (StatusCode::SERVICE_UNAVAILABLE, HANGS.to_owned());
     };
     let is_ready = path.role == "primary" || path.role == "standby";
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -329,6 +333,10 @@ async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 
 async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
     status::metrics(&context).await
+}
+
+async fn report_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
+    status::report(&context).await.map(axum::Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
 }
 
 async fn status_page(State(context): State<Arc<Context>>) -> impl IntoResponse {

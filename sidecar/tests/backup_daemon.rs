@@ -11,7 +11,7 @@ mod daemon;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use authority::{Authority, Files};
@@ -366,6 +366,8 @@ async fn quarantined_files_are_counted_listed_and_released() {
     assert_ne!(metric_if_known(&daemon, "tailwind_backup_quarantined_bytes"), Some(0));
     let status = get(&daemon, "/status");
     assert!(status.contains("\"files\": 2"), "{status}");
+    let reported = r#"{"version":1,"group":"db","name":"b0","damaged":0,"quarantined":2}"#;
+    assert_eq!(report(&daemon.control()), reported);
 
     // A person looks and lets go, while the backup runs.
     let listed = quarantine(&daemon, &["list"]);
@@ -451,6 +453,8 @@ async fn a_corrupt_file_is_not_copied() {
     assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
     assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
     assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 1);
+    let reported = r#"{"version":1,"group":"db","name":"b0","damaged":1,"quarantined":0}"#;
+    assert_eq!(report(&daemon.control()), reported);
 }
 
 /// An end beyond the segment, in a closure that is as sound as its sender: refused, whatever the copy is, and remembered
@@ -560,6 +564,15 @@ fn get(daemon: &Daemon, path: &str) -> String {
     String::from_utf8(talk(daemon.control().parse().unwrap(), request.as_bytes())).unwrap()
 }
 
+/// The page that the operator reads, which anybody may ask for.
+fn report(control: &str) -> String {
+    let request = b"GET /report HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let page = String::from_utf8(talk(control.parse().unwrap(), request)).unwrap();
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("content-type: application/json"), "{page}");
+    body.to_owned()
+}
+
 fn metric(daemon: &Daemon, name: &str) -> u64 {
     metric_if_known(daemon, name).expect(name)
 }
@@ -635,6 +648,37 @@ async fn probes_metrics_and_heartbeats() {
     drop(daemon);
     let why = tokio::time::timeout(TIMEOUT, watching).await.unwrap().unwrap();
     assert!(why.contains("connection"), "{why}");
+}
+
+/// Killed when dropped.
+struct Sidecar(Child);
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_primary_reports_its_positions() {
+    let daemon = Daemon::started(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-sidecar"));
+    command.args(["run", "--group", "db", "--name", "app-0", "--listen", "127.0.0.1:0", "--segment-size", "64KiB"]);
+    command.args(["--backups", "1", "--backup", &format!("b0={}", daemon.control())]);
+    command.arg("--control-token").arg(daemon.token()).arg("--port-file").arg(path("port"));
+    command.arg("--config").arg(path("config.json")).arg("--socket").arg(path("socket"));
+    let _sidecar = Sidecar(command.stderr(fs::File::create(path("log")).unwrap()).spawn().unwrap());
+    until("the sidecar listens", async || path("port").exists()).await;
+    let control = fs::read_to_string(path("port")).unwrap().trim().to_owned();
+    let primary = r#"{"version":1,"group":"db","name":"app-0","positions":{"first":1,"acked":0}}"#;
+    until("the positions", async || match report(&control) {
+        waiting if waiting == r#"{"version":1,"group":"db","name":"app-0"}"# => false,
+        reported => reported == primary || panic!("{reported}"),
+    })
+    .await;
 }
 
 #[tokio::test]

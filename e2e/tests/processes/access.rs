@@ -292,8 +292,9 @@ fn callers_without_the_token_are_refused() {
             }
         }
         for port in control_ports(&group) {
-            assert_eq!(http::get(port, "/healthz").unwrap().status, 200);
-            assert_eq!(http::get(port, "/metrics").unwrap().status, 200);
+            for path in ["/healthz", "/metrics", "/report"] {
+                assert_eq!(http::get(port, path).unwrap().status, 200, "{path}");
+            }
         }
     });
 }

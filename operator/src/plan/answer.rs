@@ -15,15 +15,15 @@ use super::candidate::Candidate;
 use super::count::Count;
 use super::phase::PhaseReason;
 use super::placement::Survey;
-use super::trouble::{Damage, Trouble};
+use super::trouble::{Damage, NoReport, Trouble};
 
 /// An answer to a condition's question.
 pub(crate) trait Answer: fmt::Display + AsRef<str> {
     /// The condition.
     const CONDITION: &'static str;
 
-    /// Whether the answer is yes.
-    fn is_true(&self) -> bool;
+    /// `True`, `False` or, where what it rests on cannot be known now, `Unknown`.
+    fn status(&self) -> &'static str;
 
     /// In one word.
     fn reason(&self) -> &str {
@@ -31,14 +31,18 @@ pub(crate) trait Answer: fmt::Display + AsRef<str> {
     }
 }
 
-/// Says which answers to a condition's question mean yes.
+/// Says which answers to a condition's question mean yes, and which that nobody knows.
 macro_rules! yes {
-    ($condition:ident: $yes:pat) => {
+    ($condition:ident: $yes:pat $(, unknown: $unknown:pat)?) => {
         impl Answer for $condition {
             const CONDITION: &'static str = stringify!($condition);
 
-            fn is_true(&self) -> bool {
-                matches!(self, $yes)
+            fn status(&self) -> &'static str {
+                match self {
+                    $yes => "True",
+                    $($unknown => "Unknown",)?
+                    _ => "False",
+                }
             }
         }
     };
@@ -144,6 +148,8 @@ pub(crate) enum Degraded {
     Unavailable(PhaseReason),
     /// {0}
     MoveWaits(Replacement),
+    /// {0}: damage unknown: {1}
+    NoReport(String, NoReport),
     /// nothing is worse than asked for
     AsWanted,
 }
@@ -151,8 +157,12 @@ pub(crate) enum Degraded {
 impl Answer for Degraded {
     const CONDITION: &'static str = "Degraded";
 
-    fn is_true(&self) -> bool {
-        !matches!(self, Degraded::AsWanted)
+    fn status(&self) -> &'static str {
+        match self {
+            Degraded::AsWanted => "False",
+            Degraded::NoReport(..) => "Unknown",
+            _ => "True",
+        }
     }
 
     fn reason(&self) -> &str {
@@ -180,10 +190,12 @@ pub(crate) enum FailoverSafe {
     MemberDamaged(String),
     /// the pods of {holders} of {members} members work: one more loss may be one too many
     MemberMissing { holders: usize, members: usize },
+    /// {0}: damage unknown: {1}
+    NoReport(String, NoReport),
     /// {0}, and a standby
     StandbyAndCopies(Count),
 }
-yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_));
+yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoReport(..));
 
 /// Whether no backup keeps a copy for a person to look at. Nothing that runs is the worse for what is in quarantine, so the
 /// group is not degraded by it.
@@ -191,11 +203,13 @@ yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_));
 pub(crate) enum QuarantineEmpty {
     /// no backup tells of a copy in quarantine
     NothingKept,
+    /// {0}: quarantine unknown: {1}
+    NoReport(String, NoReport),
     /// {0}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see
     /// TailwindQuarantine
     CopiesKept(String),
 }
-yes!(QuarantineEmpty: QuarantineEmpty::NothingKept);
+yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::NoReport(..));
 
 /// Whether nobody may append.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]

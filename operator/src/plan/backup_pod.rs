@@ -118,7 +118,7 @@ pub(crate) fn backup_pods(observed: &Observed, template_hash: &str) -> Vec<Backu
 
 fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>, template_hash: &str) -> BackupPod {
     let name = pod.name_any();
-    let member = observed.log().is_some_and(|log| log.members.iter().any(|member| member.name == name));
+    let member = observed.log().is_some_and(|log| log.has_member(&name));
     let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node = node_name.as_deref().and_then(|node| nodes.get(node).copied());
     let created = pod.metadata.creation_timestamp.as_ref().map_or(observed.now, |time| time.0);

@@ -14,14 +14,14 @@ use super::answer::{
     Acked, Answer, Degraded, FailoverSafe, Fenced, Paused, Placeable, Progressing, QuarantineEmpty, Ready,
     SidecarsCurrent,
 };
-use super::backup_pod::Health;
+use super::backup_pod::{BackupPod, Health};
 use super::backups::BackupPlan;
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
 use super::phase::PhaseReason;
 use super::primary::{Primary, standbys};
-use super::trouble::{Trouble, damage, quarantined, trouble};
+use super::trouble::{NoReport, Trouble, damage, quarantined, trouble};
 use crate::observed::Observed;
 
 pub(crate) fn all(
@@ -74,8 +74,13 @@ pub(crate) fn replace<A: Answer>(status: &mut ReplicaGroupStatus, observed: &Obs
 }
 
 fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
-    let status = if answer.is_true() { "True" } else { "False" };
+    let status = answer.status();
+    let observed_generation = observed.group.metadata.generation;
     let before = observed.group.status.as_ref().and_then(|before| find(before, A::CONDITION));
+    // An operator that has just started has asked nobody yet, and knows no better than the one before it.
+    if let Some(before) = before.filter(|_| status == "Unknown" && observed.reports.is_empty()) {
+        return Condition { observed_generation, ..before.clone() };
+    }
     // Kubernetes keeps seconds.
     let now = jiff::Timestamp::from_second(observed.now.as_second()).unwrap_or(observed.now);
     Condition {
@@ -83,7 +88,7 @@ fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
         status: status.to_owned(),
         reason: answer.reason().to_owned(),
         message: answer.to_string(),
-        observed_generation: observed.group.metadata.generation,
+        observed_generation,
         last_transition_time: before
             .filter(|before| before.status == status)
             .map_or(Time(now), |before| before.last_transition_time.clone()),
@@ -173,7 +178,7 @@ fn degraded(
         }
     }
     for backup in &state.backups {
-        if let Some(damage) = damage(state, backup) {
+        if let Ok(Some(damage)) = damage(state, backup) {
             return Degraded::MemberDamaged(backup.name.clone(), damage);
         }
     }
@@ -182,7 +187,10 @@ fn degraded(
         (Phase::Degraded, _) => Degraded::FewerCopies(reason.clone()),
         (Phase::Unavailable, _) => Degraded::Unavailable(reason.clone()),
         (_, Some(replacement)) => Degraded::MoveWaits(replacement.clone()),
-        (_, None) => Degraded::AsWanted,
+        (_, None) => match no_report(&state.backups, |backup| damage(state, backup)) {
+            Some((backup, why)) => Degraded::NoReport(backup, why),
+            None => Degraded::AsWanted,
+        },
     }
 }
 
@@ -201,23 +209,37 @@ fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
     if let Some(Candidate { pod, .. }) = candidate(state) {
         return FailoverSafe::PromotionWaits(pod);
     }
-    if let Some(damaged) = state.backups.iter().find(|backup| backup.member && damage(state, backup).is_some()) {
+    let in_set = state.backups.iter().filter(|backup| backup.member);
+    if let Some(damaged) = in_set.clone().find(|backup| matches!(damage(state, backup), Ok(Some(_)))) {
         return FailoverSafe::MemberDamaged(damaged.name.clone());
     }
     if holders < members {
         return FailoverSafe::MemberMissing { holders, members };
     }
-    FailoverSafe::StandbyAndCopies(Count(members, "complete copy"))
+    match no_report(in_set, |backup| damage(state, backup)) {
+        Some((backup, why)) => FailoverSafe::NoReport(backup, why),
+        None => FailoverSafe::StandbyAndCopies(Count(members, "complete copy")),
+    }
+}
+
+/// The first backup of which this is unknown, and why.
+fn no_report<'a, T>(
+    backups: impl IntoIterator<Item = &'a BackupPod>,
+    known: impl Fn(&BackupPod) -> Result<T, NoReport>,
+) -> Option<(String, NoReport)> {
+    backups.into_iter().find_map(|backup| Some((backup.name.clone(), known(backup).err()?)))
 }
 
 fn quarantine_empty(state: &GroupState<'_>) -> QuarantineEmpty {
     let kept = state.backups.iter().filter_map(|backup| {
-        let copies = usize::try_from(quarantined(state, backup)?).unwrap_or(usize::MAX);
+        let copies = usize::try_from(quarantined(state, backup).ok()??).unwrap_or(usize::MAX);
         Some(format!("{} keeps {}", backup.name, Count(copies, "copy")))
     });
-    match kept.collect::<Vec<_>>() {
-        kept if kept.is_empty() => QuarantineEmpty::NothingKept,
-        kept => QuarantineEmpty::CopiesKept(kept.join(", ")),
+    let kept = kept.collect::<Vec<_>>();
+    match no_report(&state.backups, |backup| quarantined(state, backup)) {
+        _ if !kept.is_empty() => QuarantineEmpty::CopiesKept(kept.join(", ")),
+        Some((backup, why)) => QuarantineEmpty::NoReport(backup, why),
+        None => QuarantineEmpty::NothingKept,
     }
 }
 

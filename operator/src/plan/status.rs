@@ -14,7 +14,7 @@ use super::backups::BackupPlan;
 use super::conditions;
 use super::group_state::GroupState;
 use super::phase::phase;
-use super::trouble::{damage, quarantined, trouble};
+use super::trouble::{NoReport, damage, quarantined, trouble};
 use super::validity::Problem;
 use crate::observed::Observed;
 
@@ -78,8 +78,12 @@ fn backup_status(state: &GroupState<'_>, plan: &BackupPlan, backup: &BackupPod) 
         control: backup.control.clone(),
         node: backup.node.clone(),
         state: does,
-        message: message.or_else(|| damage(state, backup).map(|damage| damage.to_string())),
-        quarantined: quarantined(state, backup),
+        message: message.or_else(|| match damage(state, backup) {
+            Ok(damage) => damage.map(|damage| damage.to_string()),
+            Err(NoReport::NotAsked) => None,
+            Err(why) => Some(format!("damage unknown: {why}")),
+        }),
+        quarantined: quarantined(state, backup).ok().flatten(),
     }
 }
 

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use strum::{AsRefStr, VariantNames};
 use tailwind_crds::names::BACKUP_CONTAINER;
 use tailwind_crds::readiness::{Unready, UnreadyReason};
+use tailwind_crds::report::BackupReport;
 
 use super::backup_pod::{BackupPod, last_output};
 use super::count::Count;
@@ -76,16 +77,45 @@ pub(crate) fn trouble(state: &GroupState<'_>, backup: &BackupPod) -> Option<Trou
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
 pub(crate) struct Damage(Count);
 
-/// What a backup reports of its own damage.
-pub(crate) fn damage(state: &GroupState<'_>, backup: &BackupPod) -> Option<Damage> {
-    let segments = *state.observed.damaged.get(&backup.name).filter(|_| backup.is_alive())?;
-    Some(Damage(Count(usize::try_from(segments).unwrap_or(usize::MAX), "segment")))
+/// Why a backup's damage, or what it keeps in quarantine, is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
+pub(crate) enum NoReport {
+    /// it has not been asked yet
+    #[default]
+    NotAsked,
+    /// {0}
+    Unreadable(String),
+    /// its disk cannot be read
+    DiskUnreadable,
+}
+
+/// What a backup reports of its own damage, if there is any.
+pub(crate) fn damage(state: &GroupState<'_>, backup: &BackupPod) -> Result<Option<Damage>, NoReport> {
+    let segments = report(state, backup)?.filter(|_| backup.is_alive()).map_or(0, |report| report.damaged);
+    Ok((segments > 0).then(|| Damage(Count(usize::try_from(segments).unwrap_or(usize::MAX), "segment"))))
 }
 
 /// Copies that a backup keeps in quarantine, if any: as it reports, or as it reported before it fell silent. They outlive
-/// its process.
-pub(crate) fn quarantined(state: &GroupState<'_>, backup: &BackupPod) -> Option<u64> {
-    let reported = state.observed.quarantined.get(&backup.name).copied();
+/// its process. An error if neither is known.
+pub(crate) fn quarantined(state: &GroupState<'_>, backup: &BackupPod) -> Result<Option<u64>, NoReport> {
     let before = || state.before()?.backups.iter().find(|before| before.name == backup.name)?.quarantined;
-    reported.or_else(before).filter(|copies| *copies > 0)
+    let reported = report(state, backup).and_then(|report| match report {
+        Some(report) => report.quarantined.map(Some).ok_or(NoReport::DiskUnreadable),
+        None => Ok(None),
+    });
+    match reported {
+        Ok(Some(copies)) => Ok((copies > 0).then_some(copies)),
+        unknown => before().map_or(unknown, |copies| Ok(Some(copies))),
+    }
+}
+
+/// What a backup reports. There is nothing to report in one that is in no set and not ready.
+fn report<'a>(state: &GroupState<'a>, backup: &BackupPod) -> Result<Option<&'a BackupReport>, NoReport> {
+    let must_report = backup.is_alive() && (backup.member || backup.ready);
+    match state.observed.reports.get(&backup.name) {
+        Some(Ok(report)) => Ok(Some(report)),
+        _ if !must_report => Ok(None),
+        Some(Err(why)) => Err(NoReport::Unreadable(why.clone())),
+        None => Err(NoReport::NotAsked),
+    }
 }

@@ -11,6 +11,7 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
 };
+use tailwind_crds::report::BackupReport;
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
@@ -58,10 +59,9 @@ pub(crate) struct Example {
     pub(crate) show_objects: bool,
     #[serde(default)]
     obstacles: BTreeMap<String, String>,
+    /// What backups report, if not that all is well.
     #[serde(default)]
-    damaged: BTreeMap<String, u64>,
-    #[serde(default)]
-    quarantined: BTreeMap<String, u64>,
+    reports: BTreeMap<String, ReportIs>,
     /// What the sidecars in the app's pods answer at `/readyz`.
     #[serde(default)]
     sidecars: BTreeMap<String, String>,
@@ -109,6 +109,15 @@ enum Is {
     Pending,
     Failed,
     Ending,
+}
+
+/// What a backup reports: the report, the reason why it cannot be read, or nothing.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ReportIs {
+    Read(BackupReport),
+    Unreadable(String),
+    NotAsked,
 }
 
 #[derive(Debug, Deserialize)]
@@ -234,9 +243,12 @@ impl Example {
                 .iter()
                 .filter_map(|(name, text)| Some((full(name), text.parse().ok()?)))
                 .collect(),
-            damaged: self.damaged.iter().map(|(name, count)| (full(name), *count)).collect(),
+            reports: self
+                .backups
+                .iter()
+                .filter_map(|given| Some((full(&given.name), self.report(&given.name)?)))
+                .collect(),
             sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
-            quarantined: self.quarantined.iter().map(|(name, count)| (full(name), *count)).collect(),
             settings,
             group,
         };
@@ -254,6 +266,15 @@ impl Example {
         });
         observed.objects.extend(made);
         observed
+    }
+
+    fn report(&self, backup: &str) -> Option<Result<BackupReport, String>> {
+        match self.reports.get(backup) {
+            None => Some(Ok(BackupReport { damaged: 0, quarantined: Some(0) })),
+            Some(ReportIs::NotAsked) => None,
+            Some(ReportIs::Unreadable(why)) => Some(Err(why.clone())),
+            Some(ReportIs::Read(report)) => Some(Ok(report.clone())),
+        }
     }
 
     fn group(&self) -> ReplicaGroup {

@@ -33,7 +33,8 @@ pub struct BackupOptions {
     /// Write the control address to this file once the backup is ready: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "FILE")]
     pub port_file: Option<PathBuf>,
-    /// Serve /healthz, /readyz and /metrics here without TLS: kubelets and Prometheus have no certificate
+    /// Serve /healthz, /readyz, /metrics and /report here without TLS: kubelets, Prometheus and the operator have no
+    /// certificate
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
     /// Guards the control RPC between pods.

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError};
 use tailwind_crds::readiness::{Unready, UnreadyReason};
+use tailwind_crds::report;
 use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
@@ -31,7 +32,7 @@ use tracing::error;
 
 use super::actor::{ActorReply, ActorStatus, Handle};
 use super::memory::PoolBuffers;
-use super::quarantine::Quarantine;
+use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
 use super::status::{self, About};
 use crate::rpc::MEMBER_HEADER;
@@ -100,6 +101,7 @@ pub(super) fn probes(service: Service) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route(report::PATH, get(report))
         .with_state(service)
 }
 
@@ -148,6 +150,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Decoded<T> {
 type Replied<T> = Result<Json<T>, Refused>;
 
 impl Service {
+    /// What the pages tell; `None` if the actor does not answer.
+    async fn look(&self) -> Option<(ActorStatus, Option<Arc<Quarantined>>)> {
+        let status = timeout(PROBE_TIMEOUT, self.actor.status()).await.ok()??;
+        Some((status, self.quarantine.look().await))
+    }
+
     async fn ask_inventory(&self, request: Request) -> Replied<Inventory> {
         match self.actor.ask(request, None).await? {
             ActorReply::Inventory(inventory) => Ok(Json(inventory)),
@@ -271,23 +279,18 @@ async fn heartbeats(State(service): State<Service>) -> Response {
 }
 
 async fn status(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
-        Ok(Some(report)) => {
-            let quarantine = service.quarantine.look().await;
-            pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
-        }
-        _ => unwell(),
-    }
+    let Some((report, quarantine)) = service.look().await else { return unwell() };
+    pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
-    match timeout(PROBE_TIMEOUT, service.actor.status()).await {
-        Ok(Some(report)) => {
-            let quarantine = service.quarantine.look().await;
-            status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
-        }
-        _ => unwell(),
-    }
+    let Some((report, quarantine)) = service.look().await else { return unwell() };
+    status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
+}
+
+async fn report(State(service): State<Service>) -> Response {
+    let Some((actor, quarantine)) = service.look().await else { return unwell() };
+    Json(status::report(&service.about, &actor, quarantine.as_deref())).into_response()
 }
 
 /// The actor answers.

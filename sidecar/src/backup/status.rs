@@ -1,9 +1,11 @@
-//! What a backup reports about itself: a JSON page for people, metrics for Prometheus.
+//! What a backup reports about itself: a JSON page for people, metrics for Prometheus, a report for the operator.
 //!
 //! Called by [`routes`](super::routes).
 
 use serde::Serialize;
 use tailwind_crds::readiness::Unready;
+use tailwind_crds::report::{BackupReport, Report};
+use tailwind_protocol::backup::Counts;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
 
@@ -53,6 +55,14 @@ pub(super) fn page<'a>(
     quarantine: Option<&'a Quarantined>,
 ) -> impl Serialize + use<'a> {
     Status { role: "backup", about, report, scrub, quarantine }
+}
+
+/// The report for the operator.
+pub(super) fn report(about: &About, status: &ActorStatus, quarantine: Option<&Quarantined>) -> Report<BackupReport> {
+    let Counts { corrupt, damaged, doubtful, .. } = status.counts;
+    let quarantined = quarantine.map(|found| found.files);
+    let report = BackupReport { damaged: corrupt + damaged + doubtful, quarantined };
+    Report::new(about.group.as_str(), about.member.as_str(), report)
 }
 
 /// The metrics. What is in quarantine is left out while the disk does not say: 0 would be another answer.

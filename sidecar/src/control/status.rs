@@ -1,4 +1,5 @@
-//! What a sidecar tells of itself: the JSON of `/status` and of the socket's status request, and the metrics.
+//! What a sidecar tells of itself: the JSON of `/status` and of the socket's status request, the metrics, and the report for
+//! the operator.
 //!
 //! Asked by the HTTP endpoint and by [`control`](super).
 
@@ -6,7 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Serialize;
+use tailwind_crds::Positions;
+use tailwind_crds::names::ROLE_PRIMARY;
 use tailwind_crds::readiness::{Waiting, WaitsFor};
+use tailwind_crds::report::{Report, SidecarReport};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
@@ -66,6 +70,14 @@ pub async fn json(context: &Context) -> String {
         path: describe(context).await,
     };
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+/// What the operator reads; `None` if the append path hangs.
+pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
+    let path = describe(context).await?;
+    let is_primary = path.role == ROLE_PRIMARY;
+    let positions = is_primary.then_some(Positions { first: path.first, acked: path.acked });
+    Some(Report::new(context.group.as_str(), context.me.id.as_str(), SidecarReport { positions }))
 }
 
 /// What `/metrics` serves.

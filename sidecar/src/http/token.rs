@@ -6,6 +6,7 @@
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use tailwind_crds::report;
 use tailwind_protocol::rpc::Refusal;
 use tailwind_runtime::http::{CheckRequest, Connection};
 
@@ -13,7 +14,7 @@ use super::response;
 use crate::access::Token;
 
 /// What anybody may ask: it changes nothing, and reveals neither records nor where members are.
-const OPEN: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+const OPEN: [&str; 4] = ["/healthz", "/readyz", "/metrics", report::PATH];
 /// Where a caller asks for the proof that the server knows the token, before it shows its own.
 pub(crate) const PROOF: &str = "/v1/proof";
 /// Holds the caller's nonce.

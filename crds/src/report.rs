@@ -1,0 +1,125 @@
+//! What backups and sidecars report to the operator: one JSON object at [`PATH`], on the port of their probes.
+//!
+//! Written by backups and sidecars, read by the operator. A report that cannot be read is an error with its reason, never an
+//! empty report: nobody may take damage that was not reported for no damage.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::Positions;
+
+/// Where the report is served.
+pub const PATH: &str = "/report";
+/// What the fields mean. A new field keeps the version, since readers skip fields that they do not know. A field that is
+/// removed or changes its meaning raises it.
+pub const VERSION: u32 = 1;
+
+/// A report, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report<T> {
+    version: u32,
+    group: String,
+    name: String,
+    #[serde(flatten)]
+    content: T,
+}
+
+/// What a backup reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupReport {
+    /// Segments that it should hold and does not, and one more if something is missing that it cannot name.
+    pub damaged: u64,
+    /// Files in quarantine; absent while the disk cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantined: Option<u64>,
+}
+
+/// What a sidecar reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SidecarReport {
+    /// How far the log is; absent unless the sidecar is primary. A primary that is recovering the log does not know yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<Positions>,
+}
+
+impl<T> Report<T> {
+    /// A report of this member or sidecar.
+    pub fn new(group: &str, name: &str, content: T) -> Report<T> {
+        Report { version: VERSION, group: group.to_owned(), name: name.to_owned(), content }
+    }
+}
+
+/// The content of a report, if it is from this member or sidecar; otherwise why it cannot be used.
+///
+/// # Errors
+/// One sentence without a full stop, for people.
+pub fn read<T: DeserializeOwned>(page: &[u8], group: &str, name: &str) -> Result<T, String> {
+    /// The one field that every version has.
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let malformed = |error: serde_json::Error| format!("the report is malformed: {error}");
+    let Versioned { version } = serde_json::from_slice(page).map_err(malformed)?;
+    if version != VERSION {
+        return Err(format!(
+            "the report has version {version}, and the operator reads version {VERSION}: run both from the same release"
+        ));
+    }
+    let report: Report<T> = serde_json::from_slice(page).map_err(malformed)?;
+    if (report.group.as_str(), report.name.as_str()) != (group, name) {
+        return Err(format!("the report is from {} of group {}", report.name, report.group));
+    }
+    Ok(report.content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","damaged":2,"quarantined":1}"#;
+
+    fn backup(page: &str) -> Result<BackupReport, String> {
+        read(page.as_bytes(), "orders", "b")
+    }
+
+    #[test]
+    fn the_format_is_pinned() {
+        fn check<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug + Clone>(content: T, page: &str) {
+            assert_eq!(serde_json::to_string(&Report::new("orders", "b", content.clone())).unwrap(), page);
+            assert_eq!(read(page.as_bytes(), "orders", "b"), Ok(content));
+        }
+        check(BackupReport { damaged: 2, quarantined: Some(1) }, BACKUP);
+        let unknown = r#"{"version":1,"group":"orders","name":"b","damaged":0}"#;
+        check(BackupReport { damaged: 0, quarantined: None }, unknown);
+        let positions = r#"{"version":1,"group":"orders","name":"b","positions":{"first":3,"acked":42}}"#;
+        check(SidecarReport { positions: Some(Positions { first: 3, acked: 42 }) }, positions);
+        check(SidecarReport { positions: None }, r#"{"version":1,"group":"orders","name":"b"}"#);
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped() {
+        let newer = BACKUP.replace('}', r#","scrubbed":{"bytes":7}}"#);
+        assert_eq!(backup(&newer), Ok(BackupReport { damaged: 2, quarantined: Some(1) }));
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_used_says_why() {
+        let other = |from: &str, to: &str| BACKUP.replace(from, to);
+        for (page, why) in [
+            (String::new(), "the report is malformed: EOF"),
+            (BACKUP[..30].to_owned(), "the report is malformed: EOF"),
+            ("# HELP tailwind_backup_doubtful\n".to_owned(), "the report is malformed: expected value"),
+            (other(r#""version":1,"#, ""), "the report is malformed: missing field `version`"),
+            (other(r#""damaged":2,"#, ""), "the report is malformed: missing field `damaged`"),
+            (other(":2", ":-2"), "the report is malformed: invalid value"),
+            (r#"{"version":2}"#.to_owned(), "the report has version 2, and the operator reads version 1"),
+            (other(":1,", ":0,"), "the report has version 0, and the operator reads version 1"),
+            (other("orders", "other"), "the report is from b of group other"),
+            (other(r#""b""#, r#""c""#), "the report is from c of group orders"),
+        ] {
+            let refused = backup(&page).unwrap_err();
+            assert!(refused.starts_with(why), "{page}: {refused}");
+        }
+    }
+}
