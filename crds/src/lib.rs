@@ -11,6 +11,7 @@ pub mod readiness;
 pub mod report;
 pub mod spec;
 pub mod status;
+pub mod view;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,

@@ -419,20 +419,28 @@ pub struct FlushClaim {
 impl ReplicaGroupSpec {
     /// How bytes reach backups.
     pub fn transport(&self) -> Transport {
-        match self.transport {
-            TransportChoice::Rdma => Transport::Rdma,
-            TransportChoice::Auto if self.rdma.is_some() => Transport::Rdma,
-            TransportChoice::Auto | TransportChoice::Tcp => Transport::Tcp,
-        }
+        transport(self.transport, self.rdma.is_some())
     }
 
     /// Copies needed to go on.
     pub fn min_in_sync(&self) -> u8 {
-        self.min_in_sync.unwrap_or(self.backups.div_ceil(2))
+        min_in_sync(self.min_in_sync, self.backups)
     }
 }
 
-fn three() -> u8 {
+pub(crate) fn transport(choice: TransportChoice, has_rdma: bool) -> Transport {
+    match choice {
+        TransportChoice::Rdma => Transport::Rdma,
+        TransportChoice::Auto if has_rdma => Transport::Rdma,
+        TransportChoice::Auto | TransportChoice::Tcp => Transport::Tcp,
+    }
+}
+
+pub(crate) fn min_in_sync(given: Option<u8>, backups: u8) -> u8 {
+    given.unwrap_or(backups.div_ceil(2))
+}
+
+pub(crate) fn three() -> u8 {
     3
 }
 

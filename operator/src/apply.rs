@@ -244,18 +244,33 @@ impl<'a> Executor<'a> {
     }
 }
 
-/// Writes what the operator has to say in a status, and nothing of what it has not.
-pub(crate) async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
-    let resource = ApiResource::erase::<ReplicaGroup>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+/// Writes what the operator has to say in a status, and takes out what it no longer says.
+async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
     let body = json!({
         "apiVersion": ReplicaGroup::api_version(&()),
         "kind": ReplicaGroup::kind(&()),
         "metadata": {"name": name},
         "status": status,
     });
-    let params = PatchParams::apply(MANAGER).force();
-    api.patch_status(name, &params, &Patch::Apply(body)).await.doing(|| "write status".to_owned())?;
+    patch_status(context, namespace, name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await
+}
+
+/// Changes these fields of a status, and leaves the others as they are.
+pub(crate) async fn merge_status(context: &Context, namespace: &str, name: &str, patch: &Value) -> Result<(), Error> {
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    patch_status(context, namespace, name, &params, &Patch::Merge(patch)).await
+}
+
+async fn patch_status<P: serde::Serialize + std::fmt::Debug>(
+    context: &Context,
+    namespace: &str,
+    name: &str,
+    params: &PatchParams,
+    patch: &Patch<P>,
+) -> Result<(), Error> {
+    let resource = ApiResource::erase::<ReplicaGroup>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+    api.patch_status(name, params, patch).await.doing(|| "write status".to_owned())?;
     Ok(())
 }
 

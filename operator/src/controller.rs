@@ -250,7 +250,9 @@ async fn report_unreadable(
         return Ok(());
     }
     error!(%why, "group cannot be read");
-    apply::write_status(context, namespace, name, json!({"phase": "Invalid", "phaseReason": text})).await
+    // Not by an apply, which would take everything else out of the status: the backups' addresses, by which sidecars fail over.
+    let patch = json!({"status": {"phase": "Invalid", "phaseReason": text}});
+    apply::merge_status(context, namespace, name, &patch).await
 }
 
 /// What log lines about a group say of it.

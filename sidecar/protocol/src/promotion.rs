@@ -140,7 +140,9 @@ impl Output {
         Some(match self {
             Output::Trim(config, member, _) => (config.epoch, Task::Trim(member.id.clone())),
             Output::Drop(config, member, _) => (config.epoch, Task::Drop(member.id.clone())),
-            Output::Close(config, member, identity, _) => (config.epoch, Task::Close(member.id.clone(), identity.segment)),
+            Output::Close(config, member, identity, _) => {
+                (config.epoch, Task::Close(member.id.clone(), identity.segment))
+            }
             Output::Install(config, member, identity, ..) => {
                 (config.epoch, Task::Install(member.id.clone(), identity.segment))
             }

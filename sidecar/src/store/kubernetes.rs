@@ -19,7 +19,7 @@ use kube::core::Status;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tailwind_crds::ReplicaGroup;
+use tailwind_crds::view::GroupView;
 use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -45,9 +45,9 @@ const FIELD_MANAGER: &str = "tailwind-sidecar";
 /// A config store in a `ReplicaGroup`.
 #[derive(Clone)]
 pub struct KubernetesStore {
-    api: Api<ReplicaGroup>,
+    api: Api<GroupView>,
     path: GroupPath,
-    seen: watch::Receiver<Option<Arc<ReplicaGroup>>>,
+    seen: watch::Receiver<Option<Arc<GroupView>>>,
     /// While the API server is away, calls fail many times a second.
     logged: Arc<Mutex<Repeats<String>>>,
 }
@@ -75,7 +75,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let client = Client::try_default().await.context(
         "cannot reach the Kubernetes API: --replica-group needs a pod with a service account token, or a kubeconfig",
     )?;
-    let api: Api<ReplicaGroup> = Api::namespaced(client, &path.namespace);
+    let api: Api<GroupView> = Api::namespaced(client, &path.namespace);
     let (seen_by, mut seen) = watch::channel(None);
     let watching = tokio::spawn(watch(api.clone(), path.clone(), seen_by));
     let group = first(&mut seen).await?;
@@ -104,13 +104,13 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     })
 }
 
-async fn first(seen: &mut watch::Receiver<Option<Arc<ReplicaGroup>>>) -> anyhow::Result<Arc<ReplicaGroup>> {
+async fn first(seen: &mut watch::Receiver<Option<Arc<GroupView>>>) -> anyhow::Result<Arc<GroupView>> {
     let found = seen.wait_for(Option::is_some).await.context("the watch of the ReplicaGroup has ended")?;
     found.clone().context("a group was waited for")
 }
 
 /// Keeps `seen` at the latest content until the process ends.
-async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Option<Arc<ReplicaGroup>>>) {
+async fn watch(api: Api<GroupView>, path: GroupPath, seen: watch::Sender<Option<Arc<GroupView>>>) {
     let mut logged = Repeats::every(LOG_AGAIN);
     let began = Instant::now();
     let mut say = |why: String, is_forbidden: bool| match logged.is_due(why.clone(), Instant::now()) {
@@ -156,7 +156,7 @@ impl KubernetesStore {
         convert::configuration(&self.get().await?)
     }
 
-    async fn get(&self) -> Result<ReplicaGroup, String> {
+    async fn get(&self) -> Result<GroupView, String> {
         let told = |why: String| format!("read ReplicaGroup {}: {why}", self.path);
         match timeout(REQUEST_TIMEOUT, self.api.get(self.path.name.as_str())).await {
             Ok(got) => got.map_err(|error| told(error.to_string())),
@@ -231,7 +231,7 @@ enum PatchResult {
 
 /// The first content has nothing to be compared with but the object as a whole.
 fn tests_and_replacement(
-    group: &ReplicaGroup,
+    group: &GroupView,
     found: Option<&Configuration>,
     proposed: &Configuration,
 ) -> Vec<PatchOperation> {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tailwind_crds::{LogMember, LogPrimary, LogStatus, ReplicaGroup, ReplicaGroupSpec, Transport};
+use serde::Deserialize as _;
+use tailwind_crds::view::{GroupView, Lenient, SpecView};
+use tailwind_crds::{LogMember, LogPrimary, LogStatus, Transport};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{Claim, Epoch, GroupName, Version};
 use tailwind_protocol::layout::SegmentSize;
@@ -50,28 +52,29 @@ pub struct Shape {
     pub fabric: FabricOption,
 }
 
-pub(super) fn shape(spec: &ReplicaGroupSpec) -> anyhow::Result<Shape> {
+pub(super) fn shape(spec: &SpecView) -> anyhow::Result<Shape> {
+    let known = |why: String| anyhow::anyhow!(why);
     Ok(Shape {
-        durability: match spec.durability {
+        durability: match spec.durability.value("spec.durability").map_err(known)? {
             tailwind_crds::Durability::Memory => Durability::Memory,
             tailwind_crds::Durability::Battery => Durability::Battery,
             tailwind_crds::Durability::Flushed => Durability::Flushed,
         },
-        segment_size: SegmentSize::new(spec.segment_size.bytes())?,
-        fabric: match spec.transport() {
+        segment_size: SegmentSize::new(spec.segment_size.value("spec.segmentSize").map_err(known)?.bytes())?,
+        fabric: match spec.transport().map_err(known)? {
             Transport::Rdma => FabricOption::Verbs,
             Transport::Tcp => FabricOption::Tcp,
         },
     })
 }
 
-pub(super) fn desired(group: &ReplicaGroup) -> DesiredState {
+pub(super) fn desired(group: &GroupView) -> DesiredState {
     let status = group.status.as_ref();
     let backups = status.into_iter().flat_map(|status| &status.backups);
     let backups = backups.filter_map(|backup| Some((backup.name.parse().ok()?, backup.control.clone()?))).collect();
-    let switchover = status.and_then(|status| status.switchover.as_ref());
+    let switchover = status.and_then(|status| status.switchover.as_ref()).and_then(Lenient::known);
     let switchover = switchover.and_then(|s| Some(Switchover { to: s.to.parse().ok()?, from: Epoch(s.from_epoch) }));
-    let members = status.and_then(|status| status.members_wanted).unwrap_or(group.spec.backups).max(1);
+    let members = status.and_then(|status| status.members_wanted).unwrap_or(group.spec.backups()).max(1);
     DesiredState {
         members,
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
@@ -82,9 +85,10 @@ pub(super) fn desired(group: &ReplicaGroup) -> DesiredState {
     }
 }
 
-pub(super) fn configuration(group: &ReplicaGroup) -> Result<Option<Configuration>, String> {
+pub(super) fn configuration(group: &GroupView) -> Result<Option<Configuration>, String> {
     let Some(log) = group.status.as_ref().and_then(|status| status.log.as_ref()) else { return Ok(None) };
-    parse(log).map(Some).map_err(|why| {
+    let log = LogStatus::deserialize(log).map_err(|error| error.to_string());
+    log.and_then(|log| parse(&log)).map(Some).map_err(|why| {
         format!(
             "status.log of the ReplicaGroup is damaged ({why}): if it was edited by hand, restore it; the API \
              server's audit log shows the previous content"

@@ -1,7 +1,7 @@
 //! What is written and read is what it should be; that the API server does its part is shown by the cluster's tests.
 
 use serde_json::Value;
-use tailwind_crds::ReplicaGroup;
+use tailwind_crds::view::GroupView;
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, Version};
 
@@ -37,7 +37,7 @@ fn object(spec: Value, status: Option<Value>) -> Value {
     object
 }
 
-fn group(object: &Value) -> ReplicaGroup {
+fn group(object: &Value) -> GroupView {
     serde_json::from_value(object.clone()).unwrap()
 }
 
@@ -113,4 +113,19 @@ fn settings_come_from_spec_and_status() {
 
     let alone = convert::desired(&group(&object(json!({ "backups": 5 }), None)));
     assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));
+}
+
+/// A newer operator has written words and fields that this build does not know.
+#[test]
+fn unknown_words_hide_no_configuration() {
+    let status = json!({
+        "log": convert::log_status(&config(3, 9)), "phase": "Hibernating", "membersWanted": 2,
+        "backups": [{ "name": "orders-backup-x1", "control": "10.0.0.2:7420", "state": "Dreaming" }],
+    });
+    let group = group(&object(json!({ "backups": 1, "durability": "Mirrored", "deletion": "Never" }), Some(status)));
+    assert_eq!(convert::configuration(&group), Ok(Some(config(3, 9))));
+    let desired = convert::desired(&group);
+    assert_eq!((desired.members, desired.backups.len()), (2, 1));
+    let error = convert::shape(&group.spec).unwrap_err().to_string();
+    assert!(error.contains("spec.durability is \"Mirrored\", which this sidecar does not know"), "{error}");
 }
