@@ -14,7 +14,6 @@ mod quarantine;
 mod routes;
 mod scrub;
 mod status;
-mod thread;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -143,8 +142,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         strange_files,
         obstacle,
     };
-    let About { group, member, boot, .. } = &about;
-    info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
+    info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 
     let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
     let scrub = Arc::new(Scrub::new(scrub_rate));

@@ -22,7 +22,7 @@ use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::access::Access;
@@ -36,6 +36,7 @@ use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptio
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
+use crate::thread::spawn_owned;
 use crate::tls::PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
@@ -45,9 +46,10 @@ const HANGS: &str = "the append path hangs\n";
 
 /// Runs a sidecar until it is told to end.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
+    let group = options.group().clone();
     let RunOptions {
         replica_group,
-        group,
+        group: _,
         name,
         socket,
         listen,
@@ -85,7 +87,6 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 
     // From here on a request to end is no failure, however long a disk delays the start.
     let mut signals = Signals::new().context("install signal handlers")?;
-    let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
     let Membership { store, shape, desired, keeper } = match &replica_group {
         Some(path) => join(path).await?,
@@ -155,13 +156,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         waits: Waits::default(),
         group: group.clone(),
     });
-    tracing::info!(%group, sidecar = %name, control = %address, socket = %socket.display(), "sidecar started");
+    tracing::info!(control = %address, socket = %socket.display(), "sidecar started");
 
-    let (path_ended, mut path_end) = mpsc::channel::<std::io::Result<()>>(1);
-    std::thread::Builder::new().name("append-path".into()).spawn(move || {
-        // The receiver is gone only when the process ends anyway.
-        let _ = path_ended.blocking_send(path.run());
-    })?;
+    let mut path_end = spawn_owned("append-path", move || path.run())?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
     let guarded = http::server(router(&context, interval), &access).serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
@@ -172,15 +169,15 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         result = open => result,
         Err(error) = reload => Err(error).context("reload certificates or token"),
         _ = keeper => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
-        end = path_end.recv() => match end {
-            Some(Err(error)) => Err(error).context("run the append path"),
+        end = &mut path_end => match end {
+            Ok(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
         },
         signal = signals.next() => {
-            tracing::info!(%group, sidecar = %name, signal, "ending");
+            tracing::info!(signal, "ending");
             context.path.send(Command::End);
             // Clients hear of it before the process goes.
-            let _ = tokio::time::timeout(Duration::from_secs(1), path_end.recv()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(1), path_end).await;
             Ok(())
         }
     };

@@ -394,8 +394,7 @@ impl Reader<'_> {
         if let Err(End::Stuck(patience)) = &sent {
             let peer = getsockopt(&self.stream.as_fd(), PeerCredentials);
             let (uid, pid) = peer.map_or((None, None), |peer| (Some(peer.uid()), Some(peer.pid())));
-            let (group, next) = (&self.context.group, self.next);
-            tracing::warn!(%group, uid, pid, %next, ?patience, "disconnected a reader that read nothing for too long");
+            tracing::warn!(uid, pid, next = %self.next, ?patience, "disconnected a reader that read nothing for too long");
         }
         sent.is_ok()
     }

@@ -115,9 +115,9 @@ async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Opti
     let began = Instant::now();
     let mut say = |why: String, is_forbidden: bool| match logged.is_due(why.clone(), Instant::now()) {
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
-            tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
+            tracing::info!(replica_group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
-        true => tracing::warn!(group = %path, %why, "watch the ReplicaGroup"),
+        true => tracing::warn!(replica_group = %path, %why, "watch the ReplicaGroup"),
         false => {}
     };
     loop {

@@ -93,9 +93,10 @@ impl Watcher {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         fcntl_setfl(events.fd(), OFlags::NONBLOCK)?;
+        let span = tracing::Span::current();
         let thread = std::thread::Builder::new().name("fabric-events".into()).spawn({
             let events = Arc::clone(&events);
-            move || events.run()
+            move || span.in_scope(|| events.run())
         })?;
         Ok(Watcher { events, thread: Some(thread) })
     }
