@@ -1,6 +1,6 @@
 //! The ledger: which closed segments this backup owes, so that a file that is gone is missed.
 //!
-//! Read at the start by [`wake`](mod@crate::wake), written by the [`daemon`](crate::daemon) before a close is answered and
+//! Read at the start by [`start`](crate::start()), written by the [`daemon`](crate::daemon) before a close is answered and
 //! before a file goes. The high-water mark of what must be here (S12).
 //!
 //! # Bytes

@@ -13,7 +13,7 @@ use tailwind_protocol::ids::Position;
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
 
 use super::Path;
-use super::connection::{Broken, ClientConnection, DetachedConnection, Outbox};
+use super::connection::{ClientConnection, DetachedConnection, Outbox, ReadOnlyReason};
 use super::messages::ClientId;
 
 /// Clients at once. Each has an inbox, which holds the largest record, and an outbox: 64 × 1.5 MiB = 96 MiB at most.
@@ -125,7 +125,7 @@ impl Path {
                     }
                     let (received, unsent) = (Vec::new(), Vec::new());
                     let client =
-                        self.connection(DetachedConnection { stream, received, unsent, broken: None, epoch: 0 });
+                        self.connection(DetachedConnection { stream, received, unsent, read_only: None, epoch: 0 });
                     self.admit(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -168,7 +168,7 @@ impl Path {
         client.outbox.greeted = true;
         if self.role() != Role::Primary || epoch != self.epoch {
             // It was with the reader when the change of role was announced.
-            client.outbox.broken.get_or_insert(Broken::RoleLost);
+            client.outbox.read_only.get_or_insert(ReadOnlyReason::RoleLost);
             let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
             client.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
         }

@@ -120,7 +120,7 @@ impl Drop for Draft {
 #[derive(Debug, PartialEq, Eq)]
 enum PublishResult {
     /// It is the content, or was.
-    Standing,
+    Published,
     /// The number was taken.
     Late,
     /// The number was free, and the one before was not there any more.
@@ -151,7 +151,7 @@ impl FileStore {
                 return Ok(SwapOutcome::Conflict(found.map(|found| found.configuration)));
             }
             match self.publish(&self.draft(found.as_ref(), &swap.proposed)?)? {
-                PublishResult::Standing => return Ok(SwapOutcome::Applied),
+                PublishResult::Published => return Ok(SwapOutcome::Applied),
                 PublishResult::Doubtful => return Ok(SwapOutcome::Unknown),
                 PublishResult::Late => {}
             }
@@ -225,7 +225,7 @@ impl FileStore {
         if let Err(error) = self.tidy(draft) {
             tracing::warn!(%error, "remove superseded config files");
         }
-        Ok(PublishResult::Standing)
+        Ok(PublishResult::Published)
     }
 
     /// Removes the numbers below the one before `newest`, which stood: see the rules at the top.

@@ -71,12 +71,12 @@ pub struct Started {
     /// What memory and disk hold.
     pub found: Found,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
-    pub strange_files: u64,
+    pub unexpected_files: u64,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
 /// new: drawn at random.
-pub fn wake(
+pub fn start(
     home: &BackupConfig,
     folder: Box<dyn Folder>,
     memory: &mut dyn Memory,
@@ -177,7 +177,7 @@ fn resume(
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
+    Ok(evidence.started(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
 }
 
 /// The memory is new.
@@ -245,7 +245,7 @@ fn begin(
         kernel: home.kernel.clone(),
         slots: home.buffers,
     })?;
-    Ok(evidence.woken(
+    Ok(evidence.started(
         disk,
         table,
         promise_file,
@@ -321,7 +321,7 @@ impl Evidence {
         blank.filter(move |identity| !here.contains(&identity.segment))
     }
 
-    fn woken(
+    fn started(
         self,
         disk: Disk,
         table: SlotTable,
@@ -331,7 +331,7 @@ impl Evidence {
         listing: Listing,
     ) -> Started {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
-        let Listing { closed: files, strange: strange_files, .. } = listing;
+        let Listing { closed: files, unexpected: unexpected_files, .. } = listing;
         let found = Found {
             promise: member_state.promise.clone(),
             rows: slots.here,
@@ -342,7 +342,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
+        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, unexpected_files }
     }
 }
 
