@@ -23,7 +23,6 @@ use tailwind_protocol::rpc::path::HEARTBEATS;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::control::desired::DesiredState;
@@ -35,7 +34,7 @@ use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::store::Store;
 use crate::store::file::FileStore;
-use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
+use crate::store::kubernetes::{self, Joined, Shape};
 use crate::thread::spawn_owned;
 use crate::tls::PeerRole;
 
@@ -88,13 +87,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // From here on a request to end is no failure, however long a disk delays the start.
     let mut signals = Signals::new().context("install signal handlers")?;
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
-    let Membership { store, shape, desired, keeper } = match &replica_group {
-        Some(path) => join(path).await?,
+    let Joined { store, shape, desired, watch_task } = match &replica_group {
+        Some(path) => kubernetes::join(path).await?,
         None => {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
             let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
             let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
-            Membership::fixed(
+            fixed(
                 Store::File(FileStore::new(&config)?),
                 Shape { durability, segment_size, fabric },
                 DesiredState {
@@ -168,7 +167,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
         result = open => result,
         Err(error) = reload => Err(error).context("reload certificates or token"),
-        _ = keeper => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
+        _ = watch_task => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
         end = &mut path_end => match end {
             Ok(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
@@ -186,30 +185,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     result
 }
 
-/// Where the group's configuration lives, and what the group wants.
-struct Membership {
-    store: Store,
-    shape: Shape,
-    desired: watch::Receiver<DesiredState>,
-    /// Never ends while the process is well.
-    keeper: JoinHandle<()>,
-}
-
-impl Membership {
-    fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Membership {
-        let (told, desired) = watch::channel(desired);
-        let keeper = tokio::spawn(async move {
-            // No further change can arrive.
-            std::future::pending::<()>().await;
-            drop(told);
-        });
-        Membership { store, shape, desired, keeper }
-    }
-}
-
-async fn join(path: &GroupPath) -> anyhow::Result<Membership> {
-    let Joined { store, shape, desired, keeper } = kubernetes::join(path).await?;
-    Ok(Membership { store: Store::Kubernetes(Box::new(store)), shape, desired, keeper })
+/// A group whose options are all that it wants.
+fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
+    let (told, desired) = watch::channel(desired);
+    // No change arrives; the channel stays open while anybody listens.
+    Joined { store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {

@@ -234,8 +234,8 @@ impl FileStore {
             return Ok(());
         }
         if self.entry(0)?.is_some_and(|first| first.configuration.is_some()) {
-            let keeper = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
-            fs::rename(&keeper.path, &self.path).map_err(io("rename to", &self.path))?;
+            let empty = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
+            fs::rename(&empty.path, &self.path).map_err(io("rename to", &self.path))?;
             self.fsync_folder()?;
         }
         let mut superseded: Vec<u64> = self.numbers()?.into_iter().filter(|n| *n < newest.number - 1).collect();
