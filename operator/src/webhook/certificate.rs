@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -40,14 +39,8 @@ const ANNOTATION_NAMES: &str = "replication.tailwind.dev/names";
 const AUTHORITY: &str = "Tailwind webhook";
 
 /// The certificate that is served now.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct ServingCertificate(RwLock<Option<Arc<CertifiedKey>>>);
-
-impl fmt::Debug for ServingCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ServingCertificate")
-    }
-}
 
 impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -109,8 +102,10 @@ impl CertificateRotator {
                 }
                 Err(error) => {
                     match is_conflict(&error) {
-                        true => info!(error = format!("{error:#}"), "certificate of the webhook, again"),
-                        false => warn!(error = format!("{error:#}"), "certificate of the webhook"),
+                        true => {
+                            info!(error = format!("{error:#}"), "webhook's certificate: will retry")
+                        }
+                        false => warn!(error = format!("{error:#}"), "failed to renew the webhook's certificate"),
                     }
                     if self.certificate.0.read().unwrap_or_else(PoisonError::into_inner).is_none() {
                         self.readiness.set_unready("webhook", format!("{error:#}"));
@@ -188,7 +183,7 @@ impl CertificateRotator {
             None => self.secrets.create(&params, &secret).await,
         };
         written.with_context(|| format!("write secret {}", self.secret))?;
-        info!(secret = self.secret, names = ?self.names, "certificate of the webhook issued");
+        info!(secret = self.secret, names = ?self.names, "webhook's certificate issued");
         Ok(material)
     }
 

@@ -110,7 +110,7 @@ impl Webhook {
             Ok(Ok(Some(group))) => group,
             Ok(Ok(None)) => {
                 return Err(format!(
-                    "ReplicaGroup {namespace}/{name} does not exist: make it first, or remove the pod's label"
+                    "ReplicaGroup {namespace}/{name} does not exist: create it first, or remove the pod's label"
                 ));
             }
             Ok(Err(error)) => return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: {error}")),

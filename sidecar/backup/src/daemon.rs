@@ -52,7 +52,7 @@ pub enum OutputResult {
     FlushLast(Slot, SegmentIdentity, Closure),
     /// For the caller.
     Reply(RequestId, Reply),
-    /// No caller is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
+    /// No more callers are served. Once the flusher has done what is queued, [`Daemon::finish`].
     Finish {
         /// Nothing is in memory only.
         complete: bool,

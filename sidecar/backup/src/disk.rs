@@ -3,7 +3,7 @@
 //! Listed at the start by [`start`](crate::start()), written by the [`flusher`](crate::flusher), read by fetches.
 //! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
 //! was written; the scan finds where it ends. Files that are not ours, or not understood, get another name (`….aside`,
-//! `….of-log-…`), and so does what is no part of the log any more (`quarantined-…`): nothing of them is ever written over or
+//! `….of-log-…`), and so does what no longer belongs to the log (`quarantined-…`): nothing of them is ever written over or
 //! deleted here.
 
 use std::collections::BTreeMap;
@@ -151,7 +151,7 @@ impl Disk {
         Ok(free)
     }
 
-    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is no part of the log may be
+    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is not part of the log may be
     /// the last copy of its records all the same. Returns their new names.
     pub fn quarantine(&self, segment: SegmentId, log: LogId) -> io::Result<Vec<String>> {
         let mut moved = Vec::new();

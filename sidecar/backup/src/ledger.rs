@@ -139,7 +139,7 @@ impl Ledger {
         self.add(folder, entries.collect())
     }
 
-    /// Nothing is owed of these any more.
+    /// Nothing is owed of these any longer.
     pub fn settle(&mut self, folder: &dyn Folder, segments: &[SegmentId]) -> io::Result<()> {
         let gone: Vec<_> = segments.iter().filter_map(|segment| self.owed.remove(segment)).collect();
         self.add(folder, gone.into_iter().map(|(identity, closure)| (b'S', identity, closure)).collect())

@@ -28,7 +28,7 @@ pub trait Lender: Buffers {
     /// Ends one lending whose writer has said that it is finished.
     fn end_lending(&mut self, slot: Slot);
 
-    /// Revokes every writer of an epoch below this one, for good: when it returns nothing of theirs arrives any more. On
+    /// Revokes every writer of an epoch below this one, for good: when it returns, none of their writes arrives. On
     /// an error the process must end.
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()>;
 

@@ -166,7 +166,7 @@ fn resume(
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
     let (rows, missing): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(slot, _)| memory.has(*slot));
-    // A file of an open segment whose buffer is not in use any more: given up when the process died, or all that is left.
+    // A file of an open segment whose buffer is no longer in use: given up when the process died, or all that is left.
     let known = |open: &SegmentIdentity| rows.iter().any(|(_, row)| row.identity == *open);
     let left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
     let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
@@ -200,7 +200,7 @@ fn begin(
             let boot = if keep { member_state.boot } else { fresh };
             let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
-                // Doubts are void: no primary expects their segments from this backup any more.
+                // Doubts are void: no primary expects their segments from this backup.
                 member_state.promise.doubt = None;
             }
             file.write(&member_state)?;

@@ -182,7 +182,7 @@ fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventor
             let last = inventory.copies.last().map_or(0, |copy| copy.closure.last.0);
             tracing::info!(%member, epoch = %config.epoch, segments = inventory.copies.len(), last, "fenced");
         }
-        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "fence"),
+        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "failed to fence"),
     }
 }
 

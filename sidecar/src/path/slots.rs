@@ -120,7 +120,7 @@ impl Path {
                 Ok((stream, _)) => {
                     // A blocking socket would stop the path for all clients.
                     if let Err(error) = stream.set_nonblocking(true) {
-                        tracing::warn!(%error, "make a client's socket non-blocking");
+                        tracing::warn!(%error, "failed to make a client's socket non-blocking");
                         continue;
                     }
                     let (received, unsent) = (Vec::new(), Vec::new());
@@ -130,7 +130,7 @@ impl Path {
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    tracing::warn!(%error, "accept a client");
+                    tracing::warn!(%error, "failed to accept a client");
                     return;
                 }
             }
@@ -195,7 +195,7 @@ impl Path {
 
     fn assign(&mut self, slot: usize, client: ClientConnection) {
         if let Err(error) = self.sleeper.watch_client(client.fd(), slot) {
-            tracing::warn!(%error, "watch a client");
+            tracing::warn!(%error, "failed to watch a client");
             return;
         }
         self.counters.clients.fetch_add(1, Ordering::Relaxed);

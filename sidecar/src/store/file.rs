@@ -223,7 +223,7 @@ impl FileStore {
         }
         // The swap is done, and the next one tidies up as well.
         if let Err(error) = self.tidy(draft) {
-            tracing::warn!(%error, "remove superseded config files");
+            tracing::warn!(%error, "failed to remove superseded config files");
         }
         Ok(PublishResult::Published)
     }

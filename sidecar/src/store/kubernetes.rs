@@ -110,7 +110,7 @@ async fn watch(api: Api<ReplicaGroup>, path: GroupPath, seen: watch::Sender<Opti
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
             tracing::info!(replica_group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
-        true => tracing::warn!(replica_group = %path, %why, "watch the ReplicaGroup"),
+        true => tracing::warn!(replica_group = %path, %why, "failed to watch the ReplicaGroup"),
         false => {}
     };
     loop {
@@ -206,7 +206,7 @@ impl KubernetesStore {
             let content = seen.borrow_and_update().as_ref().map(|group| convert::configuration(group));
             match content {
                 Some(Ok(Some(config))) if Some(config.stamp()) > known => return config,
-                Some(Err(error)) => tracing::warn!(%error, "configuration"),
+                Some(Err(error)) => tracing::warn!(%error, "failed to read the configuration"),
                 _ => {}
             }
             if seen.changed().await.is_err() {

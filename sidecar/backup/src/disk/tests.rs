@@ -84,7 +84,7 @@ fn an_open_segment_is_read_up_to_its_valid_end() {
     let folder = folder();
     let (closure, bytes) = segment(identity(1));
     folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
-    assert_eq!(folder.disk.read_open(&identity(1)).unwrap(), bytes, "its footer is no part of it");
+    assert_eq!(folder.disk.read_open(&identity(1)).unwrap(), bytes, "its footer is not part of it");
     // While it grows it has no footer; the scan finds the end.
     folder.disk.start_open(&identity(2), &segment(identity(2)).1).unwrap();
     assert_eq!(folder.disk.read_open(&identity(2)).unwrap(), segment(identity(2)).1);

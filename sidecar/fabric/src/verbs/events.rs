@@ -148,7 +148,7 @@ impl EventLoop {
             match poll(&mut ready, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(device = self.context.name(), %error, "wait for events of the device");
+                    tracing::error!(device = self.context.name(), %error, "failed to wait for events of the device");
                     return self.fail(Scope::Device);
                 }
             }
