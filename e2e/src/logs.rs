@@ -24,12 +24,19 @@ impl Logs {
         self.0.iter().map(|(name, _)| last_lines(name, self.log(name).lines(), count)).collect()
     }
 
-    /// No process has logged an error or a warning, but those expected: see [`unexpected`].
+    /// No process has logged an error or a warning, but those expected: see [`unexpected`]. Every line has the span of its
+    /// sidecar or backup.
     pub fn check_logs(&self, expected: &[&str]) -> Result<()> {
-        check(
-            self.0.iter().map(|(name, _)| (name.clone(), self.log(name).lines().map(str::to_owned).collect())),
-            expected,
-        )
+        for (name, _) in &self.0 {
+            let log = self.log(name);
+            check([(name.clone(), log.lines().map(str::to_owned).collect())], expected)?;
+            let (kind, field) = if name.starts_with("backup") { ("backup", "member") } else { ("sidecar", "sidecar") };
+            let text = format!(" {kind}{{group=demo {field}={name}}}: ");
+            let json = format!(r#""span":{{"group":"demo","{field}":"{name}","name":"{kind}"}}"#);
+            let stray = log.lines().find(|line| !line.is_empty() && !line.contains(&text) && !line.contains(&json));
+            ensure!(stray.is_none(), "{name}: a line without its span: {stray:?}");
+        }
+        Ok(())
     }
 
     /// For a failing test: prints the end of each log, and keeps the files.

@@ -266,7 +266,7 @@ fn on_error(meta: Arc<GroupMeta>, failure: &ReconcileError, context: Arc<Context
     let class = failure.class();
     let (failures, wait) = context.failures.add(&group, Instant::now(), |failures| class.wait(failures));
     match class {
-        Class::Conflict | Class::Ending => info!(%failure, ?wait, "again"),
+        Class::Conflict | Class::Ending => info!(%failure, ?wait, "will retry"),
         _ => warn!(%failure, failures, ?wait, "reconcile failed"),
     }
     Action::requeue(wait)

@@ -7,6 +7,7 @@ use tailwind_operator::commands;
 use tailwind_operator::options::RunOptions;
 use tailwind_runtime::logging::LogOptions;
 use tailwind_runtime::process;
+use tracing::Span;
 
 /// Keeps ReplicaGroups as they are asked to be: backup pods, certificates, sidecars, status.
 #[derive(Parser)]
@@ -33,7 +34,7 @@ enum Command {
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
     let result = match command {
-        Command::Run(options) => return process::run(&log, tailwind_operator::run::run(*options)),
+        Command::Run(options) => return process::run(&log, Span::none, tailwind_operator::run::run(*options)),
         Command::Crd => commands::crd(),
         Command::Permissions => commands::permissions(),
         Command::Inject(options) => commands::inject(&options),

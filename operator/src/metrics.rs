@@ -135,7 +135,7 @@ impl Metrics {
         now.register("tailwind_group_members", "Copies that a group has.", members);
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
-        now.register(name, "When the first of a group's certificates ends.", end);
+        now.register(name, "When the first of a group's certificates expires.", end);
         now
     }
 

@@ -42,7 +42,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         result = &mut work => return result,
         signal = signals.next() => info!(signal, "ending"),
     }
-    // Reconciles that run come to their end, and the lease is given back.
+    // Reconciles that run come to their end, and the lease is released.
     stop.send_replace(true);
     work.await
 }
@@ -61,7 +61,7 @@ fn work(
             readiness.set_ready("api server");
             info!(%server, version = env!("CARGO_PKG_VERSION"), "started");
             for shortfall in server.shortfalls() {
-                warn!(%server, target = %ServerVersion::TARGET, "this server is older than this operator is made for: {shortfall}");
+                warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
             let webhook = webhook::run(client.clone(), &options, server, Arc::clone(&metrics), readiness);
             let reconciles = lead(client, &options, server, metrics, stopped);
@@ -128,8 +128,8 @@ async fn lead(
 /// lease has run out.
 async fn give_back(elector: &mut LeaderElector) {
     match elector.release().await {
-        Ok(()) => info!("lease given back"),
-        Err(error) => info!(error = format!("{error:#}"), "lease not given back: it runs out by itself"),
+        Ok(()) => info!("lease released"),
+        Err(error) => info!(error = format!("{error:#}"), "lease not released: it will expire"),
     }
 }
 
@@ -146,7 +146,7 @@ async fn definition(client: &Client, namespace: Option<&str>) {
                 "ReplicaGroup is not defined in this cluster: install the definition, such as with \
                  `tailwind-operator crd | kubectl create --filename -`"
             ),
-            error => warn!(%error, "groups cannot be listed"),
+            error => warn!(%error, "failed to list groups"),
         }
         tokio::time::sleep(DEFINITION_WAIT).await;
     }

@@ -27,19 +27,19 @@ pub async fn run(
     let (Some(service), Some(configuration)) = (&options.webhook_service, &options.webhook_configuration) else {
         return std::future::pending().await;
     };
-    let shown = Arc::new(certificate::Shown::default());
-    let keeper = certificate::Keeper::new(
+    let serving = Arc::new(certificate::ServingCertificate::default());
+    let rotator = certificate::CertificateRotator::new(
         client.clone(),
         &options.pod_namespace,
         service,
         configuration,
         &options.webhook_name,
-        Arc::clone(&shown),
+        Arc::clone(&serving),
         readiness,
     );
     let webhook = server::Webhook { client, settings: options.settings(), version, metrics };
     tokio::select! {
-        never = keeper.keep() => match never {},
-        result = server::serve(options.webhook_listen, webhook, shown) => result,
+        never = rotator.run() => match never {},
+        result = server::serve(options.webhook_listen, webhook, serving) => result,
     }
 }

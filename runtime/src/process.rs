@@ -2,23 +2,42 @@
 //!
 //! Called by each `main` ([`run`]), and by what runs until a signal arrives ([`Signals`]).
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::task::Poll;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::Span;
+use tracing::span::EnteredSpan;
 
 use crate::logging::{LogOptions, explain};
 
-/// Starts logging, runs `program` on a new tokio runtime, and logs the error that it ends with.
-pub fn run(log: &LogOptions, program: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+thread_local! {
+    static ENTERED: Cell<Option<EnteredSpan>> = const { Cell::new(None) };
+}
+
+/// Starts logging, runs `program` on a new tokio runtime, and logs the error that it ends with. All of it is in `span`: each
+/// thread of the runtime enters it once, so that no task can miss it and none pays for it at each poll. Threads that the
+/// program starts itself enter [`Span::current`].
+pub fn run(
+    log: &LogOptions,
+    span: impl FnOnce() -> Span,
+    program: impl Future<Output = anyhow::Result<()>>,
+) -> ExitCode {
     if let Err(error) = log.start() {
         // There is no log yet. If standard error is closed, nobody can be told.
         let _ = writeln!(io::stderr(), "error: {}", explain(&error));
         return ExitCode::FAILURE;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let span = span();
+    let _entered = span.clone().entered();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .on_thread_start(move || ENTERED.set(Some(span.clone().entered())))
+        .on_thread_stop(|| drop(ENTERED.take()))
+        .build();
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(program)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

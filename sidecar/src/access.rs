@@ -39,7 +39,7 @@ impl Access {
             return Ok((Access::Tls(tls), reload));
         }
         let token = token.load(group)?;
-        let reload = tokio::spawn(token.clone().keep_fresh(group.clone()));
+        let reload = tokio::spawn(token.clone().keep_fresh());
         Ok((Access::Token(token), reload))
     }
 

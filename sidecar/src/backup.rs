@@ -14,14 +14,13 @@ mod quarantine;
 mod routes;
 mod scrub;
 mod status;
-mod thread;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tailwind_backup::{BackupConfig, Daemon, OsFolder, wake};
+use tailwind_backup::{BackupConfig, Daemon, OsFolder, start};
 use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{Input, Limits};
@@ -97,7 +96,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     let folder = OsFolder::open(&flush_dir)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
-    let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
+    let started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
     let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, access.tls())?;
 
@@ -112,8 +111,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     );
 
     let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
-    let (boot, strange_files) = (woken.member_state.boot, woken.strange_files);
-    let (daemon, flusher) = Daemon::new(woken, limits);
+    let (boot, unexpected_files) = (started.member_state.boot, started.unexpected_files);
+    let (daemon, flusher) = Daemon::new(started, limits);
     let disk = Arc::clone(daemon.disk());
     let (handle, inbox) = actor::inbox();
     let answers = handle.clone();
@@ -140,11 +139,10 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         buffer_bytes: segment_size.bytes(),
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
-        strange_files,
+        unexpected_files,
         obstacle,
     };
-    let About { group, member, boot, .. } = &about;
-    info!(%group, %member, %boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
+    info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 
     let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
     let scrub = Arc::new(Scrub::new(scrub_rate));

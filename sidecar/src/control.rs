@@ -168,7 +168,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
             promote::Outcome::Won(config, reference) => {
                 let began = Instant::now();
                 let why = lead::lead(context, config, &reference, &mut outputs).await?;
-                tracing::warn!(group = %context.group, %why, "stepped down");
+                tracing::warn!(%why, "stepped down");
                 // Whatever ends one term after the other is not mended by the next: backups of another size, full disks.
                 pause = match began.elapsed() {
                     short if short < TERM_SHORT => (pause * 2).clamp(TERM_PAUSE_MIN, TERM_PAUSE_MAX),
@@ -177,10 +177,10 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
                 tokio::time::sleep(pause).await;
             }
             promote::Outcome::Disturbed => {
-                tracing::info!(group = %context.group, "the group's desired state has changed")
+                tracing::info!("the group's desired state has changed")
             }
             promote::Outcome::Lost(epoch) => {
-                tracing::info!(group = %context.group, %epoch, "another sidecar claimed a newer epoch");
+                tracing::info!(%epoch, "another sidecar claimed a newer epoch");
                 // Candidates that race back off at random.
                 tokio::time::sleep(Duration::from_millis(random_below(40))).await;
             }
@@ -191,11 +191,11 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
 /// Returns at once, unless the group is to have no primary.
 async fn stay_fenced(context: &Context) {
     if context.desired().fenced {
-        tracing::warn!(group = %context.group, "fenced: no appends until spec.fenced is cleared");
+        tracing::warn!("fenced: no appends until spec.fenced is cleared");
         context.waits.over();
         context.path.send(Command::Wait { role: Role::Standby, epoch: 0, primary: String::new() });
         context.desires(|desired| !desired.fenced).await;
-        tracing::info!(group = %context.group, "no longer fenced");
+        tracing::info!("no longer fenced");
     }
 }
 

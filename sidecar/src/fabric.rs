@@ -114,26 +114,26 @@ impl RdmaOptions {
 }
 
 /// What an option has come to.
-enum Decision {
+enum SelectedFabric {
     Verbs(SelectedPort),
     Shm,
     Tcp,
 }
 
-fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Decision> {
+fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SelectedFabric> {
     match fabric {
-        FabricOption::Shm => Ok(Decision::Shm),
-        FabricOption::Tcp => Ok(Decision::Tcp),
+        FabricOption::Shm => Ok(SelectedFabric::Shm),
+        FabricOption::Tcp => Ok(SelectedFabric::Tcp),
         FabricOption::Verbs => {
             let port = find_device(&rdma.selector(Some(address)))
                 .map_err(|why| anyhow!("{why}; run `tailwind-sidecar doctor` for details, or use --fabric tcp"))?;
-            Ok(Decision::Verbs(port))
+            Ok(SelectedFabric::Verbs(port))
         }
         FabricOption::Auto => match find_device(&rdma.selector(Some(address))) {
-            Ok(port) => Ok(Decision::Verbs(port)),
+            Ok(port) => Ok(SelectedFabric::Verbs(port)),
             Err(why) => {
                 tracing::warn!(%why, "no RDMA: records travel by tcp, which costs backups CPU time");
-                Ok(Decision::Tcp)
+                Ok(SelectedFabric::Tcp)
             }
         },
     }
@@ -141,11 +141,11 @@ fn decide(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
 
 /// The sending half. `address` is where this sidecar listens.
 pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Arc<dyn Sender>> {
-    match decide(fabric, rdma, address)? {
-        Decision::Shm => Ok(Arc::new(ShmSender)),
-        Decision::Tcp => Ok(Arc::new(TcpSender)),
+    match select(fabric, rdma, address)? {
+        SelectedFabric::Shm => Ok(Arc::new(ShmSender)),
+        SelectedFabric::Tcp => Ok(Arc::new(TcpSender)),
         #[cfg(feature = "verbs")]
-        Decision::Verbs(port) => {
+        SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
             tracing::info!(device = %port, retry = %rdma.rdma_retry, "RDMA");
             Ok(Arc::new(sender))
@@ -163,8 +163,8 @@ pub fn receiver(
     control: SocketAddr,
     tls: Option<&Tls>,
 ) -> anyhow::Result<Box<dyn Receiver>> {
-    match decide(fabric, rdma, control.ip())? {
-        Decision::Tcp => {
+    match select(fabric, rdma, control.ip())? {
+        SelectedFabric::Tcp => {
             let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
             // Without TLS the secrets that guard this port would travel in the clear.
             http::check_guarded(address, tls)?;
@@ -172,12 +172,12 @@ pub fn receiver(
             tracing::info!(address = %receiver.address(), "listening for records");
             Ok(Box::new(receiver))
         }
-        Decision::Shm => {
+        SelectedFabric::Shm => {
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
             Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
         }
         #[cfg(feature = "verbs")]
-        Decision::Verbs(port) => {
+        SelectedFabric::Verbs(port) => {
             let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
             ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
             let receiver = VerbsReceiver::open(Arc::clone(pool), &port, rdma.tuning())?;

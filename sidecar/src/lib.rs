@@ -18,4 +18,5 @@ pub mod preflight;
 pub mod rpc;
 pub mod run;
 pub mod store;
+mod thread;
 pub mod tls;

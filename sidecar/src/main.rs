@@ -8,6 +8,7 @@ use tailwind_runtime::process;
 use tailwind_sidecar::commands::PeopleCommand;
 use tailwind_sidecar::options::RunOptions;
 use tailwind_sidecar::{backup, run};
+use tracing::error_span;
 
 /// A replicated log at memory speed for any stateful app.
 #[derive(Parser)]
@@ -31,10 +32,17 @@ enum Command {
 
 fn main() -> ExitCode {
     let CommandLine { log, command } = CommandLine::parse();
+    // Spans of the level error stay with every filter.
     match command {
         // For people: the command says what went wrong, without a log.
         Command::People(command) => command.run(),
-        Command::Run(options) => process::run(&log, run::run(*options)),
-        Command::Backup(options) => process::run(&log, backup::run(*options)),
+        Command::Run(options) => {
+            let (group, sidecar) = (options.group().clone(), options.name.clone());
+            process::run(&log, || error_span!("sidecar", %group, %sidecar), run::run(*options))
+        }
+        Command::Backup(options) => {
+            let (group, member) = (options.group.clone(), options.name.clone());
+            process::run(&log, || error_span!("backup", %group, %member), backup::run(*options))
+        }
     }
 }

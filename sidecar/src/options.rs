@@ -187,6 +187,13 @@ pub struct RunOptions {
     pub token: TokenOptions,
 }
 
+impl RunOptions {
+    /// The group's name.
+    pub fn group(&self) -> &GroupName {
+        self.replica_group.as_ref().map_or(&self.group, |path| &path.name)
+    }
+}
+
 /// `8MiB`, `64 KiB`, `1GiB` or plain bytes.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());

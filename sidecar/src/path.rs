@@ -34,7 +34,7 @@ use tailwind_protocol::socket::{Response, Role};
 
 use batch_memory::BatchMemory;
 use connection::Later;
-pub use description::{Description, Ladder, MemberDescription};
+pub use description::{Description, MemberDescription, PositionsDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, control_channels,
 };

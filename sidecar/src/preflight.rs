@@ -26,7 +26,7 @@ pub struct Finding {
     /// What was looked at.
     pub check: &'static str,
     /// Whether it will do.
-    pub verdict: Verdict,
+    pub status: CheckStatus,
     /// What was found, and what to do unless it is good.
     pub text: String,
     /// The time in it, where one was measured.
@@ -37,7 +37,7 @@ pub struct Finding {
 /// Whether something will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum CheckStatus {
     /// It will.
     Good,
     /// It will, but could be better.
@@ -48,18 +48,18 @@ pub enum Verdict {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Good => "ok",
-            Verdict::Poor => "poor",
-            Verdict::Bad => "FAIL",
+        let status = match self.status {
+            CheckStatus::Good => "ok",
+            CheckStatus::Poor => "poor",
+            CheckStatus::Bad => "FAIL",
         };
-        write!(f, "{verdict:4}  {:12} {}", self.check, self.text)
+        write!(f, "{status:4}  {:12} {}", self.check, self.text)
     }
 }
 
 impl Finding {
     fn good(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Good, text: text.into(), nanoseconds: None }
+        Finding { check, status: CheckStatus::Good, text: text.into(), nanoseconds: None }
     }
 
     /// The same with the time that was measured.
@@ -69,11 +69,11 @@ impl Finding {
     }
 
     fn poor(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Poor, text: text.into(), nanoseconds: None }
+        Finding { check, status: CheckStatus::Poor, text: text.into(), nanoseconds: None }
     }
 
     fn bad(check: &'static str, text: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Bad, text: text.into(), nanoseconds: None }
+        Finding { check, status: CheckStatus::Bad, text: text.into(), nanoseconds: None }
     }
 }
 
@@ -96,7 +96,7 @@ pub fn obstacle(segment_size: SegmentSize) -> Option<Unready> {
         (UnreadyReason::DeviceMissing, nodes(Path::new(NODES))),
         (UnreadyReason::MemlockTooLow, memory_lock(segment_size)),
     ];
-    let bad = findings.into_iter().find(|(_, finding)| finding.verdict == Verdict::Bad);
+    let bad = findings.into_iter().find(|(_, finding)| finding.status == CheckStatus::Bad);
     bad.map(|(reason, finding)| Unready { reason, why: finding.text })
 }
 
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn the_device_nodes_are_listed() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(nodes(folder.path()).verdict, Verdict::Bad);
+        assert_eq!(nodes(folder.path()).status, CheckStatus::Bad);
         fs::write(folder.path().join("rdma_cm"), "").unwrap();
-        assert_eq!(nodes(folder.path()).verdict, Verdict::Bad, "that is another one");
+        assert_eq!(nodes(folder.path()).status, CheckStatus::Bad, "that is another one");
         fs::write(folder.path().join("uverbs0"), "").unwrap();
-        assert_eq!(nodes(folder.path()).verdict, Verdict::Good);
+        assert_eq!(nodes(folder.path()).status, CheckStatus::Good);
     }
 
     #[test]

@@ -22,8 +22,7 @@ use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::HEARTBEATS;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 
 use crate::access::Access;
 use crate::control::desired::DesiredState;
@@ -35,7 +34,8 @@ use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::store::Store;
 use crate::store::file::FileStore;
-use crate::store::kubernetes::{self, GroupPath, Joined, Shape};
+use crate::store::kubernetes::{self, Joined, Shape};
+use crate::thread::spawn_owned;
 use crate::tls::PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
@@ -45,9 +45,10 @@ const HANGS: &str = "the append path hangs\n";
 
 /// Runs a sidecar until it is told to end.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
+    let group = options.group().clone();
     let RunOptions {
         replica_group,
-        group,
+        group: _,
         name,
         socket,
         listen,
@@ -85,15 +86,14 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 
     // From here on a request to end is no failure, however long a disk delays the start.
     let mut signals = Signals::new().context("install signal handlers")?;
-    let group = replica_group.as_ref().map_or(group, |path| path.name.clone());
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
-    let Membership { store, shape, desired, keeper } = match &replica_group {
-        Some(path) => join(path).await?,
+    let Joined { store, shape, desired, watch_task } = match &replica_group {
+        Some(path) => kubernetes::join(path).await?,
         None => {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
             let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
             let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
-            Membership::fixed(
+            fixed(
                 Store::File(FileStore::new(&config)?),
                 Shape { durability, segment_size, fabric },
                 DesiredState {
@@ -155,13 +155,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         waits: Waits::default(),
         group: group.clone(),
     });
-    tracing::info!(%group, sidecar = %name, control = %address, socket = %socket.display(), "sidecar started");
+    tracing::info!(control = %address, socket = %socket.display(), "sidecar started");
 
-    let (path_ended, mut path_end) = mpsc::channel::<std::io::Result<()>>(1);
-    std::thread::Builder::new().name("append-path".into()).spawn(move || {
-        // The receiver is gone only when the process ends anyway.
-        let _ = path_ended.blocking_send(path.run());
-    })?;
+    let mut path_end = spawn_owned("append-path", move || path.run())?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
     let guarded = http::server(router(&context, interval), &access).serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
@@ -171,16 +167,16 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
         result = open => result,
         Err(error) = reload => Err(error).context("reload certificates or token"),
-        _ = keeper => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
-        end = path_end.recv() => match end {
-            Some(Err(error)) => Err(error).context("run the append path"),
+        _ = watch_task => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
+        end = &mut path_end => match end {
+            Ok(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
         },
         signal = signals.next() => {
-            tracing::info!(%group, sidecar = %name, signal, "ending");
+            tracing::info!(signal, "ending");
             context.path.send(Command::End);
             // Clients hear of it before the process goes.
-            let _ = tokio::time::timeout(Duration::from_secs(1), path_end.recv()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(1), path_end).await;
             Ok(())
         }
     };
@@ -189,30 +185,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     result
 }
 
-/// Where the group's configuration lives, and what the group wants.
-struct Membership {
-    store: Store,
-    shape: Shape,
-    desired: watch::Receiver<DesiredState>,
-    /// Never ends while the process is well.
-    keeper: JoinHandle<()>,
-}
-
-impl Membership {
-    fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Membership {
-        let (told, desired) = watch::channel(desired);
-        let keeper = tokio::spawn(async move {
-            // No further change can arrive.
-            std::future::pending::<()>().await;
-            drop(told);
-        });
-        Membership { store, shape, desired, keeper }
-    }
-}
-
-async fn join(path: &GroupPath) -> anyhow::Result<Membership> {
-    let Joined { store, shape, desired, keeper } = kubernetes::join(path).await?;
-    Ok(Membership { store: Store::Kubernetes(Box::new(store)), shape, desired, keeper })
+/// A group whose options are all that it wants.
+fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
+    let (told, desired) = watch::channel(desired);
+    // No change arrives; the channel stays open while anybody listens.
+    Joined { store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {

@@ -48,7 +48,7 @@ impl Store {
         };
         outcome.unwrap_or_else(|error| {
             if !matches!(self, Store::Kubernetes(store) if !store.is_new(&error)) {
-                tracing::warn!(%error, "swap the configuration");
+                tracing::warn!(%error, "failed to swap the configuration");
             }
             SwapOutcome::Unknown
         })

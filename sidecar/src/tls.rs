@@ -125,7 +125,7 @@ impl Tls {
     /// Rereads the files until the process ends, so that certificates can be renewed in a running process. Open connections stay; new
     /// ones use what is new. Files that cannot be used change nothing and are reported once.
     pub async fn keep_fresh(self) -> Infallible {
-        let Source { ca, cert, key, group, .. } = &*self.source;
+        let Source { ca, cert, key, .. } = &*self.source;
         let read = || [ca, cert, key].map(|path| std::fs::read(path).ok());
         let mut known = read();
         loop {
@@ -137,10 +137,10 @@ impl Tls {
             known = now;
             match Material::load(&self.source) {
                 Ok(material) => {
-                    tracing::info!(%group, certificate = %cert.display(), "certificate reloaded");
+                    tracing::info!(certificate = %cert.display(), "certificate reloaded");
                     *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
                 }
-                Err(error) => tracing::warn!(%group, %error, "the new certificate cannot be used; the old one stays"),
+                Err(error) => tracing::warn!(%error, "the new certificate cannot be used; the old one stays"),
             }
         }
     }

@@ -20,7 +20,7 @@
 {{- printf "%s-operator" (include "tailwind.fullname" .) -}}
 {{- end -}}
 
-{{/* Cluster-wide names: two releases of one name in two namespaces must not share them. */}}
+{{/* Names of cluster-wide objects: releases of the same name in different namespaces must not share them. */}}
 {{- define "tailwind.clusterName" -}}
 {{- $name := include "tailwind.operator" . -}}
 {{- if eq .Release.Namespace "tailwind-system" -}}{{ $name }}{{- else -}}{{ .Release.Namespace }}-{{ $name }}{{- end -}}
@@ -38,7 +38,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels. Those of the selector never change. */}}
+{{/* Labels. The selector's labels never change. */}}
 {{- define "tailwind.selector" -}}
 app.kubernetes.io/name: {{ include "tailwind.name" . }}-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -67,8 +67,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Text of the definition without rules in CEL, which servers before 1.25 do not know and server-side apply there refuses. The
-operator checks the same rules itself. */}}
+{{/* The definition without CEL rules. Servers before 1.25 do not know them, and their server-side apply rejects them. The
+operator checks the same rules. */}}
 {{- define "tailwind.withoutRules" -}}
 {{- $skip := -1 -}}
 {{- range $line := splitList "\n" . -}}

@@ -34,7 +34,7 @@ const LABEL_GROUP: &str = "replication.tailwind.dev/group";
 /// Records a second: an app that takes over reads all of them first, and on two processors that takes its time.
 const RATE: u64 = 1000;
 /// What an operator says on a cluster as old as this machine's own.
-const OLD_SERVER: &str = "this server is older than this operator is made for";
+const OLD_SERVER: &str = "the API server is older than this operator supports";
 
 // ---- The chart ----------------------------------------------------------------------------------------------------------
 

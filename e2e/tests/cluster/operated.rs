@@ -349,7 +349,7 @@ const API_AWAY: &[&str] = &[
     "reconcile failed",
     "lease not",
     "event not written",
-    "certificate of the webhook",
+    "webhook's certificate",
     "error: could not be renewed",
 ];
 

@@ -288,6 +288,34 @@ fn reads(group: &Group, lsn: Lsn) -> bool {
 }
 
 #[test]
+fn log_lines_name_their_group_and_process() {
+    const HALF_SENT: &str = "disconnected a client that left a batch half sent";
+    for format in ["text", "json"] {
+        let test = TestContext::start();
+        let mut setup = test.setup(FABRIC).unwrap();
+        (setup.backups, setup.copies, setup.sidecars, setup.buffers) = (1, 1, 1, 6);
+        setup.segment_size = "8MiB".into();
+        setup.backup_options.push(("--log-format", format.into()));
+        let batch_memory = [("--batch-memory", "5MiB"), ("--client-timeout-ms", "100"), ("--log-format", format)];
+        setup.sidecar_options.extend(batch_memory.map(|(flag, value)| (flag, value.to_owned())));
+        let group = test.start_group(setup).unwrap();
+        let whole = batch(2, &[&[9; 1 << 20][..]; 3]);
+        let mut clients = [(); 2].map(|()| RawClient::welcomed(&group).0);
+        for _ in 0..3 {
+            clients[0].send(&whole);
+            assert!(matches!(clients[0].receive(), RawResponse::Ack(_)));
+        }
+        clients.iter_mut().for_each(|raw| raw.send(&whole[..100]));
+        // Of control, of the thread that appends, and of the one that flushes.
+        for (process, words) in [("sidecar0", "control::lead"), ("sidecar0", HALF_SENT), ("backup0", "backup::flusher")]
+        {
+            group.wait(words, |group| group.log(process).contains(words)).unwrap();
+        }
+        group.check_logs(&[HALF_SENT]).unwrap();
+    }
+}
+
+#[test]
 fn incomplete_batches_use_bounded_memory() {
     const CLIENTS: usize = 20;
     let test = TestContext::start();

@@ -14,9 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::command::{Command, Local, parse};
-use crate::gate::{Batch, Gate, Standing};
 use crate::limits::{BATCH_COMMANDS_MAX, CLIENT_PATIENCE, REPLY_PIECE_SIZE, SMALL_COMMAND_SIZE};
 use crate::resp::{Parser, ProtocolError, Reply};
+use crate::server_state::{Batch, ServerState, StateWatch};
 use crate::stats::{Stats, count};
 use crate::term::{Operation, unknown_outcome};
 use crate::turns::now;
@@ -25,7 +25,7 @@ use crate::turns::now;
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// Where commands go.
-    pub gate: Gate,
+    pub state: StateWatch,
     /// Counted here.
     pub stats: Arc<Stats>,
     /// Places of large commands.
@@ -101,7 +101,7 @@ impl Connection {
                 Ok(Command::Write(write)) => Operation::Write(write),
                 Ok(Command::Local(Local::Answer(reply))) => Operation::Ready(reply),
                 Ok(Command::Local(Local::Info)) => {
-                    Operation::Ready(Reply::text(self.shared.stats.info(&self.shared.gate.borrow())))
+                    Operation::Ready(Reply::text(self.shared.stats.info(&self.shared.state.borrow())))
                 }
                 Ok(Command::Local(Local::Quit)) => {
                     received.last = true;
@@ -147,16 +147,16 @@ impl Connection {
         if operations.iter().all(|operation| matches!(operation, Operation::Ready(_))) {
             return refuse_all(operations, &Reply::Nil);
         }
-        let standing = self.shared.gate.borrow().clone();
-        let Standing::Primary { work, .. } = &standing else {
-            return refuse_all(operations, &standing.refusal());
+        let state = self.shared.state.borrow().clone();
+        let ServerState::Primary { work, .. } = &state else {
+            return refuse_all(operations, &state.refusal());
         };
         let count = operations.len();
         let (answer, replies) = oneshot::channel();
         match work.send(Batch { operations, answer }).await {
             // The task is gone with the batch: what became of it is not known.
             Ok(()) => replies.await.unwrap_or_else(|_| vec![unknown_outcome(); count]),
-            Err(refused) => refuse_all(refused.0.operations, &standing.refusal()),
+            Err(refused) => refuse_all(refused.0.operations, &state.refusal()),
         }
     }
 

@@ -11,23 +11,23 @@ use axum::routing::get;
 use tailwind_runtime::http::Server;
 use tokio::net::TcpListener;
 
-use crate::gate::Gate;
+use crate::server_state::StateWatch;
 use crate::stats::Stats;
 
 /// Serves for ever.
-pub async fn serve(listener: TcpListener, gate: Gate, stats: Arc<Stats>) {
-    let probed = gate.clone();
+pub async fn serve(listener: TcpListener, state: StateWatch, stats: Arc<Stats>) {
+    let probed = state.clone();
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(move || async move { readyz(&probed) }))
-        .route("/metrics", get(move || async move { stats.metrics(&gate.borrow()) }));
+        .route("/metrics", get(move || async move { stats.metrics(&state.borrow()) }));
     Server::new(router).serve(listener, std::future::pending()).await;
 }
 
-fn readyz(gate: &Gate) -> (StatusCode, String) {
-    let standing = gate.borrow().clone();
-    match standing.readiness() {
-        Ok(()) => (StatusCode::OK, format!("{}\n", standing.role())),
+fn readyz(state: &StateWatch) -> (StatusCode, String) {
+    let state = state.borrow().clone();
+    match state.readiness() {
+        Ok(()) => (StatusCode::OK, format!("{}\n", state.role())),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }

@@ -10,8 +10,8 @@ use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::gate::Standing;
 use crate::options::ServeOptions;
+use crate::server_state::ServerState;
 use crate::stats::Stats;
 use crate::{http, server, turns};
 
@@ -26,17 +26,17 @@ pub async fn run(options: ServeOptions) -> Result<()> {
     info!(address = %clients.local_addr()?, socket = %options.socket.display(), "listening");
 
     let stats = Arc::new(Stats::default());
-    let (standing, gate) = watch::channel(Standing::Alone { why: "starting".to_owned() });
+    let (state, watched) = watch::channel(ServerState::Alone { why: "starting".to_owned() });
     let (stop, stopping) = watch::channel(false);
-    let (probed, counted) = (gate.clone(), Arc::clone(&stats));
+    let (probed, counted) = (watched.clone(), Arc::clone(&stats));
     let mut probes = tokio::spawn(async move {
         match probes {
             Some(listener) => http::serve(listener, probed, counted).await,
             None => std::future::pending().await,
         }
     });
-    let mut turns = tokio::spawn(turns::run(options, standing, Arc::clone(&stats)));
-    let mut server = tokio::spawn(server::serve(clients, gate, stats, stopping));
+    let mut turns = tokio::spawn(turns::run(options, state, Arc::clone(&stats)));
+    let mut server = tokio::spawn(server::serve(clients, watched, stats, stopping));
     tokio::select! {
         ended = &mut turns => return ended.context("take turns")?,
         ended = &mut probes => {

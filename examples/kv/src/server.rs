@@ -13,17 +13,17 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::connection::{self, Counted, Shared};
-use crate::gate::Gate;
 use crate::limits::{CLIENTS_MAX, DRAIN_PATIENCE, LARGE_COMMANDS_MAX};
 use crate::resp::Reply;
+use crate::server_state::StateWatch;
 use crate::stats::{Stats, count};
 
 /// How long no connections are taken after one could not be, as when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves clients until `stopping` says so; then commands under way are finished. Never returns earlier.
-pub async fn serve(listener: TcpListener, gate: Gate, stats: Arc<Stats>, mut stopping: watch::Receiver<bool>) {
-    let shared = Shared { gate, stats, large: Arc::new(Semaphore::new(LARGE_COMMANDS_MAX)) };
+pub async fn serve(listener: TcpListener, state: StateWatch, stats: Arc<Stats>, mut stopping: watch::Receiver<bool>) {
+    let shared = Shared { state, stats, large: Arc::new(Semaphore::new(LARGE_COMMANDS_MAX)) };
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tailwind_runtime::metrics::Snapshot;
 
-use crate::gate::Standing;
+use crate::server_state::ServerState;
 
 /// The numbers.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Stats {
     }
 
     /// What `/metrics` serves.
-    pub fn metrics(&self, standing: &Standing) -> Snapshot {
+    pub fn metrics(&self, state: &ServerState) -> Snapshot {
         let mut now = Snapshot::new([]);
         for (name, help, value) in self.numbers() {
             let full_name = format!("tailwind_kv_{name}");
@@ -73,22 +73,22 @@ impl Stats {
                 false => now.gauge(&full_name, help, value),
             }
         }
-        let is_primary = matches!(standing, Standing::Primary { .. });
+        let is_primary = matches!(state, ServerState::Primary { .. });
         now.gauge("tailwind_kv_primary", "1 while this server serves.", is_primary.into());
         now
     }
 
     /// The text of `INFO`.
-    pub fn info(&self, standing: &Standing) -> String {
+    pub fn info(&self, state: &ServerState) -> String {
         let mut text = format!(
             "# Server\r\nserver_name:tailwind-kv\r\nserver_version:{}\r\nprocess_id:{}\r\n\r\n# Replication\r\nrole:{}\r\n",
             env!("CARGO_PKG_VERSION"),
             std::process::id(),
-            standing.role()
+            state.role()
         );
-        match standing {
-            Standing::Standby { primary: Some(primary) } => text.push_str(&format!("primary:{primary}\r\n")),
-            Standing::Primary { epoch, .. } => text.push_str(&format!("epoch:{epoch}\r\n")),
+        match state {
+            ServerState::Standby { primary: Some(primary) } => text.push_str(&format!("primary:{primary}\r\n")),
+            ServerState::Primary { epoch, .. } => text.push_str(&format!("epoch:{epoch}\r\n")),
             _ => {}
         }
         text.push_str("\r\n# Stats\r\n");

@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use crate::gate::{Batch, Standing};
 use crate::limits::{BATCHES_PER_TURN, BATCHES_WAITING_MAX, CHUNK_SIZE, RETRY_PAUSE, TICK};
 use crate::options::ServeOptions;
 use crate::record::{self, CHUNK_OVERHEAD, Record};
 use crate::replay::{Replay, ReplayError};
 use crate::resp::Reply;
+use crate::server_state::{Batch, ServerState};
 use crate::sidecar::{SidecarEvent, SidecarLink, SidecarRequest};
 use crate::stats::{Stats, count, set};
 use crate::term::{Output, Rules, Term};
@@ -34,7 +34,7 @@ enum TurnError {
     Over(String),
     /// A person must look.
     #[error(transparent)]
-    Broken(#[from] ReplayError),
+    Replay(#[from] ReplayError),
 }
 
 impl From<Error> for TurnError {
@@ -44,18 +44,18 @@ impl From<Error> for TurnError {
 }
 
 /// Takes turn after turn. Returns only with an error that a person must see to.
-pub async fn run(options: ServeOptions, standing: watch::Sender<Standing>, stats: Arc<Stats>) -> Result<()> {
-    let turns = Turns { options, standing, stats };
+pub async fn run(options: ServeOptions, state: watch::Sender<ServerState>, stats: Arc<Stats>) -> Result<()> {
+    let turns = Turns { options, state, stats };
     loop {
         match turns.take_one().await {
             TurnError::Over(why) => {
                 // The same again and again is told once, as is the end of a turn, by `lead`.
-                if !matches!(&*turns.standing.borrow(), Standing::Alone { why: known } if *known == why) {
+                if !matches!(&*turns.state.borrow(), ServerState::Alone { why: known } if *known == why) {
                     warn!(%why, "waiting for a turn");
                 }
-                turns.standing.send_replace(Standing::Alone { why });
+                turns.state.send_replace(ServerState::Alone { why });
             }
-            error @ TurnError::Broken(_) => return Err(error).context("read the log"),
+            error @ TurnError::Replay(_) => return Err(error).context("read the log"),
         }
         sleep(RETRY_PAUSE).await;
     }
@@ -63,7 +63,7 @@ pub async fn run(options: ServeOptions, standing: watch::Sender<Standing>, stats
 
 struct Turns {
     options: ServeOptions,
-    standing: watch::Sender<Standing>,
+    state: watch::Sender<ServerState>,
     stats: Arc<Stats>,
 }
 
@@ -81,17 +81,17 @@ impl Turns {
     /// Tells clients who is primary until this server's sidecar is.
     async fn wait_for_role(&self) -> Result<Client, TurnError> {
         let mut watcher = Client::connect(&self.options.socket).await?;
-        while watcher.standing().role != Role::Primary {
-            let primary = watcher.standing().primary.clone();
+        while watcher.role_info().role != Role::Primary {
+            let primary = watcher.role_info().primary.clone();
             info!(primary = primary.as_deref().unwrap_or("unknown"), "standby");
-            self.standing.send_replace(Standing::Standby { primary });
+            self.state.send_replace(ServerState::Standby { primary });
             watcher.next_role().await?;
         }
         Ok(watcher)
     }
 
     async fn lead(&self, watcher: Client) -> Result<std::convert::Infallible, TurnError> {
-        self.standing.send_replace(Standing::Loading { records: 0 });
+        self.state.send_replace(ServerState::Loading { records: 0 });
         // A connection that was there when a role was lost takes no appends, so this one is new.
         let mut log = Client::connect_with(&self.options.socket, &Options::default()).await?;
         let welcome = log.welcome().clone();
@@ -104,12 +104,12 @@ impl Turns {
         info!(%epoch, last = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
         let (work, batches) = mpsc::channel(BATCHES_WAITING_MAX);
         let sidecar = SidecarLink::start(watcher, epoch);
-        self.standing.send_replace(Standing::Primary { epoch: epoch.0, work });
+        self.state.send_replace(ServerState::Primary { epoch: epoch.0, work });
         let mut turn = Turn { log, term, batches, sidecar, epoch, stats: &self.stats };
         let Err(why) = turn.serve().await;
         // In this order: no further batch comes, and then whoever still waits is told.
-        self.standing.send_replace(Standing::Alone { why: why.to_string() });
-        turn.end(&self.standing.borrow().refusal());
+        self.state.send_replace(ServerState::Alone { why: why.to_string() });
+        turn.end(&self.state.borrow().refusal());
         warn!(%epoch, %why, "the turn as primary is over");
         Err(why)
     }
@@ -127,7 +127,7 @@ impl Turns {
             replay.take(lsn.0, payload)?;
             last = lsn.0;
             if last.is_multiple_of(REPORT_EVERY) {
-                self.standing.send_replace(Standing::Loading { records: last - first.0 });
+                self.state.send_replace(ServerState::Loading { records: last - first.0 });
             }
         }
         drop(records);
@@ -274,8 +274,8 @@ async fn next_ack(log: &mut Client) -> Result<Ack, TurnError> {
         if let Some(ack) = log.next_ack().await? {
             return Ok(ack);
         }
-        let standing = log.next_role().await?;
-        if standing.role != Role::Primary {
+        let info = log.next_role().await?;
+        if info.role != Role::Primary {
             return Err(TurnError::Over("the sidecar has lost the role".to_owned()));
         }
     }

@@ -91,9 +91,9 @@ impl fmt::Display for Action {
             Action::Remove(object) => write!(f, "remove {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
             Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
-            Action::Gate { pod, caught_up } => write!(f, "say that pod {pod} is caught up: {caught_up}"),
+            Action::Gate { pod, caught_up } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
             Action::Role { pod, primary: true } => write!(f, "label pod {pod} primary"),
-            Action::Role { pod, primary: false } => write!(f, "take the primary label off pod {pod}"),
+            Action::Role { pod, primary: false } => write!(f, "remove the primary label from pod {pod}"),
         }
     }
 }
@@ -101,9 +101,9 @@ impl fmt::Display for Action {
 /// An event for people: the variant's name is its reason, its text is the note.
 #[derive(Clone, Debug, PartialEq, Eq, Display, AsRefStr, EnumIter)]
 pub enum Notice {
-    /// made backup pod {0}
+    /// created backup pod {0}
     BackupCreated(String),
-    /// made backup pod {0}, after {1} that failed
+    /// created backup pod {0}, after {1} that failed
     #[strum(serialize = "BackupCreated")]
     BackupReplaced(String, String),
     /// removed backup pod {0}

@@ -75,14 +75,14 @@ pub(crate) enum Ready {
     WaitsForBackups(Candidate),
     /// {0}. Bring back the members that are missing, and delete none: see TailwindGroupUnavailable
     WaitsForMembers(Candidate),
-    /// {0}. Bring back what it names, and delete no backup. If nobody can, a person ends the wait by spec.acceptLossUpTo:
-    /// {1}/LSN, where LSN is the last record that must be there, and what lies past it may be lost ({2}). See
+    /// {0}. Bring back what it names, and delete no backup. If that is impossible, a person ends the wait with
+    /// spec.acceptLossUpTo: {1}/LSN, where LSN is the last record that must be there; later records may be lost ({2}). See
     /// TailwindMemberDamaged
     WaitsForEvidence(Candidate, String, Acked),
     /// {0}. Put status.log back, and delete no backup: see TailwindConfigStoreWentBack
     ConfigStoreEmpty(Candidate),
     /// {0}. Put the newer status.log back, and delete no backup: see TailwindConfigStoreWentBack. If there is none, a
-    /// person decides as told there where the log ends, by spec.acceptLossUpTo: {1}/LSN
+    /// person decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
     ConfigStoreWentBack(Candidate, String),
 }
 yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_));
@@ -112,9 +112,9 @@ pub(crate) enum Progressing {
     Waiting(Replacement),
     /// {0}
     Moving(Replacement),
-    /// making {0}
+    /// creating {0}
     Creating(Count),
-    /// a backup that failed several times is replaced after a wait
+    /// a backup that failed several times is replaced after a pause
     BackingOff,
     /// {0} not ready yet
     Starting(Count),
@@ -129,12 +129,12 @@ yes!(Progressing: Progressing::Moving(_)
     | Progressing::Starting(_)
     | Progressing::CatchingUp(_));
 
-/// Whether something is worse than asked for.
+/// Whether something is worse than specified.
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Degraded {
     /// {0}
     ApiRefused(String),
-    /// {0} exists and belongs to somebody else: it is left alone. Remove it, or give the group another name
+    /// {0} exists and has another owner, so it is left alone. Remove it, or give the group another name
     NameTaken(String),
     /// {0}: {1}
     Reported(String, Trouble),
@@ -150,7 +150,7 @@ pub(crate) enum Degraded {
     MoveWaits(Replacement),
     /// {0}: damage unknown: {1}
     NoReport(String, NoReport),
-    /// nothing is worse than asked for
+    /// nothing is worse than specified
     AsWanted,
 }
 
@@ -180,13 +180,13 @@ pub(crate) enum FailoverSafe {
     NoLog,
     /// nobody takes over while the group is fenced
     Fenced,
-    /// no member's pod works: the log cannot be read until one comes back
+    /// no member's pod is working: the log cannot be read until one comes back
     NoCopy,
-    /// no other pod of the app runs that could take over: run two or more
+    /// no other pod of the app could take over: run two or more
     NoStandby,
     /// {0} waits to become primary, and so would another: see condition Ready
     PromotionWaits(String),
-    /// {0} lacks segments that it should hold: it is repaired from the others
+    /// {0} lacks segments that it should hold, and is being repaired from the others
     MemberDamaged(String),
     /// the pods of {holders} of {members} members work: one more loss may be one too many
     MemberMissing { holders: usize, members: usize },
@@ -201,11 +201,11 @@ yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoR
 /// group is not degraded by it.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum QuarantineEmpty {
-    /// no backup tells of a copy in quarantine
+    /// no backup reports a copy in quarantine
     NothingKept,
     /// {0}: quarantine unknown: {1}
     NoReport(String, NoReport),
-    /// {0}. Such copies are no part of the log, and stay until a person has looked at them and releases them: see
+    /// {0}. Such copies are not part of the log. They stay until a person has looked at them and releases them: see
     /// TailwindQuarantine
     CopiesKept(String),
 }
@@ -214,7 +214,7 @@ yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::No
 /// Whether nobody may append.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum Fenced {
-    /// nobody may append; set spec.fenced to false to go on
+    /// nobody may append; set spec.fenced to false to continue
     FencedBySpec,
     /// spec.fenced is false
     NotFenced,
@@ -224,7 +224,7 @@ yes!(Fenced: Fenced::FencedBySpec);
 /// Whether the operator leaves the group alone.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum Paused {
-    /// the operator changes nothing; set spec.paused to false to go on
+    /// the operator changes nothing; set spec.paused to false to continue
     PausedBySpec,
     /// spec.paused is false
     NotPaused,
@@ -248,9 +248,9 @@ yes!(Placeable: Placeable::Placed | Placeable::NodesFree(..));
 /// Whether the app's pods have the sidecar that they should have.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum SidecarsCurrent {
-    /// these pods of the app have no sidecar, perhaps because they were made while no operator ran: make them anew: {0}
+    /// these pods of the app have no sidecar, perhaps because they were created while no operator was running: recreate {0}
     Missing(String),
-    /// every injected sidecar has the image that is wanted
+    /// every injected sidecar has the configured image
     Current,
     /// restart these pods of the app, in this order, to give them sidecars of {0}: {1}
     Outdated(String, String),

@@ -75,7 +75,7 @@ pub enum PodFailure {
     NodeNotReady(String),
     /// its container ended {0} times: {1}
     KeepsEnding(i32, String),
-    /// it runs and does not become ready
+    /// it is running but does not become ready
     NeverReady,
     /// its container ended
     #[default]
@@ -91,7 +91,7 @@ pub enum PodFailure {
 pub enum Leave {
     /// node {0} is being drained
     Drained(String),
-    /// it was made from an older spec or image
+    /// it was created from an older spec or image
     #[default]
     Outdated,
 }

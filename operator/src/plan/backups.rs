@@ -88,7 +88,7 @@ pub(crate) enum Replacement {
     AfterOthersJoin(String, Leave),
     /// {0} leaves next ({1}), when {2} has ended and its node is free
     AfterEndingPod(String, Leave, String),
-    /// making a successor of {0} ({1})
+    /// creating a successor of {0} ({1})
     CreatesSuccessor(String, Leave),
     /// {0} leaves first, because {1} and no other node is free
     BeforeSuccessor(String, Leave),

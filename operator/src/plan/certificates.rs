@@ -27,9 +27,9 @@ pub enum CertificateRole {
 /// Something to do about certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumIter)]
 pub enum CertificateStep {
-    /// make a CA
+    /// create a CA
     MakeAuthority,
-    /// make a new CA, keep the old one as the previous
+    /// create a new CA, and keep the old one as the previous
     RenewAuthority,
     /// forget the previous CA
     ForgetPrevious,

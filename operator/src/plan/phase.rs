@@ -16,9 +16,9 @@ use super::primary::Primary;
 /// Why a group is in its phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
 pub(crate) enum PhaseReason {
-    /// the object cannot be read: {0}. Mend it, or delete it and make it anew
+    /// the object cannot be read: {0}. Correct it, or delete it and create it again
     Unreadable(String),
-    /// waits until no pod of the app belongs to it (spec.deletion: AfterApp): remove {0}
+    /// waiting until no pod of the app belongs to the group (spec.deletion: AfterApp): remove {0}
     DeletionWaits(Count),
     /// everything that belongs to it is being removed
     #[default]
@@ -33,13 +33,13 @@ pub(crate) enum PhaseReason {
     BackupsStarting { ready: usize, wanted: usize },
     /// no pod has the label replication.tailwind.dev/group: {0}; give it to the pods of the app
     NoApp(String),
-    /// {0} of the app there, and none has become primary yet
+    /// {0} of the app, and none has become primary yet
     NoPrimaryYet(Count),
     /// primary {0} is gone, and no standby has taken over yet
     PrimaryGone(String),
     /// {copies} of minInSync {floor} copies: appends wait for backups to come back or catch up
     BelowMinInSync { copies: usize, floor: usize },
-    /// {copies} of {wanted} copies: appends go on, a backup is catching up or missing
+    /// {copies} of {wanted} copies: appends continue, and a backup is catching up or missing
     FewerCopies { copies: usize, wanted: usize },
     /// {0} is primary, with {1}
     AllCopies(String, Count),

@@ -73,7 +73,7 @@ pub(crate) fn trouble(state: &GroupState<'_>, backup: &BackupPod) -> Option<Trou
     unscheduled.map(|scheduled| Trouble::Unscheduled(scheduled.message.clone().unwrap_or_default()))
 }
 
-/// {0} damaged: the primary has them installed anew from other members, see TailwindMemberDamaged
+/// {0} damaged: the primary reinstalls them from other members, see TailwindMemberDamaged
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
 pub(crate) struct Damage(Count);
 

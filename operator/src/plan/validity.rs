@@ -15,8 +15,8 @@ use crate::observed::Observed;
 pub(crate) enum Problem {
     /// {0}
     BreaksRule(String),
-    /// durability, transport and segmentSize cannot be changed: they are {now}, and the log was made with {before}. Change
-    /// them back, or make a new group and copy the log into it
+    /// durability, transport and segmentSize cannot be changed: they are {now}, and the log was created with {before}. Change
+    /// them back, or create a new group and copy the log into it
     ShapeChanged { now: String, before: String },
     /// rdma.resourceClaimTemplateName needs Kubernetes 1.31 or later, and this is {0}: use rdma.extendedResource
     NoResourceClaims(String),

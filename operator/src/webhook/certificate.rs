@@ -1,4 +1,4 @@
-//! The webhook's certificate: kept in a secret of the operator's namespace, shown by every replica, trusted by API servers.
+//! The webhook's certificate: kept in a secret of the operator's namespace, served by every replica, trusted by API servers.
 //!
 //! Run by [`webhook`](super) on every replica. Whoever comes first makes it, by a write that names the version it has read;
 //! the others take what is there. The configuration is written before the certificate is served, and for a while trusts both the
@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -39,30 +38,24 @@ const ANNOTATION_NAMES: &str = "replication.tailwind.dev/names";
 /// Of the CA of the webhook.
 const AUTHORITY: &str = "Tailwind webhook";
 
-/// The certificate that is shown now.
-#[derive(Default)]
-pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
+/// The certificate that is served now.
+#[derive(Debug, Default)]
+pub struct ServingCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
-impl fmt::Debug for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shown")
-    }
-}
-
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Keeps it.
-pub struct Keeper {
+/// Makes it, and renews it in time.
+pub struct CertificateRotator {
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
     secret: String,
     configuration: String,
     names: Vec<String>,
-    shown: Arc<Shown>,
+    certificate: Arc<ServingCertificate>,
     readiness: Arc<Readiness>,
 }
 
@@ -74,7 +67,7 @@ struct Material {
     leaf: Pair,
 }
 
-impl Keeper {
+impl CertificateRotator {
     /// Nothing is asked yet.
     pub fn new(
         client: Client,
@@ -82,25 +75,25 @@ impl Keeper {
         service: &str,
         configuration: &str,
         more_names: &[String],
-        shown: Arc<Shown>,
+        certificate: Arc<ServingCertificate>,
         readiness: Arc<Readiness>,
-    ) -> Keeper {
+    ) -> CertificateRotator {
         let mut names = vec![format!("{service}.{namespace}.svc"), format!("{service}.{namespace}.svc.cluster.local")];
         names.extend(more_names.iter().cloned());
         readiness.set_unready("webhook", "no certificate yet");
-        Keeper {
+        CertificateRotator {
             secrets: Api::namespaced(client.clone(), namespace),
             configurations: Api::all(client),
             secret: format!("{service}-tls"),
             configuration: configuration.to_owned(),
             names,
-            shown,
+            certificate,
             readiness,
         }
     }
 
-    /// Keeps it for ever.
-    pub async fn keep(self) -> Infallible {
+    /// Runs for ever.
+    pub async fn run(self) -> Infallible {
         loop {
             let wait = match self.look().await {
                 Ok(()) => {
@@ -109,10 +102,12 @@ impl Keeper {
                 }
                 Err(error) => {
                     match is_conflict(&error) {
-                        true => info!(error = format!("{error:#}"), "certificate of the webhook, again"),
-                        false => warn!(error = format!("{error:#}"), "certificate of the webhook"),
+                        true => {
+                            info!(error = format!("{error:#}"), "webhook's certificate: will retry")
+                        }
+                        false => warn!(error = format!("{error:#}"), "failed to renew the webhook's certificate"),
                     }
-                    if self.shown.0.read().unwrap_or_else(PoisonError::into_inner).is_none() {
+                    if self.certificate.0.read().unwrap_or_else(PoisonError::into_inner).is_none() {
                         self.readiness.set_unready("webhook", format!("{error:#}"));
                     }
                     LOOK_AGAIN
@@ -188,7 +183,7 @@ impl Keeper {
             None => self.secrets.create(&params, &secret).await,
         };
         written.with_context(|| format!("write secret {}", self.secret))?;
-        info!(secret = self.secret, names = ?self.names, "certificate of the webhook issued");
+        info!(secret = self.secret, names = ?self.names, "webhook's certificate issued");
         Ok(material)
     }
 
@@ -227,7 +222,7 @@ impl Keeper {
         let provider = rustls::crypto::ring::default_provider();
         let chain = chain.map_err(|error| anyhow!("tls.crt: {error}"))?;
         let certified = CertifiedKey::from_der(chain, key, &provider).context("tls.crt and tls.key")?;
-        *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(certified));
+        *self.certificate.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(certified));
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use tailwind_runtime::http::{self, Authentication, Limits, Server};
 use tokio::time::timeout;
 use tracing::info;
 
-use super::certificate::Shown;
+use super::certificate::ServingCertificate;
 use super::inject;
 use crate::metrics::Metrics;
 use crate::options::Settings;
@@ -53,13 +53,13 @@ pub struct Webhook {
 }
 
 /// Serves for ever.
-pub async fn serve(address: SocketAddr, webhook: Webhook, shown: Arc<Shown>) -> anyhow::Result<()> {
+pub async fn serve(address: SocketAddr, webhook: Webhook, certificate: Arc<ServingCertificate>) -> anyhow::Result<()> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .context("choose TLS versions")?
         .with_no_client_auth()
-        .with_cert_resolver(shown);
+        .with_cert_resolver(certificate);
     let listener = http::listen(address).await.context("--webhook-listen")?;
     info!(%address, "webhook listens");
     let router = Router::new().route(PATH, post(answer)).with_state(webhook);
@@ -72,8 +72,8 @@ async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Js
     let request = &review["request"];
     let mut response = json!({"uid": request["uid"], "allowed": true});
     let result = match webhook.decide(request).await {
-        Ok(Decision::Leave) => "left_alone",
-        Ok(Decision::Patch { patch, warnings }) => {
+        Ok(Admitted::Unchanged) => "left_alone",
+        Ok(Admitted::Patched { patch, warnings }) => {
             let bytes = k8s_openapi::ByteString(patch.to_string().into_bytes());
             response["patchType"] = json!("JSONPatch");
             response["patch"] = json!(bytes);
@@ -94,23 +94,23 @@ async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Js
 
 /// What becomes of a pod that is let in.
 #[derive(Debug)]
-enum Decision {
-    Leave,
-    Patch { patch: Value, warnings: Vec<String> },
+enum Admitted {
+    Unchanged,
+    Patched { patch: Value, warnings: Vec<String> },
 }
 
 impl Webhook {
     /// The error is for the person who makes the pod: without its sidecar it would start and never work.
-    async fn decide(&self, request: &Value) -> Result<Decision, String> {
+    async fn decide(&self, request: &Value) -> Result<Admitted, String> {
         let pod = &request["object"];
-        let Some(name) = inject::wanted_group(pod) else { return Ok(Decision::Leave) };
+        let Some(name) = inject::wanted_group(pod) else { return Ok(Admitted::Unchanged) };
         let namespace = request["namespace"].as_str().unwrap_or_default();
         let groups: Api<ReplicaGroup> = Api::namespaced(self.client.clone(), namespace);
         let group = match timeout(LOOKUP, groups.get_opt(name)).await {
             Ok(Ok(Some(group))) => group,
             Ok(Ok(None)) => {
                 return Err(format!(
-                    "ReplicaGroup {namespace}/{name} does not exist: make it first, or remove the pod's label"
+                    "ReplicaGroup {namespace}/{name} does not exist: create it first, or remove the pod's label"
                 ));
             }
             Ok(Err(error)) => return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: {error}")),
@@ -126,6 +126,6 @@ impl Webhook {
         let patch = json!(json_patch::diff(pod, &injected));
         let name = ["name", "generateName"].iter().find_map(|key| pod["metadata"][key].as_str()).unwrap_or_default();
         info!(%namespace, group = group.name_any(), pod = name, "sidecar injected");
-        Ok(Decision::Patch { patch, warnings: inject::warnings(pod, &group) })
+        Ok(Admitted::Patched { patch, warnings: inject::warnings(pod, &group) })
     }
 }

@@ -25,8 +25,8 @@ use crate::flusher::{Flusher, Job};
 use crate::ledger::Ledger;
 use crate::memory::Lender;
 use crate::promise::{MemberState, PromiseFile};
+use crate::start::Started;
 use crate::table::SlotTable;
-use crate::wake::Started;
 
 /// What has happened since the process started.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -52,7 +52,7 @@ pub enum OutputResult {
     FlushLast(Slot, SegmentIdentity, Closure),
     /// For the caller.
     Reply(RequestId, Reply),
-    /// No caller is served any more. Once the flusher has done what is queued, [`Daemon::finish`].
+    /// No more callers are served. Once the flusher has done what is queued, [`Daemon::finish`].
     Finish {
         /// Nothing is in memory only.
         complete: bool,
@@ -79,9 +79,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A backup that has just woken up, and its flusher. The outputs of its start are due.
-    pub fn new(woken: Started, limits: Limits) -> (Daemon, Flusher) {
-        let Started { disk, table, ledger, flushed, promise_file, member_state, found, .. } = woken;
+    /// A backup that has just started, and its flusher. The outputs of its start are due.
+    pub fn new(started: Started, limits: Limits) -> (Daemon, Flusher) {
+        let Started { disk, table, ledger, flushed, promise_file, member_state, found, .. } = started;
         let (group, member) = (member_state.group.clone(), member_state.member.clone());
         let (machine, outputs) = Backup::start(group, member, member_state.boot, limits, found);
         let flusher = Flusher::new(Arc::clone(&disk), flushed);

@@ -1,9 +1,9 @@
 //! The flush folder: one file for each segment, whole or not at all.
 //!
-//! Listed at the start by [`wake`](mod@crate::wake), written by the [`flusher`](crate::flusher), read by fetches.
+//! Listed at the start by [`start`](crate::start()), written by the [`flusher`](crate::flusher), read by fetches.
 //! `segment-N.closed` holds the bytes up to the closure and a footer. `segment-N.open` holds what was on its way when it
 //! was written; the scan finds where it ends. Files that are not ours, or not understood, get another name (`….aside`,
-//! `….of-log-…`), and so does what is no part of the log any more (`quarantined-…`): nothing of them is ever written over or
+//! `….of-log-…`), and so does what no longer belongs to the log (`quarantined-…`): nothing of them is ever written over or
 //! deleted here.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub struct Listing {
     /// Open segments without a closed sibling.
     pub open: Vec<SegmentIdentity>,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
-    pub strange: u64,
+    pub unexpected: u64,
 }
 
 /// Why a closed segment could not be read.
@@ -87,7 +87,7 @@ impl Disk {
             let path = self.path().join(&text);
             if name.temporary {
                 if let Err(error) = self.folder.remove(&text) {
-                    listing.strange += 1;
+                    listing.unexpected += 1;
                     warn!(path = %path.display(), %error, "partial segment file cannot be removed: left in place");
                 }
                 continue;
@@ -110,7 +110,7 @@ impl Disk {
                 },
                 (Err(why), _) => why,
             };
-            listing.strange += 1;
+            listing.unexpected += 1;
             let aside = self.set_aside(&text, &format!("{text}.{ASIDE}"))?;
             warn!(path = %path.display(), why, aside, "unexpected segment file: moved aside");
         }
@@ -151,7 +151,7 @@ impl Disk {
         Ok(free)
     }
 
-    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is no part of the log may be
+    /// Moves a segment's files into quarantine, where they stay until a person removes them: what is not part of the log may be
     /// the last copy of its records all the same. Returns their new names.
     pub fn quarantine(&self, segment: SegmentId, log: LogId) -> io::Result<Vec<String>> {
         let mut moved = Vec::new();

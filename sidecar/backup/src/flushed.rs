@@ -1,6 +1,6 @@
 //! How far open segments have been flushed at least: what a file must still hold when the process comes back.
 //!
-//! Kept by the [`flusher`](crate::flusher), read at the start by [`wake`](mod@crate::wake). A flush is noted here before it is
+//! Kept by the [`flusher`](crate::flusher), read at the start by [`start`](crate::start()). A flush is noted here before it is
 //! answered, so an open file that loses at rest what anybody was told of is missed. It is noted too how many entries the
 //! [`ledger`](crate::ledger) has had, so that one which has lost its end is missed. See "Evidence" in `docs/protocol.md`.
 //!

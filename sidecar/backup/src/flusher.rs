@@ -26,7 +26,7 @@ pub enum Job {
     Closed(Slot, SegmentIdentity, Closure),
     /// Bring an open segment's appends that end at or before an offset to disk.
     Open(RequestId, Slot, SegmentIdentity, Offset),
-    /// The ledger has these segments, so that no open file of theirs is missed any more.
+    /// The ledger has these segments, so that no open file of theirs is missed.
     Owed(Vec<SegmentId>),
     /// Delete a segment's files.
     Delete(SegmentId, LogId),
@@ -121,7 +121,7 @@ impl Flusher {
         self.flushed.is_dirty()
     }
 
-    /// Writes an open segment as it is, the last of all: nothing is queued any more. A file that holds more stays: then it is
+    /// Writes an open segment as it is, the last of all: nothing else is queued. A file that holds more stays: then it is
     /// the memory that has rotted.
     pub fn flush_last(
         &mut self,
@@ -280,7 +280,7 @@ impl Flusher {
         !self.unwritten.contains(&identity.segment) && self.disk.is_closed(identity)
     }
 
-    /// Whatever happens to the file, it is not missed any more from now on.
+    /// Whatever happens to the file, it is no longer missed.
     fn forget(&mut self, segment: SegmentId) -> io::Result<()> {
         self.files.remove(&segment);
         self.unwritten.remove(&segment);
@@ -292,7 +292,7 @@ impl Flusher {
         match self.forget(segment).and_then(|()| self.disk.quarantine(segment, log)) {
             Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "not part of the log: quarantined")),
             // Harmless: found at the next start, it is a copy that the primary drops again.
-            Err(error) => warn!(%segment, %error, "move segment file into quarantine"),
+            Err(error) => warn!(%segment, %error, "failed to move a segment file into quarantine"),
         }
     }
 
@@ -320,7 +320,7 @@ impl Flusher {
         match self.forget(segment).and_then(|()| self.disk.delete(segment, log)) {
             Ok(()) => info!(%segment, "deleted"),
             // Harmless: found at the next start, it is a copy that the primary drops or trims again.
-            Err(error) => warn!(%segment, %error, "delete segment file"),
+            Err(error) => warn!(%segment, %error, "failed to delete a segment file"),
         }
     }
 

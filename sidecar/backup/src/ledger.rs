@@ -1,6 +1,6 @@
 //! The ledger: which closed segments this backup owes, so that a file that is gone is missed.
 //!
-//! Read at the start by [`wake`](mod@crate::wake), written by the [`daemon`](crate::daemon) before a close is answered and
+//! Read at the start by [`start`](crate::start()), written by the [`daemon`](crate::daemon) before a close is answered and
 //! before a file goes. The high-water mark of what must be here (S12).
 //!
 //! # Bytes
@@ -139,7 +139,7 @@ impl Ledger {
         self.add(folder, entries.collect())
     }
 
-    /// Nothing is owed of these any more.
+    /// Nothing is owed of these any longer.
     pub fn settle(&mut self, folder: &dyn Folder, segments: &[SegmentId]) -> io::Result<()> {
         let gone: Vec<_> = segments.iter().filter_map(|segment| self.owed.remove(segment)).collect();
         self.add(folder, gone.into_iter().map(|(identity, closure)| (b'S', identity, closure)).collect())

@@ -3,7 +3,7 @@
 //!
 //! Driven by the backup daemon, which adds threads and the control RPC, and by the simulator, which adds virtual time and
 //! faults. In the order in which a start meets them: [`files`] and [`memory`] (the two narrow traits that a host
-//! implements), [`mod@wake`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
+//! implements), [`start()`] (who am I, what is still here: [`disk`], [`promise`], [`ledger`], [`flushed`], [`table`]),
 //! [`daemon`] (carries out what the machine decides, one output after the other), [`flusher`] (brings segments to disk, one
 //! job after the other), [`fetch()`] (reads them for others). What goes into quarantine has the names of [`quarantine`].
 //!
@@ -20,8 +20,8 @@ pub mod ledger;
 pub mod memory;
 pub mod promise;
 pub mod quarantine;
+pub mod start;
 pub mod table;
-pub mod wake;
 
 pub use daemon::{Daemon, DaemonCounters, OutputResult};
 pub use disk::{Disk, FileName, Listing, ReadError};
@@ -33,5 +33,5 @@ pub use ledger::Ledger;
 pub use memory::{Buffers, Lender, Mapped, Memory};
 pub use promise::{MemberState, PromiseError, PromiseFile};
 pub use quarantine::{QuarantineFile, QuarantineName};
+pub use start::{BackupConfig, Started, start};
 pub use table::{Owner, SlotTable, TableError};
-pub use wake::{BackupConfig, Started, wake};

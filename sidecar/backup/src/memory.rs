@@ -1,7 +1,7 @@
 //! A backup's memory, as narrow as its shells need it: the traits that the daemon's pool and fabric implement, and the
 //! simulator's.
 //!
-//! [`Memory`] is asked by [`wake`](mod@crate::wake), before anything is lent; [`Lender`] by [`daemon`](crate::daemon);
+//! [`Memory`] is asked by [`start`](crate::start()), before anything is lent; [`Lender`] by [`daemon`](crate::daemon);
 //! [`Buffers`] by [`flusher`](crate::flusher) too, which may do so at any time. What a slot's memory and a lending are is
 //! for the fabric to say (`tailwind_fabric::Pool`, `tailwind_fabric::Receiver`).
 
@@ -28,7 +28,7 @@ pub trait Lender: Buffers {
     /// Ends one lending whose writer has said that it is finished.
     fn end_lending(&mut self, slot: Slot);
 
-    /// Revokes every writer of an epoch below this one, for good: when it returns nothing of theirs arrives any more. On
+    /// Revokes every writer of an epoch below this one, for good: when it returns, none of their writes arrives. On
     /// an error the process must end.
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()>;
 

@@ -1,6 +1,6 @@
 //! The promise file: what a backup must remember through the loss of all memory, and through a full disk.
 //!
-//! Read at the start by [`wake`](mod@crate::wake), written by the [`daemon`](crate::daemon) before a fence is reported.
+//! Read at the start by [`start`](crate::start()), written by the [`daemon`](crate::daemon) before a fence is reported.
 //!
 //! # Bytes
 //! Two [blocks](crate::blocks) of magic `TWPROMIS`, allocated when the file is made, so that writing needs no space. Every

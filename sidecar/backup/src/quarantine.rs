@@ -1,4 +1,4 @@
-//! Files in quarantine: copies that are no part of the log. Their names, and which of them a folder has.
+//! Files in quarantine: copies that are not part of the log. Their names, and which of them a folder has.
 //!
 //! Named by [`disk`](crate::disk), which never reads, writes over or deletes them; listed for people, who alone release
 //! them.

@@ -1,6 +1,6 @@
 //! The slot table: what each buffer of the pool is used for, beside the buffers, so that it lives and dies with them.
 //!
-//! Read at the start by [`wake`](mod@crate::wake); rows are rewritten by the [`daemon`](crate::daemon), in space that was
+//! Read at the start by [`start`](crate::start()); rows are rewritten by the [`daemon`](crate::daemon), in space that was
 //! allocated when the table was made. The table's lock keeps a second daemon away from the pool.
 //!
 //! # Bytes

@@ -24,7 +24,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, PassedBarrier, Standing, Ticket, Welcome};
+use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
 use crate::{Error, Result};
 
 /// One connection to a sidecar.
@@ -61,12 +61,12 @@ impl Client {
     }
 
     /// The sidecar's role, by its last frame that named it.
-    pub fn standing(&self) -> &Standing {
-        self.session.standing()
+    pub fn role_info(&self) -> &RoleInfo {
+        self.session.role_info()
     }
 
     /// Waits for a change of role that no earlier call has returned.
-    pub async fn next_role(&mut self) -> Result<Standing> {
+    pub async fn next_role(&mut self) -> Result<RoleInfo> {
         self.finish_read().await?;
         self.wait(|session| Ok(session.take_role())).await
     }
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Hands what `submit` has gathered to the socket and takes in what the sidecar has sent, as far as either goes without
-    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`standing`](Client::standing).
+    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`role_info`](Client::role_info).
     pub fn pump(&mut self) -> Result<()> {
         self.session.check()?;
         self.transmit();

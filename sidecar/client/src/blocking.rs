@@ -16,7 +16,7 @@ use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::Request;
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, PassedBarrier, Standing, Ticket, Welcome};
+use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
 use crate::{Error, Result};
 
 /// One connection to a sidecar.
@@ -57,13 +57,13 @@ impl Client {
     }
 
     /// The sidecar's role: by the welcome, or by the last role frame that came with an answer to any call since.
-    pub fn standing(&self) -> &Standing {
-        self.session.standing()
+    pub fn role_info(&self) -> &RoleInfo {
+        self.session.role_info()
     }
 
     /// Waits for a change of role that no earlier call of this function has returned.
     /// An app that answers its own clients from memory keeps a connection in this call, to learn at once that it must not.
-    pub fn next_role(&mut self) -> Result<Standing> {
+    pub fn next_role(&mut self) -> Result<RoleInfo> {
         self.finish_read()?;
         self.wait(|session| Ok(session.take_role()))
     }
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Hands what `submit` has gathered to the socket and takes in what the sidecar has sent, as far as either goes without
-    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`standing`](Client::standing).
+    /// waiting. Then see [`try_next_ack`](Client::try_next_ack) and [`role_info`](Client::role_info).
     pub fn pump(&mut self) -> Result<()> {
         self.session.check()?;
         self.transmit();

@@ -48,7 +48,7 @@ mod types;
 pub use error::Error;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
-pub use types::{Ack, Event, Limits, Options, PassedBarrier, Standing, Ticket, Welcome};
+pub use types::{Ack, Event, Limits, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
 
 /// What the client's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

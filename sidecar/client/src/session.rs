@@ -14,7 +14,7 @@ use tailwind_protocol::socket::{
 };
 
 use crate::buffer::{Inbox, Outbox};
-use crate::types::{Ack, Limits, PassedBarrier, Standing, Ticket, Welcome, known};
+use crate::types::{Ack, Limits, PassedBarrier, RoleInfo, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
 
 /// Bytes that `submit` gathers before it offers them to the socket: one system call for hundreds of small records.
@@ -28,7 +28,7 @@ pub(crate) struct Session {
     inbox: Inbox,
     /// What the hello was answered with; nothing is allowed before.
     welcome: Welcome,
-    standing: Standing,
+    role_info: RoleInfo,
     /// A role frame has come that `take_role` has not returned yet.
     role_changed: bool,
     next_request: u64,
@@ -128,7 +128,7 @@ impl Session {
         let mut session = Session {
             outbox: Outbox::default(),
             inbox: Inbox::new(),
-            standing: welcome.standing(),
+            role_info: welcome.role_info(),
             welcome,
             role_changed: false,
             next_request: HELLO_REQUEST,
@@ -151,8 +151,8 @@ impl Session {
     }
 
     /// The sidecar's role, by its last frame that named it.
-    pub(crate) fn standing(&self) -> &Standing {
-        &self.standing
+    pub(crate) fn role_info(&self) -> &RoleInfo {
+        &self.role_info
     }
 
     /// Appends without an answer.
@@ -352,8 +352,8 @@ impl Session {
     }
 
     /// The sidecar's role, if it has changed since the last call.
-    pub(crate) fn take_role(&mut self) -> Option<Standing> {
-        std::mem::take(&mut self.role_changed).then(|| self.standing.clone())
+    pub(crate) fn take_role(&mut self) -> Option<RoleInfo> {
+        std::mem::take(&mut self.role_changed).then(|| self.role_info.clone())
     }
 
     /// What the read hands out next. `Ended` once it has ended, and from then on.
@@ -436,11 +436,11 @@ impl Session {
                 self.on_end(request, if tailing { Found::CaughtUp } else { Found::Ended(Ok(())) })
             }
             Response::Error { code, fatal, retry_after_ms, message } => {
-                let error = Error::from_frame(code, retry_after_ms, message, self.standing.primary.clone());
+                let error = Error::from_frame(code, retry_after_ms, message, self.role_info.primary.clone());
                 self.on_error(request, fatal, error);
             }
             Response::Role { role, epoch, last, primary } => {
-                self.standing = Standing { role, epoch: Epoch(epoch), last: Lsn(last), primary: known(primary) };
+                self.role_info = RoleInfo { role, epoch: Epoch(epoch), last: Lsn(last), primary: known(primary) };
                 self.role_changed = true;
             }
             Response::Welcome(socket::Welcome { version, .. }) if version != VERSION => {
@@ -448,7 +448,7 @@ impl Session {
             }
             Response::Welcome(welcome) => {
                 self.welcome = Welcome::from(welcome);
-                self.standing = self.welcome.standing();
+                self.role_info = self.welcome.role_info();
                 self.on_reply(request, Ok(Reply::Welcome));
             }
             Response::BarrierPassed { epoch, last } => {

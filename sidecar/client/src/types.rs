@@ -25,7 +25,7 @@ pub struct Options {
 pub struct Welcome {
     /// Version of the protocol.
     pub version: u16,
-    /// The sidecar's role then; for the role now see `standing`.
+    /// The sidecar's role then; for the role now see `role_info`.
     pub role: Role,
     /// What it accepts.
     pub limits: Limits,
@@ -66,7 +66,7 @@ impl Limits {
 
 /// The sidecar's role, by its last frame that named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct RoleInfo {
     /// Its role.
     pub role: Role,
     /// Its epoch.
@@ -135,8 +135,8 @@ impl From<socket::Welcome<'_>> for Welcome {
 }
 
 impl Welcome {
-    pub(crate) fn standing(&self) -> Standing {
-        Standing { role: self.role, epoch: self.epoch, last: self.last, primary: self.primary.clone() }
+    pub(crate) fn role_info(&self) -> RoleInfo {
+        RoleInfo { role: self.role, epoch: self.epoch, last: self.last, primary: self.primary.clone() }
     }
 }
 

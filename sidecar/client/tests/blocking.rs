@@ -137,7 +137,7 @@ fn lost_role_leaves_outcomes_unknown() {
     assert_eq!(client.flush().unwrap(), None);
     let error = client.append(b"x").unwrap_err();
     assert!(matches!(&error, Error::NotPrimary { primary: Some(p), .. } if p == "db-1"), "{error}");
-    assert_eq!((client.standing().role, client.standing().epoch), (Role::Standby, Epoch(4)));
+    assert_eq!((client.role_info().role, client.role_info().epoch), (Role::Standby, Epoch(4)));
     assert_eq!(client.next_role().unwrap().primary.as_deref(), Some("db-1"));
     assert_eq!(client.status().unwrap(), "{}");
     server.join();
@@ -153,8 +153,8 @@ fn role_frames_can_be_waited_for() {
         peer.role(Role::Primary, "db-0");
     });
     assert_eq!(client.append(b"x").unwrap(), Lsn(10));
-    let standing = client.next_role().unwrap();
-    assert_eq!((standing.role, standing.primary), (Role::Recovering, None));
+    let role_info = client.next_role().unwrap();
+    assert_eq!((role_info.role, role_info.primary), (Role::Recovering, None));
     client.set_timeout(Some(Duration::from_millis(20))).unwrap();
     assert!(matches!(client.next_role(), Err(Error::TimedOut { .. })));
     client.set_timeout(None).unwrap();

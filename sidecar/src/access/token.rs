@@ -115,16 +115,16 @@ impl Token {
 
     /// Polls the file until the process ends: new content takes effect, and a removed file is restored, so
     /// that the next process to start agrees with those that run. A file that cannot be used changes nothing.
-    pub async fn keep_fresh(self, group: GroupName) -> Infallible {
+    pub async fn keep_fresh(self) -> Infallible {
         let mut last_error = String::new();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             match self.look() {
                 Ok(None) => last_error.clear(),
-                Ok(Some(what)) => tracing::info!(%group, file = %self.path().display(), "control token {what}"),
+                Ok(Some(what)) => tracing::info!(file = %self.path().display(), "control token {what}"),
                 Err(error) if error.to_string() != last_error => {
                     last_error = error.to_string();
-                    tracing::warn!(%group, %error, "the control token file cannot be used; the token in use stays");
+                    tracing::warn!(%error, "the control token file cannot be used; the token in use stays");
                 }
                 Err(_) => {}
             }

@@ -21,7 +21,7 @@ use tracing::error;
 
 use super::flusher::FlusherThread;
 use super::memory::Lent;
-use super::thread::spawn_owned;
+use crate::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
 const REQUESTS_MAX: usize = 256;

@@ -13,7 +13,7 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tokio::sync::oneshot;
 
 use super::memory::PoolBuffers;
-use super::thread::spawn_owned;
+use crate::thread::spawn_owned;
 
 /// With nothing to do for so long it is noted how far open segments are flushed.
 const REST_AFTER: Duration = Duration::from_millis(50);

@@ -28,7 +28,7 @@ pub(super) struct About {
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
     /// Files that were moved aside at the start.
-    pub(super) strange_files: u64,
+    pub(super) unexpected_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) obstacle: Option<Unready>,
@@ -89,7 +89,7 @@ pub(super) fn metrics(
         now.gauge("tailwind_backup_quarantined_bytes", "Bytes of the files in quarantine.", *bytes);
     }
     now.gauge("tailwind_backup_segments_on_disk", "Segments on disk.", counts.on_disk);
-    now.gauge("tailwind_backup_strange_files", "Segment files moved aside at the start.", about.strange_files);
+    now.gauge("tailwind_backup_unexpected_files", "Segment files moved aside at the start.", about.unexpected_files);
     now.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
     now.gauge("tailwind_backup_unflushed_bytes_max", "Most of them that may be lent.", about.unflushed_bytes_max);

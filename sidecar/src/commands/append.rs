@@ -1,11 +1,11 @@
 //! `append`: the records of a file or of standard input, pipelined.
 //!
-//! One loop takes input apart ([`framing`](super::framing)), keeps the pipe full (`flight`) and takes acks; it sleeps
+//! One loop takes input apart ([`framing`](super::framing)), keeps the pipe full (`send_window`) and takes acks; it sleeps
 //! only where both the input and the sidecar are silent. With `--reconnect` a lost primary is an episode: see
 //! `Appender::catch_up`, which follows "After a failover" in `docs/append-socket.md`.
 
-mod flight;
 mod report;
+mod send_window;
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,8 @@ use tailwind_protocol::layout::readable_size;
 use super::framing::{InputFraming, Splitter};
 use super::target::{Primary, Target, is_passing};
 use super::{counted, tell};
-use flight::{Bundle, Flight, MatchedPrefix};
 use report::{LsnPrinter, Progress, aftermath, summary};
+use send_window::{Bundle, MatchedPrefix, SendWindow};
 
 /// How often the socket is looked at while input is waited for: a large record may have gone only in part, and whether
 /// the socket has room again cannot be asked.
@@ -87,7 +87,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
         limits,
         bundle: Bundle::default(),
         bundle_size: 0,
-        flight: Flight::new(),
+        window: SendWindow::new(),
         log_end: None,
         heard: Instant::now(),
         progress: Progress::new(input_size, lsns.shares_the_terminal()),
@@ -100,7 +100,7 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     match failure {
         Some(failure) => Err(failure),
         None => {
-            tell(summary(appender.flight.acked(), took));
+            tell(summary(appender.window.acked(), took));
             Ok(())
         }
     }
@@ -139,7 +139,7 @@ struct Appender<'a> {
     /// Being filled, and the bytes of log that its records take so far.
     bundle: Bundle,
     bundle_size: usize,
-    flight: Flight<Ticket>,
+    window: SendWindow<Ticket>,
     /// With `--reconnect`, where the log ends as far as is known: our last acknowledged record, or what was there before.
     log_end: Option<Lsn>,
     /// When the sidecar last gave a sign of life, or was last asked for one.
@@ -156,23 +156,23 @@ impl Appender<'_> {
         }
         loop {
             self.take_acks()?;
-            self.progress.show(self.taken, self.flight.acked());
-            if self.flight.next_to_send().is_some() {
+            self.progress.show(self.taken, self.window.acked());
+            if self.window.next_to_send().is_some() {
                 self.submit()?;
-            } else if self.flight.is_full() {
+            } else if self.window.is_full() {
                 self.wait_for_ack()?;
             } else {
                 match self.gather()? {
                     GatherResult::Bundle => {}
                     GatherResult::NeedsInput => self.wait_for_input()?,
-                    GatherResult::Ended if self.flight.is_empty() => return Ok(()),
+                    GatherResult::Ended if self.window.is_empty() => return Ok(()),
                     GatherResult::Ended => self.wait_for_ack()?,
                 }
             }
         }
     }
 
-    /// Fills a bundle and hands it to the flight when it is full, or the last one.
+    /// Fills a bundle and hands it to the send window when it is full, or the last one.
     fn gather(&mut self) -> anyhow::Result<GatherResult> {
         while self.bundle.records().len() < self.batch {
             let Some(record) = self.splitter.next_record()? else {
@@ -201,8 +201,8 @@ impl Appender<'_> {
             );
         }
         self.bundle_size = 0;
-        let blank = self.flight.blank();
-        self.flight.push(std::mem::replace(&mut self.bundle, blank));
+        let blank = self.window.blank();
+        self.window.push(std::mem::replace(&mut self.bundle, blank));
         Ok(GatherResult::Bundle)
     }
 
@@ -211,14 +211,14 @@ impl Appender<'_> {
             self.heard = Instant::now();
         }
         let client = &mut self.primary.client;
-        let submitted = match self.flight.next_to_send().map(Bundle::records) {
+        let submitted = match self.window.next_to_send().map(Bundle::records) {
             None => return Ok(()),
             Some([record]) => client.submit(record),
             Some(records) => client.submit_batch(records),
         };
         match submitted {
             Ok(ticket) => {
-                self.flight.mark_sent(ticket);
+                self.window.mark_sent(ticket);
                 Ok(())
             }
             Err(error) => self.on_trouble(error),
@@ -249,7 +249,7 @@ impl Appender<'_> {
         // What the pump has brought is not announced by the socket any more: it must not wait for the next input.
         self.take_acks()?;
         self.lsns.flush();
-        if self.flight.next_to_send().is_some() {
+        if self.window.next_to_send().is_some() {
             return Ok(());
         }
         let client = &self.primary.client;
@@ -277,7 +277,7 @@ impl Appender<'_> {
     }
 
     fn on_acked(&mut self, ticket: &Ticket, last: Lsn) -> anyhow::Result<()> {
-        let Some(span) = self.flight.acknowledge(ticket, last) else { return Ok(()) };
+        let Some(span) = self.window.acknowledge(ticket, last) else { return Ok(()) };
         self.lsns.print(span);
         if let Some(end) = &mut self.log_end {
             ensure!(end.next() == span.0, "LSN {} was acknowledged where {} was next: {NOT_ALONE}", span.0, end.next());
@@ -289,7 +289,7 @@ impl Appender<'_> {
     /// Any other error than this leaves open whether the append is in the log.
     fn on_refused(&mut self, ticket: &Ticket, error: &Error) {
         if matches!(error, Error::NotPrimary { .. }) {
-            self.flight.refuse(ticket);
+            self.window.refuse(ticket);
         }
     }
 
@@ -370,11 +370,11 @@ impl Appender<'_> {
         let mut found = MatchedPrefix::default();
         let mut records = client.read(end.next(), 0)?;
         while let Some((lsn, payload)) = records.next_record()? {
-            self.flight.compare(&mut found, lsn, payload).context(NOT_ALONE)?;
+            self.window.compare(&mut found, lsn, payload).context(NOT_ALONE)?;
         }
         drop(records);
-        let in_flight = counted(self.flight.unanswered().map_or(0, |(records, _)| records as u64), "record");
-        let span = self.flight.resolve(&found).context(NOT_ALONE)?;
+        let in_flight = counted(self.window.unanswered().map_or(0, |(records, _)| records as u64), "record");
+        let span = self.window.resolve(&found).context(NOT_ALONE)?;
         let end = span.map_or(end, |(_, last)| last);
         ensure!(end >= passed.last, "the log ends at LSN {}, but the read ended at {end}", passed.last);
         self.log_end = Some(end);
@@ -405,7 +405,7 @@ impl Appender<'_> {
         anyhow!(
             "{}\n{}",
             tailwind_runtime::logging::explain(error),
-            aftermath(&self.flight, self.options.framing.noun(), self.options.skip)
+            aftermath(&self.window, self.options.framing.noun(), self.options.skip)
         )
     }
 }

@@ -8,7 +8,7 @@ use tailwind_protocol::layout::SegmentSize;
 
 use crate::fabric::RdmaOptions;
 use crate::options::parse_segment_size;
-use crate::preflight::{Verdict, examine};
+use crate::preflight::{CheckStatus, examine};
 
 /// Check whether RDMA works on this host, with advice if it does not.
 #[derive(Args, Clone, Debug)]
@@ -35,7 +35,7 @@ pub fn run(options: &DoctorOptions) -> anyhow::Result<()> {
         false => findings.iter().map(ToString::to_string).collect(),
     };
     super::print(&lines)?;
-    let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
+    let bad = findings.iter().filter(|finding| finding.status == CheckStatus::Bad).count();
     if bad > 0 {
         bail!("RDMA does not work here: see the {bad} lines marked FAIL; --fabric tcp works without RDMA");
     }

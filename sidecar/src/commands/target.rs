@@ -81,11 +81,11 @@ impl Target {
         let mut others = String::new();
         for socket in sockets {
             match self.connect_to(&socket) {
-                Ok(client) if is_single || client.standing().role == Role::Primary => {
+                Ok(client) if is_single || client.role_info().role == Role::Primary => {
                     return Ok(Primary { client, socket });
                 }
                 Err(error) if is_single => return Err(error),
-                Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.standing().role),
+                Ok(client) => others += &format!("\n  {}: {}", socket.display(), client.role_info().role),
                 Err(error) => {
                     others += &format!("\n  {}: {}", socket.display(), tailwind_runtime::logging::explain(&error))
                 }

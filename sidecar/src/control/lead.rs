@@ -62,7 +62,7 @@ pub async fn lead(
     let mut first = Vec::new();
     let primary = Primary::new(config.clone(), rules, reference, getrandom::u64()?, Time(0), &mut first);
     let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
-    tracing::info!(group = %context.group, epoch = %config.epoch, version = %config.version, ?members, "primary");
+    tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "primary");
     context.log.begin(primary.closed().clone());
     // Every member holds the log: readers need not wait until the members have taken their seats.
     let holders = config.members.iter().map(|member| Arc::new(MemberLink::new(context, &config, member.clone())));
@@ -141,10 +141,7 @@ impl Term {
         let left = self.config.members.iter().filter(in_set).count();
         let needed = usize::from(self.context.desired().min_in_sync).min(self.config.members.len());
         if (1..needed).contains(&left) {
-            tracing::warn!(
-                group = %self.context.group, left, needed,
-                "too few members are left: appends wait until members return or are replaced"
-            );
+            tracing::warn!(left, needed, "too few members are left: appends wait until members return or are replaced");
         }
     }
 
@@ -166,14 +163,14 @@ impl Term {
 
     fn adopt(&mut self, config: Configuration) {
         let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
-        tracing::info!(group = %self.context.group, epoch = %config.epoch, version = %config.version, ?members, "member set changed");
+        tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "member set changed");
         self.config = config;
         self.refresh_sources();
     }
 
     fn desire(&self, desired: &DesiredState) {
         let DesiredState { members, min_in_sync, fenced, .. } = *desired;
-        tracing::info!(group = %self.context.group, members, min_in_sync, fenced, "the group's desired state has changed");
+        tracing::info!(members, min_in_sync, fenced, "the group's desired state has changed");
         let input = if fenced { Input::Retire } else { Input::Wanted { backups: members, min_in_sync } };
         self.tell(input);
     }

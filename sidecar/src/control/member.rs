@@ -191,7 +191,7 @@ impl MemberLink {
         loop {
             match self.client.call(path, request, self.timeout).await {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
-                    tracing::debug!(member = %self.member.id, path, %why, "again later");
+                    tracing::debug!(member = %self.member.id, path, %why, "will retry");
                     tokio::time::sleep(Duration::from_millis(after_ms.into()).min(RETRY_AFTER_MAX)).await;
                 }
                 reply => return reply.map_err(failure),
@@ -242,7 +242,7 @@ pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
         let client = context.backup(id, None);
         let answer: Result<Inventory, CallError> =
             client.call(path::INVENTORY, &InventoryRequest::default(), SURVEY_TIMEOUT).await;
-        let inventory = answer.inspect_err(|why| tracing::debug!(backup = %id, %why, "survey")).ok()?;
+        let inventory = answer.inspect_err(|why| tracing::debug!(backup = %id, %why, "failed to survey")).ok()?;
         if inventory.member != *id {
             tracing::warn!(expected = %id, found = %inventory.member, %control, "a backup answers under another name");
             return None;

@@ -51,7 +51,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         accept_loss: desired.accept_loss,
     };
     if let Some(accepted) = &rules.accept_loss {
-        tracing::warn!(group = %context.group, %accepted, "a person has accepted that the log may end early");
+        tracing::warn!(%accepted, "a person has accepted that the log may end early");
     }
     // A few for each member; what is under way when the promotion ends ends with it.
     let mut tasks = JoinSet::new();
@@ -66,7 +66,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                 Output::Won(config, reference) => {
                     let took_ms = started.elapsed().as_millis() as u64;
                     let (epoch, last) = (config.epoch, reference.last());
-                    tracing::info!(group = %context.group, %epoch, %last, took_ms, "recovered the log");
+                    tracing::info!(%epoch, %last, took_ms, "recovered the log");
                     return Outcome::Won(config, reference);
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),
@@ -74,7 +74,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                     context.waits.wait(waits::word(&why), why.to_string());
                     let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
                     if fresh {
-                        tracing::warn!(group = %context.group, %why, "waiting");
+                        tracing::warn!(%why, "waiting");
                         said = Some((why, Instant::now()));
                     }
                 }
@@ -182,7 +182,7 @@ fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventor
             let last = inventory.copies.last().map_or(0, |copy| copy.closure.last.0);
             tracing::info!(%member, epoch = %config.epoch, segments = inventory.copies.len(), last, "fenced");
         }
-        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "fence"),
+        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "failed to fence"),
     }
 }
 

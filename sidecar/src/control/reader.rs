@@ -109,7 +109,7 @@ impl Drop for Claim<'_> {
 pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: Wanted) {
     let claim = Claim(Some(&context.path));
     let place = Place::take();
-    let DetachedConnection { stream, received, unsent, broken, epoch } = detached;
+    let DetachedConnection { stream, received, unsent, read_only, epoch } = detached;
     let Ok(stream) = UnixStream::from_std(stream) else { return };
     let mut reader = Reader {
         term: context.log.term(),
@@ -138,7 +138,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     let answered = reader.finish(end).await;
     let Reader { stream, received, .. } = reader;
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        claim.give_back(DetachedConnection { stream, received, unsent: Vec::new(), broken, epoch });
+        claim.give_back(DetachedConnection { stream, received, unsent: Vec::new(), read_only, epoch });
     }
 }
 
@@ -394,8 +394,7 @@ impl Reader<'_> {
         if let Err(End::Stuck(patience)) = &sent {
             let peer = getsockopt(&self.stream.as_fd(), PeerCredentials);
             let (uid, pid) = peer.map_or((None, None), |peer| (Some(peer.uid()), Some(peer.pid())));
-            let (group, next) = (&self.context.group, self.next);
-            tracing::warn!(%group, uid, pid, %next, ?patience, "disconnected a reader that read nothing for too long");
+            tracing::warn!(uid, pid, next = %self.next, ?patience, "disconnected a reader that read nothing for too long");
         }
         sent.is_ok()
     }

@@ -39,7 +39,7 @@ pub async fn wait_for_turn(context: &Context) {
         for output in outputs.drain(..) {
             if let Output::Claim(reason) = output {
                 if reason == Reason::Switchover {
-                    tracing::info!(group = %context.group, "taking over as requested");
+                    tracing::info!("taking over as requested");
                 }
                 return;
             }
@@ -135,7 +135,7 @@ impl Shell<'_> {
             }
             Output::Waiting(why) => {
                 if self.said.waiting.is_due(why.clone(), Instant::now()) {
-                    tracing::warn!(group = %context.group, %why, "waiting");
+                    tracing::warn!(%why, "waiting");
                 }
                 context.waits.wait(WaitsFor::Members, why);
             }
@@ -184,7 +184,7 @@ impl Shell<'_> {
             Report::SameName(_) => self.said.same_name.is_due(said.clone(), now),
         };
         if is_due {
-            tracing::warn!(group = %self.context.group, "{said}");
+            tracing::warn!("{said}");
         }
     }
 }

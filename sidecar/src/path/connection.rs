@@ -38,29 +38,29 @@ pub struct DetachedConnection {
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
     /// Why the connection takes no append any more, if it does not.
-    pub broken: Option<Broken>,
+    pub read_only: Option<ReadOnlyReason>,
     /// The epoch in which it was handed over: in another one it takes no append either.
     pub epoch: u64,
 }
 
 /// Why a connection takes no append and passes no barrier any more; its client has to connect again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
+pub enum ReadOnlyReason {
     /// This sidecar has lost the role since the client connected: others may have appended, which its app does not know.
     RoleLost,
     /// An append was refused for want of the role: a later one, submitted before the client knew, would leave a gap.
     NotTaken,
 }
 
-impl Broken {
+impl ReadOnlyReason {
     /// The error message for the client.
     pub(super) fn message(self) -> &'static str {
         match self {
-            Broken::RoleLost => {
+            ReadOnlyReason::RoleLost => {
                 "this sidecar has lost its role since this connection was made, and others may have appended: connect \
                  again and read the new records"
             }
-            Broken::NotTaken => {
+            ReadOnlyReason::NotTaken => {
                 "an earlier append of this connection was not taken, so that no later one may be: connect again"
             }
         }
@@ -107,8 +107,8 @@ pub(super) struct Outbox {
     pub(super) held: Option<u64>,
     /// Requests whose answer is owed, by [`Later`].
     owed: [u32; 3],
-    /// It takes no append and passes no barrier any more.
-    pub(super) broken: Option<Broken>,
+    /// Why it takes no append and passes no barrier any more, if so.
+    pub(super) read_only: Option<ReadOnlyReason>,
     /// The read that comes next waits until everything up to here is acknowledged.
     pub(super) read_after: Option<Position>,
     /// To be closed once everything has been sent.
@@ -136,7 +136,7 @@ impl ClientConnection {
             id,
             stream: detached.stream,
             inbox: Inbox::new(own, &detached.received),
-            outbox: Outbox { bytes: unsent, broken: detached.broken, ..Outbox::default() },
+            outbox: Outbox { bytes: unsent, read_only: detached.read_only, ..Outbox::default() },
             since: Instant::now(),
             busy: true,
             silent_turns: 0,
@@ -149,7 +149,7 @@ impl ClientConnection {
             epoch,
             received: self.inbox.pending().to_vec(),
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
-            broken: self.outbox.broken,
+            read_only: self.outbox.read_only,
             stream: self.stream,
         }
     }

@@ -24,8 +24,8 @@ pub struct Description {
     pub acked: u64,
     /// First record that can be read.
     pub first: u64,
-    /// The ladder of positions, each `segment:offset`.
-    pub positions: Option<Ladder>,
+    /// The positions of the log, each `segment:offset`.
+    pub positions: Option<PositionsDescription>,
     /// Members and newcomers.
     pub members: Vec<MemberDescription>,
     /// Clients connected.
@@ -34,9 +34,9 @@ pub struct Description {
     pub pending: usize,
 }
 
-/// The ladder of positions as text.
+/// The positions of the log as text.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ladder {
+pub struct PositionsDescription {
     flushed: String,
     acked: String,
     completed: String,
@@ -44,11 +44,11 @@ pub struct Ladder {
     appended: String,
 }
 
-impl From<Positions> for Ladder {
-    fn from(p: Positions) -> Ladder {
+impl From<Positions> for PositionsDescription {
+    fn from(p: Positions) -> PositionsDescription {
         let [flushed, acked, completed, posted, appended] =
             [p.flushed, p.acked, p.completed, p.posted, p.appended].map(|position| position.to_string());
-        Ladder { flushed, acked, completed, posted, appended }
+        PositionsDescription { flushed, acked, completed, posted, appended }
     }
 }
 

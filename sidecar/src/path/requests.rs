@@ -12,7 +12,7 @@ use tailwind_protocol::socket::{
     announces_append, decode_request,
 };
 
-use super::connection::{Broken, ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox};
+use super::connection::{ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox, ReadOnlyReason};
 use super::options::frame_body_max;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{ClientId, ClientRequest, Path, RoleState};
@@ -216,11 +216,11 @@ impl Path {
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> Outcome {
         let RoleState::Leading(replicator) = &mut self.state else {
-            context.outbox.broken.get_or_insert(Broken::NotTaken);
+            context.outbox.read_only.get_or_insert(ReadOnlyReason::NotTaken);
             return self.not_primary(context);
         };
-        if let Some(broken) = context.outbox.broken {
-            return self.refuse(context, ErrorCode::NotPrimary, false, broken.message());
+        if let Some(read_only) = context.outbox.read_only {
+            return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
         if !self.pending.may_append() || !context.outbox.may_append() {
             return Outcome::Later;
@@ -246,8 +246,8 @@ impl Path {
     fn on_barrier(&mut self, context: &mut RequestContext<'_>) -> Outcome {
         let RoleState::Leading(replicator) = &self.state else { return self.not_primary(context) };
         // What its client knew was true in the epoch of the connection; a barrier proves nothing about those since.
-        if let Some(broken) = context.outbox.broken {
-            return self.refuse(context, ErrorCode::NotPrimary, false, broken.message());
+        if let Some(read_only) = context.outbox.read_only {
+            return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
         // A seat proves itself in the active segment's buffer, so there has to be one.
         if !self.pending.may_add_barrier() || !replicator.is_ready() {

@@ -9,7 +9,7 @@ use tailwind_protocol::primary::Primary;
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
 
 use super::Path;
-use super::connection::Broken;
+use super::connection::ReadOnlyReason;
 use super::replicator::Replicator;
 
 /// The error message for each append that was in flight when this sidecar lost its role.
@@ -48,7 +48,7 @@ impl Path {
         if let RoleState::Leading(_) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
             // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
             for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
-                client.outbox.broken = Some(Broken::RoleLost);
+                client.outbox.read_only = Some(ReadOnlyReason::RoleLost);
                 client.outbox.read_after = None;
             }
             self.pending.left_behind = Position::default();

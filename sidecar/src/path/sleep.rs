@@ -70,7 +70,7 @@ impl Sleeper {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         if let Err(error) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(CHANNEL), flags) {
             // The tick still polls it, only later.
-            tracing::warn!(%error, "watch a data channel");
+            tracing::warn!(%error, "failed to watch a data channel");
         }
     }
 

@@ -13,7 +13,7 @@ use tailwind_protocol::ids::Position;
 use tailwind_protocol::socket::{ErrorCode, Response, Role};
 
 use super::Path;
-use super::connection::{Broken, ClientConnection, DetachedConnection, Outbox};
+use super::connection::{ClientConnection, DetachedConnection, Outbox, ReadOnlyReason};
 use super::messages::ClientId;
 
 /// Clients at once. Each has an inbox, which holds the largest record, and an outbox: 64 × 1.5 MiB = 96 MiB at most.
@@ -120,17 +120,17 @@ impl Path {
                 Ok((stream, _)) => {
                     // A blocking socket would stop the path for all clients.
                     if let Err(error) = stream.set_nonblocking(true) {
-                        tracing::warn!(%error, "make a client's socket non-blocking");
+                        tracing::warn!(%error, "failed to make a client's socket non-blocking");
                         continue;
                     }
                     let (received, unsent) = (Vec::new(), Vec::new());
                     let client =
-                        self.connection(DetachedConnection { stream, received, unsent, broken: None, epoch: 0 });
+                        self.connection(DetachedConnection { stream, received, unsent, read_only: None, epoch: 0 });
                     self.admit(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    tracing::warn!(%error, "accept a client");
+                    tracing::warn!(%error, "failed to accept a client");
                     return;
                 }
             }
@@ -168,7 +168,7 @@ impl Path {
         client.outbox.greeted = true;
         if self.role() != Role::Primary || epoch != self.epoch {
             // It was with the reader when the change of role was announced.
-            client.outbox.broken.get_or_insert(Broken::RoleLost);
+            client.outbox.read_only.get_or_insert(ReadOnlyReason::RoleLost);
             let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
             client.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
         }
@@ -195,7 +195,7 @@ impl Path {
 
     fn assign(&mut self, slot: usize, client: ClientConnection) {
         if let Err(error) = self.sleeper.watch_client(client.fd(), slot) {
-            tracing::warn!(%error, "watch a client");
+            tracing::warn!(%error, "failed to watch a client");
             return;
         }
         self.counters.clients.fetch_add(1, Ordering::Relaxed);

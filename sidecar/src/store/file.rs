@@ -120,7 +120,7 @@ impl Drop for Draft {
 #[derive(Debug, PartialEq, Eq)]
 enum PublishResult {
     /// It is the content, or was.
-    Standing,
+    Published,
     /// The number was taken.
     Late,
     /// The number was free, and the one before was not there any more.
@@ -151,7 +151,7 @@ impl FileStore {
                 return Ok(SwapOutcome::Conflict(found.map(|found| found.configuration)));
             }
             match self.publish(&self.draft(found.as_ref(), &swap.proposed)?)? {
-                PublishResult::Standing => return Ok(SwapOutcome::Applied),
+                PublishResult::Published => return Ok(SwapOutcome::Applied),
                 PublishResult::Doubtful => return Ok(SwapOutcome::Unknown),
                 PublishResult::Late => {}
             }
@@ -223,9 +223,9 @@ impl FileStore {
         }
         // The swap is done, and the next one tidies up as well.
         if let Err(error) = self.tidy(draft) {
-            tracing::warn!(%error, "remove superseded config files");
+            tracing::warn!(%error, "failed to remove superseded config files");
         }
-        Ok(PublishResult::Standing)
+        Ok(PublishResult::Published)
     }
 
     /// Removes the numbers below the one before `newest`, which stood: see the rules at the top.
@@ -234,8 +234,8 @@ impl FileStore {
             return Ok(());
         }
         if self.entry(0)?.is_some_and(|first| first.configuration.is_some()) {
-            let keeper = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
-            fs::rename(&keeper.path, &self.path).map_err(io("rename to", &self.path))?;
+            let empty = self.write(ConfigFile { tag: self.tag()?, after: None, configuration: None }, 0)?;
+            fs::rename(&empty.path, &self.path).map_err(io("rename to", &self.path))?;
             self.fsync_folder()?;
         }
         let mut superseded: Vec<u64> = self.numbers()?.into_iter().filter(|n| *n < newest.number - 1).collect();

@@ -26,6 +26,7 @@ use tokio::time::timeout;
 
 use crate::control::desired::DesiredState;
 use crate::logging::Repeats;
+use crate::store::Store;
 
 pub use convert::{GroupPath, Shape};
 
@@ -61,13 +62,13 @@ impl std::fmt::Debug for KubernetesStore {
 /// A group that has been found.
 pub struct Joined {
     /// Its config store.
-    pub store: KubernetesStore,
+    pub store: Store,
     /// What of it never changes.
     pub shape: Shape,
     /// What of it may change.
     pub desired: watch::Receiver<DesiredState>,
-    /// Keeps both up to date; the caller runs it, and ends when it does.
-    pub keeper: tokio::task::JoinHandle<()>,
+    /// Keeps both up to date, and ends only by a panic: its owner ends the process then.
+    pub watch_task: tokio::task::JoinHandle<()>,
 }
 
 /// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
@@ -82,7 +83,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let shape = convert::shape(&group.spec)?;
     let (tell, desired) = watch::channel(convert::desired(&group));
     let mut news = seen.clone();
-    let keeper = tokio::spawn(async move {
+    let watch_task = tokio::spawn(async move {
         while news.changed().await.is_ok() {
             let Some(group) = news.borrow_and_update().clone() else { continue };
             let now = convert::desired(&group);
@@ -91,17 +92,9 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         // The watch has ended, which only a panic can do.
         drop(watching.await);
     });
-    Ok(Joined {
-        store: KubernetesStore {
-            api,
-            path: path.clone(),
-            seen,
-            logged: Arc::new(Mutex::new(Repeats::every(LOG_AGAIN))),
-        },
-        shape,
-        desired,
-        keeper,
-    })
+    let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
+    let store = Store::Kubernetes(Box::new(KubernetesStore { api, path: path.clone(), seen, logged }));
+    Ok(Joined { store, shape, desired, watch_task })
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<GroupView>>>) -> anyhow::Result<Arc<GroupView>> {
@@ -115,9 +108,9 @@ async fn watch(api: Api<GroupView>, path: GroupPath, seen: watch::Sender<Option<
     let began = Instant::now();
     let mut say = |why: String, is_forbidden: bool| match logged.is_due(why.clone(), Instant::now()) {
         true if is_forbidden && began.elapsed() < RIGHTS_PATIENCE => {
-            tracing::info!(group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
+            tracing::info!(replica_group = %path, %why, "waiting for the operator to let this pod's service account read the ReplicaGroup");
         }
-        true => tracing::warn!(group = %path, %why, "watch the ReplicaGroup"),
+        true => tracing::warn!(replica_group = %path, %why, "failed to watch the ReplicaGroup"),
         false => {}
     };
     loop {
@@ -213,7 +206,7 @@ impl KubernetesStore {
             let content = seen.borrow_and_update().as_ref().map(|group| convert::configuration(group));
             match content {
                 Some(Ok(Some(config))) if Some(config.stamp()) > known => return config,
-                Some(Err(error)) => tracing::warn!(%error, "configuration"),
+                Some(Err(error)) => tracing::warn!(%error, "failed to read the configuration"),
                 _ => {}
             }
             if seen.changed().await.is_err() {

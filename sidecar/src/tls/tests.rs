@@ -93,9 +93,12 @@ async fn a_server_of_the_wrong_role_is_refused() {
 async fn a_client_of_another_ca_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let backup = load(&ours.issue(BACKUP), "db", PeerRole::Backup).unwrap();
-    let stranger = load(&theirs.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
-    // It does not even care who it talks to.
-    let (_, server) = meet(careless(&stranger, true), backup.guard(PeerRole::Sidecar).acceptor()).await;
+    // It trusts both CAs, and the backup only one.
+    let (files, both) = (theirs.issue(SIDECAR), theirs.path().join("both.pem"));
+    std::fs::write(&both, [ours.ca(), theirs.ca()].map(|ca| std::fs::read_to_string(ca).unwrap()).concat()).unwrap();
+    let sidecar = load(&Files { ca: both, ..files }, "db", PeerRole::Sidecar).unwrap();
+    let (_, server) =
+        meet(sidecar.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("not issued by the CA"), "{why}");
 }
@@ -103,9 +106,17 @@ async fn a_client_of_another_ca_is_refused() {
 #[tokio::test]
 async fn a_client_without_a_certificate_is_refused() {
     let authority = Authority::new();
-    let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
-    let (client, server) = meet(careless(&backup, false), backup.guard(PeerRole::Sidecar).acceptor()).await;
-    assert!(server.is_err() && client.is_err());
+    let files = authority.issue(BACKUP);
+    let backup = load(&files, "db", PeerRole::Backup).unwrap();
+    let roots = Arc::new(read_roots(&files.ca).unwrap());
+    let verifier = Verifier::new(&roots, &"db".parse().unwrap(), PeerRole::Backup).unwrap();
+    let builder = ClientConfig::builder_with_provider(verifier::provider());
+    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+    let connector = TlsConnector::from(Arc::new(builder.with_no_client_auth()));
+    let (client, server) = meet(connector, backup.guard(PeerRole::Sidecar).acceptor()).await;
+    assert!(client.is_err());
+    assert_eq!(server.unwrap_err(), "peer sent no certificates");
 }
 
 /// A certificate is renewed, and its CA with it, while the processes live.
@@ -130,58 +141,6 @@ async fn renewed_files_apply_to_the_next_connection() {
     tokio::time::sleep(3 * RELOAD_INTERVAL).await;
     assert!(meets().await, "renewed");
     renewal.abort();
-}
-
-/// A client that accepts every server, with or without the certificate of `tls`.
-fn careless(tls: &Tls, with_certificate: bool) -> TlsConnector {
-    let trusting = Arc::new(Trusting(verifier::provider()));
-    let mut config = ClientConfig::clone(&tls.now().clients[PeerRole::Backup as usize]);
-    config.dangerous().set_certificate_verifier(trusting.clone());
-    if with_certificate {
-        return TlsConnector::from(Arc::new(config));
-    }
-    let builder = ClientConfig::builder_with_provider(verifier::provider());
-    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
-    let config = builder.dangerous().with_custom_certificate_verifier(trusting).with_no_client_auth();
-    TlsConnector::from(Arc::new(config))
-}
-
-#[derive(Debug)]
-struct Trusting(Arc<rustls::crypto::CryptoProvider>);
-
-impl rustls::client::danger::ServerCertVerifier for Trusting {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn an_open_segment_is_read_up_to_its_valid_end() {
     let folder = folder();
     let (closure, bytes) = segment(identity(1));
     folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
-    assert_eq!(folder.disk.read_open(&identity(1)).unwrap(), bytes, "its footer is no part of it");
+    assert_eq!(folder.disk.read_open(&identity(1)).unwrap(), bytes, "its footer is not part of it");
     // While it grows it has no footer; the scan finds the end.
     folder.disk.start_open(&identity(2), &segment(identity(2)).1).unwrap();
     assert_eq!(folder.disk.read_open(&identity(2)).unwrap(), segment(identity(2)).1);
@@ -111,7 +111,7 @@ fn leftovers_of_a_crash_during_close_are_removed() {
     folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
     fs::write(folder.path("segment-0000000000000003.closed.tmp"), "half made").unwrap();
     let listing = folder.list();
-    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (1, 0, 0));
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.unexpected), (1, 0, 0));
     assert!(!folder.path("segment-0000000000000001.open").exists());
     assert!(!folder.path("segment-0000000000000003.closed.tmp").exists());
 }
@@ -143,11 +143,11 @@ fn unexpected_files_are_counted_and_quarantined() {
     let listing = folder.list();
     let segments: Vec<u64> = listing.closed.iter().map(|(identity, _)| identity.segment.0).collect();
     assert_eq!(segments, [1]);
-    assert_eq!(listing.strange, 7);
+    assert_eq!(listing.unexpected, 7);
     let after = names();
     assert_eq!(after.len(), before.len(), "nothing is gone");
     assert_eq!(after.iter().filter(|name| name.to_string_lossy().ends_with(".aside")).count(), 7);
-    assert_eq!(folder.list().strange, 0, "once");
+    assert_eq!(folder.list().unexpected, 0, "once");
 }
 
 #[test]
@@ -158,14 +158,14 @@ fn a_segment_with_a_corrupt_footer_is_identified_by_its_bytes() {
     let whole = fs::read(folder.path(name)).unwrap();
     folder.change(name, |bytes| *bytes.last_mut().unwrap() ^= 1);
     let listing = folder.disk.list(&promise(), &owed).unwrap();
-    assert_eq!((listing.closed, listing.strange), (owed.to_vec(), 0));
+    assert_eq!((listing.closed, listing.unexpected), (owed.to_vec(), 0));
     assert_eq!(fs::read(folder.path(name)).unwrap(), whole, "mended");
     folder.change(name, |bytes| {
         bytes[120] ^= 1;
         *bytes.last_mut().unwrap() ^= 1;
     });
     let listing = folder.disk.list(&promise(), &owed).unwrap();
-    assert_eq!((listing.closed, listing.strange), (vec![], 1), "not by its bytes either");
+    assert_eq!((listing.closed, listing.unexpected), (vec![], 1), "not by its bytes either");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn dropped_files_get_new_names_in_quarantine() {
     let (closure, bytes) = segment(identity(1));
     folder.disk.write_quarantine(&identity(1), &closure, &bytes).unwrap();
     let listing = folder.list();
-    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (0, 0, 0));
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.unexpected), (0, 0, 0));
     let mut kept: Vec<_> =
         folder.disk.folder().names().unwrap().iter().filter_map(|name| QuarantineName::parse(name)).collect();
     kept.sort_by_key(QuarantineName::to_string);
@@ -256,7 +256,7 @@ fn special_files_are_unexpected_and_do_not_block() {
     fs::create_dir(folder.path("segment-0000000000000004.closed")).unwrap();
     fs::create_dir(folder.path("segment-0000000000000005.open.tmp")).unwrap();
     let listing = folder.list();
-    assert_eq!((listing.closed.len(), listing.open.len(), listing.strange), (1, 0, 4));
+    assert_eq!((listing.closed.len(), listing.open.len(), listing.unexpected), (1, 0, 4));
     assert!(!folder.disk.is_closed(&identity(2)));
     assert!(folder.path("segment-0000000000000003.open.aside").exists());
 }

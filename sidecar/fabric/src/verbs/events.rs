@@ -93,9 +93,10 @@ impl Watcher {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         fcntl_setfl(events.fd(), OFlags::NONBLOCK)?;
+        let span = tracing::Span::current();
         let thread = std::thread::Builder::new().name("fabric-events".into()).spawn({
             let events = Arc::clone(&events);
-            move || events.run()
+            move || span.in_scope(|| events.run())
         })?;
         Ok(Watcher { events, thread: Some(thread) })
     }
@@ -147,7 +148,7 @@ impl EventLoop {
             match poll(&mut ready, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(device = self.context.name(), %error, "wait for events of the device");
+                    tracing::error!(device = self.context.name(), %error, "failed to wait for events of the device");
                     return self.fail(Scope::Device);
                 }
             }

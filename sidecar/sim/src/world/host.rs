@@ -2,7 +2,7 @@
 //!
 //! Its process takes one request at a time and carries the machine's outputs out one after the other. Persisting, revoking
 //! and scanning take time; the process can be killed between any two outputs and at any call to its disk or its table, and
-//! the host can lose power at any moment. What comes of a start is for [`wake`](fn@tailwind_backup::wake) to find out; see
+//! the host can lose power at any moment. What comes of a start is for [`start`](tailwind_backup::start()) to find out; see
 //! [`memory`](super::memory) for the buffers, [`files`](super::files) for the volume, [`daemon`](super::daemon) for the
 //! outputs.
 
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use tailwind_backup::{BackupConfig, Daemon, Flusher, MemberState, wake};
+use tailwind_backup::{BackupConfig, Daemon, Flusher, MemberState};
 use tailwind_protocol::backup::{Backup, Input, Limits, Request, RequestId, Slot, SlotRow};
 use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
@@ -269,7 +269,7 @@ impl Host {
 
     /// The process wakes up, as the daemon does.
     fn start(&mut self) -> anyhow::Result<()> {
-        let woken = wake(&self.home(), Box::new(self.files.clone()), &mut self.pool, self.fresh)?;
+        let woken = tailwind_backup::start(&self.home(), Box::new(self.files.clone()), &mut self.pool, self.fresh)?;
         if woken.member_state.boot == self.fresh {
             self.take_boot();
         }

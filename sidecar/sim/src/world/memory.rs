@@ -1,6 +1,6 @@
 //! A backup's buffers and the table beside them: they outlive the process, and go with the power.
 //!
-//! [`Pool`] is what the production [`wake`](fn@tailwind_backup::wake) asks for memory; [`Lent`] is who the production daemon
+//! [`Pool`] is what the production [`start`](tailwind_backup::start()) asks for memory; [`Lent`] is who the production daemon
 //! lends with: the simulated fabric, which judges what lands.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, Started, wake};
+use tailwind_backup::{BackupConfig, MemberState, OsFolder, SlotTable, Started, start};
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity};
@@ -31,21 +31,21 @@ impl Folders {
         self.dir.path().join(name)
     }
 
-    fn wake(&self) -> anyhow::Result<Started> {
-        self.wake_as(&self.home, &self.path("flush"))
+    fn start(&self) -> anyhow::Result<Started> {
+        self.start_as(&self.home, &self.path("flush"))
     }
 
-    fn wake_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<Started> {
+    fn start_as(&self, home: &BackupConfig, flush_dir: &Path) -> anyhow::Result<Started> {
         let mut memory = PoolMemory::new(home.pool.clone(), home.buffers, home.segment_size);
-        wake(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
+        start(home, Box::new(OsFolder::open(flush_dir)?), &mut memory, fresh_boot_id()?)
     }
 
-    /// Wakes, says who it is, and changes what it has promised.
+    /// Starts, says who it is, and changes what it has promised.
     fn live(&self, change: impl FnOnce(&mut MemberState)) -> BootId {
-        let mut woken = self.wake().unwrap();
-        let boot = woken.member_state.boot;
-        change(&mut woken.member_state);
-        woken.promise_file.write(&woken.member_state).unwrap();
+        let mut started = self.start().unwrap();
+        let boot = started.member_state.boot;
+        change(&mut started.member_state);
+        started.promise_file.write(&started.member_state).unwrap();
         boot
     }
 }
@@ -57,7 +57,7 @@ fn memory_that_survives_keeps_the_identity() {
     let folders = folders();
     let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     assert_eq!(folders.live(nothing), born);
-    assert_eq!(folders.wake().unwrap().member_state.promise.epoch, Epoch(5));
+    assert_eq!(folders.start().unwrap().member_state.promise.epoch, Epoch(5));
 }
 
 #[test]
@@ -66,9 +66,9 @@ fn memory_from_before_a_reboot_is_discarded() {
     let born = folders.live(|member_state| member_state.promise.epoch = Epoch(5));
     fs::write(folders.path("pool/slot-0000.buf"), "of any size").unwrap();
     let rebooted = BackupConfig { kernel: "another boot".to_owned(), ..folders.home.clone() };
-    let woken = folders.wake_as(&rebooted, &folders.path("flush")).unwrap();
-    assert_ne!(woken.member_state.boot, born);
-    assert_eq!(woken.member_state.promise.epoch, Epoch(5));
+    let started = folders.start_as(&rebooted, &folders.path("flush")).unwrap();
+    assert_ne!(started.member_state.boot, born);
+    assert_eq!(started.member_state.promise.epoch, Epoch(5));
 }
 
 /// For each: whether the shutdown was complete, the durability, and whether the identity outlives the memory.
@@ -97,9 +97,9 @@ fn folders_of_another_backup_are_refused() {
     let folders = folders();
     folders.live(nothing);
     let somebody_else = BackupConfig { member: "b1".parse().unwrap(), ..folders.home.clone() };
-    let error = folders.wake_as(&somebody_else, &folders.path("flush")).unwrap_err().to_string();
+    let error = folders.start_as(&somebody_else, &folders.path("flush")).unwrap_err().to_string();
     assert!(error.contains("belongs to backup b0 of group db"), "{error}");
-    let error = folders.wake_as(&folders.home, &folders.path("elsewhere")).unwrap_err().to_string();
+    let error = folders.start_as(&folders.home, &folders.path("elsewhere")).unwrap_err().to_string();
     assert!(error.contains("holds no promise"), "{error}");
     assert!(!folders.path("elsewhere/promise").exists(), "nothing was reset");
 }
@@ -111,7 +111,7 @@ fn segments_without_a_promise_are_refused() {
     fs::remove_dir_all(folders.path("pool")).unwrap();
     fs::remove_file(folders.path("flush/promise")).unwrap();
     fs::write(folders.path("flush/segment-0000000000000001.closed"), "").unwrap();
-    let error = folders.wake().unwrap_err().to_string();
+    let error = folders.start().unwrap_err().to_string();
     assert!(error.contains("holds segments but no promise file"), "{error}");
 }
 
@@ -133,7 +133,7 @@ fn an_older_ledger_raises_a_doubt() {
     folders.live(|member_state| member_state.promise.log = Some(LogId(7)));
     let ledger = folders.path("flush/ledger");
     let older = fs::read(&ledger).unwrap();
-    let mut woken = folders.wake().unwrap();
+    let mut started = folders.start().unwrap();
     let identity = SegmentIdentity {
         log: LogId(7),
         segment: SegmentId(1),
@@ -142,12 +142,12 @@ fn an_older_ledger_raises_a_doubt() {
         size: SegmentSize::MIN,
     };
     let closure = Closure { first: Lsn(1), last: Lsn(1), end: Offset(8000), chain: Chain(5) };
-    woken.ledger.owe(woken.disk.folder(), &[(identity, closure)]).unwrap();
-    woken.flushed.write().unwrap();
-    drop(woken);
-    assert_eq!(folders.wake().unwrap().found.doubts, [""; 0]);
+    started.ledger.owe(started.disk.folder(), &[(identity, closure)]).unwrap();
+    started.flushed.write().unwrap();
+    drop(started);
+    assert_eq!(folders.start().unwrap().found.doubts, [""; 0]);
     fs::write(&ledger, older).unwrap();
-    let doubts = folders.wake().unwrap().found.doubts;
+    let doubts = folders.start().unwrap().found.doubts;
     assert!(matches!(&doubts[..], [doubt] if doubt.contains("entries of the ledger")), "{doubts:?}");
 }
 
@@ -165,18 +165,22 @@ fn a_dropped_empty_open_segment_does_not_return() {
     folders.live(|MemberState { promise, .. }| {
         (promise.log, promise.epoch, promise.durability) = (Some(LogId(7)), Epoch(2), Durability::Flushed);
     });
-    let mut flushed = folders.wake().unwrap().flushed;
+    let mut flushed = folders.start().unwrap().flushed;
     flushed.note(&identity, Offset(0));
     flushed.write().unwrap();
     let lose_memory = || fs::remove_dir_all(folders.path("pool")).unwrap();
     lose_memory();
-    let woken = folders.wake().unwrap();
-    assert_eq!(woken.found.rows.iter().map(|(_, row)| row.identity).collect::<Vec<_>>(), [identity], "open and empty");
-    woken.table.save(woken.found.rows[0].0, None).unwrap();
-    drop(woken);
-    assert_eq!(folders.wake().unwrap().found.rows, [], "dropped");
+    let started = folders.start().unwrap();
+    assert_eq!(
+        started.found.rows.iter().map(|(_, row)| row.identity).collect::<Vec<_>>(),
+        [identity],
+        "open and empty"
+    );
+    started.table.save(started.found.rows[0].0, None).unwrap();
+    drop(started);
+    assert_eq!(folders.start().unwrap().found.rows, [], "dropped");
     lose_memory();
-    assert_eq!(folders.wake().unwrap().found.rows, [], "it is back");
+    assert_eq!(folders.start().unwrap().found.rows, [], "it is back");
 }
 
 /// It used to wait for a writer on the FIFO.
@@ -188,5 +192,5 @@ fn a_fifo_named_like_a_segment_does_not_block_start() {
     for name in ["flush/segment-0000000000000001.closed", "flush/segment-0000000000000002.open"] {
         mknodat(CWD, folders.path(name), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     }
-    assert_eq!(folders.wake().unwrap().strange_files, 2);
+    assert_eq!(folders.start().unwrap().unexpected_files, 2);
 }

@@ -9,7 +9,7 @@ use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyl
 use tailwind_client::Lsn;
 
 use super::super::{counted, tell};
-use super::flight::{Acked, Flight};
+use super::send_window::{Acked, SendWindow};
 
 /// How often the bar moves.
 const MOVE_EVERY: Duration = Duration::from_millis(100);
@@ -108,8 +108,8 @@ pub(super) fn summary(acked: &Acked, took: Duration) -> String {
 }
 
 /// Where a run that failed has got to, and how to go on.
-pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u64) -> String {
-    let acked = flight.acked();
+pub(super) fn aftermath<T: PartialEq>(window: &SendWindow<T>, noun: &str, skipped: u64) -> String {
+    let acked = window.acked();
     let mut text = match acked.lsns {
         Some((first, last)) => {
             let (records, through) = (counted(acked.records, "record"), acked.through);
@@ -119,11 +119,11 @@ pub(super) fn aftermath<T: PartialEq>(flight: &Flight<T>, noun: &str, skipped: u
     };
     let through = acked.through.max(skipped);
     // Writing to a string cannot fail.
-    let _ = match (flight.unanswered(), acked.lsns) {
+    let _ = match (window.unanswered(), acked.lsns) {
         (None, _) => write!(text, "\nnothing is in flight; resume with --skip {through}"),
         (Some((records, last)), lsns) => {
             let records = counted(records as u64, "record");
-            let _ = write!(text, "\nin flight: {records}, up to {noun} {last}; each may or may not be in the log");
+            let _ = write!(text, "\nin window: {records}, up to {noun} {last}; each may or may not be in the log");
             let from = lsns
                 .map_or_else(|| "the LSN where the log ended before".to_owned(), |(_, last)| last.next().to_string());
             write!(text, "\nread from {from} to see how many are, then resume with --skip {through} plus that number")
@@ -153,19 +153,19 @@ mod tests {
 
     #[test]
     fn the_failure_report_says_what_is_acked_and_how_to_resume() {
-        let mut flight = Flight::new();
-        assert_eq!(aftermath(&flight, "line", 5), "acknowledged: nothing\nnothing is in flight; resume with --skip 5");
+        let mut window = SendWindow::new();
+        assert_eq!(aftermath(&window, "line", 5), "acknowledged: nothing\nnothing is in flight; resume with --skip 5");
         for place in 6..=8 {
-            let mut bundle = flight.blank();
+            let mut bundle = window.blank();
             bundle.push(b"record", place);
-            flight.push(bundle);
-            flight.mark_sent(place);
+            window.push(bundle);
+            window.mark_sent(place);
         }
-        flight.acknowledge(&6, Lsn(41));
+        window.acknowledge(&6, Lsn(41));
         assert_eq!(
-            aftermath(&flight, "line", 5),
+            aftermath(&window, "line", 5),
             "acknowledged: 1 record, LSN 41 to 41, up to line 6 of the input\n\
-             in flight: 2 records, up to line 8; each may or may not be in the log\n\
+             in window: 2 records, up to line 8; each may or may not be in the log\n\
              read from 42 to see how many are, then resume with --skip 6 plus that number"
         );
     }

@@ -195,7 +195,7 @@ fn a_repeated_link_recognizes_its_own_file() {
     let store = store_at(folder.path(), 3);
     let draft = asleep(&store, &config(4));
     fs::hard_link(&draft.path, store.path_of(draft.number)).unwrap();
-    assert_eq!(store.publish(&draft).unwrap(), PublishResult::Standing);
+    assert_eq!(store.publish(&draft).unwrap(), PublishResult::Published);
     assert_eq!(store.read().unwrap(), Some(config(4)));
 }
 

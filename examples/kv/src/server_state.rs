@@ -18,7 +18,7 @@ pub struct Batch {
 
 /// What this server is at the moment.
 #[derive(Clone, Debug)]
-pub enum Standing {
+pub enum ServerState {
     /// No sidecar answers on the socket.
     Alone {
         /// What is wrong.
@@ -44,45 +44,47 @@ pub enum Standing {
 }
 
 /// The way to look at it.
-pub type Gate = watch::Receiver<Standing>;
+pub type StateWatch = watch::Receiver<ServerState>;
 
-impl Standing {
+impl ServerState {
     /// What clients are told who want keys. Both words make clients try again elsewhere or later.
     pub fn refusal(&self) -> Reply {
         Reply::error(match self {
-            Standing::Alone { why } => format!("LOADING this server has no log: {why}"),
-            Standing::Standby { primary: Some(primary) } => {
+            ServerState::Alone { why } => format!("LOADING this server has no log: {why}"),
+            ServerState::Standby { primary: Some(primary) } => {
                 format!(
                     "READONLY this server is a standby, and serves neither reads nor writes: go to the primary, {primary}"
                 )
             }
-            Standing::Standby { primary: None } => {
+            ServerState::Standby { primary: None } => {
                 "READONLY this server is a standby, and who is primary is not known yet: try again soon".to_owned()
             }
-            Standing::Loading { records } => {
+            ServerState::Loading { records } => {
                 format!("LOADING this server has become primary and reads the log: {records} records so far")
             }
-            Standing::Primary { .. } => "LOADING this server has just ceased to be primary: try again soon".to_owned(),
+            ServerState::Primary { .. } => {
+                "LOADING this server has just ceased to be primary: try again soon".to_owned()
+            }
         })
     }
 
     /// One word for `INFO` and metrics.
     pub fn role(&self) -> &'static str {
         match self {
-            Standing::Alone { .. } => "alone",
-            Standing::Standby { .. } => "standby",
-            Standing::Loading { .. } => "loading",
-            Standing::Primary { .. } => "primary",
+            ServerState::Alone { .. } => "alone",
+            ServerState::Standby { .. } => "standby",
+            ServerState::Loading { .. } => "loading",
+            ServerState::Primary { .. } => "primary",
         }
     }
 
-    /// Whether a pod in this standing is as it should be: it serves, or it would if it had to. Why not, otherwise.
+    /// Whether a pod in this state is as it should be: it serves, or it would if it had to. Why not, otherwise.
     pub fn readiness(&self) -> Result<(), String> {
         match self {
-            Standing::Primary { .. } | Standing::Standby { primary: Some(_) } => Ok(()),
-            Standing::Alone { why } => Err(format!("no log: {why}")),
-            Standing::Standby { primary: None } => Err("standby, and no primary is known".to_owned()),
-            Standing::Loading { records } => Err(format!("reading the log: {records} records so far")),
+            ServerState::Primary { .. } | ServerState::Standby { primary: Some(_) } => Ok(()),
+            ServerState::Alone { why } => Err(format!("no log: {why}")),
+            ServerState::Standby { primary: None } => Err("standby, and no primary is known".to_owned()),
+            ServerState::Loading { records } => Err(format!("reading the log: {records} records so far")),
         }
     }
 }

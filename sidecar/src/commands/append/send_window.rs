@@ -1,4 +1,4 @@
-//! The ledger of `append`: what waits to be sent, what is in flight, and what has been acknowledged. No I/O.
+//! The send window of `append`: what waits to be sent, what is in flight, and what has been acknowledged. No I/O.
 //!
 //! Bundles go through it in the order of the input and never pass each other: waiting → sent → acknowledged. A refusal moves
 //! what was sent back to waiting; so does a lost connection, except for what the log turns out to hold.
@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use tailwind_client::Lsn;
 
-/// Most records waiting and in flight. Eight times what a sidecar takes from one connection before it wants acks.
+/// Most records waiting and in window. Eight times what a sidecar takes from one connection before it wants acks.
 const RECORDS_MAX: usize = 64 << 10;
 /// Most bytes of payload waiting and in flight, give or take one bundle.
 const BYTES_MAX: usize = 8 << 20;
@@ -67,8 +67,8 @@ pub(super) enum Mismatch {
     HalfBatch(Lsn),
 }
 
-/// The ledger. `T` names an append on its connection.
-pub(super) struct Flight<T> {
+/// `T` names an append on its connection.
+pub(super) struct SendWindow<T> {
     waiting: VecDeque<Bundle>,
     sent: VecDeque<(T, Bundle)>,
     spare: Vec<Bundle>,
@@ -77,9 +77,9 @@ pub(super) struct Flight<T> {
     acked: Acked,
 }
 
-impl<T: PartialEq> Flight<T> {
-    pub(super) fn new() -> Flight<T> {
-        Flight {
+impl<T: PartialEq> SendWindow<T> {
+    pub(super) fn new() -> SendWindow<T> {
+        SendWindow {
             waiting: VecDeque::new(),
             sent: VecDeque::new(),
             spare: Vec::new(),
@@ -210,94 +210,94 @@ mod tests {
     use super::*;
 
     /// Bundles of these sizes, sent as tickets 0, 1, ...; record n of the input is the text of n.
-    fn flight(sizes: &[usize]) -> Flight<usize> {
-        let mut flight = Flight::new();
+    fn window(sizes: &[usize]) -> SendWindow<usize> {
+        let mut window = SendWindow::new();
         let mut place = 0;
         for (ticket, size) in sizes.iter().enumerate() {
-            let mut bundle = flight.blank();
+            let mut bundle = window.blank();
             for _ in 0..*size {
                 place += 1;
                 bundle.push(place.to_string().as_bytes(), place);
             }
-            flight.push(bundle);
-            flight.mark_sent(ticket);
+            window.push(bundle);
+            window.mark_sent(ticket);
         }
-        flight
+        window
     }
 
-    fn look(flight: &Flight<usize>, from: u64, log: &[&str]) -> Result<MatchedPrefix, Mismatch> {
+    fn look(window: &SendWindow<usize>, from: u64, log: &[&str]) -> Result<MatchedPrefix, Mismatch> {
         let mut found = MatchedPrefix::default();
         for (lsn, record) in (from..).zip(log) {
-            flight.compare(&mut found, Lsn(lsn), record.as_bytes())?;
+            window.compare(&mut found, Lsn(lsn), record.as_bytes())?;
         }
         Ok(found)
     }
 
     #[test]
     fn acks_must_arrive_in_order() {
-        let mut flight = flight(&[1, 3, 1]);
-        assert_eq!(flight.acknowledge(&0, Lsn(10)), Some((Lsn(10), Lsn(10))));
-        assert_eq!(flight.acknowledge(&2, Lsn(14)), None, "an earlier one has failed");
-        assert_eq!(flight.acknowledge(&1, Lsn(13)), Some((Lsn(11), Lsn(13))));
+        let mut window = window(&[1, 3, 1]);
+        assert_eq!(window.acknowledge(&0, Lsn(10)), Some((Lsn(10), Lsn(10))));
+        assert_eq!(window.acknowledge(&2, Lsn(14)), None, "an earlier one has failed");
+        assert_eq!(window.acknowledge(&1, Lsn(13)), Some((Lsn(11), Lsn(13))));
         let acked = Acked { records: 4, payload_size: 4, lsns: Some((Lsn(10), Lsn(13))), through: 4 };
-        assert_eq!((flight.acked(), flight.unanswered()), (&acked, Some((1, 5))));
+        assert_eq!((window.acked(), window.unanswered()), (&acked, Some((1, 5))));
     }
 
     #[test]
     fn a_refusal_applies_to_all_later_records() {
-        let mut flight = flight(&[1, 1, 1, 1]);
-        flight.refuse(&2);
-        flight.refuse(&3);
-        assert_eq!(flight.unanswered(), Some((2, 2)));
-        assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(3));
-        assert_eq!(flight.acknowledge(&0, Lsn(1)), Some((Lsn(1), Lsn(1))));
-        assert_eq!(flight.acknowledge(&1, Lsn(2)), Some((Lsn(2), Lsn(2))));
-        assert_eq!((flight.unanswered(), flight.is_empty()), (None, false));
+        let mut window = window(&[1, 1, 1, 1]);
+        window.refuse(&2);
+        window.refuse(&3);
+        assert_eq!(window.unanswered(), Some((2, 2)));
+        assert_eq!(window.next_to_send().map(|bundle| bundle.through), Some(3));
+        assert_eq!(window.acknowledge(&0, Lsn(1)), Some((Lsn(1), Lsn(1))));
+        assert_eq!(window.acknowledge(&1, Lsn(2)), Some((Lsn(2), Lsn(2))));
+        assert_eq!((window.unanswered(), window.is_empty()), (None, false));
     }
 
     #[test]
     fn after_failover_only_missing_records_are_resent() {
         for held in 0..=4_usize {
-            let mut flight = flight(&[1, 1, 1, 1]);
-            let found = look(&flight, 7, &["1", "2", "3", "4"][..held]).unwrap();
-            let span = flight.resolve(&found).unwrap();
+            let mut window = window(&[1, 1, 1, 1]);
+            let found = look(&window, 7, &["1", "2", "3", "4"][..held]).unwrap();
+            let span = window.resolve(&found).unwrap();
             assert_eq!(span, (held > 0).then_some((Lsn(7), Lsn(6 + held as u64))));
-            assert_eq!((flight.acked().records, flight.acked().through), (held as u64, held as u64));
-            assert_eq!(flight.unanswered(), None);
-            let next = flight.next_to_send().map(|bundle| bundle.through);
+            assert_eq!((window.acked().records, window.acked().through), (held as u64, held as u64));
+            assert_eq!(window.unanswered(), None);
+            let next = window.next_to_send().map(|bundle| bundle.through);
             assert_eq!(next, (held < 4).then_some(held as u64 + 1));
-            assert_eq!(flight.is_empty(), held == 4);
+            assert_eq!(window.is_empty(), held == 4);
         }
     }
 
     #[test]
     fn a_batch_is_atomic_in_the_log() {
-        let mut flight = flight(&[2, 3]);
-        let found = look(&flight, 1, &["1", "2", "3"]).unwrap();
-        assert_eq!(flight.resolve(&found), Err(Mismatch::HalfBatch(Lsn(3))));
-        let found = look(&flight, 1, &["1", "2"]).unwrap();
-        assert_eq!(flight.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
-        assert_eq!(flight.next_to_send().map(|bundle| bundle.through), Some(5));
+        let mut window = window(&[2, 3]);
+        let found = look(&window, 1, &["1", "2", "3"]).unwrap();
+        assert_eq!(window.resolve(&found), Err(Mismatch::HalfBatch(Lsn(3))));
+        let found = look(&window, 1, &["1", "2"]).unwrap();
+        assert_eq!(window.resolve(&found), Ok(Some((Lsn(1), Lsn(2)))));
+        assert_eq!(window.next_to_send().map(|bundle| bundle.through), Some(5));
     }
 
     #[test]
     fn records_of_another_writer_are_detected() {
-        let flight = flight(&[1, 1]);
-        assert_eq!(look(&flight, 1, &["1", "other"]).unwrap_err(), Mismatch::Record(Lsn(2)));
-        assert_eq!(look(&flight, 1, &["1", "2", "3"]).unwrap_err(), Mismatch::Record(Lsn(3)));
+        let window = window(&[1, 1]);
+        assert_eq!(look(&window, 1, &["1", "other"]).unwrap_err(), Mismatch::Record(Lsn(2)));
+        assert_eq!(look(&window, 1, &["1", "2", "3"]).unwrap_err(), Mismatch::Record(Lsn(3)));
     }
 
     #[test]
     fn the_ledger_is_bounded_and_reuses_memory() {
-        let mut flight = Flight::new();
-        while !flight.is_full() {
-            let mut bundle = flight.blank();
-            bundle.push(b"", flight.records as u64 + 1);
-            flight.push(bundle);
-            flight.mark_sent(flight.records as u64);
+        let mut window = SendWindow::new();
+        while !window.is_full() {
+            let mut bundle = window.blank();
+            bundle.push(b"", window.records as u64 + 1);
+            window.push(bundle);
+            window.mark_sent(window.records as u64);
         }
-        assert_eq!(flight.records, RECORDS_MAX);
-        (1..=RECORDS_MAX as u64).for_each(|n| assert!(flight.acknowledge(&n, Lsn(n)).is_some()));
-        assert!(flight.is_empty() && flight.spare.len() == RECORDS_MAX && flight.blank().records().is_empty());
+        assert_eq!(window.records, RECORDS_MAX);
+        (1..=RECORDS_MAX as u64).for_each(|n| assert!(window.acknowledge(&n, Lsn(n)).is_some()));
+        assert!(window.is_empty() && window.spare.len() == RECORDS_MAX && window.blank().records().is_empty());
     }
 }

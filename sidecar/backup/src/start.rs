@@ -71,12 +71,12 @@ pub struct Started {
     /// What memory and disk hold.
     pub found: Found,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
-    pub strange_files: u64,
+    pub unexpected_files: u64,
 }
 
 /// Opens both folders, finds out who this backup is, and collects what it holds. `fresh` is its identity if it is somebody
 /// new: drawn at random.
-pub fn wake(
+pub fn start(
     home: &BackupConfig,
     folder: Box<dyn Folder>,
     memory: &mut dyn Memory,
@@ -166,7 +166,7 @@ fn resume(
         evidence.doubts.push(format!("the row of buffer {} in the slot table cannot be read", slot.0));
     }
     let (rows, missing): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(slot, _)| memory.has(*slot));
-    // A file of an open segment whose buffer is not in use any more: given up when the process died, or all that is left.
+    // A file of an open segment whose buffer is no longer in use: given up when the process died, or all that is left.
     let known = |open: &SegmentIdentity| rows.iter().any(|(_, row)| row.identity == *open);
     let left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
     let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
@@ -177,7 +177,7 @@ fn resume(
     evidence.forget_dropped(rows.iter().map(|(_, row)| row.identity.segment))?;
     let (boot, epoch) = (member_state.boot, member_state.promise.epoch);
     info!(%boot, %epoch, slots = rows.len(), files = listing.closed.len(), "memory survived");
-    Ok(evidence.woken(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
+    Ok(evidence.started(disk, table, promise_file, member_state, Slots { here: rows, missing, unreadable }, listing))
 }
 
 /// The memory is new.
@@ -200,7 +200,7 @@ fn begin(
             let boot = if keep { member_state.boot } else { fresh };
             let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
-                // Doubts are void: no primary expects their segments from this backup any more.
+                // Doubts are void: no primary expects their segments from this backup.
                 member_state.promise.doubt = None;
             }
             file.write(&member_state)?;
@@ -245,7 +245,7 @@ fn begin(
         kernel: home.kernel.clone(),
         slots: home.buffers,
     })?;
-    Ok(evidence.woken(
+    Ok(evidence.started(
         disk,
         table,
         promise_file,
@@ -321,7 +321,7 @@ impl Evidence {
         blank.filter(move |identity| !here.contains(&identity.segment))
     }
 
-    fn woken(
+    fn started(
         self,
         disk: Disk,
         table: SlotTable,
@@ -331,7 +331,7 @@ impl Evidence {
         listing: Listing,
     ) -> Started {
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
-        let Listing { closed: files, strange: strange_files, .. } = listing;
+        let Listing { closed: files, unexpected: unexpected_files, .. } = listing;
         let found = Found {
             promise: member_state.promise.clone(),
             rows: slots.here,
@@ -342,7 +342,7 @@ impl Evidence {
             flushed: ends,
             doubts,
         };
-        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }
+        Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, unexpected_files }
     }
 }
 
