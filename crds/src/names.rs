@@ -18,6 +18,8 @@ pub const ANNOTATION_INJECT: &str = "replication.tailwind.dev/inject";
 pub const ANNOTATION_INJECTED: &str = "replication.tailwind.dev/injected";
 /// On app pods: users that may connect to the socket, such as `1000,1001`; any user of the pod if absent.
 pub const ANNOTATION_ALLOW_UID: &str = "replication.tailwind.dev/allow-uid";
+/// On a `ReplicaGroup`: its own name, before it is deleted with its log. Without it the API server refuses.
+pub const ANNOTATION_DELETE_LOG: &str = "replication.tailwind.dev/delete-log";
 /// On a `ReplicaGroup`: the app pod that shall become primary.
 pub const ANNOTATION_SWITCHOVER: &str = "replication.tailwind.dev/switchover";
 /// On backup pods: what they were made from.

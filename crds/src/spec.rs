@@ -150,7 +150,8 @@ pub struct ReplicaGroupSpec {
     #[schemars(length(max = 16))]
     pub primary_ports: Vec<PrimaryPort>,
 
-    /// What deleting the group does. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of
+    /// What deleting the group does, once it is allowed: a group that holds a log is deleted only if its annotation
+    /// replication.tailwind.dev/delete-log repeats its name. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of
     /// the app belongs to the group any more.
     #[serde(default)]
     pub deletion: Deletion,

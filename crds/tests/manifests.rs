@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
+use tailwind_crds::names::ANNOTATION_DELETE_LOG;
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn top() -> PathBuf {
@@ -98,4 +99,37 @@ fn alerts_and_dashboard_use_existing_metrics() {
         let there = source.contains(&format!("\"{name}\"")) || source.contains(&format!("(\"{short}\", "));
         assert!(there, "no program has the metric {name}");
     }
+}
+
+/// The expression by which the API server decides: see decision 33.
+#[test]
+fn a_log_is_deleted_only_on_confirmation() {
+    let expression = cel::Program::compile(&read("charts/tailwind/files/deletion.cel")).unwrap();
+    let allows = |group: Value, namespace: Value| {
+        let mut context = cel::Context::default();
+        context.add_variable("oldObject", group).unwrap();
+        context.add_variable("namespaceObject", namespace).unwrap();
+        expression.execute(&context).unwrap() == cel::Value::Bool(true)
+    };
+    let group = |annotations: Value, status: Value| {
+        let mut group = serde_json::json!({"metadata": {"name": "orders"}, "spec": {}});
+        for (part, value) in [("/metadata/annotations", annotations), ("/status", status)] {
+            let (parent, field) = part.rsplit_once('/').unwrap();
+            if !value.is_null() {
+                group.pointer_mut(parent).unwrap()[field] = value;
+            }
+        }
+        group
+    };
+    let log = || serde_json::json!({"phase": "Ready", "log": {"epoch": 3}});
+    let confirmed = |name: &str| serde_json::json!({ANNOTATION_DELETE_LOG: name});
+    let alive = || serde_json::json!({"metadata": {"name": "shop"}});
+    assert!(!allows(group(Value::Null, log()), alive()));
+    assert!(!allows(group(serde_json::json!({"team": "payments"}), log()), alive()));
+    assert!(!allows(group(confirmed("payments"), log()), alive()), "the name of another group");
+    assert!(allows(group(confirmed("orders"), log()), alive()));
+    assert!(allows(group(Value::Null, Value::Null), alive()), "never started");
+    assert!(allows(group(Value::Null, serde_json::json!({"phase": "Pending"})), alive()), "never had a log");
+    let ending = serde_json::json!({"metadata": {"name": "shop", "deletionTimestamp": "2026-06-01T11:59:00Z"}});
+    assert!(allows(group(Value::Null, log()), ending), "its namespace goes");
 }

@@ -51,6 +51,7 @@ impl ServerVersion {
     /// What is missing, a sentence each.
     pub fn shortfalls(self) -> Vec<&'static str> {
         let all = [
+            (self >= ServerVersion::of(1, 30), "nothing keeps kubectl delete from deleting a group with its log"),
             (self.has_native_sidecars(), "sidecars are plain containers: they start and stop with the app's"),
             (self >= ServerVersion::of(1, 25), "the API server does not check the rules of specs; the operator does"),
             (self.has_unhealthy_eviction(), "a PodDisruptionBudget counts pods that are not ready"),
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn old_servers_have_shortfalls() {
         assert_eq!(ServerVersion::of(1, 34).shortfalls(), Vec::<&str>::new());
-        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 5);
+        assert_eq!(ServerVersion::of(1, 20).shortfalls().len(), 6);
         assert!(ServerVersion::of(1, 9) < ServerVersion::TARGET);
     }
 }

@@ -172,6 +172,12 @@ impl<'c> OperatedGroup<'c> {
         self.namespace.cluster.patch(&self.path(), change).map(|_| ())
     }
 
+    /// Deletes it with its log.
+    pub fn delete(&self) -> Result<()> {
+        self.change(&json!({"metadata": {"annotations": {"replication.tailwind.dev/delete-log": GROUP}}}))?;
+        self.namespace.cluster.delete(&self.path())
+    }
+
     /// The path of the group.
     pub fn path(&self) -> String {
         self.namespace.path(API, &format!("replicagroups/{GROUP}"))

@@ -4,6 +4,7 @@
 //! Each test ends with the ledger's report and a look through all logs.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::ByteString;
@@ -11,7 +12,7 @@ use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, TIMEOUT, holds, text};
 use tailwind_e2e::cluster::ledger::LedgerReport;
-use tailwind_e2e::cluster::namespace::{distribution, image_name};
+use tailwind_e2e::cluster::namespace::{distribution, image, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
 };
@@ -245,6 +246,66 @@ fn backups_die() {
     ));
     cluster.node(&node, "start").unwrap();
     group.wait_until_whole(2).unwrap();
+    group.finish(&OUTAGE).unwrap();
+}
+
+/// The control plane does not hear the members' nodes for longer than Kubernetes keeps pods there by default. Other pods are
+/// given up; the backups stay, with the very memory that they had.
+#[test]
+fn silent_nodes_keep_their_backups() {
+    let Some(cluster) = Cluster::join_own("silent_nodes_keep_their_backups").unwrap() else { return };
+    let group = OperatedGroup::start(&cluster, "silent", 2).unwrap();
+    group.namespace.wait_for_acks(200).unwrap();
+    let members = group.members().unwrap();
+    let nodes: BTreeSet<String> = members.iter().map(|member| group.node_of(member).unwrap()).collect();
+    let bystander = |node: &String| format!("bystander-{node}");
+    let pods: Vec<Value> = nodes
+        .iter()
+        .map(|node| {
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": bystander(node), "namespace": group.namespace.name},
+                "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [
+                    {"name": "sleeps", "image": image("tools"), "imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"]},
+                ]},
+            })
+        })
+        .collect();
+    cluster.apply(&pods).unwrap();
+    cluster
+        .wait("bystanders", || {
+            let pods = nodes.iter().map(|node| group.namespace.pod(&bystander(node)));
+            let phases =
+                pods.map(|pod| Ok(text(&pod?, "/status/phase").to_owned())).collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(phases.iter().all(|phase| phase == "Running").then_some(()))
+        })
+        .unwrap();
+    let uids = |members: &[String]| -> Vec<Value> {
+        members.iter().map(|member| group.namespace.pod(member).unwrap()["metadata"]["uid"].clone()).collect()
+    };
+    let (before, log) = (uids(&members), group.get().unwrap()["status"]["log"]["members"].clone());
+
+    nodes.iter().for_each(|node| cluster.node(node, "kubelet stop").unwrap());
+    for node in &nodes {
+        cluster
+            .wait("Kubernetes to give up a pod on a silent node", || {
+                let pod = group.namespace.pod(&bystander(node))?;
+                Ok(pod["metadata"]["deletionTimestamp"].is_string().then_some(()))
+            })
+            .unwrap();
+    }
+    group.namespace.wait_for_acks(200).unwrap();
+    for member in &members {
+        let pod = group.namespace.pod(member).unwrap();
+        assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{member} is given up");
+    }
+    nodes.iter().for_each(|node| cluster.node(node, "kubelet start").unwrap());
+    group.wait_until_whole(2).unwrap();
+    assert_eq!(uids(&members), before, "the same pods");
+    let boots = |members: &Value| -> BTreeSet<String> {
+        members.as_array().unwrap().iter().map(|member| text(member, "/boot").to_owned()).collect()
+    };
+    assert_eq!(boots(&group.get().unwrap()["status"]["log"]["members"]), boots(&log), "the same memory");
     group.finish(&OUTAGE).unwrap();
 }
 
@@ -520,7 +581,7 @@ fn impossible_requests_are_reported() {
             let invalid = group.wait_for_phase("Invalid").unwrap();
             assert!(text(&invalid, "/status/phaseReason").contains(rule), "{}", invalid["status"]);
             assert!(group.backups().unwrap().is_empty());
-            cluster.delete(&group.path()).unwrap();
+            group.delete().unwrap();
         }
         // A server that knows the rules.
         Err(error) => assert!(error.to_string().contains(rule), "{error:#}"),
@@ -549,7 +610,7 @@ fn impossible_requests_are_reported() {
     assert!(more <= 4, "{more} tries in 10 s");
     cluster.delete(&quota).unwrap();
     group.wait_for_phase("WaitingForApp").unwrap();
-    cluster.delete(&group.path()).unwrap();
+    group.delete().unwrap();
     cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
 
     // Devices on one node alone.
@@ -576,7 +637,7 @@ fn impossible_requests_are_reported() {
     let crash = group.wait_for("backups to say why they end", |group| words(group).contains("RDMA")).unwrap();
     note(&format!("there are no devices: {}", words(&crash)));
     assert_eq!(text(&condition(&crash, "Degraded"), "/reason"), "BackupCrashes");
-    cluster.delete(&group.path()).unwrap();
+    group.delete().unwrap();
     cluster.wait("the backups to go", || Ok(group.backups()?.is_empty().then_some(()))).unwrap();
 
     // Nodes for two of three.
@@ -609,7 +670,7 @@ fn group_is_deleted() {
     let group = OperatedGroup::start(&cluster, "goes", 2).unwrap();
     group.namespace.replay().unwrap();
     let began = Instant::now();
-    cluster.delete(&group.path()).unwrap();
+    group.delete().unwrap();
     let owned = [
         "v1/pods",
         "v1/secrets",
