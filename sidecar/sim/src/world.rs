@@ -155,7 +155,7 @@ impl World {
         world
     }
 
-    /// A world in which nothing happens that nobody asks for: see [`ScriptedGroup`](crate::scripted::Stage).
+    /// A world in which nothing happens that nobody asks for: see [`ScriptedGroup`](crate::scripted::ScriptedGroup).
     pub(crate) fn still(shape: Shape) -> World {
         let desired = DesiredState::new(0, shape.backups, shape.min_in_sync);
         let mut world = World::of(Plan::still(shape), Random::still(), desired, Trace::untimed());

@@ -46,7 +46,7 @@ impl Backup {
             return Ok(Some(Reply::Opened(slot)));
         }
         if request.purpose == Purpose::Append && known.is_some() {
-            let why = "a copy is here already: drop it first, if it is no part of the log".to_owned();
+            let why = "a copy is here already: drop it first, if it is not part of the log".to_owned();
             return Err(Refusal::NoSuchCopy { segment: identity.segment, why });
         }
         if self.comes_late(&row) {
