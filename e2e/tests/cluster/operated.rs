@@ -265,7 +265,7 @@ fn silent_nodes_keep_their_backups() {
             json!({
                 "apiVersion": "v1", "kind": "Pod",
                 "metadata": {"name": bystander(node), "namespace": group.namespace.name},
-                "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [
+                "spec": {"nodeName": node, "containers": [
                     {"name": "sleeps", "image": image("tools"), "imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"]},
                 ]},
             })
