@@ -58,7 +58,7 @@ pub enum Phase {
     WaitingForApp,
     /// A primary, and every copy that is wanted.
     Ready,
-    /// A primary, and fewer copies than wanted: appends go on.
+    /// A primary, and fewer copies than wanted: appends go on. Or the primary's node is not heard, and nobody knows.
     Degraded,
     /// Fewer copies than minInSync, or no primary where there was one: appends wait.
     Unavailable,

@@ -51,6 +51,13 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// The node of this pod, if the control plane does not hear it: what the API shows of the pod may be long over.
+    pub(crate) fn silent_node(&self, pod: &Pod) -> Option<&str> {
+        let name = pod.spec.as_ref()?.node_name.as_deref()?;
+        let silent = self.nodes.iter().find(|node| node.name == name && node.not_ready_since.is_some());
+        silent.map(|node| node.name.as_str())
+    }
+
     /// What the sidecars have written, once there is a log.
     pub(crate) fn log(&self) -> Option<&LogStatus> {
         self.group.status.as_ref()?.log.as_ref()

@@ -56,6 +56,8 @@ pub(crate) enum Ready {
     /// {0}
     FewerCopies(PhaseReason),
     /// {0}
+    NodeSilent(PhaseReason),
+    /// {0}
     InvalidSpec(String),
     /// {0}
     BackupsStarting(PhaseReason),
@@ -85,7 +87,7 @@ pub(crate) enum Ready {
     /// person decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
     ConfigStoreWentBack(Candidate, String),
 }
-yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_));
+yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_), unknown: Ready::NodeSilent(..));
 
 /// How far the log was, for whoever has to choose an LSN.
 #[derive(Debug, Default)]
@@ -132,6 +134,8 @@ yes!(Progressing: Progressing::Moving(_)
 /// Whether something is worse than specified.
 #[derive(Debug, Display, AsRefStr, VariantNames)]
 pub(crate) enum Degraded {
+    /// {0}
+    NodeSilent(PhaseReason),
     /// {0}
     ApiRefused(String),
     /// {0} exists and has another owner, so it is left alone. Remove it, or give the group another name
@@ -182,7 +186,7 @@ pub(crate) enum FailoverSafe {
     Fenced,
     /// no member's pod is working: the log cannot be read until one comes back
     NoCopy,
-    /// no other pod of the app could take over: run two or more
+    /// no other pod of the app could take over: run two or more, on nodes that are well
     NoStandby,
     /// {0} waits to become primary, and so would another: see condition Ready
     PromotionWaits(String),

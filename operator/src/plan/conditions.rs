@@ -102,6 +102,7 @@ fn ready(state: &GroupState<'_>, phase: Phase, reason: &PhaseReason) -> Ready {
     }
     let reason = reason.clone();
     match phase {
+        Phase::Degraded if matches!(reason, PhaseReason::NodeSilent(..)) => Ready::NodeSilent(reason),
         Phase::Ready => Ready::AllCopies(reason),
         Phase::Degraded => Ready::FewerCopies(reason),
         Phase::Invalid => Ready::InvalidSpec(reason.to_string()),
@@ -184,6 +185,7 @@ fn degraded(
     }
     let blocked = plan.replacement.as_ref().filter(|replacement| replacement.is_blocked());
     match (phase, blocked) {
+        (Phase::Degraded, _) if matches!(reason, PhaseReason::NodeSilent(..)) => Degraded::NodeSilent(reason.clone()),
         (Phase::Degraded, _) => Degraded::FewerCopies(reason.clone()),
         (Phase::Unavailable, _) => Degraded::Unavailable(reason.clone()),
         (_, Some(replacement)) => Degraded::MoveWaits(replacement.clone()),

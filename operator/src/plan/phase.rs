@@ -39,6 +39,8 @@ pub(crate) enum PhaseReason {
     PrimaryGone(String),
     /// {copies} of minInSync {floor} copies: appends wait for backups to come back or catch up
     BelowMinInSync { copies: usize, floor: usize },
+    /// {0} was primary when its node {1} was heard last: whether the app can append is not known
+    NodeSilent(String, String),
     /// {copies} of {wanted} copies: appends continue, and a backup is catching up or missing
     FewerCopies { copies: usize, wanted: usize },
     /// {0} is primary, with {1}
@@ -82,6 +84,10 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
     let (members, copies) = (log.members.len(), state.holders());
     if copies < floor {
         return (Phase::Unavailable, PhaseReason::BelowMinInSync { copies, floor });
+    }
+    let mut named = state.observed.app.iter().filter(|pod| pod.name_any() == log.primary.name);
+    if let Some(node) = named.find_map(|pod| state.observed.silent_node(pod)) {
+        return (Phase::Degraded, PhaseReason::NodeSilent(log.primary.name.clone(), node.to_owned()));
     }
     if members < wanted || copies < wanted {
         return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted });

@@ -33,11 +33,11 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
     }
 }
 
-/// The app's pods that could take over: they run, and are not the primary.
+/// The app's pods that could take over: they run on nodes that are heard, and are not the primary.
 pub(crate) fn standbys(observed: &Observed, primary: &Primary) -> usize {
     let is_primary = |pod: &Pod| matches!(primary, Primary::Here { pod: name, .. } if pod.name_any() == *name);
     let able = observed.app.iter().filter(|pod| is_running(pod) && pod.metadata.deletion_timestamp.is_none());
-    able.filter(|pod| !is_primary(pod)).count()
+    able.filter(|pod| !is_primary(pod) && observed.silent_node(pod).is_none()).count()
 }
 
 impl Primary {

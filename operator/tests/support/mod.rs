@@ -138,6 +138,7 @@ struct AppPod {
     /// Its app, not its sidecar, waits to be started again.
     #[serde(default)]
     crashes: bool,
+    node: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -381,6 +382,9 @@ fn app_pod(given: &AppPod) -> Pod {
     let container = |name: &str, state: &Value| json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": state});
     let sidecar = container(tailwind_crds::names::SIDECAR_CONTAINER, &running);
     pod["status"]["containerStatuses"] = json!([container("app", &app), sidecar]);
+    if let Some(node) = &given.node {
+        pod["spec"]["nodeName"] = json!(node);
+    }
     if let Some(role) = &given.role {
         pod["metadata"]["labels"][LABEL_ROLE] = json!(role);
     }
