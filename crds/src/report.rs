@@ -32,6 +32,18 @@ pub struct BackupReport {
     /// Files in quarantine; absent while the disk cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<u64>,
+    /// How full its flush folder is; absent without a bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folder: Option<FolderUse>,
+}
+
+/// How full a flush folder is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FolderUse {
+    /// Bytes in it, with what is lent or not yet on disk.
+    pub bytes: u64,
+    /// Most that it may hold. At this bound appends wait.
+    pub max: u64,
 }
 
 /// What a sidecar reports.
@@ -89,9 +101,11 @@ mod tests {
             assert_eq!(serde_json::to_string(&Report::new("orders", "b", content.clone())).unwrap(), page);
             assert_eq!(read(page.as_bytes(), "orders", "b"), Ok(content));
         }
-        check(BackupReport { damaged: 2, quarantined: Some(1) }, BACKUP);
+        check(BackupReport { damaged: 2, quarantined: Some(1), folder: None }, BACKUP);
         let unknown = r#"{"version":1,"group":"orders","name":"b","damaged":0}"#;
-        check(BackupReport { damaged: 0, quarantined: None }, unknown);
+        check(BackupReport { damaged: 0, quarantined: None, folder: None }, unknown);
+        let folder = r#"{"version":1,"group":"orders","name":"b","damaged":0,"folder":{"bytes":5,"max":9}}"#;
+        check(BackupReport { folder: Some(FolderUse { bytes: 5, max: 9 }), ..BackupReport::default() }, folder);
         let positions = r#"{"version":1,"group":"orders","name":"b","positions":{"first":3,"acked":42}}"#;
         check(SidecarReport { positions: Some(Positions { first: 3, acked: 42 }) }, positions);
         check(SidecarReport { positions: None }, r#"{"version":1,"group":"orders","name":"b"}"#);
@@ -100,7 +114,7 @@ mod tests {
     #[test]
     fn unknown_fields_are_skipped() {
         let newer = BACKUP.replace('}', r#","scrubbed":{"bytes":7}}"#);
-        assert_eq!(backup(&newer), Ok(BackupReport { damaged: 2, quarantined: Some(1) }));
+        assert_eq!(backup(&newer), Ok(BackupReport { damaged: 2, quarantined: Some(1), folder: None }));
     }
 
     #[test]

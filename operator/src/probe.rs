@@ -273,9 +273,9 @@ mod tests {
         let sound = r#"{"version":1,"group":"orders","name":"b","damaged":0,"quarantined":0}"#;
         let page = |body: &str| response("200 OK", body);
         let other = |from: &str, to: &str| page(&sound.replace(from, to));
-        assert_eq!(report_in(&page(sound)).await, Ok(BackupReport { damaged: 0, quarantined: Some(0) }));
+        assert_eq!(report_in(&page(sound)).await, Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None }));
         let newer = other("}", r#","new":[{}]}"#);
-        assert_eq!(report_in(&newer).await, Ok(BackupReport { damaged: 0, quarantined: Some(0) }));
+        assert_eq!(report_in(&newer).await, Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None }));
         for (response, why) in [
             (response("404 Not Found", sound), "it has no page /report: its program is older than the operator"),
             (response("500 Internal Server Error", sound), "/report answers 500 Internal Server Error: {"),

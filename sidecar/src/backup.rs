@@ -1,7 +1,8 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
-//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `routes` and
+//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `other_files` (what
+//! else fills the folder), `routes` and
 //! `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
 //! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
@@ -10,6 +11,7 @@ mod bandwidth;
 mod flusher;
 mod memory;
 pub mod options;
+mod other_files;
 mod quarantine;
 mod routes;
 mod scrub;
@@ -24,8 +26,8 @@ use anyhow::{Context, bail, ensure};
 use tailwind_backup::{BackupConfig, Daemon, OsFolder, wake};
 use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
-use tailwind_protocol::backup::{Input, Limits};
-use tailwind_protocol::layout::readable_size;
+use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
+use tailwind_protocol::layout::{SegmentSize, readable_size};
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
 use tokio::net::TcpListener;
@@ -71,6 +73,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         segment_size,
         flush_dir,
         flush_bandwidth,
+        flush_bytes,
         scrub_rate,
         hold_up,
         heartbeat_interval_ms,
@@ -96,8 +99,9 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     };
     let flush_dir = flush_dir.unwrap_or_else(|| default_flush_dir(&home.group, &home.member));
     let folder = OsFolder::open(&flush_dir)?;
+    check_flush_bytes(flush_bytes, segment_size)?;
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
-    let woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
+    let mut woken = wake(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
     let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, access.tls())?;
 
@@ -111,7 +115,10 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         readable_size(bandwidth)
     );
 
-    let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max };
+    let flush_bytes_max = flush_bytes;
+    let limits = Limits { slots: buffers, slot_size: segment_size.bytes(), unflushed_bytes_max, flush_bytes_max };
+    woken.found.other_bytes =
+        other_files::bytes(&flush_dir).with_context(|| format!("list flush folder {}", flush_dir.display()))?;
     let (boot, strange_files) = (woken.member_state.boot, woken.strange_files);
     let (daemon, flusher) = Daemon::new(woken, limits);
     let disk = Arc::clone(daemon.disk());
@@ -121,7 +128,11 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let actor = Actor { daemon, lent: Lent::new(receiver, Arc::clone(&pool)), flusher };
     let finished = actor::start(actor, inbox)?;
     // The start is done when the actor answers.
-    handle.status().await.context("the backup thread ended during start")?;
+    let status = handle.status().await.context("the backup thread ended during start")?;
+    if let Some(max) = flush_bytes_max.filter(|max| status.counts.flush_bytes > *max) {
+        let (holds, folder) = (status.counts.flush_bytes, flush_dir.display());
+        warn!(holds, max, %folder, "flush folder beyond --flush-bytes: no buffers are lent until the log is trimmed");
+    }
 
     let over_verbs = fabric_kind == FabricKind::Verbs;
     let obstacle = over_verbs.then(|| obstacle(segment_size)).flatten();
@@ -140,6 +151,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         buffer_bytes: segment_size.bytes(),
         unflushed_bytes_max,
         flush_bytes_per_second: bandwidth,
+        flush_bytes_max,
         strange_files,
         obstacle,
     };
@@ -149,6 +161,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
+    let counting = other_files::watch(flush_dir.clone(), handle.clone());
     let quarantine = Arc::new(Quarantine::new(flush_dir));
     let service = Service::new(handle.clone(), disk, pool, about, scrub, quarantine, heartbeat);
     if let Some(path) = &port_file {
@@ -158,8 +171,19 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     tokio::select! {
         result = serve_until(ended, listener, metrics_listener, service, &access) => result,
         never = scrubbing => match never {},
+        never = counting => match never {},
         Err(error) = reload => Err(error).context("reload certificates or token"),
     }
+}
+
+/// A bound with too little room would let nobody append, even to a log that is trimmed.
+fn check_flush_bytes(flush_bytes: Option<u64>, segment_size: SegmentSize) -> anyhow::Result<()> {
+    let min = FLUSH_SEGMENTS_MIN * u64::from(segment_size.bytes());
+    if let Some(bytes) = flush_bytes.filter(|bytes| *bytes < min) {
+        let (bytes, min) = (readable_size(bytes), readable_size(min));
+        bail!("--flush-bytes {bytes}: must be at least {min}, {FLUSH_SEGMENTS_MIN} segments of {segment_size}");
+    }
+    Ok(())
 }
 
 /// Serves while `ended` has not come to its end.

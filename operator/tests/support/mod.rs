@@ -270,7 +270,7 @@ impl Example {
 
     fn report(&self, backup: &str) -> Option<Result<BackupReport, String>> {
         match self.reports.get(backup) {
-            None => Some(Ok(BackupReport { damaged: 0, quarantined: Some(0) })),
+            None => Some(Ok(BackupReport { damaged: 0, quarantined: Some(0), folder: None })),
             Some(ReportIs::NotAsked) => None,
             Some(ReportIs::Unreadable(why)) => Some(Err(why.clone())),
             Some(ReportIs::Read(report)) => Some(Ok(report.clone())),

@@ -340,6 +340,8 @@ impl Evidence {
             files,
             owed,
             flushed: ends,
+            // Counted by a process that has a bound.
+            other_bytes: 0,
             doubts,
         };
         Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, strange_files }

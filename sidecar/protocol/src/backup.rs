@@ -7,13 +7,14 @@
 //! persist its promise, or could not revoke, must not report that it did. See "Fencing" in `docs/protocol.md`.
 //!
 //! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
-//! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (fetches, trims, drops, quarantine);
-//! [`copy`] is one segment's copy.
+//! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (fetches, trims, drops, quarantine),
+//! [`folder`] (how full the flush folder is); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
 mod fence;
 mod flushing;
+mod folder;
 mod keeping;
 mod lending;
 mod messages;
@@ -28,11 +29,13 @@ use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMA
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::EPOCH_JUMP_MAX;
+pub use folder::FLUSH_SEGMENTS_MIN;
 pub use messages::{DOUBT_LENGTH_MAX, Doubt, FlushResult, Input, Limits, Output, Promise, Reply, Request, RequestId};
 pub use start::Found;
 
 use fence::PendingFence;
 use flushing::open_flush_reply;
+use folder::OtherFiles;
 use keeping::Leaving;
 
 /// How long a caller should wait before it requests a buffer again: about the time to flush one segment.
@@ -65,6 +68,7 @@ pub struct Backup {
     leaving: BTreeMap<Slot, Leaving>,
     /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
     missing: Vec<Slot>,
+    other_files: OtherFiles,
     ending: bool,
     finished: bool,
 }
@@ -72,6 +76,7 @@ pub struct Backup {
 impl Backup {
     /// Takes one input; appends to `out` what to do, in order.
     pub fn step(&mut self, input: Input, out: &mut Vec<Output>) {
+        let before = out.len();
         match input {
             Input::Request(id, _) if self.ending => out.push(Output::Reply(id, Reply::Refused(ending()))),
             Input::Request(id, request) => self.on_request(id, request, out),
@@ -82,9 +87,11 @@ impl Backup {
             Input::OpenFlushed(id, result) => out.push(Output::Reply(id, open_flush_reply(result))),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
+            Input::OtherFiles(bytes) => self.on_other_files(bytes),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),
         }
+        self.note_quarantined(&out[before..]);
         self.check();
     }
 
@@ -220,6 +227,7 @@ impl Backup {
             doubtful: u64::from(self.promise.doubt.is_some()),
             on_disk: self.copies.values().filter(|copy| copy.place == Place::Disk).count() as u64,
             unflushed_bytes: self.unflushed_bytes(),
+            flush_bytes: self.flush_bytes(),
         }
     }
 
@@ -259,6 +267,8 @@ pub struct Counts {
     pub on_disk: u64,
     /// Bytes lent, or closed and not yet on disk.
     pub unflushed_bytes: u64,
+    /// Bytes that the flush folder holds, or will hold once everything lent is on disk.
+    pub flush_bytes: u64,
 }
 
 fn ending() -> Refusal {

@@ -29,7 +29,8 @@ fn started(found: Found) -> Backup {
 }
 
 fn start(found: Found) -> (Backup, Vec<Output>) {
-    let limits = Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX };
+    let limits =
+        Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
     Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found)
 }
 

@@ -26,8 +26,12 @@ struct Fixture {
 
 impl Fixture {
     fn start(found: Found, slots: u32) -> Fixture {
+        Fixture::bounded(found, slots, None)
+    }
+
+    fn bounded(found: Found, slots: u32, flush_bytes_max: Option<u64>) -> Fixture {
         let unflushed_bytes_max = u64::from(slots) * u64::from(SLOT_SIZE);
-        let limits = Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max };
+        let limits = Limits { slots, slot_size: SLOT_SIZE, unflushed_bytes_max, flush_bytes_max };
         let (backup, out) = Backup::start(group("g"), "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, requests: 0, scanned: Tail::default(), sound: true, out: Vec::new() };
         fixture.carry(out);
@@ -490,7 +494,7 @@ fn shutdown_waits_for_flushes_and_refuses_requests() {
     fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
     assert!(fixture.out.contains(&Output::Finish { complete: true }));
     assert_eq!(fixture.backup.promise().epoch, Epoch(5), "revoking everybody is not a promise");
-    assert_eq!(fixture.backup.counts(), Counts { closed: 1, on_disk: 1, ..Counts::default() });
+    assert_eq!(fixture.backup.counts(), Counts { closed: 1, on_disk: 1, flush_bytes: 264, ..Counts::default() });
 }
 
 /// Under `Flushed` a copy that is whole in memory is reported as open. A drop of what was here before, of the same segment with

@@ -31,7 +31,12 @@ impl Fixture {
 
     fn start_with(found: Found, tail: Tail, sound: bool) -> Fixture {
         let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS * slot_size) };
+        let limits = Limits {
+            slots: SLOTS,
+            slot_size,
+            unflushed_bytes_max: u64::from(SLOTS * slot_size),
+            flush_bytes_max: None,
+        };
         let (backup, out) = Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found);
         let mut fixture = Fixture { backup, requests: 0, tail, sound, out: Vec::new() };
         fixture.carry(out);

@@ -67,7 +67,8 @@ fn large(copies: u64) -> Backup {
     let promise = Promise { log: Some(LOG), epoch: LED, claim: Some(Claim(5)), ..Promise::default() };
     let files: Vec<_> = (1..=copies).map(|n| (identity(n, LED.0), closure(n, n))).collect();
     let found = Found { promise, owed: files.clone(), files, ..Found::default() };
-    let limits = Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX };
+    let limits =
+        Limits { slots: 4, slot_size: SegmentSize::MIN.bytes(), unflushed_bytes_max: u64::MAX, flush_bytes_max: None };
     Backup::start(caller().group, name("m1"), BootId(1), limits, found).0
 }
 

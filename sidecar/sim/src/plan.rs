@@ -33,13 +33,23 @@ pub struct Shape {
     pub min_in_sync: u8,
     /// Buffers of each backup.
     pub slots: u32,
+    /// Bytes that the flush folder of each backup may hold.
+    pub flush_bytes_max: Option<u64>,
     /// What an ack promises.
     pub durability: Durability,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { backups: 3, spares: 0, sidecars: 2, min_in_sync: 1, slots: 8, durability: Durability::Memory }
+        Shape {
+            backups: 3,
+            spares: 0,
+            sidecars: 2,
+            min_in_sync: 1,
+            slots: 8,
+            flush_bytes_max: None,
+            durability: Durability::Memory,
+        }
     }
 }
 
@@ -60,6 +70,8 @@ pub struct Plan {
     pub slots: u32,
     /// Buffers of which nothing is on disk yet, at most.
     pub unflushed_slots_max: u32,
+    /// Bytes that the flush folder of each backup may hold.
+    pub flush_bytes_max: Option<u64>,
     /// How bytes are placed.
     pub placement: Placement,
     /// Bytes of one packet.
@@ -121,6 +133,7 @@ impl Plan {
             ]),
             slots,
             unflushed_slots_max: random.within(3, u64::from(slots) + 4) as u32,
+            flush_bytes_max: None,
             placement: *random.pick(&[Placement::InOrder, Placement::InOrderWithinRequest, Placement::Arbitrary]),
             packet_size: *random.pick(&[256, 1024, 4096]),
             latency: (near, near * random.within(2, 40)),
@@ -143,6 +156,7 @@ impl Plan {
             durability: shape.durability,
             slots: shape.slots,
             unflushed_slots_max: shape.slots,
+            flush_bytes_max: shape.flush_bytes_max,
             placement: Placement::Arbitrary,
             packet_size: 4096,
             latency: (0, 0),

@@ -74,6 +74,10 @@ pub struct BackupOptions {
     /// Write bandwidth of the flush folder per second, such as 200MiB; measured at the start when not given
     #[arg(long, env = "TAILWIND_FLUSH_BANDWIDTH", value_parser = parse_size, value_name = "SIZE")]
     pub flush_bandwidth: Option<u64>,
+    /// Bytes that the flush folder may hold, such as 20GiB: a backup that could go beyond lends no more buffers, and appends
+    /// wait until the log is trimmed. At least six segments. Without it, the folder may fill its disk
+    #[arg(long, env = "TAILWIND_FLUSH_BYTES", value_parser = parse_size, value_name = "SIZE")]
+    pub flush_bytes: Option<u64>,
     /// Bytes of closed segments to read and verify per second, such as 16MiB, so that corruption is found while another
     /// member has a sound copy; 0 turns the scrub off
     #[arg(long, env = "TAILWIND_SCRUB_RATE", default_value = "16MiB", value_parser = parse_size, value_name = "SIZE")]

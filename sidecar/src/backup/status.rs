@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 use tailwind_crds::readiness::Unready;
-use tailwind_crds::report::{BackupReport, Report};
+use tailwind_crds::report::{BackupReport, FolderUse, Report};
 use tailwind_protocol::backup::Counts;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
@@ -27,6 +27,9 @@ pub(super) struct About {
     pub(super) buffer_bytes: u32,
     pub(super) unflushed_bytes_max: u64,
     pub(super) flush_bytes_per_second: u64,
+    /// Most bytes that the flush folder may hold; absent without a bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) flush_bytes_max: Option<u64>,
     /// Files that were moved aside at the start.
     pub(super) strange_files: u64,
     /// What keeps it from lending, found at the start; it is alive and not ready.
@@ -59,9 +62,10 @@ pub(super) fn page<'a>(
 
 /// The report for the operator.
 pub(super) fn report(about: &About, status: &ActorStatus, quarantine: Option<&Quarantined>) -> Report<BackupReport> {
-    let Counts { corrupt, damaged, doubtful, .. } = status.counts;
+    let Counts { corrupt, damaged, doubtful, flush_bytes, .. } = status.counts;
     let quarantined = quarantine.map(|found| found.files);
-    let report = BackupReport { damaged: corrupt + damaged + doubtful, quarantined };
+    let folder = about.flush_bytes_max.map(|max| FolderUse { bytes: flush_bytes, max });
+    let report = BackupReport { damaged: corrupt + damaged + doubtful, quarantined, folder };
     Report::new(about.group.as_str(), about.member.as_str(), report)
 }
 
@@ -93,6 +97,11 @@ pub(super) fn metrics(
     now.gauge("tailwind_backup_buffers", "Buffers in the pool.", about.buffers.into());
     now.gauge("tailwind_backup_unflushed_bytes", "Bytes lent, or closed and not on disk.", counts.unflushed_bytes);
     now.gauge("tailwind_backup_unflushed_bytes_max", "Most of them that may be lent.", about.unflushed_bytes_max);
+    let holds = "Bytes in the flush folder, with what is lent or closed and not on disk.";
+    now.gauge("tailwind_backup_flush_bytes", holds, counts.flush_bytes);
+    if let Some(max) = about.flush_bytes_max {
+        now.gauge("tailwind_backup_flush_bytes_max", "Most of them; at this bound appends wait.", max);
+    }
     now.gauge("tailwind_backup_flush_bytes_per_second", "Flush bandwidth.", about.flush_bytes_per_second);
     now.counter("tailwind_backup_fences_total", "Fences carried out.", tallies.fences);
     now.counter("tailwind_backup_opens_total", "Buffers lent.", tallies.opens);

@@ -428,7 +428,12 @@ fn covers(here: &Closure, there: &Closure) -> bool {
 
 fn start(found: Found) -> (Backup, Vec<Output>) {
     let slot_size = SegmentSize::MIN.bytes();
-    let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size) };
+    let limits = Limits {
+        slots: SLOTS,
+        slot_size,
+        unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
+        flush_bytes_max: None,
+    };
     Backup::start(group(), "m1".parse().expect("a name"), BootId(1), limits, found)
 }
 

@@ -8,6 +8,7 @@ use crate::ids::{Lsn, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
 use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Purpose, Refusal, TrimRequest};
 
+use super::folder::file_bytes;
 use super::{Backup, Copy, Output, Place, Reply, Slot, SlotRow, Stage};
 
 /// A slot's bytes that are not part of the log and are being moved into quarantine.
@@ -144,7 +145,9 @@ impl Backup {
     /// A slot's bytes are in quarantine, or the disk refused them: then they stay in the slot until a retry succeeds.
     pub(super) fn on_quarantined(&mut self, slot: Slot, result: Result<(), String>, out: &mut Vec<Output>) {
         match (self.leaving.get_mut(&slot), result) {
-            (Some(_), Ok(())) => {
+            (Some(leaving), Ok(())) => {
+                let bytes = file_bytes(leaving.closure.end);
+                self.add_quarantined(bytes);
                 self.leaving.remove(&slot);
                 out.extend(Self::freed(slot));
             }

@@ -137,7 +137,7 @@ impl Backup {
         Ok(())
     }
 
-    /// A slot to lend, within the bound on unflushed bytes. `freed` will be free by then.
+    /// A slot to lend, within the bounds on unflushed bytes and on the flush folder. `freed` will be free by then.
     fn free_slot(&self, purpose: Purpose, freed: Option<Slot>) -> Result<Slot, Refusal> {
         let used: Vec<Slot> = self.slots_in_use().filter(|slot| Some(*slot) != freed).collect();
         let kept = self.kept_for_images(purpose);
@@ -153,6 +153,7 @@ impl Backup {
             );
             return Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why });
         }
+        self.check_folder(purpose, used.len() as u64)?;
         // `freed` itself is not taken: its last writer may not have stopped yet.
         let free = (0..self.limits.slots).map(Slot).find(|slot| !used.contains(slot) && Some(*slot) != freed);
         free.filter(|_| wanted <= u64::from(self.limits.slots)).ok_or_else(|| Refusal::RetryLater {

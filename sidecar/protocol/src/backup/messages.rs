@@ -22,6 +22,8 @@ pub struct Limits {
     pub slot_size: u32,
     /// Most bytes that may be lent or closed but not yet on disk: flush bandwidth × hold-up time (ATC'18 section 3.2).
     pub unflushed_bytes_max: u64,
+    /// Most bytes that the flush folder may hold once everything lent is on disk. `None`: as many as the disk takes.
+    pub flush_bytes_max: Option<u64>,
 }
 
 /// What must survive the loss of all memory; kept on disk, fsynced before a promise is reported.
@@ -102,6 +104,9 @@ pub enum Input {
     OpenFlushed(RequestId, Result<Offset, String>),
     /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
     Quarantined(Slot, Result<(), String>),
+    /// Bytes of the files in the flush folder that are no segments of the log: the ledger, the promise, the quarantine. Counted
+    /// from time to time, because a person may remove files.
+    OtherFiles(u64),
     /// A closed segment that was read did not match its closure, or is missing. The place says which copy was read: an image
     /// may have replaced it since.
     FoundCorrupt(SegmentIdentity, Place),

@@ -11,6 +11,7 @@ use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::rpc::Purpose;
 
+use super::folder::OtherFiles;
 use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
 
 /// What a process finds when it starts.
@@ -30,6 +31,8 @@ pub struct Found {
     pub owed: Vec<(SegmentIdentity, Closure)>,
     /// How far open segments have been flushed at least; 0 if one was open and nothing of it was flushed.
     pub flushed: Vec<(SegmentIdentity, Offset)>,
+    /// Bytes of the files that are no segments of the log; see [`Input::OtherFiles`](super::Input::OtherFiles).
+    pub other_bytes: u64,
     /// Damage that does not show which records it hit, such as an unreadable ledger entry.
     pub doubts: Vec<String>,
 }
@@ -44,7 +47,7 @@ impl Backup {
         limits: Limits,
         found: Found,
     ) -> (Backup, Vec<Output>) {
-        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, doubts } = found;
+        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, other_bytes, doubts } = found;
         let mut backup = Backup {
             group,
             member,
@@ -59,6 +62,7 @@ impl Backup {
             unflushed: BTreeMap::new(),
             leaving: BTreeMap::new(),
             missing: unreadable,
+            other_files: OtherFiles::new(other_bytes),
             ending: false,
             finished: false,
         };
@@ -88,6 +92,7 @@ impl Backup {
         flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
         backup.compare_flushed(&flushed, &mut doubts, &mut out);
         backup.doubt(&doubts, &mut out);
+        backup.note_quarantined(&out);
         (backup, out)
     }
 

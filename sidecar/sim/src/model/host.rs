@@ -158,7 +158,12 @@ impl Host {
             ..Found::default()
         };
         let slot_size = SegmentSize::MIN.bytes();
-        let limits = Limits { slots: SLOTS, slot_size, unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size) };
+        let limits = Limits {
+            slots: SLOTS,
+            slot_size,
+            unflushed_bytes_max: u64::from(SLOTS) * u64::from(slot_size),
+            flush_bytes_max: None,
+        };
         let (backup, out) = Backup::start(drive.group.clone(), self.name.clone(), self.boot, limits, found);
         self.machine = Some(backup);
         drive.trace(&self.name, || format!("starts, bound to epoch {}", self.disk_promise.epoch));

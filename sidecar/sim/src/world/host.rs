@@ -141,7 +141,7 @@ impl Host {
             was: None,
             life: 0,
             running: Running::Down,
-            limits: Limits { slots: plan.slots, slot_size, unflushed_bytes_max },
+            limits: Limits { slots: plan.slots, slot_size, unflushed_bytes_max, flush_bytes_max: plan.flush_bytes_max },
             process: None,
             inbox: VecDeque::new(),
             working: false,

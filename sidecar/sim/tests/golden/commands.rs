@@ -48,6 +48,7 @@ fn start(args: &mut ArgumentConsumer<'_>) -> Result<ScriptedGroup> {
         sidecars: number(args, "sidecars")?.unwrap_or(default.sidecars),
         min_in_sync: number(args, "min")?.unwrap_or(default.min_in_sync),
         slots: number(args, "slots")?.unwrap_or(default.slots),
+        flush_bytes_max: number(args, "flush_bytes")?,
         durability,
     });
     if let Some(primary) = args.take_key("primary") {

@@ -25,6 +25,7 @@ scripts! { Script, "tests/golden/scripts":
     flushed,
     flushed_promotion,
     flushed_unseen,
+    folder_full,
     late_drop,
     late_open,
     left_behind,
