@@ -113,7 +113,8 @@ pub struct ReplicaGroupSpec {
     #[schemars(range(min = 1, max = 86_400))]
     pub hold_up_seconds: u32,
 
-    /// CPU and memory of the backup container. Memory for the buffers is added to what stands here.
+    /// CPU and memory of the backup container. Memory for the buffers is added to what stands here. ephemeral-storage bounds the
+    /// log where flushVolume is an emptyDir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_resources: Option<ResourceRequirements>,
 
@@ -400,7 +401,7 @@ pub struct FlushVolume {
     /// A PersistentVolumeClaim of each backup's own, made and deleted with its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<FlushClaim>,
-    /// An emptyDir on the node's disk, at most so large.
+    /// An emptyDir on the node's disk, at most so large. Backups keep below it: appends wait before it is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir_size_limit: Option<Quantity>,
 }
@@ -412,7 +413,7 @@ pub struct FlushClaim {
     /// Its storage class; the cluster's default if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_class_name: Option<String>,
-    /// Its size: the log's closed segments, as far as the app does not trim them.
+    /// Its size: the log's closed segments, as far as the app does not trim them. Appends wait before it is full.
     pub size: Quantity,
 }
 

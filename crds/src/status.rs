@@ -18,7 +18,7 @@ pub struct ReplicaGroupStatus {
     /// Why, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_reason: Option<String>,
-    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, Fenced, Paused, Placeable, SidecarsCurrent.
+    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, LogFits, Fenced, Paused, Placeable, SidecarsCurrent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_owned()]))]
     pub conditions: Vec<Condition>,

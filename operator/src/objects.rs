@@ -4,6 +4,7 @@
 
 pub(crate) mod container;
 pub(crate) mod disruption;
+pub(crate) mod flush;
 pub mod pod;
 pub(crate) mod roles;
 pub(crate) mod service;

@@ -285,6 +285,7 @@ mod tests {
             texts::<Fenced>(),
             texts::<Paused>(),
             texts::<QuarantineEmpty>(),
+            texts::<LogFits>(),
             texts::<SidecarsCurrent>(),
         ] {
             let distinct: BTreeSet<&String> = texts.iter().collect();
@@ -300,7 +301,11 @@ mod tests {
         let troubles = trouble::Trouble::VARIANTS.iter().map(|reason| (Degraded::CONDITION, *reason));
         let all = reasons::<Ready>().chain(reasons::<Progressing>()).chain(reasons::<Degraded>()).chain(troubles);
         let all = all.chain(reasons::<FailoverSafe>()).chain(reasons::<QuarantineEmpty>()).chain(reasons::<Fenced>());
-        let all = all.chain(reasons::<Paused>()).chain(reasons::<Placeable>()).chain(reasons::<SidecarsCurrent>());
+        let all = all
+            .chain(reasons::<LogFits>())
+            .chain(reasons::<Paused>())
+            .chain(reasons::<Placeable>())
+            .chain(reasons::<SidecarsCurrent>());
 
         let plans = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans")).unwrap();
         let plans: String = plans.map(|plan| fs::read_to_string(plan.unwrap().path()).unwrap()).collect();

@@ -12,7 +12,7 @@ use tailwind_crds::names::{
 };
 use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
 
-use super::container;
+use super::{container, flush};
 use crate::digest::sha256;
 use crate::options::Settings;
 use crate::quantity;
@@ -169,6 +169,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
             port["hostPort"] = port["containerPort"].clone();
         }
     }
+    arguments.extend(flush::bound(spec).map(|bytes| format!("--flush-bytes={bytes}")));
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
 
@@ -182,6 +183,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
             side.insert(resource.to_owned(), quantity::bytes(pool));
         }
     }
+    flush::request_storage(spec, &mut resources);
     let mut container = json!({
         "name": BACKUP_CONTAINER,
         "image": settings.sidecar_image,

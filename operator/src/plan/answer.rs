@@ -211,6 +211,21 @@ pub(crate) enum QuarantineEmpty {
 }
 yes!(QuarantineEmpty: QuarantineEmpty::NothingKept, unknown: QuarantineEmpty::NoReport(..));
 
+/// Whether the backups' flush folders have room for more of the log.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum LogFits {
+    /// no backup tells that its flush folder is nearly full
+    RoomLeft,
+    /// the flush folders have no bound: a log that is not trimmed fills the nodes' disks, and kubelets evict backups then.
+    /// Set spec.flushVolume
+    NoBound,
+    /// {0}: unknown how full it is: {1}
+    NoReport(String, NoReport),
+    /// {0}. At the bound appends wait: trim the log, or enlarge spec.flushVolume; see TailwindFlushFolderFilling
+    NearlyFull(String),
+}
+yes!(LogFits: LogFits::RoomLeft, unknown: LogFits::NoReport(..) | LogFits::NoBound);
+
 /// Whether nobody may append.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum Fenced {

@@ -11,7 +11,7 @@ use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::answer::{
-    Acked, Answer, Degraded, FailoverSafe, Fenced, Paused, Placeable, Progressing, QuarantineEmpty, Ready,
+    Acked, Answer, Degraded, FailoverSafe, Fenced, LogFits, Paused, Placeable, Progressing, QuarantineEmpty, Ready,
     SidecarsCurrent,
 };
 use super::backup_pod::{BackupPod, Health};
@@ -21,8 +21,12 @@ use super::count::Count;
 use super::group_state::GroupState;
 use super::phase::PhaseReason;
 use super::primary::{Primary, standbys};
-use super::trouble::{NoReport, Trouble, damage, quarantined, trouble};
+use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
+use crate::objects::flush;
 use crate::observed::Observed;
+
+/// From here on a person should trim the log or enlarge the volume.
+const NEARLY_FULL_PERCENT: u64 = 80;
 
 pub(crate) fn all(
     state: &GroupState<'_>,
@@ -37,6 +41,7 @@ pub(crate) fn all(
         condition(observed, &degraded(state, plan, phase, reason, not_owned)),
         condition(observed, &failover_safe(state)),
         condition(observed, &quarantine_empty(state)),
+        condition(observed, &log_fits(state)),
         condition(observed, if spec.fenced { &Fenced::FencedBySpec } else { &Fenced::NotFenced }),
         condition(observed, if spec.paused { &Paused::PausedBySpec } else { &Paused::NotPaused }),
     ];
@@ -240,6 +245,20 @@ fn quarantine_empty(state: &GroupState<'_>) -> QuarantineEmpty {
         _ if !kept.is_empty() => QuarantineEmpty::CopiesKept(kept.join(", ")),
         Some((backup, why)) => QuarantineEmpty::NoReport(backup, why),
         None => QuarantineEmpty::NothingKept,
+    }
+}
+
+fn log_fits(state: &GroupState<'_>) -> LogFits {
+    let filling = state.backups.iter().filter_map(|backup| {
+        let percent = folder_percent(state, backup).ok()??;
+        (percent > NEARLY_FULL_PERCENT).then(|| format!("the flush folder of {} is {percent} % full", backup.name))
+    });
+    let filling = filling.collect::<Vec<_>>();
+    match no_report(&state.backups, |backup| folder_percent(state, backup)) {
+        _ if !filling.is_empty() => LogFits::NearlyFull(filling.join(", ")),
+        _ if flush::bound(&state.observed.group.spec).is_none() => LogFits::NoBound,
+        Some((backup, why)) => LogFits::NoReport(backup, why),
+        None => LogFits::RoomLeft,
     }
 }
 

@@ -109,6 +109,12 @@ pub(crate) fn quarantined(state: &GroupState<'_>, backup: &BackupPod) -> Result<
     }
 }
 
+/// How full a backup's flush folder is; nothing where it has no bound, or is too old to tell.
+pub(crate) fn folder_percent(state: &GroupState<'_>, backup: &BackupPod) -> Result<Option<u64>, NoReport> {
+    let folder = report(state, backup)?.and_then(|report| report.folder);
+    Ok(folder.map(|folder| folder.bytes.saturating_mul(100).checked_div(folder.max).unwrap_or(100)))
+}
+
 /// What a backup reports. There is nothing to report in one that is in no set and not ready.
 fn report<'a>(state: &GroupState<'a>, backup: &BackupPod) -> Result<Option<&'a BackupReport>, NoReport> {
     let must_report = backup.is_alive() && (backup.member || backup.ready);

@@ -7,8 +7,10 @@ use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::names::ANNOTATION_SHAPE;
 
+use crate::objects::flush;
 use crate::objects::pod::shape;
 use crate::observed::Observed;
+use crate::quantity;
 
 /// A problem, for the person who wrote the spec.
 #[derive(Clone, Debug, PartialEq, Eq, Display, EnumIter)]
@@ -22,6 +24,9 @@ pub(crate) enum Problem {
     NoResourceClaims(String),
     /// flushVolume.claim needs Kubernetes 1.21 or later, and this is {0}: use flushVolume.emptyDirSizeLimit
     NoEphemeralClaims(String),
+    /// the flush volume has {has}, and a backup with segments of this size needs at least {needs}: enlarge flushVolume or
+    /// backupResources' ephemeral-storage
+    FlushVolumeTooSmall { has: String, needs: String },
 }
 
 /// All problems; none if the spec is valid.
@@ -42,6 +47,12 @@ pub(crate) fn problems(observed: &Observed) -> Vec<Problem> {
     let claims_disk = spec.flush_volume.as_ref().is_some_and(|volume| volume.claim.is_some());
     if claims_disk && !server.has_ephemeral_claims() {
         problems.push(Problem::NoEphemeralClaims(server.to_string()));
+    }
+    let needs = flush::volume_bytes_min(spec);
+    if let Some(has) = flush::volume_bytes(spec).filter(|has| *has < needs) {
+        let needs = needs.next_multiple_of(1 << 20);
+        let [has, needs] = [has, needs].map(|bytes| quantity::bytes(bytes).0);
+        problems.push(Problem::FlushVolumeTooSmall { has, needs });
     }
     problems
 }
