@@ -200,13 +200,19 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     let acked = app.acked();
     assert!(acked < mark, "{acked} records are more than the folders hold");
     assert_eq!(group.members().len(), 2, "both reach the bound together");
+    let first = group.wait_for_primary().unwrap();
+    let tells = |group: &Group| {
+        let refusals = group.status(first)["refusals"].clone();
+        let why = |nth: usize| refusals[nth]["why"].as_str().unwrap_or_default().contains("--flush-bytes");
+        why(0) && why(1)
+    };
+    group.wait("the primary to tell why appends wait", tells).unwrap();
     for backup in 0..2 {
         let [bytes, max] =
             ["bytes", "bytes_max"].map(|what| metric(&group, backup, &format!("tailwind_backup_flush_{what}")));
         assert!(max == 1 << 20 && bytes <= max && bytes > max * 8 / 10, "{bytes} of {max}");
     }
 
-    let first = group.wait_for_primary().unwrap();
     group.kill_sidecar(first).unwrap();
     let client = RefCell::new(primary(&group).unwrap());
     assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
