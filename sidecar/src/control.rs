@@ -2,7 +2,7 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
-//! to one backup, [`reader`] serves reads from [`log`], [`status`] and [`waits`] tell how it goes. After any failure it goes
+//! to one backup, [`reader`] serves reads from [`log`], [`status`], [`waits`] and [`refusals`] tell how it goes. After any failure it goes
 //! back to a named role and takes the ordinary way again.
 
 pub mod desired;
@@ -11,6 +11,7 @@ pub mod log;
 pub mod member;
 pub mod promote;
 pub mod reader;
+pub mod refusals;
 pub mod seat;
 pub mod standby;
 pub mod status;
@@ -37,6 +38,7 @@ use crate::store::Store;
 
 use desired::DesiredState;
 use log::LogView;
+use refusals::Refusals;
 use waits::Waits;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
@@ -70,6 +72,8 @@ pub struct Context {
     pub log: LogView,
     /// What keeps this sidecar from becoming primary.
     pub waits: Waits,
+    /// Which members lend no buffer.
+    pub refusals: Refusals,
 }
 
 impl Context {

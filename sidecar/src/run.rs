@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use crate::access::Access;
 use crate::control::desired::DesiredState;
 use crate::control::log::LogView;
+use crate::control::refusals::Refusals;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http;
@@ -153,6 +154,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         shared,
         log: LogView::default(),
         waits: Waits::default(),
+        refusals: Refusals::default(),
         group: group.clone(),
     });
     tracing::info!(control = %address, socket = %socket.display(), "sidecar started");

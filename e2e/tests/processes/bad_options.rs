@@ -131,6 +131,8 @@ fn invalid_options_are_rejected() {
     let sizes = "must be a power of two between 64 KiB and 64 MiB";
     assert_refused(&mut sidecar("--segment-size", "3MiB"), &format!("segment size 3 MiB: {sizes}"));
     assert_refused(&mut backup("--segment-size", "32KiB"), &format!("segment size 32 KiB: {sizes}"));
+    let least = "--flush-bytes 128 KiB: must be at least 384 KiB, 6 segments of 64 KiB";
+    assert_refused(&mut backup("--flush-bytes", "128KiB"), least);
     assert_refused(&mut sidecar("--backups", "9"), "--backups 9: must be 1 to 8");
     assert_refused(&mut sidecar("--min-in-sync", "4"), "--min-in-sync 4: must be 1 to --backups (3)");
     assert_refused(

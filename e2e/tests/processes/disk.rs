@@ -1,10 +1,12 @@
 //! Disks that are full, damaged or all that is left: what was acknowledged survives as the durability mode promises.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
+use tailwind_client::Lsn;
 use tailwind_e2e::context::{TestContext, is_root, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
@@ -12,13 +14,14 @@ use tailwind_e2e::processes::checker::compare;
 use tailwind_e2e::processes::damage;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http;
-use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, wait_for_standby};
+use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_back, wait_for_standby};
 
 on_every_fabric!(
     flushed_records_survive_loss_of_all_memory,
     members_are_found_at_new_addresses,
     clean_stop_survives_loss_of_all_memory,
     full_disk_does_not_stop_the_group,
+    untrimmed_log_waits_at_its_bound,
     damaged_and_foreign_files_are_kept,
     flipped_bit_on_disk_is_never_read,
     corrupt_file_is_repaired_under_a_live_primary,
@@ -172,6 +175,54 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
     let end = append(&mut primary(&group).unwrap(), &input, end, 500).unwrap();
     check_whole(&group, &input, end).unwrap();
     group.check_logs(&[&OUTAGE[..], &["flush failed: will retry"]].concat()).unwrap();
+}
+
+fn metric(group: &Group, backup: usize, name: &str) -> u64 {
+    let page = http::get(group.port(Process::Backup(backup)), "/metrics").unwrap().body;
+    let page = String::from_utf8(page).unwrap();
+    let line =
+        page.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_else(|| panic!("{name}: {page}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+/// Nobody is dropped, nothing is lost; and a primary that finds every folder full can be read from, and trims.
+fn untrimmed_log_waits_at_its_bound(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (2, 2, 2);
+    setup.backup_options.push(("--flush-bytes", "1MiB".into()));
+    let mut group = test.start_group(setup).unwrap();
+    let app = Background::start(group.observer().clone(), input, 64);
+    let mark = app.go_on(40_000);
+    let refuses = |group: &Group, backup| metric(group, backup, "tailwind_backup_opens_refused_total") > 10;
+    group.wait("both backups to be full", |group| refuses(group, 0) && refuses(group, 1)).unwrap();
+    let acked = app.acked();
+    assert!(acked < mark, "{acked} records are more than the folders hold");
+    assert_eq!(group.members().len(), 2, "both reach the bound together");
+    let first = group.wait_for_primary().unwrap();
+    let tells = |group: &Group| {
+        let refusals = group.status(first)["refusals"].clone();
+        let why = |nth: usize| refusals[nth]["why"].as_str().unwrap_or_default().contains("--flush-bytes");
+        why(0) && why(1)
+    };
+    group.wait("the primary to tell why appends wait", tells).unwrap();
+    for backup in 0..2 {
+        let [bytes, max] =
+            ["bytes", "bytes_max"].map(|what| metric(&group, backup, &format!("tailwind_backup_flush_{what}")));
+        assert!(max == 1 << 20 && bytes <= max && bytes > max * 8 / 10, "{bytes} of {max}");
+    }
+
+    group.kill_sidecar(first).unwrap();
+    let client = RefCell::new(primary(&group).unwrap());
+    assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
+    let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();
+    group.wait("the log to go on while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
+    let end = app.finish().unwrap().acked;
+    let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
+    let result = read_back(&group, &input, kept, end).unwrap();
+    assert!(result.is_clean() && result.read == end + 1 - kept, "{result:?}");
+    group.check_logs(&OUTAGE).unwrap();
 }
 
 /// Waits until so many closed segments are on every member's disk; the file of the first one at each.

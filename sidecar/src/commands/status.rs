@@ -53,6 +53,15 @@ struct SidecarStatus {
     pending: Option<u64>,
     /// What keeps it from becoming primary.
     waiting: Option<WaitStatus>,
+    /// Members that lend no buffer for appends.
+    refusals: Vec<RefusalStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RefusalStatus {
+    member: String,
+    why: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -139,6 +148,9 @@ impl fmt::Display for SidecarStatus {
         if let Some(WaitStatus { why }) = &self.waiting {
             writeln!(f, "waiting    {why}")?;
         }
+        for RefusalStatus { member, why } in &self.refusals {
+            writeln!(f, "refused    {member} lends no buffer: {why}")?;
+        }
         let (backups, needed) = (self.backups_wanted, self.min_in_sync);
         writeln!(f, "backups    {backups} wanted, {needed} needed to go on; member set version {}", self.version)?;
         writeln!(f, "promise    {} durability over {}", self.durability, self.fabric)?;
@@ -215,6 +227,14 @@ backup-1  catching up  1:0        10.0.0.2:7420
         let expected = "sidecar    db-0: recovering, epoch 4; the primary is unknown\n\
                         waiting    1 of 2 members answer; missing: b1\n";
         assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn members_that_lend_nothing_are_shown() {
+        let json = r#"{"group":"db","sidecar":"db-0","role":"primary","epoch":4,
+            "refusals":[{"member":"b1","why":"its flush folder is full"}]}"#;
+        let text = SidecarStatus::parse(json).unwrap().to_string();
+        assert!(text.contains("\nrefused    b1 lends no buffer: its flush folder is full\n"), "{text}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use tailwind_protocol::rpc::{
 use tokio::sync::Mutex;
 
 use super::Context;
+use super::refusals::Refusals;
 use crate::rpc::{BackupClient, CallError, FenceError};
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
@@ -41,6 +42,7 @@ pub struct MemberLink {
     sender: Arc<dyn Sender>,
     durability: Durability,
     timeout: Duration,
+    refusals: Refusals,
     /// Images go over a channel of their own, so that appends never wait behind them.
     bulk: Mutex<Option<Box<dyn Channel>>>,
 }
@@ -56,6 +58,7 @@ impl MemberLink {
             sender: Arc::clone(&context.sender),
             durability: context.rules.durability,
             timeout: context.rules.rpc_timeout,
+            refusals: context.refusals.clone(),
             bulk: Mutex::new(None),
         }
     }
@@ -111,7 +114,10 @@ impl MemberLink {
     /// Has the backup lend a buffer; keeps asking while it says "retry later".
     pub async fn open(&self, identity: SegmentIdentity, purpose: Purpose) -> Result<RemoteBuffer, Failure> {
         let request = OpenRequest { caller: self.caller(), identity, purpose, durability: self.durability };
-        let OpenReply { grant } = self.call_patiently::<_, OpenReply<Grant>>(path::OPEN, &request).await?;
+        // Opens for appends of one member go one at a time.
+        let question = (purpose == Purpose::Append).then(|| self.refusals.ask(&self.member.id));
+        let tell = |why: &str| question.iter().for_each(|question| question.refused(why));
+        let OpenReply { grant } = self.call_patiently::<_, OpenReply<Grant>>(path::OPEN, &request, tell).await?;
         let sender = Arc::clone(&self.sender);
         let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await;
         attached.map_err(unreachable)?.map_err(unreachable)
@@ -120,7 +126,7 @@ impl MemberLink {
     /// Tells where a segment ends; under durability `flushed` it is on the backup's disk then.
     pub async fn close(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
         let request = CloseRequest { caller: self.caller(), identity, closure };
-        self.call_patiently::<_, Empty>(path::CLOSE, &request).await.map(|_| ())
+        self.call_patiently::<_, Empty>(path::CLOSE, &request, |_| {}).await.map(|_| ())
     }
 
     /// Has it forget these copies.
@@ -182,16 +188,18 @@ impl MemberLink {
         self.caller.clone()
     }
 
-    /// Asks again while the backup says "retry later".
+    /// Asks again while the backup says "retry later", and passes on why.
     async fn call_patiently<Req: Serialize + Sync, Rep: DeserializeOwned>(
         &self,
         path: &str,
         request: &Req,
+        on_refused: impl Fn(&str),
     ) -> Result<Rep, Failure> {
         loop {
             match self.client.call(path, request, self.timeout).await {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
                     tracing::debug!(member = %self.member.id, path, %why, "will retry");
+                    on_refused(&why);
                     tokio::time::sleep(Duration::from_millis(after_ms.into()).min(RETRY_AFTER_MAX)).await;
                 }
                 reply => return reply.map_err(failure),

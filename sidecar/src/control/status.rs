@@ -15,6 +15,7 @@ use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
 use super::Context;
+use super::refusals::MemberRefusal;
 use crate::path::{Command, Description};
 
 /// How long the append path may take to describe itself before it counts as hung.
@@ -34,6 +35,9 @@ struct Status<'a> {
     /// What keeps it from becoming primary.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<Wait>,
+    /// Members that lend no buffer for appends: once the open segment is full, appends wait for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refusals: Vec<MemberRefusal>,
     #[serde(flatten)]
     path: Option<Description>,
 }
@@ -67,6 +71,7 @@ pub async fn json(context: &Context) -> String {
         closed_segments,
         memory_bytes,
         waiting: context.waits.told().map(|Waiting { what, why }| Wait { what: what.as_str(), why }),
+        refusals: context.refusals.told(),
         path: describe(context).await,
     };
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
