@@ -165,11 +165,13 @@ impl Files {
         self.state().names.get(&name(segment, sealed)).cloned()
     }
 
-    /// A segment's file, if its name outlives the power for certain.
-    pub(crate) fn segment_on_disk(&self, segment: SegmentId, sealed: Sealed) -> Option<Node> {
+    /// Every file that a segment's name may stand for once the power has gone; `None`: no file.
+    pub(crate) fn segment_after_power_loss(&self, segment: SegmentId, sealed: Sealed) -> Vec<Option<Node>> {
         let state = self.state();
         let name = name(segment, sealed);
-        state.durable.get(&name).filter(|_| state.changes.iter().all(|change| !change.concerns(&name))).cloned()
+        let now = state.durable.get(&name).cloned();
+        let changes = state.changes.iter().filter(|change| change.concerns(&name));
+        std::iter::once(now).chain(changes.map(|change| change.leaves(&name))).collect()
     }
 
     /// Every closed segment's file.
@@ -290,6 +292,15 @@ impl Change {
         match self {
             Change::Made(name, _) | Change::Removed(name) => name == of,
             Change::Renamed(from, to, _) => from == of || to == of,
+        }
+    }
+
+    /// What a name that it concerns stands for afterwards.
+    fn leaves(&self, of: &str) -> Option<Node> {
+        match self {
+            Change::Made(_, node) => Some(node.clone()),
+            Change::Renamed(_, to, node) => (to == of).then(|| node.clone()),
+            Change::Removed(_) => None,
         }
     }
 

@@ -10,6 +10,7 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Purpose};
 
 use super::World;
+use super::files::Node;
 use super::host::Host;
 use crate::check::{Submitted, broken};
 
@@ -204,8 +205,8 @@ fn on_disk(host: &Host, record: &Submitted) -> bool {
 fn bytes_on_disk(host: &Host, record: &Submitted) -> bool {
     let range = range(record);
     let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
-    let in_file = |sealed: Sealed| {
-        let Some(node) = host.files.segment_on_disk(record.identity.segment, sealed) else { return false };
+    let holds = |node: &Option<Node>, sealed: Sealed| {
+        let Some(node) = node else { return false };
         let inode = node.inode();
         let length = inode.bytes().len();
         let whole = || {
@@ -214,6 +215,11 @@ fn bytes_on_disk(host: &Host, record: &Submitted) -> bool {
         };
         let here = inode.on_disk(range.clone()).is_some_and(|bytes| is_record(bytes, record));
         here && inode.identity() == Some(record.identity) && (sealed == Sealed::Open || whole())
+    };
+    // While a name changes it may stand for the old file or the new one.
+    let in_file = |sealed: Sealed| {
+        let files = host.files.segment_after_power_loss(record.identity.segment, sealed);
+        files.iter().all(|node| holds(node, sealed))
     };
     in_file(Sealed::Closed) || in_file(Sealed::Open) || host.flips.iter().any(hit)
 }
