@@ -45,14 +45,13 @@ pub(super) async fn put(api: &Api<DynamicObject>, Owned { kind, object }: &Owned
         Err(kube::Error::Api(status)) if cannot_change(*kind, &status) => {}
         other => return other.map(drop).doing(doing),
     }
-    let Some(old) = api.get_opt(&name).await.doing(doing)? else {
-        return api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing);
-    };
-    let mut trial = object.clone();
-    trial.metadata.name = Some(format!("{name}{TRIAL}"));
-    let dry = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
-    api.create(&dry, &trial).await.doing(|| format!("try whether {name} can be made anew"))?;
-    gone(api.delete(&name, &of_uid(old.uid())).await.map(drop)).doing(doing)?;
+    if let Some(old) = api.get_opt(&name).await.doing(doing)? {
+        let mut trial = object.clone();
+        trial.metadata.name = Some(format!("{name}{TRIAL}"));
+        let dry = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
+        api.create(&dry, &trial).await.doing(|| format!("try whether {name} can be made anew"))?;
+        gone(api.delete(&name, &of_uid(old.uid())).await.map(drop)).doing(doing)?;
+    }
     api.patch(&name, &params, &Patch::Apply(object)).await.map(drop).doing(doing)
 }
 

@@ -450,12 +450,15 @@ impl ScriptedGroup {
 
     /// The first such event happens; false when there is none.
     fn happens(&mut self, wanted: impl Fn(&Event) -> bool) -> bool {
-        let Some(event) = self.world.queue.take(wanted) else { return false };
+        let event = self.world.queue.take(wanted);
+        event.map(|event| self.run(event)).is_some()
+    }
+
+    fn run(&mut self, event: Event) {
         if let Event::Request(envelope) = &event {
             self.sent.push((**envelope).clone());
         }
         self.world.happens(event);
-        true
     }
 
     /// Plays for so long; true if more happened than ticks.
@@ -473,8 +476,9 @@ impl ScriptedGroup {
     fn play_until(&mut self, end: Micros, wanted: impl Fn(&Event) -> bool) -> bool {
         let mut moved = false;
         while self.world.queue.due(&wanted).is_some_and(|due| due <= end) {
-            moved |= self.world.queue.due(|event| wanted(event) && !ticks(event)) == self.world.queue.due(&wanted);
-            self.happens(&wanted);
+            let Some(event) = self.world.queue.take(&wanted) else { break };
+            moved |= !ticks(&event);
+            self.run(event);
         }
         self.world.queue.pass_to(end);
         moved

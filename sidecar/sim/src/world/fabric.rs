@@ -212,18 +212,9 @@ impl World {
             return;
         }
         let Some(range) = work.parts[nth].take() else { return };
-        let stale = StaleWrite {
-            channel: id,
-            to: channel.to,
-            epoch: channel.epoch,
-            slot: work.slot,
-            key: work.key,
-            at: work.at,
-            bytes: Rc::clone(&work.bytes),
-            range,
-        };
+        let Some(part) = channel.part(id, number, range) else { return };
         self.fabric.forget_work(id, number);
-        self.place(&stale);
+        self.place(&part);
     }
 
     pub(crate) fn on_stale_write(&mut self, stale: &StaleWrite) {
@@ -254,16 +245,13 @@ impl World {
 
     /// Requests from a sidecar to a backup whose arrival is still to come, the oldest first; and which of them are placed.
     pub(crate) fn in_flight(&self, from: SidecarNo, to: HostNo) -> Vec<(ChannelId, u64, bool)> {
-        let channels = self.fabric.channels.iter().filter(|(_, channel)| channel.from == from && channel.to == to);
-        let works = channels.flat_map(|(id, channel)| channel.works.values().map(|work| (*id, work)));
-        let works = works.filter(|(_, work)| !work.acked);
+        let works = self.fabric.works_between(from, to).filter(|(_, work)| !work.acked);
         works.map(|(id, work)| (id, work.number, work.parts.iter().all(Option::is_none))).collect()
     }
 
     /// Requests from a sidecar to a backup of which something is still to be placed.
     pub(crate) fn unplaced(&self, from: SidecarNo, to: HostNo) -> Vec<(ChannelId, u64)> {
-        let channels = self.fabric.channels.iter().filter(|(_, channel)| channel.from == from && channel.to == to);
-        let works = channels.flat_map(|(id, channel)| channel.works.values().map(|work| (*id, work)));
+        let works = self.fabric.works_between(from, to);
         works.filter(|(_, work)| work.parts.iter().any(Option::is_some)).map(|(id, work)| (id, work.number)).collect()
     }
 
@@ -272,16 +260,9 @@ impl World {
         let Some(channel) = self.fabric.channels.get(&id) else { return };
         let Some(work) = channel.works.get(&number) else { return };
         let most = work.bytes.len() as u32;
-        self.place(&StaleWrite {
-            channel: id,
-            to: channel.to,
-            epoch: channel.epoch,
-            slot: work.slot,
-            key: work.key,
-            at: work.at,
-            bytes: Rc::clone(&work.bytes),
-            range: piece.start.min(most)..piece.end.min(most),
-        });
+        if let Some(part) = channel.part(id, number, piece.start.min(most)..piece.end.min(most)) {
+            self.place(&part);
+        }
     }
 
     /// What a receiver's card compares: the queue pair with its packet sequence numbers, and the key with its protection
@@ -525,7 +506,29 @@ fn some_lines(random: &mut Random, at: u32, range: Range<u32>) -> Vec<Range<u32>
     cuts.windows(2).map(|pair| pair[0]..pair[1]).filter(|_| random.one_in(2)).collect()
 }
 
+impl Channel {
+    /// This range of a request, as it is on its way.
+    fn part(&self, id: ChannelId, number: u64, range: Range<u32>) -> Option<StaleWrite> {
+        let work = self.works.get(&number)?;
+        Some(StaleWrite {
+            channel: id,
+            to: self.to,
+            epoch: self.epoch,
+            slot: work.slot,
+            key: work.key,
+            at: work.at,
+            bytes: Rc::clone(&work.bytes),
+            range,
+        })
+    }
+}
+
 impl Fabric {
+    fn works_between(&self, from: SidecarNo, to: HostNo) -> impl Iterator<Item = (ChannelId, &Work)> {
+        let channels = self.channels.iter().filter(move |(_, channel)| channel.from == from && channel.to == to);
+        channels.flat_map(|(id, channel)| channel.works.values().map(|work| (*id, work)))
+    }
+
     pub(crate) fn channels_of(&self, from: SidecarNo) -> impl Iterator<Item = ChannelId> {
         self.channels.iter().filter(move |(_, channel)| channel.from == from).map(|(id, _)| *id)
     }
