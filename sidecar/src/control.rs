@@ -33,6 +33,7 @@ use tokio::task::JoinSet;
 
 use crate::access::Access;
 use crate::path::{ClientRequest, Command, ControlReceivers, Counters, Waker};
+use crate::primary_address::PrimaryAddress;
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
@@ -58,6 +59,8 @@ pub struct Context {
     pub store: Store,
     /// Moves bytes to backups.
     pub sender: Arc<dyn Sender>,
+    /// Leads clients here while this sidecar is primary; in Kubernetes only.
+    pub primary_address: Option<PrimaryAddress>,
     /// Guards the control RPC.
     pub access: Access,
     /// What the group wants now.
@@ -116,6 +119,8 @@ pub struct Rules {
     pub segment_size: SegmentSize,
     /// A peer that is silent for so long is dead.
     pub heartbeat_silence: Duration,
+    /// How long a standby without an app lets others go first.
+    pub app_wait: Duration,
     /// How long a promotion waits for slower members once enough are fenced.
     pub fence_wait: Duration,
     /// How long a member may hold up the next segment.
@@ -231,6 +236,6 @@ fn random_below(bound: u64) -> u64 {
 }
 
 /// The host of a control endpoint as an address, for data channels that go to the same host.
-fn ip_of(endpoint: &str) -> Option<IpAddr> {
+pub(crate) fn ip_of(endpoint: &str) -> Option<IpAddr> {
     endpoint.parse::<std::net::SocketAddr>().ok().map(|address| address.ip())
 }

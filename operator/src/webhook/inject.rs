@@ -16,6 +16,9 @@ use crate::server_version::ServerVersion;
 
 /// Where a pod finds its service account's token.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// A sidecar starts before its app, whose image may not even be there: those with an app stand first. A failover takes a fraction
+/// of this.
+const APP_WAIT_MS: u32 = 2000;
 /// Kubelets renew the token long before it ends.
 const TOKEN_SECONDS: u32 = 3607;
 /// Memory of the sidecar beside its segments.
@@ -105,6 +108,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         format!("--metrics-listen=0.0.0.0:{PORT_SIDECAR_PROBES}"),
         format!("--socket={SOCKET}"),
         format!("--allow-uid={users}"),
+        format!("--app-wait-ms={APP_WAIT_MS}"),
     ];
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
