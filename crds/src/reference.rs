@@ -130,10 +130,10 @@ fn kind(path: &str, schema: &JSONSchemaProps) -> String {
     schema.type_.clone().unwrap_or_else(|| "any".to_owned())
 }
 
-/// As GitHub makes it of a heading.
-fn anchor(heading: &str) -> String {
+/// What a link to a heading ends with, as GitHub makes it.
+pub fn anchor(heading: &str) -> String {
     let kept = heading.to_lowercase().replace(' ', "-");
-    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+    kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
 }
 
 /// What a value must be like, and whether it can be changed.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 use tailwind_crds::names::ANNOTATION_DELETE_LOG;
-use tailwind_crds::reference::reference;
+use tailwind_crds::reference::{anchor, reference};
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn top() -> PathBuf {
@@ -107,7 +107,7 @@ fn groups_in_the_docs_are_valid() {
             for document in serde_yaml::Deserializer::from_str(&text) {
                 let document = Value::deserialize(document).unwrap_or_else(|error| panic!("{place}{error}"));
                 let is_group = document["kind"] == "ReplicaGroup";
-                // A part of a group, as `spec: {...}`, is one of the fields that only a group has.
+                // A page may show no more than the spec of a group.
                 let part = document["spec"].as_object().filter(|_| document["kind"].is_null());
                 if is_group {
                     assert_valid(&document, &place);
@@ -125,6 +125,36 @@ fn groups_in_the_docs_are_valid() {
         }
     }
     assert!(groups >= 5, "only {groups} groups");
+}
+
+/// Links between pages, and to places in them.
+#[test]
+fn links_in_the_docs_resolve() {
+    let mut files = Vec::new();
+    pages(&top(), &mut files);
+    let mut seen = 0;
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            // Or an expression in a cell of the reference.
+            if link.contains("://") || link.contains(char::is_whitespace) || link.starts_with('[') {
+                continue;
+            }
+            let (file, place) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link} does not exist", path.display());
+            let is_there = || {
+                let target = fs::read_to_string(&target).unwrap();
+                target
+                    .lines()
+                    .filter(|line| line.starts_with('#'))
+                    .any(|line| anchor(line.trim_start_matches(['#', ' '])) == place)
+            };
+            assert!(place.is_empty() || is_there(), "{}: {link}: no such heading", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "only {seen} links");
 }
 
 /// `spec.NAME` and `status.NAME` in running text are fields.
