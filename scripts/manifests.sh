@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes what is generated in charts/ and manifests/: the definition, the operator's rights, the table of values in the chart's
-# README, and manifests/install.yaml, which is the chart with its defaults.
+# Writes what is generated in charts/, manifests/ and docs/: the definition, the operator's rights, the table of values in the
+# chart's README, docs/reference.md, and manifests/install.yaml, which is the chart with its defaults.
 #   scripts/manifests.sh          writes them
 #   scripts/manifests.sh --check  lints the chart and says what would change. Part of ./check; ends with 77 where the Helm
 #                                 engine cannot be had
@@ -16,7 +16,7 @@ work=$(mktemp -d -t tailwind-manifests.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 
 main() {
-    mkdir -p "$work/manifests" "$work/charts"
+    mkdir -p "$work/manifests" "$work/charts" "$work/docs"
     cp -r "$CHART" "$work/$CHART"
     write_texts
     case "${1:-}" in
@@ -25,6 +25,7 @@ main() {
             write_install
             cp -r "$work/$CHART/." "$CHART/"
             cp "$work/manifests/install.yaml" manifests/install.yaml
+            cp "$work/docs/reference.md" docs/reference.md
             ;;
         --check)
             compare
@@ -42,6 +43,7 @@ write_texts() {
     # Built with all others: alone it would have other features, and so most of what it stands on be built twice.
     cargo test --quiet --workspace --features "$FEATURES" --locked --no-run
     "${CARGO_TARGET_DIR:-target}/debug/tailwind-operator" permissions >"$work/$CHART/files/permissions.yaml"
+    "${CARGO_TARGET_DIR:-target}/debug/tailwind-crds" reference >"$work/docs/reference.md"
     python3 scripts/values_table.py "$CHART/values.yaml" "$CHART/README.md" >"$work/$CHART/README.md"
 }
 

@@ -8,13 +8,14 @@
 
 pub mod names;
 pub mod readiness;
+pub mod reference;
 pub mod report;
 pub mod spec;
 pub mod status;
 pub mod view;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt;
 
@@ -32,12 +33,16 @@ pub use status::{
 /// # Panics
 /// Never: the definition is made of plain maps, lists and texts.
 pub fn definition() -> String {
+    let definition = serde_yaml::to_string(&typed_definition()).unwrap_or_else(|error| panic!("{error}"));
+    format!("# Generated from crds/src by `cargo run --package tailwind-crds`. Do not edit.\n{definition}")
+}
+
+fn typed_definition() -> CustomResourceDefinition {
     let mut definition = ReplicaGroup::crd();
     let schemas =
         definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut());
     schemas.for_each(refuse_null);
-    let definition = serde_yaml::to_string(&definition).unwrap_or_else(|error| panic!("{error}"));
-    format!("# Generated from crds/src by `cargo run --package tailwind-crds`. Do not edit.\n{definition}")
+    definition
 }
 
 /// The derive lets every optional field be null. What may be null has no type in OpenAPI v2, so that `kubectl explain` of

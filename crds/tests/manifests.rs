@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 use tailwind_crds::names::ANNOTATION_DELETE_LOG;
+use tailwind_crds::reference::{anchor, reference};
 use tailwind_crds::{ReplicaGroup, definition, problems};
 
 fn top() -> PathBuf {
@@ -41,6 +42,15 @@ fn lost(written: &Value, found: &Value, path: &str) -> Vec<String> {
     }
 }
 
+/// A group as people write it: no rule is broken, and no field is unknown.
+fn assert_valid(document: &Value, place: &str) {
+    let group: ReplicaGroup =
+        serde_json::from_value(document.clone()).unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_eq!(problems(&group, None), Vec::<String>::new(), "{place}");
+    let again = serde_json::to_value(&group).unwrap();
+    assert_eq!(lost(document, &again, ""), Vec::<String>::new(), "{place}: no such fields");
+}
+
 #[test]
 fn samples_are_valid_groups() {
     let mut groups = 0;
@@ -50,14 +60,138 @@ fn samples_are_valid_groups() {
             if document["kind"] != "ReplicaGroup" {
                 continue;
             }
-            let group: ReplicaGroup = serde_json::from_value(document.clone()).unwrap();
-            assert_eq!(problems(&group, None), Vec::<String>::new(), "{}", path.display());
-            let again = serde_json::to_value(&group).unwrap();
-            assert_eq!(lost(&document, &again, ""), Vec::<String>::new(), "{}: no such fields", path.display());
+            assert_valid(&document, &path.display().to_string());
             groups += 1;
         }
     }
-    assert_eq!(groups, 6, "each sample has one group");
+    assert_eq!(groups, 7, "each sample has one group");
+}
+
+/// Markdown files that people read: all but the changelog, which speaks of the past.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            pages(&path, found);
+        } else if name.ends_with(".md") && name != "CHANGELOG.md" {
+            found.push(path);
+        }
+    }
+}
+
+/// The fenced blocks of a page, each with its language.
+fn blocks(page: &str) -> Vec<(&str, String)> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(&str, String)> = None;
+    for line in page.lines() {
+        match (line.trim_start().strip_prefix("```"), open.as_mut()) {
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (Some(language), None) => open = Some((language.trim(), String::new())),
+            (None, Some((_, text))) => *text += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "a block does not end");
+    blocks
+}
+
+#[test]
+fn groups_in_the_docs_are_valid() {
+    let (mut files, mut groups) = (Vec::new(), 0);
+    pages(&top(), &mut files);
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for (_, text) in blocks(&page).into_iter().filter(|(language, _)| *language == "yaml") {
+            let place = format!("{}\n{text}", path.display());
+            for document in serde_yaml::Deserializer::from_str(&text) {
+                let document = Value::deserialize(document).unwrap_or_else(|error| panic!("{place}{error}"));
+                let is_group = document["kind"] == "ReplicaGroup";
+                // A page may show no more than the spec of a group.
+                let part = document["spec"].as_object().filter(|_| document["kind"].is_null());
+                if is_group {
+                    assert_valid(&document, &place);
+                } else if let Some(spec) = part {
+                    let whole = serde_json::json!({
+                        "apiVersion": "replication.tailwind.dev/v1alpha1",
+                        "kind": "ReplicaGroup",
+                        "metadata": {"name": "orders"},
+                        "spec": spec,
+                    });
+                    assert_valid(&whole, &place);
+                }
+                groups += usize::from(is_group || part.is_some());
+            }
+        }
+    }
+    assert!(groups >= 5, "only {groups} groups");
+}
+
+/// Links between pages, and to places in them.
+#[test]
+fn links_in_the_docs_resolve() {
+    let mut files = Vec::new();
+    pages(&top(), &mut files);
+    let mut seen = 0;
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            // Or an expression in a cell of the reference.
+            if link.contains("://") || link.contains(char::is_whitespace) || link.starts_with('[') {
+                continue;
+            }
+            let (file, place) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link} does not exist", path.display());
+            let is_there = || {
+                let target = fs::read_to_string(&target).unwrap();
+                target
+                    .lines()
+                    .filter(|line| line.starts_with('#'))
+                    .any(|line| anchor(line.trim_start_matches(['#', ' '])) == place)
+            };
+            assert!(place.is_empty() || is_there(), "{}: {link}: no such heading", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "only {seen} links");
+}
+
+/// `spec.NAME` and `status.NAME` in running text are fields.
+#[test]
+fn fields_in_the_docs_exist() {
+    let definition: Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    // Of pods, nodes and the like, where the docs say so.
+    let others = ["spec.unschedulable", "spec.nodeName", "spec.taints"];
+    let (mut files, mut seen) = (Vec::new(), 0);
+    pages(&top().join("docs"), &mut files);
+    files.push(top().join("README.md"));
+    for path in files {
+        let page = fs::read_to_string(&path).unwrap();
+        for word in page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '_')) {
+            let word = word.trim_matches('.');
+            if !(word.starts_with("spec.") || word.starts_with("status."))
+                || word.ends_with(".rs")
+                || word.ends_with(".md")
+                || others.contains(&word)
+            {
+                continue;
+            }
+            let mut at = schema;
+            for name in word.split('.') {
+                let inner = if at["items"].is_object() { &at["items"] } else { at };
+                // Below a map, or what Kubernetes knows, anything goes.
+                if inner["properties"].is_null() {
+                    break;
+                }
+                at = &inner["properties"][name];
+                assert!(at.is_object(), "{}: no field {word}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 50, "only {seen} fields");
 }
 
 #[test]
@@ -72,6 +206,11 @@ fn unknown_fields_are_found() {
 #[test]
 fn the_chart_has_the_definition() {
     assert!(read("charts/tailwind/files/replicagroups.yaml") == definition(), "run: scripts/manifests.sh");
+}
+
+#[test]
+fn the_reference_is_generated() {
+    assert!(read("docs/reference.md") == reference(&top()).unwrap(), "run: scripts/manifests.sh");
 }
 
 #[test]
