@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tailwind_e2e::context::{TestContext, is_root};
 use tailwind_e2e::processes::group::{Group, Process, Setup};
-use tailwind_e2e::processes::process::{as_nobody, run_to_end};
+use tailwind_e2e::processes::process::{as_nobody, run_to_end, with_options};
 
 use crate::access::{lose_the_primary_and_a_member, tls_group};
 
@@ -43,14 +43,13 @@ fn any_address_needs_an_address_to_advertise() {
     let test = TestContext::start();
     let (mut group, _folder, _authority) = tls_group(&test, test.setup("tcp").unwrap());
     group.kill_sidecar(1).unwrap();
-    let mut command = group.sidecar_command(1);
     let port = group.port(Process::Sidecar(1));
-    // The last one counts.
-    command.arg("--listen").arg(format!("[::]:{port}"));
-    let ended = run_to_end(&mut command).unwrap();
+    let listen = format!("[::]:{port}");
+    let mut silent = with_options(&group.sidecar_command(1), [("--listen", listen.as_str())]);
+    let ended = run_to_end(&mut silent).unwrap();
     assert!(ended.code == Some(1) && ended.errors.contains("--advertise-ip"), "{ended:?}");
-    command.arg("--advertise").arg(format!("fd00::1:{port}"));
-    let ended = run_to_end(&mut command).unwrap();
+    let bare = format!("fd00::1:{port}");
+    let ended = run_to_end(&mut with_options(&silent, [("--advertise", bare.as_str())])).unwrap();
     assert!(ended.code == Some(2) && ended.errors.contains("an IPv6 address needs brackets"), "{ended:?}");
 }
 
