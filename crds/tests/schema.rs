@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::de::DeserializeOwned;
@@ -44,13 +45,12 @@ fn problems(document: &Value) -> Vec<String> {
         ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration") => {
             read::<MutatingWebhookConfiguration>(document)
         }
-        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
-            read::<ValidatingAdmissionPolicy>(document)
-        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => read::<ValidatingAdmissionPolicy>(document),
         ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
             read::<ValidatingAdmissionPolicyBinding>(document)
         }
         ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => read::<CustomResourceDefinition>(document),
+        ("resource.k8s.io/v1", "ResourceClaimTemplate") => read::<ResourceClaimTemplate>(document),
         ("monitoring.coreos.com/v1", "PodMonitor") => read::<Monitoring<PodMonitorSpec>>(document),
         ("monitoring.coreos.com/v1", "PrometheusRule") => read::<Monitoring<PrometheusRuleSpec>>(document),
         ("replication.tailwind.dev/v1alpha1", "ReplicaGroup") => read::<ReplicaGroup>(document),
@@ -178,9 +178,7 @@ fn variants() -> Vec<Vec<String>> {
 fn switches(values: &Value, path: &str) -> Vec<(String, bool)> {
     match values {
         Value::Bool(on) => vec![(path.trim_start_matches('.').to_owned(), *on)],
-        Value::Object(map) => {
-            map.iter().flat_map(|(key, value)| switches(value, &format!("{path}.{key}"))).collect()
-        }
+        Value::Object(map) => map.iter().flat_map(|(key, value)| switches(value, &format!("{path}.{key}"))).collect(),
         _ => Vec::new(),
     }
 }
@@ -227,7 +225,8 @@ fn unknown_fields_and_wrong_types_have_a_path() {
     let container = |field: &str| format!(".spec.template.spec.containers[0].{field}");
     let unknown = deployment(|spec| spec["template"]["spec"]["containers"][0]["readynessProbe"] = json!({}));
     assert_eq!(unknown, [container("readynessProbe")]);
-    let wrong = deployment(|spec| spec["template"]["spec"]["containers"][0]["env"] = json!([{"name": "a", "value": 1}]));
+    let wrong =
+        deployment(|spec| spec["template"]["spec"]["containers"][0]["env"] = json!([{"name": "a", "value": 1}]));
     assert!(wrong[0].starts_with(&container("env[0].value: ")), "{wrong:?}");
     let wrong = deployment(|spec| spec["replicas"] = json!("2"));
     assert!(wrong[0].starts_with(".spec.replicas: "), "{wrong:?}");

@@ -69,7 +69,8 @@ fn work(
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
-            let webhook = webhook::run(client.clone(), &options, settings.clone(), server, Arc::clone(&metrics), readiness);
+            let webhook =
+                webhook::run(client.clone(), &options, settings.clone(), server, Arc::clone(&metrics), readiness);
             let reconciles = lead(client, &options, settings, server, metrics, stopped);
             tokio::select! {
                 result = webhook => result.and(Err(anyhow!("the webhook has ended"))),

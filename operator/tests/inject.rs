@@ -29,11 +29,8 @@ fn injected_pods_match_their_files() {
         let openshift = || after("# OpenShift ").map(|version| (Platform::OpenShift, version));
         let (platform, version) =
             kubernetes.or_else(openshift).expect("a line `# Kubernetes 1.x`, or `# OpenShift 1.x` with that version");
-        let settings = Settings {
-            sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(),
-            platform,
-            ..Settings::default()
-        };
+        let settings =
+            Settings { sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(), platform, ..Settings::default() };
         let group: ReplicaGroup = serde_yaml::from_str(head).unwrap();
         assert_eq!(problems(&group, None), Vec::<String>::new(), "{}", path.display());
         let injected = inject_stream(&group, pods, &settings, version.trim().parse().unwrap()).unwrap();

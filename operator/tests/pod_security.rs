@@ -17,16 +17,8 @@ use tailwind_operator::options::Settings;
 use tailwind_operator::platform::Platform;
 use tailwind_operator::webhook::inject::inject;
 
-const VOLUMES: [&str; 8] = [
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-];
+const VOLUMES: [&str; 8] =
+    ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
 const SYSCTLS: [&str; 10] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -41,7 +33,7 @@ const SYSCTLS: [&str; 10] = [
 ];
 const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
-fn list<'a>(value: &'a Value) -> impl Iterator<Item = &'a Value> {
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
@@ -176,7 +168,8 @@ fn pins_memory(group: &ReplicaGroup) -> bool {
 fn asked_for(group: &ReplicaGroup, container: &str, is_backup: bool) -> BTreeSet<String> {
     let mut asked = BTreeSet::new();
     if pins_memory(group) {
-        for rule in ["runAsUser 0", "runAsNonRoot false", "runAsNonRoot is not true", "capabilities: IPC_LOCK is added"] {
+        for rule in ["runAsUser 0", "runAsNonRoot false", "runAsNonRoot is not true", "capabilities: IPC_LOCK is added"]
+        {
             asked.insert(format!("{container}: {rule}"));
         }
     }

@@ -29,9 +29,7 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
     // An IPv6 address has many texts. A host that is no address is one that this cannot compare.
     let host = control.parse::<SocketAddr>().map(|address| address.ip().to_canonical());
     match ip {
-        Some(ip) if host.is_err() || ip.parse::<IpAddr>().ok() == host.ok() => {
-            Primary::Here { pod: name.clone(), ip }
-        }
+        Some(ip) if host.is_err() || ip.parse::<IpAddr>().ok() == host.ok() => Primary::Here { pod: name.clone(), ip },
         _ => Primary::Gone(name.clone()),
     }
 }
