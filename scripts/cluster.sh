@@ -60,9 +60,9 @@ pack_images() {
     local built
     built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
     pack loader "$built/loader"
-    RDMA=yes pack sidecar "$built/tailwind-sidecar"
-    pack operator "$built/tailwind-operator"
-    pack kv "$built/tailwind-kv"
+    NONROOT=yes RDMA=yes pack sidecar "$built/tailwind-sidecar"
+    NONROOT=yes pack operator "$built/tailwind-operator"
+    NONROOT=yes pack kv "$built/tailwind-kv"
     pack tools bash curl cat sleep
 }
 

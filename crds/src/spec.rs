@@ -24,7 +24,6 @@ use crate::status::{ReplicaGroupStatus, Transport};
     kind = "ReplicaGroup",
     plural = "replicagroups",
     shortname = "rg",
-    category = "all",
     namespaced,
     status = "ReplicaGroupStatus",
     derive = "PartialEq",

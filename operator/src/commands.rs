@@ -13,6 +13,7 @@ use tailwind_crds::ReplicaGroup;
 
 use crate::options::Settings;
 use crate::permissions;
+use crate::platform::Platform;
 use crate::server_version::ServerVersion;
 use crate::webhook::inject;
 
@@ -31,6 +32,9 @@ pub struct InjectOptions {
     /// The cluster's version: from 1.29 on the sidecar starts before the app and stops after it
     #[arg(long, default_value_t = ServerVersion::TARGET)]
     pub server_version: ServerVersion,
+    /// Who chooses the users of pods: pods themselves, or OpenShift, which refuses pods that name some
+    #[arg(long, value_enum, default_value = "kubernetes")]
+    pub platform: Platform,
 }
 
 /// The definition.
@@ -83,7 +87,8 @@ pub fn inject(options: &InjectOptions) -> anyhow::Result<()> {
     if !problems.is_empty() {
         bail!("{}: {}", options.group.display(), problems.join("; "));
     }
-    let settings = Settings { sidecar_image: options.sidecar_image.clone(), image_pull_policy: None };
+    let settings =
+        Settings { sidecar_image: options.sidecar_image.clone(), image_pull_policy: None, platform: options.platform };
     let text = read(&options.file)?;
     print!("{}", inject_stream(&group, &text, &settings, options.server_version)?);
     Ok(())

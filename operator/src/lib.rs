@@ -22,6 +22,7 @@ pub mod observed;
 pub mod options;
 pub mod permissions;
 pub mod plan;
+pub mod platform;
 mod probe;
 pub mod quantity;
 pub mod run;

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
+use crate::platform::Platform;
+
 /// Be the operator.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
@@ -14,11 +16,15 @@ pub struct RunOptions {
     /// When their image is pulled: Always, IfNotPresent or Never; Kubernetes decides by the tag if not given
     #[arg(long, env = "TAILWIND_IMAGE_PULL_POLICY", value_parser = ["Always", "IfNotPresent", "Never"])]
     pub image_pull_policy: Option<String>,
-    /// Where /healthz, /readyz and /metrics are served
-    #[arg(long, env = "TAILWIND_LISTEN", default_value = "0.0.0.0:8080", value_name = "IP:PORT")]
+    /// Who chooses the users and groups of pods: pods themselves, or OpenShift, which refuses pods that name some; asked of the
+    /// API server if not given
+    #[arg(long, env = "TAILWIND_PLATFORM", value_enum)]
+    pub platform: Option<Platform>,
+    /// Where /healthz, /readyz and /metrics are served; [::] is every address, IPv4 too
+    #[arg(long, env = "TAILWIND_LISTEN", default_value = "[::]:8080", value_name = "IP:PORT")]
     pub listen: SocketAddr,
     /// Where the injection webhook is served, over TLS
-    #[arg(long, env = "TAILWIND_WEBHOOK_LISTEN", default_value = "0.0.0.0:8443", value_name = "IP:PORT")]
+    #[arg(long, env = "TAILWIND_WEBHOOK_LISTEN", default_value = "[::]:8443", value_name = "IP:PORT")]
     pub webhook_listen: SocketAddr,
     /// The service in front of the webhook, in the operator's own namespace; no webhook if not given
     #[arg(long, env = "TAILWIND_WEBHOOK_SERVICE", requires = "webhook_configuration")]
@@ -48,17 +54,23 @@ pub struct RunOptions {
 }
 
 /// What concerns every group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Image of sidecars and backups.
     pub sidecar_image: String,
     /// When it is pulled.
     pub image_pull_policy: Option<String>,
+    /// Who chooses users and groups of pods.
+    pub platform: Platform,
 }
 
 impl RunOptions {
     /// What plans depend on.
-    pub fn settings(&self) -> Settings {
-        Settings { sidecar_image: self.sidecar_image.clone(), image_pull_policy: self.image_pull_policy.clone() }
+    pub fn settings(&self, platform: Platform) -> Settings {
+        Settings {
+            sidecar_image: self.sidecar_image.clone(),
+            image_pull_policy: self.image_pull_policy.clone(),
+            platform,
+        }
     }
 }

@@ -303,7 +303,13 @@ mod tests {
 
     #[tokio::test]
     async fn responses_are_cached() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        for ip in ["127.0.0.1", "::1"] {
+            responses_of_are_cached(ip).await;
+        }
+    }
+
+    async fn responses_of_are_cached(ip: &str) {
+        let listener = TcpListener::bind((ip, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -312,7 +318,7 @@ mod tests {
             assert!(!read_request(&mut stream).await, "a second request");
         });
         let prober = Arc::new(Prober::default());
-        let pod = serde_json::from_value(serde_json::json!({"status": {"podIP": "127.0.0.1"}})).unwrap();
+        let pod = serde_json::from_value(serde_json::json!({"status": {"podIP": ip}})).unwrap();
         let get = || prober.get(&pod, port, "/readyz", Duration::from_secs(60));
         assert!(get().is_none());
         let response = timeout(Duration::from_secs(10), async {

@@ -19,7 +19,8 @@ use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
 use crate::lease::LeaderElector;
 use crate::metrics::Metrics;
-use crate::options::RunOptions;
+use crate::options::{RunOptions, Settings};
+use crate::platform::Platform;
 use crate::probe::Prober;
 use crate::server_version::ServerVersion;
 use crate::{controller, webhook};
@@ -59,12 +60,18 @@ fn work(
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
-            info!(%server, version = env!("CARGO_PKG_VERSION"), "started");
+            let platform = match options.platform {
+                Some(platform) => platform,
+                None => Platform::detect(&client).await?,
+            };
+            let settings = options.settings(platform);
+            info!(%server, ?platform, version = env!("CARGO_PKG_VERSION"), "started");
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
-            let webhook = webhook::run(client.clone(), &options, server, Arc::clone(&metrics), readiness);
-            let reconciles = lead(client, &options, server, metrics, stopped);
+            let webhook =
+                webhook::run(client.clone(), &options, settings.clone(), server, Arc::clone(&metrics), readiness);
+            let reconciles = lead(client, &options, settings, server, metrics, stopped);
             tokio::select! {
                 result = webhook => result.and(Err(anyhow!("the webhook has ended"))),
                 result = reconciles => result,
@@ -77,6 +84,7 @@ fn work(
 async fn lead(
     client: Client,
     options: &RunOptions,
+    settings: Settings,
     server: ServerVersion,
     metrics: Arc<Metrics>,
     stopped: watch::Receiver<bool>,
@@ -106,7 +114,7 @@ async fn lead(
         reporter,
         client,
         server,
-        settings: options.settings(),
+        settings,
         nodes,
         pods,
         metrics,

@@ -13,13 +13,14 @@ use kube::Client;
 
 use crate::health::Readiness;
 use crate::metrics::Metrics;
-use crate::options::RunOptions;
+use crate::options::{RunOptions, Settings};
 use crate::server_version::ServerVersion;
 
 /// Serves for ever; rests if it is not wanted.
 pub async fn run(
     client: Client,
     options: &RunOptions,
+    settings: Settings,
     version: ServerVersion,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
@@ -37,7 +38,7 @@ pub async fn run(
         Arc::clone(&serving),
         readiness,
     );
-    let webhook = server::Webhook { client, settings: options.settings(), version, metrics };
+    let webhook = server::Webhook { client, settings, version, metrics };
     tokio::select! {
         never = rotator.run() => match never {},
         result = server::serve(options.webhook_listen, webhook, serving) => result,

@@ -113,7 +113,7 @@ impl World {
             observed: Observed {
                 now: NOW.parse::<Timestamp>().unwrap(),
                 server: "1.34".parse().unwrap(),
-                settings: Settings { sidecar_image: "image:1".to_owned(), image_pull_policy: None },
+                settings: Settings { sidecar_image: "image:1".to_owned(), ..Settings::default() },
                 backups: Vec::new(),
                 app: begin.has_primary.then(|| serde_json::from_value(app).unwrap()).into_iter().collect(),
                 nodes: nodes.collect(),

@@ -34,6 +34,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::debug;
 
+use crate::listener::bind_listener;
+
 pub use connections::Connection;
 use connections::Connections;
 
@@ -115,9 +117,13 @@ impl Handshake for Arc<ServerConfig> {
     }
 }
 
-/// Listens on this address.
+/// Listens on this address; on `[::]` for IPv4 as well, see [`bind_listener`].
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+    let bound = bind_listener(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    bound.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
             anyhow!("listen on {address}: the port is in use: stop what listens there, or choose another port")
         }
@@ -260,17 +266,22 @@ impl Server {
     }
 }
 
-/// Accepts at once, however many connections there are: [`Connections`] makes room.
+/// Accepts at once, however many connections there are: [`Connections`] makes room. On a socket for both, an IPv4 address comes
+/// as `::ffff:a.b.c.d`; it is given as the peer knows it.
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr, SocketAddr) {
     loop {
         match listener.accept().await.and_then(|(stream, peer)| Ok((stream.local_addr()?, stream, peer))) {
-            Ok((local, stream, peer)) => return (stream, peer, local),
+            Ok((local, stream, peer)) => return (stream, canonical(peer), canonical(local)),
             Err(error) => {
                 debug!(%error, "accept connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// A response's body. Its connection is idle when all of it has been handed to the socket.

@@ -1,8 +1,9 @@
-//! What the programs of this workspace need around their own work: logs, signals, the HTTP server, metrics.
+//! What the programs of this workspace need around their own work: logs, signals, listeners, the HTTP server, metrics.
 //!
 //! Used by the sidecar, the backup daemon, the operator and the example app. It knows nothing of logs, groups or Kubernetes.
 
 pub mod http;
+pub mod listener;
 pub mod logging;
 pub mod metrics;
 pub mod process;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tailwind_protocol::ids::GroupName;
 use tailwind_runtime::http::Authentication;
+use tailwind_runtime::metrics::Snapshot;
 use tokio::task::JoinHandle;
 
 use crate::tls::{PeerRole, Tls, TlsOptions};
@@ -49,6 +50,11 @@ impl Access {
             Access::Tls(tls) => Some(tls),
             Access::Token(_) => None,
         }
+    }
+
+    /// Metrics on it.
+    pub fn measure(&self, now: &mut Snapshot) {
+        self.tls().iter().for_each(|tls| tls.measure(now));
     }
 
     /// What an endpoint demands of its callers: to be a `peer` of this group.

@@ -102,7 +102,8 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let mut memory = PoolMemory::new(home.pool.clone(), buffers, segment_size);
     let mut started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
-    let receiver = crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, access.tls())?;
+    let receiver =
+        crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, advertise.own_ip(address), access.tls())?;
 
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir), Ok)?;
@@ -143,7 +144,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         group,
         member,
         boot,
-        control: advertise.unwrap_or_else(|| address.to_string()),
+        control: advertise.control(address).unwrap_or_else(|| address.to_string()),
         fabric: fabric_kind.to_string(),
         tls: access.tls().is_some(),
         buffers,
@@ -153,6 +154,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         flush_bytes_max,
         unexpected_files,
         obstacle,
+        access: access.clone(),
     };
     info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 

@@ -17,7 +17,6 @@ pub mod standby;
 pub mod status;
 pub mod waits;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -233,9 +232,4 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
 /// A random number below `bound`; 0 where the system has no randomness to give.
 fn random_below(bound: u64) -> u64 {
     getrandom::u64().unwrap_or(0) % bound
-}
-
-/// The host of a control endpoint as an address, for data channels that go to the same host.
-pub(crate) fn ip_of(endpoint: &str) -> Option<IpAddr> {
-    endpoint.parse::<std::net::SocketAddr>().ok().map(|address| address.ip())
 }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, ValueEnum};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
@@ -18,6 +18,7 @@ use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
 #[cfg(feature = "verbs")]
 use tailwind_fabric::verbs::{SelectedPort, VerbsReceiver, VerbsSender};
 use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
+use tailwind_runtime::listener::bind_listener;
 
 use crate::http;
 use crate::tls::Tls;
@@ -139,7 +140,7 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
     }
 }
 
-/// The sending half. `address` is where this sidecar listens.
+/// The sending half. `address` is this host's in the group's network.
 pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Arc<dyn Sender>> {
     match select(fabric, rdma, address)? {
         SelectedFabric::Shm => Ok(Arc::new(ShmSender)),
@@ -154,21 +155,23 @@ pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyh
 }
 
 /// The receiving half. Making it is the barrier for every writer of an earlier life of this process. `control` is where this
-/// backup listens; `data_listen` where tcp does, if elsewhere.
+/// backup listens; `data_listen` where tcp does, if elsewhere; `own_ip` is this host's address in the group's network.
 pub fn receiver(
     fabric: FabricOption,
     rdma: &RdmaOptions,
     pool: &Arc<Pool>,
     data_listen: Option<SocketAddr>,
     control: SocketAddr,
+    own_ip: IpAddr,
     tls: Option<&Tls>,
 ) -> anyhow::Result<Box<dyn Receiver>> {
-    match select(fabric, rdma, control.ip())? {
+    match select(fabric, rdma, own_ip)? {
         SelectedFabric::Tcp => {
             let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
             // Without TLS the secrets that guard this port would travel in the clear.
             http::check_guarded(address, tls)?;
-            let receiver = TcpReceiver::bind(Arc::clone(pool), address)?;
+            let listener = bind_listener(address).with_context(|| format!("listen for data on {address}"))?;
+            let receiver = TcpReceiver::new(Arc::clone(pool), listener)?;
             tracing::info!(address = %receiver.address(), "listening for records");
             Ok(Box::new(receiver))
         }

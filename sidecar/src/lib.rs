@@ -6,6 +6,7 @@
 //! [`preflight`] looks whether RDMA can, [`primary_address`] leads clients to the primary. [`commands`] are for people.
 
 pub mod access;
+pub mod address;
 pub mod backup;
 pub mod commands;
 pub mod control;

@@ -14,6 +14,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::promotion::AcceptedLoss;
 
 use crate::access::TokenOptions;
+use crate::address::{AdvertiseOptions, HostPort};
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::path::Allowed;
 use crate::store::kubernetes::GroupPath;
@@ -24,7 +25,7 @@ use crate::tls::TlsOptions;
 pub struct BackupAddress {
     /// Its name.
     pub name: MemberId,
-    /// `host:port` of its control RPC.
+    /// [`HostPort`] of its control RPC.
     pub control: String,
 }
 
@@ -33,13 +34,9 @@ impl FromStr for BackupAddress {
 
     fn from_str(text: &str) -> Result<BackupAddress, String> {
         let (name, control) = text.split_once('=').ok_or("must be NAME=HOST:PORT")?;
-        let (host, port) = control.rsplit_once(':').ok_or("must be NAME=HOST:PORT")?;
-        let port: u16 = port.parse().map_err(|_| format!("port `{port}`: must be 1 to 65535"))?;
-        if host.is_empty() || port == 0 {
-            return Err("must be NAME=HOST:PORT".to_owned());
-        }
+        let control: HostPort = control.parse()?;
         let name = name.parse().map_err(|error: tailwind_protocol::ids::BadName| error.to_string())?;
-        Ok(BackupAddress { name, control: control.to_owned() })
+        Ok(BackupAddress { name, control: control.to_string() })
     }
 }
 
@@ -96,12 +93,13 @@ pub struct RunOptions {
     /// [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS
+    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. [::] is every address,
+    /// IPv4 too; where the kernel has no IPv6 it stands for 0.0.0.0
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT")]
     pub listen: SocketAddr,
-    /// Address at which other sidecars reach this one, if not --listen: needed with port 0 or 0.0.0.0 in --listen
-    #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
-    pub advertise: Option<String>,
+    /// Where other sidecars reach this one.
+    #[command(flatten)]
+    pub advertise: AdvertiseOptions,
     /// Write the control address to this file once it is bound: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "PATH")]
     pub port_file: Option<PathBuf>,
@@ -260,7 +258,9 @@ mod tests {
     fn backups_are_pairs_of_name_and_address() {
         let backup: BackupAddress = "b0=127.0.0.1:7420".parse().unwrap();
         assert_eq!((backup.name.as_str(), backup.control.as_str()), ("b0", "127.0.0.1:7420"));
-        for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1"] {
+        let backup: BackupAddress = "b0=[::1]:7420".parse().unwrap();
+        assert_eq!(backup.control.as_str(), "[::1]:7420");
+        for bad in ["b0", "b0=", "b0=host", "b0=host:0", "B0=host:1", "b0=host:99999", "=host:1", "b0=::1:7420"] {
             assert!(bad.parse::<BackupAddress>().is_err(), "{bad}");
         }
     }

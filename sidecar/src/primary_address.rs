@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt};
@@ -74,7 +74,7 @@ pub struct PrimaryAddress {
 impl PrimaryAddress {
     /// For this sidecar, whose name is that of its pod. `None` where its control address is none of a pod, but a name.
     pub fn new(client: Client, path: &GroupPath, me: &PrimaryRef) -> Option<PrimaryAddress> {
-        let address = crate::control::ip_of(&me.control)?;
+        let address = me.control.parse::<SocketAddr>().ok()?.ip();
         Some(PrimaryAddress { client, path: path.clone(), pod: me.id.to_string(), address, api: OnceCell::new() })
     }
 

@@ -127,7 +127,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     if let Some(port_file) = &port_file {
         crate::options::write_port_file(port_file, address)?;
     }
-    let sender = crate::fabric::sender(fabric, &rdma, address.ip())?;
+    let control = advertise.control(address);
+    let control = control.with_context(|| {
+        format!(
+            "--listen {address}: others cannot connect to that; say where they reach this sidecar with --advertise-ip"
+        )
+    })?;
+    let sender = crate::fabric::sender(fabric, &rdma, advertise.own_ip(address))?;
     let waker = Waker::new().context("create the append path's waker")?;
     let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (to_control, from_path) = control_channels();
@@ -137,7 +143,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
-    let me = PrimaryRef { id: name.clone(), control: advertise.unwrap_or_else(|| address.to_string()) };
+    let me = PrimaryRef { id: name.clone(), control };
     let primary_address =
         replica_group.as_ref().zip(client).and_then(|(path, client)| PrimaryAddress::new(client, path, &me));
     let context = Arc::new(Context {

@@ -7,9 +7,10 @@ pub mod identity;
 mod verifier;
 
 use std::convert::Infallible;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tailwind_protocol::ids::GroupName;
 use tailwind_runtime::http::Handshake;
+use tailwind_runtime::metrics::Snapshot;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use identity::{Identity, IdentityError, PeerRole};
@@ -47,6 +49,8 @@ pub struct TlsOptions {
 pub struct Tls {
     source: Arc<Source>,
     material: Arc<RwLock<Arc<Material>>>,
+    /// The files are not what is in use, and cannot be used.
+    is_reload_failing: Arc<AtomicBool>,
 }
 
 /// Where the material comes from, and whose it must be.
@@ -57,6 +61,14 @@ struct Source {
     key: PathBuf,
     group: GroupName,
     role: PeerRole,
+}
+
+/// Content of the three files.
+#[derive(PartialEq, Eq)]
+struct Files {
+    ca: Vec<u8>,
+    cert: Vec<u8>,
+    key: Vec<u8>,
 }
 
 /// Which role the peer of a connection must have, and how that is checked.
@@ -83,12 +95,20 @@ impl Guard {
     }
 }
 
-#[derive(Debug)]
 struct Material {
+    /// What it was made from.
+    files: Files,
     identity: Identity,
     /// By the role that the other side must have.
     servers: [Arc<ServerConfig>; 2],
     clients: [Arc<ClientConfig>; 2],
+}
+
+/// Without the key.
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Material").field("identity", &self.identity).finish_non_exhaustive()
+    }
 }
 
 impl TlsOptions {
@@ -108,8 +128,9 @@ impl Tls {
     /// this group and role. Finding that out now is better than at the first failover.
     pub fn load(ca: &Path, cert: &Path, key: &Path, group: &GroupName, role: PeerRole) -> anyhow::Result<Tls> {
         let source = Source { ca: ca.into(), cert: cert.into(), key: key.into(), group: group.clone(), role };
-        let material = Arc::new(Material::load(&source)?);
-        Ok(Tls { source: Arc::new(source), material: Arc::new(RwLock::new(material)) })
+        let material = Arc::new(Material::load(&source, source.read()?)?);
+        let (material, is_reload_failing) = (Arc::new(RwLock::new(material)), Arc::default());
+        Ok(Tls { source: Arc::new(source), material, is_reload_failing })
     }
 
     /// Who this process is.
@@ -123,26 +144,44 @@ impl Tls {
     }
 
     /// Rereads the files until the process ends, so that certificates can be renewed in a running process. Open connections stay; new
-    /// ones use what is new. Files that cannot be used change nothing and are reported once.
+    /// ones use what is new. Files that cannot be used (half written, rotten, not valid yet) change nothing: they are tried again
+    /// until they can, and each reason is logged once.
     pub async fn keep_fresh(self) -> Infallible {
-        let Source { ca, cert, key, .. } = &*self.source;
-        let read = || [ca, cert, key].map(|path| std::fs::read(path).ok());
-        let mut known = read();
+        let mut last_error = String::new();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
-            let now = read();
-            if now == known {
-                continue;
-            }
-            known = now;
-            match Material::load(&self.source) {
-                Ok(material) => {
-                    tracing::info!(certificate = %cert.display(), "certificate reloaded");
-                    *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
+            match self.reload() {
+                Ok(reloaded) => {
+                    if reloaded {
+                        tracing::info!(certificate = %self.source.cert.display(), "certificate reloaded");
+                    }
+                    last_error.clear();
                 }
-                Err(error) => tracing::warn!(%error, "the new certificate cannot be used; the old one stays"),
+                Err(error) if error.to_string() != last_error => {
+                    last_error = error.to_string();
+                    tracing::warn!(%error, "the new certificate cannot be used; the one in use stays, and the files are read again");
+                }
+                Err(_) => {}
             }
+            self.is_reload_failing.store(!last_error.is_empty(), Ordering::Relaxed);
         }
+    }
+
+    /// Whether the files were others than those in use.
+    fn reload(&self) -> anyhow::Result<bool> {
+        let files = self.source.read()?;
+        if files == self.now().files {
+            return Ok(false);
+        }
+        let material = Material::load(&self.source, files)?;
+        *self.material.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(material);
+        Ok(true)
+    }
+
+    /// The metric on this, the same for sidecars and backups.
+    pub fn measure(&self, now: &mut Snapshot) {
+        let help = "1 while the certificate files cannot be used, and the certificate before stays in use.";
+        now.gauge("tailwind_certificate_reload_failing", help, self.is_reload_failing.load(Ordering::Relaxed).into());
     }
 
     fn now(&self) -> Arc<Material> {
@@ -150,11 +189,19 @@ impl Tls {
     }
 }
 
+impl Source {
+    fn read(&self) -> anyhow::Result<Files> {
+        let Source { ca, cert, key, .. } = self;
+        Ok(Files { ca: read("--tls-ca", ca)?, cert: read("--tls-cert", cert)?, key: read("--tls-key", key)? })
+    }
+}
+
 impl Material {
-    fn load(Source { ca, cert, key: key_file, group, role }: &Source) -> anyhow::Result<Material> {
-        let roots = Arc::new(read_roots(ca)?);
-        let chain = read_certificates("--tls-cert", cert)?;
-        let key = read_key(key_file)?;
+    fn load(source: &Source, files: Files) -> anyhow::Result<Material> {
+        let Source { ca, cert, key: key_file, group, role } = source;
+        let roots = Arc::new(parse_roots(ca, &files.ca)?);
+        let chain = parse_certificates("--tls-cert", cert, &files.cert)?;
+        let key = parse_key(key_file, &files.key)?;
 
         let of_cert = |why: String| unusable("--tls-cert", cert, why);
         let of_key = |why: String| unusable("--tls-key", key_file, why);
@@ -189,7 +236,7 @@ impl Material {
         };
         let servers = [server(PeerRole::Sidecar)?, server(PeerRole::Backup)?];
         let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?];
-        Ok(Material { identity, servers, clients })
+        Ok(Material { files, identity, servers, clients })
     }
 }
 
@@ -202,26 +249,24 @@ fn read(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| anyhow!("read {flag} {}: {error}", path.display()))
 }
 
-fn read_certificates(flag: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let bytes = read(flag, path)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+fn parse_certificates(flag: &str, path: &Path, bytes: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|error| unusable(flag, path, format_args!("not PEM: {error}")))?;
     ensure!(!found.is_empty(), unusable(flag, path, "no PEM certificate in it (BEGIN CERTIFICATE)"));
     Ok(found)
 }
 
-fn read_roots(path: &Path) -> anyhow::Result<RootCertStore> {
+fn parse_roots(path: &Path, bytes: &[u8]) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    for certificate in read_certificates("--tls-ca", path)? {
+    for certificate in parse_certificates("--tls-ca", path, bytes)? {
         let refused = |error| unusable("--tls-ca", path, format_args!("not a CA certificate: {error}"));
         roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
 }
 
-fn read_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    let bytes = read("--tls-key", path)?;
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
+fn parse_key(path: &Path, bytes: &[u8]) -> anyhow::Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_slice(bytes).map_err(|error| {
         unusable("--tls-key", path, format_args!("no PEM private key in it (PKCS#8, PKCS#1 or SEC1): {error}"))
     })
 }

@@ -118,8 +118,8 @@ fn secret(namespace: &Namespace<'_>) -> Result<()> {
 
 fn backup(namespace: &Namespace<'_>, name: &str) -> Value {
     let arguments = format!(
-        "backup --group {GROUP} --name {name} --fabric tcp --listen 0.0.0.0:7420 --advertise $(POD_IP):7420 \
-         --data-listen 0.0.0.0:7422 --segment-size 256KiB --buffers 64 --pool /pool/buffers --flush-dir /flush \
+        "backup --group {GROUP} --name {name} --fabric tcp --listen [::]:7420 --advertise-ip $(POD_IP) \
+         --data-listen [::]:7422 --segment-size 256KiB --buffers 64 --pool /pool/buffers --flush-dir /flush \
          --flush-bandwidth 1GiB {}",
         tls("any-backup")
     );
@@ -131,8 +131,8 @@ fn backup(namespace: &Namespace<'_>, name: &str) -> Value {
 
 fn app(namespace: &Namespace<'_>, name: &str) -> Value {
     let arguments = format!(
-        "run --replica-group {}/{GROUP} --name {name} --listen 0.0.0.0:7410 --advertise $(POD_IP):7410 \
-         --metrics-listen 0.0.0.0:7411 --socket /run/tailwind/log.sock --allow-uid any {}",
+        "run --replica-group {}/{GROUP} --name {name} --listen [::]:7410 --advertise-ip $(POD_IP) \
+         --metrics-listen [::]:7411 --socket /run/tailwind/log.sock --allow-uid any {}",
         namespace.name,
         tls("any-sidecar")
     );

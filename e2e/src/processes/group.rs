@@ -4,6 +4,7 @@
 //! What can be seen from outside is in [`Observer`].
 
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use super::observer::{Observer, TIMEOUT};
-use super::process::{Daemon, POLL_INTERVAL, cpu_time, free_port, is_stopped, with_options};
+use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, is_stopped, with_options};
 use crate::logs::Logs;
 use crate::wait::poll;
 
@@ -40,6 +41,12 @@ pub struct Setup {
     pub backup_options: Vec<(&'static str, String)>,
     /// Folder with `ca.pem` and, for each process, `NAME.pem` and `NAME.key`: the control RPC by mutual TLS.
     pub certificates: Option<PathBuf>,
+    /// The address at which processes reach each other: of loopback.
+    pub host: IpAddr,
+    /// The address that they listen on, if it is not `host`.
+    pub listen: Option<IpAddr>,
+    /// The user that all processes run as, in group 0; this process's own if not given.
+    pub user: Option<&'static str>,
     /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if set.
     pub memory: PathBuf,
 }
@@ -58,6 +65,9 @@ impl Setup {
             sidecar_options: Vec::new(),
             backup_options: Vec::new(),
             certificates: None,
+            host: Ipv4Addr::LOCALHOST.into(),
+            listen: None,
+            user: None,
             memory: std::env::var_os("TAILWIND_TEST_MEMORY").map_or_else(|| "/dev/shm".into(), PathBuf::from),
         }
     }
@@ -151,6 +161,10 @@ impl Group {
             Process::Sidecar(index) => self.sidecar_command(index),
             Process::Backup(index) => self.backup_command(index),
         };
+        let command = match self.setup.user {
+            Some(user) => as_user(&command, user, "0"),
+            None => command,
+        };
         self.instance_mut(process).daemon.start(command)
     }
 
@@ -166,10 +180,10 @@ impl Group {
 
     /// The command line of a backup.
     pub fn backup_command(&self, index: usize) -> Command {
-        let Instance { daemon: Daemon { name, .. }, port } = &self.backups[index];
+        let Instance { daemon: Daemon { name, .. }, .. } = &self.backups[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["backup", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        command.arg("--listen").arg(format!("127.0.0.1:{port}"));
+        self.listen(&mut command, &self.backups[index]);
         command.arg("--pool").arg(self.pool(index));
         command.arg("--flush-dir").arg(self.flush_folder(index));
         command.args(["--segment-size", &self.setup.segment_size, "--buffers", &self.setup.buffers.to_string()]);
@@ -180,18 +194,26 @@ impl Group {
 
     /// The command line of a sidecar.
     pub fn sidecar_command(&self, index: usize) -> Command {
-        let Instance { daemon: Daemon { name, .. }, port } = &self.sidecars[index];
+        let Instance { daemon: Daemon { name, .. }, .. } = &self.sidecars[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["run", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        command.arg("--listen").arg(format!("127.0.0.1:{port}"));
+        self.listen(&mut command, &self.sidecars[index]);
         command.arg("--socket").arg(self.socket(index));
         command.arg("--config").arg(self.config());
         command.args(["--backups", &self.setup.copies.to_string(), "--segment-size", &self.setup.segment_size]);
         for Instance { daemon: Daemon { name, .. }, port } in &self.backups {
-            command.arg("--backup").arg(format!("{name}=127.0.0.1:{port}"));
+            command.arg("--backup").arg(format!("{name}={}", SocketAddr::new(self.setup.host, *port)));
         }
         self.guard(&mut command, name);
         with_options(&command, self.setup.sidecar_options.iter().map(|(flag, value)| (*flag, value.as_str())))
+    }
+
+    fn listen(&self, command: &mut Command, instance: &Instance) {
+        let listen = self.setup.listen.unwrap_or(self.setup.host);
+        command.arg("--listen").arg(SocketAddr::new(listen, instance.port).to_string());
+        if listen.is_unspecified() {
+            command.arg("--advertise-ip").arg(self.setup.host.to_string());
+        }
     }
 
     fn guard(&self, command: &mut Command, name: &str) {

@@ -182,10 +182,15 @@ impl Drop for Daemon {
 
 /// The same command, run as the user `nobody` in the root folder.
 pub fn as_nobody(command: &Command) -> Command {
-    let mut nobody = Command::new("setpriv");
-    nobody.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
-    nobody.arg(command.get_program()).args(command.get_args()).current_dir("/");
-    nobody
+    as_user(command, NOBODY, NOBODY)
+}
+
+/// The same command, run as a user with no other group than this one, in the root folder.
+pub fn as_user(command: &Command, user: &str, group: &str) -> Command {
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid", user, "--regid", group, "--clear-groups"]);
+    other.arg(command.get_program()).args(command.get_args()).current_dir("/");
+    other
 }
 
 /// The user `nobody`, and its group.

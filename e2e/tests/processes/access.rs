@@ -29,7 +29,7 @@ use crate::silent_connections::SilentConnections;
 on_every_fabric!(tls_group_survives_its_primary, unauthorized_callers_learn_and_change_nothing);
 
 /// A group that speaks mutual TLS, and its folder of certificates.
-fn tls_group(test: &TestContext, mut setup: Setup) -> (Group, tempfile::TempDir, Authority) {
+pub(crate) fn tls_group(test: &TestContext, mut setup: Setup) -> (Group, tempfile::TempDir, Authority) {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::generate().unwrap();
     let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
@@ -45,7 +45,7 @@ fn tls_group_survives_its_primary(fabric: &str) {
 }
 
 /// The primary is killed, then a member. `during` starts what is to make that harder.
-fn lose_the_primary_and_a_member<T>(test: &TestContext, mut group: Group, during: impl Fn(&Group) -> T) {
+pub(crate) fn lose_the_primary_and_a_member<T>(test: &TestContext, mut group: Group, during: impl Fn(&Group) -> T) {
     let input = test.input();
     let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
     let running = during(&group);

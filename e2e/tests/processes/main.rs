@@ -14,4 +14,5 @@ mod evidence_fixture;
 mod examples;
 mod kills;
 mod kv;
+mod pods;
 mod silent_connections;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tailwind_crds::names::{TLS_FOLDER, USER};
 use tailwind_crds::{Memlock, Network, Rdma, ReplicaGroupSpec};
 
+use crate::platform::Platform;
 use crate::quantity;
 
 /// Name of the claim of a pod that comes from a ResourceClaimTemplate.
@@ -22,21 +23,25 @@ pub(crate) fn needs_root(spec: &ReplicaGroupSpec) -> bool {
     spec.rdma.as_ref().is_some_and(|rdma| rdma.memlock == Memlock::Capability)
 }
 
-/// Read-only root file system and no capability, but IPC_LOCK where RDMA needs it.
-pub(crate) fn security(spec: &ReplicaGroupSpec) -> Value {
+/// Read-only root file system and no capability, but IPC_LOCK where RDMA needs it. The user is named unless the platform
+/// chooses it; `pod_is_root` where another user has to be named all the same.
+pub(crate) fn security(spec: &ReplicaGroupSpec, platform: Platform, pod_is_root: bool) -> Value {
     let root = needs_root(spec);
     let mut capabilities = json!({"drop": ["ALL"]});
     if root {
         capabilities["add"] = json!(["IPC_LOCK"]);
     }
-    json!({
-        "runAsUser": if root { 0 } else { USER },
+    let mut security = json!({
         "runAsNonRoot": !root,
         "readOnlyRootFilesystem": true,
         "allowPrivilegeEscalation": false,
         "capabilities": capabilities,
         "seccompProfile": {"type": "RuntimeDefault"},
-    })
+    });
+    if root || pod_is_root || platform == Platform::Kubernetes {
+        security["runAsUser"] = json!(if root { 0 } else { USER });
+    }
+    security
 }
 
 /// Flags for TLS.

@@ -15,6 +15,7 @@ use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
 use super::{container, flush};
 use crate::digest::sha256;
 use crate::options::Settings;
+use crate::platform::Platform;
 use crate::quantity;
 use crate::tolerations::tolerates;
 
@@ -100,7 +101,7 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": spec.hold_up_seconds + GRACE_MORE_SECONDS,
         "readinessGates": [{"conditionType": GATE_CAUGHT_UP}],
-        "securityContext": {"fsGroup": if root { 0 } else { USER }, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "affinity": affinity(spec, &name),
         "topologySpreadConstraints": spread(spec, &name),
         "tolerations": tolerations(spec),
@@ -118,6 +119,10 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
         if let Some(value) = value {
             pod_spec[field] = value;
         }
+    }
+    if settings.platform == Platform::Kubernetes {
+        // So that the user may write to the flush volume and read the key.
+        pod_spec["securityContext"]["fsGroup"] = json!(if root { 0 } else { USER });
     }
     if has_host_network(spec) {
         pod_spec["hostNetwork"] = json!(true);
@@ -147,9 +152,9 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "backup".to_owned(),
         format!("--group={}", group.name_any()),
         "--name=$(POD_NAME)".to_owned(),
-        format!("--listen=0.0.0.0:{PORT_BACKUP}"),
-        format!("--advertise=$(POD_IP):{PORT_BACKUP}"),
-        format!("--metrics-listen=0.0.0.0:{PORT_BACKUP_PROBES}"),
+        format!("--listen=[::]:{PORT_BACKUP}"),
+        "--advertise-ip=$(POD_IP)".to_owned(),
+        format!("--metrics-listen=[::]:{PORT_BACKUP_PROBES}"),
         format!("--fabric={}", if tcp { "tcp" } else { "verbs" }),
         format!("--segment-size={}", spec.segment_size.bytes()),
         format!("--buffers={}", spec.buffers),
@@ -161,7 +166,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         json!({"name": "probes", "containerPort": PORT_BACKUP_PROBES}),
     ];
     if tcp {
-        arguments.push(format!("--data-listen=0.0.0.0:{PORT_BACKUP_DATA}"));
+        arguments.push(format!("--data-listen=[::]:{PORT_BACKUP_DATA}"));
         ports.push(json!({"name": "data", "containerPort": PORT_BACKUP_DATA}));
     }
     if has_host_network(spec) {
@@ -197,7 +202,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
         "startupProbe": container::probe("/healthz", PORT_BACKUP_PROBES, 2, 150),
         "livenessProbe": container::probe("/healthz", PORT_BACKUP_PROBES, 10, 6),
         "readinessProbe": container::probe("/readyz", PORT_BACKUP_PROBES, 5, 2),
-        "securityContext": container::security(spec),
+        "securityContext": container::security(spec, settings.platform, false),
         "volumeMounts": [
             {"name": "pool", "mountPath": "/pool"},
             {"name": "flush", "mountPath": FLUSH_FOLDER},

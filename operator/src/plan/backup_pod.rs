@@ -3,6 +3,7 @@
 //! Called by [`plan`](super); what it finds is used by [`backups`](super::backups) and [`status`](super::status).
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 use displaydoc::Display;
 use jiff::{SignedDuration, Timestamp};
@@ -126,14 +127,13 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
     let outdated = pod.annotations().get(ANNOTATION_TEMPLATE).is_none_or(|hash| hash != template_hash);
     let drained = node.filter(|node| is_being_drained(node, tolerations));
     let drained = drained.map(|node| Leave::Drained(node.name.clone()));
-    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
+    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
     let attempt = pod.annotations().get(ANNOTATION_ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
     BackupPod {
         uid: pod.uid().unwrap_or_default(),
         health: health(pod, observed.now, member, node_name.as_deref(), node, nodes.is_empty()),
         node: node_name,
-        control: ip
-            .map(|ip| if ip.contains(':') { format!("[{ip}]:{PORT_BACKUP}") } else { format!("{ip}:{PORT_BACKUP}") }),
+        control: ip.map(|ip| SocketAddr::new(ip, PORT_BACKUP).to_string()),
         member,
         ready: is_true(pod, "ContainersReady"),
         gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),

@@ -2,6 +2,8 @@
 //!
 //! Called by [`plan`](super).
 
+use std::net::{IpAddr, SocketAddr};
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
@@ -24,11 +26,10 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
     let Some(LogPrimary { name, control }) = observed.log().map(|log| &log.primary) else { return Primary::Never };
     let pod = observed.app.iter().find(|pod| pod.name_any() == *name && is_running(pod));
     let ip = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.clone());
-    // A host that is no address is one that this cannot compare.
-    let host = control.rsplit_once(':').map_or(control.as_str(), |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+    // An IPv6 address has many texts. A host that is no address is one that this cannot compare.
+    let host = control.parse::<SocketAddr>().map(|address| address.ip().to_canonical());
     match ip {
-        Some(ip) if host == ip || host.parse::<std::net::IpAddr>().is_err() => Primary::Here { pod: name.clone(), ip },
+        Some(ip) if host.is_err() || ip.parse::<IpAddr>().ok() == host.ok() => Primary::Here { pod: name.clone(), ip },
         _ => Primary::Gone(name.clone()),
     }
 }

@@ -19,6 +19,8 @@ const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// A sidecar starts before its app, whose image may not even be there: those with an app stand first. A failover takes a fraction
 /// of this.
 const APP_WAIT_MS: u32 = 2000;
+/// There is only the socket in it. In memory, because autoscalers keep nodes with pods that have volumes on the node's disk.
+const SOCKET_VOLUME_SIZE: &str = "1Mi";
 /// Kubelets renew the token long before it ends.
 const TOKEN_SECONDS: u32 = 3607;
 /// Memory of the sidecar beside its segments.
@@ -46,12 +48,15 @@ pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: Se
     }
     let native = server.has_native_sidecars();
     let sidecar = sidecar(&pod, group, settings, native);
-    for app in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
-        push(&mut app["volumeMounts"], json!({"name": "tailwind-socket", "mountPath": SOCKET_FOLDER}));
-        push(&mut app["env"], json!({"name": "TAILWIND_SOCKET", "value": SOCKET}));
+    // A sidecar that is no native one starts after all init containers have ended, so these cannot use it.
+    for list in if native { &["containers", "initContainers"][..] } else { &["containers"] } {
+        for app in pod["spec"][*list].as_array_mut().into_iter().flatten() {
+            push(&mut app["volumeMounts"], json!({"name": "tailwind-socket", "mountPath": SOCKET_FOLDER}));
+            push(&mut app["env"], json!({"name": "TAILWIND_SOCKET", "value": SOCKET}));
+        }
     }
     if native {
-        // First: init containers after it may append, too.
+        // First: the app's init containers may append, too.
         match pod["spec"]["initContainers"].as_array_mut() {
             Some(list) => list.insert(0, sidecar),
             None => pod["spec"]["initContainers"] = json!([sidecar]),
@@ -65,6 +70,12 @@ pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: Se
     }
     if let Some(claim) = container::claim(&group.spec) {
         push(&mut pod["spec"]["resourceClaims"], claim);
+    }
+    for secret in &group.spec.image_pull_secrets {
+        let list = &mut pod["spec"]["imagePullSecrets"];
+        if !list.as_array().is_some_and(|list| list.iter().any(|known| known["name"] == secret.name)) {
+            push(list, json!(secret));
+        }
     }
 
     let annotations = &mut pod["metadata"]["annotations"];
@@ -103,9 +114,9 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         "run".to_owned(),
         format!("--replica-group={namespace}/{name}"),
         "--name=$(POD_NAME)".to_owned(),
-        format!("--listen=0.0.0.0:{PORT_SIDECAR}"),
-        format!("--advertise=$(POD_IP):{PORT_SIDECAR}"),
-        format!("--metrics-listen=0.0.0.0:{PORT_SIDECAR_PROBES}"),
+        format!("--listen=[::]:{PORT_SIDECAR}"),
+        "--advertise-ip=$(POD_IP)".to_owned(),
+        format!("--metrics-listen=[::]:{PORT_SIDECAR_PROBES}"),
         format!("--socket={SOCKET}"),
         format!("--allow-uid={users}"),
         format!("--app-wait-ms={APP_WAIT_MS}"),
@@ -113,6 +124,8 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
     let segments = SEGMENTS * spec.segment_size.bytes();
+    // Of a pod whose own user is root: the sidecar would inherit it, and is refused as such.
+    let pod_is_root = pod["spec"]["securityContext"]["runAsUser"] == 0;
     let mut sidecar = json!({
         "name": SIDECAR_CONTAINER,
         "image": settings.sidecar_image,
@@ -128,7 +141,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         "startupProbe": container::probe("/healthz", PORT_SIDECAR_PROBES, 1, 120),
         "livenessProbe": container::probe("/healthz", PORT_SIDECAR_PROBES, 10, 6),
         "readinessProbe": container::probe("/readyz", PORT_SIDECAR_PROBES, 5, 2),
-        "securityContext": container::security(spec),
+        "securityContext": container::security(spec, settings.platform, pod_is_root),
         "volumeMounts": [
             {"name": "tailwind-socket", "mountPath": SOCKET_FOLDER},
             {"name": "tailwind-tls", "mountPath": TLS_FOLDER, "readOnly": true},
@@ -154,7 +167,7 @@ fn volumes(group: &ReplicaGroup) -> [Value; 3] {
         ]}},
     ]);
     [
-        json!({"name": "tailwind-socket", "emptyDir": {}}),
+        json!({"name": "tailwind-socket", "emptyDir": {"medium": "Memory", "sizeLimit": SOCKET_VOLUME_SIZE}}),
         json!({"name": "tailwind-tls", "secret": {"secretName": sidecar_secret(&group.name_any())}}),
         json!({"name": "tailwind-token", "projected": {"sources": token}}),
     ]

@@ -17,6 +17,7 @@ use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
 use tailwind_operator::options::Settings;
 use tailwind_operator::plan::{Action, plan};
+use tailwind_operator::platform::Platform;
 use tailwind_operator::quantity::milli;
 use tailwind_operator::server_version::ServerVersion;
 
@@ -29,6 +30,8 @@ const NOW: &str = "2026-06-01T12:00:00Z";
 pub(crate) struct Example {
     #[serde(default = "target")]
     server: ServerVersion,
+    #[serde(default)]
+    platform: Platform,
     #[serde(default)]
     metadata: Value,
     #[serde(default)]
@@ -73,6 +76,8 @@ struct Log {
     #[serde(default = "one")]
     epoch: u64,
     primary: String,
+    /// Where others reach it, if not at its pod's usual address.
+    control: Option<String>,
     members: Vec<String>,
 }
 
@@ -135,6 +140,8 @@ struct AppPod {
     /// Another pod than the one of its name that the log knows.
     #[serde(default)]
     fresh: bool,
+    /// Another address than the usual one.
+    ip: Option<String>,
     /// Why the kubelet does not start its app's container, while its sidecar runs.
     waiting: Option<String>,
     node: Option<String>,
@@ -226,8 +233,11 @@ impl Example {
     /// Everything that a plan is made from.
     pub(crate) fn observed(&self) -> Observed {
         let group = self.group();
-        let settings =
-            Settings { sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(), image_pull_policy: None };
+        let settings = Settings {
+            sidecar_image: "example.com/tailwind-sidecar:1.0".to_owned(),
+            platform: self.platform,
+            ..Settings::default()
+        };
         let mut observed = Observed {
             now: now(),
             server: self.server,
@@ -289,7 +299,7 @@ impl Example {
                 "claim": "0123456789abcdef",
                 "epoch": log.epoch,
                 "version": 1,
-                "primary": {"name": log.primary, "control": format!("{}:7410", ip(&log.primary))},
+                "primary": {"name": log.primary, "control": log.control.clone().unwrap_or_else(|| format!("{}:7410", ip(&log.primary)))},
                 "members": log.members.iter().map(|name| json!({
                     "name": full(name),
                     "boot": "00",
@@ -372,7 +382,7 @@ fn app_pod(given: &AppPod) -> Pod {
     let mut pod = json!({
         "metadata": {"name": given.name, "namespace": "shop", "labels": {LABEL_GROUP: "orders"}, "annotations": {}},
         "spec": {"containers": containers, "serviceAccountName": given.account.as_deref().unwrap_or("default")},
-        "status": {"phase": if given.is == Is::Failed { "Failed" } else { "Running" }, "podIP": if given.fresh { "10.9.9.9".to_owned() } else { ip(&given.name) }},
+        "status": {"phase": if given.is == Is::Failed { "Failed" } else { "Running" }, "podIP": given.ip.clone().unwrap_or_else(|| if given.fresh { "10.9.9.9".to_owned() } else { ip(&given.name) })},
     });
     let ready = given.is == Is::Ready && given.waiting.is_none();
     pod["status"]["conditions"] = json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]);

@@ -3,7 +3,7 @@
 
 mod suite;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 use suite::Harness;
@@ -27,7 +27,7 @@ struct Tcp;
 
 impl Harness for Tcp {
     fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
-        Box::new(TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap())
+        Box::new(TcpReceiver::new(pool, TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap())
     }
 
     fn sender() -> Box<dyn Sender> {

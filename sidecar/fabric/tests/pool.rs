@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use std::fs::{self, OpenOptions, Permissions};
+use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -95,10 +96,11 @@ fn a_second_receiver_is_refused_until_the_first_drops() {
     let dir = folder();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let first = ShmReceiver::new(Arc::clone(&pool)).unwrap();
-    let second = TcpReceiver::bind(Arc::clone(&pool), "127.0.0.1:0".parse().unwrap());
+    let listener = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = TcpReceiver::new(Arc::clone(&pool), listener());
     assert!(matches!(second.unwrap_err(), FabricError::Pool(PoolError::InUse { .. })));
     drop(first);
-    TcpReceiver::bind(pool, "127.0.0.1:0".parse().unwrap()).unwrap();
+    TcpReceiver::new(pool, listener()).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -27,7 +27,8 @@ impl Backup {
     fn new() -> Backup {
         let dir = tempfile::tempdir().unwrap();
         let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
-        let receiver = TcpReceiver::bind(Arc::clone(&pool), SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let receiver =
+            TcpReceiver::new(Arc::clone(&pool), TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
         Backup { _dir: dir, pool, receiver }
     }
 
@@ -374,21 +375,25 @@ fn dropping_the_receiver_ends_all_channels() {
     assert_eq!(connected.until_closed(), b"");
     assert_eq!(silent.until_closed(), b"");
     assert!(Box::new(TcpSender).connect(&answer, address.ip()).is_err());
-    TcpReceiver::bind(pool, address).unwrap();
+    TcpReceiver::new(pool, TcpListener::bind(address).unwrap()).unwrap();
 }
 
 #[test]
 fn an_unspecified_address_means_the_responding_host() {
-    let dir = tempfile::tempdir().unwrap();
-    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
-    let mut receiver = TcpReceiver::bind(pool, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
-    let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
-    Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    let every_v4 = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::LOCALHOST));
+    let every_v6 = (IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::LOCALHOST));
+    for (address, peer) in [every_v4, every_v6] {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+        let mut receiver = TcpReceiver::new(pool, TcpListener::bind((address, 0)).unwrap()).unwrap();
+        let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
+        Box::new(TcpSender).connect(&answer, peer).unwrap();
+    }
 }
 
 /// How the sender reacts to a receiver that sends these bytes.
 fn answered(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::FabricError> {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let receiver = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();

@@ -10,6 +10,7 @@ use tailwind_protocol::ids::{GroupName, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 
 use crate::access::TokenOptions;
+use crate::address::AdvertiseOptions;
 use crate::fabric::{FabricOption, RdmaOptions};
 use crate::options::{parse_segment_size, parse_size};
 use crate::tls::TlsOptions;
@@ -24,12 +25,13 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: MemberId,
 
-    /// Address of the control RPC. Any address but loopback needs TLS; port 0 takes any free port, see --port-file
+    /// Address of the control RPC. Any address but loopback needs TLS. [::] is every address, IPv4 too; where the kernel has no
+    /// IPv6 it stands for 0.0.0.0. Port 0 takes any free port, see --port-file
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
     pub listen: SocketAddr,
-    /// The address that sidecars use, if it differs from --listen (a Service, a NAT); shown in /status
-    #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
-    pub advertise: Option<String>,
+    /// Where sidecars reach this backup; shown in /status.
+    #[command(flatten)]
+    pub advertise: AdvertiseOptions,
     /// Write the control address to this file once the backup is ready: for scripts that use port 0
     #[arg(long, env = "TAILWIND_PORT_FILE", value_name = "FILE")]
     pub port_file: Option<PathBuf>,

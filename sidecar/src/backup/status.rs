@@ -9,6 +9,8 @@ use tailwind_protocol::backup::Counts;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
 use tailwind_runtime::metrics::Snapshot;
 
+use crate::access::Access;
+
 use super::actor::ActorStatus;
 use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
@@ -35,6 +37,8 @@ pub(super) struct About {
     /// What keeps it from lending, found at the start; it is alive and not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) obstacle: Option<Unready>,
+    #[serde(skip)]
+    pub(super) access: Access,
 }
 
 #[derive(Serialize)]
@@ -80,6 +84,7 @@ pub(super) fn metrics(
     let (counts, tallies) = (&report.counts, &report.tallies);
     let mut now = Snapshot::new([("group", group.as_str()), ("member", member.as_str())]);
     now.info("tailwind_backup_info", "Who this is.", [("boot", boot.to_string()), ("fabric", fabric.clone())]);
+    about.access.measure(&mut now);
     now.gauge("tailwind_backup_promised_epoch", "No older epoch can change anything here.", report.promise.epoch.0);
     now.gauge("tailwind_backup_trimmed_lsn", "Records below are no longer needed.", report.promise.trimmed.0);
     now.gauge("tailwind_backup_segments_lent", "Buffers lent now.", counts.lent);

@@ -2,7 +2,6 @@
 //!
 //! Used by [`promote`](super::promote), [`lead`](super::lead) and [`log`](super::log).
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -101,14 +100,10 @@ impl MemberLink {
         if let ChannelAnswer::Verbs { in_order, .. } = &reply.answer {
             tracing::info!(member = %self.member.id, in_order, "RDMA: order of placement at the backup");
         }
-        let peer = self.peer();
+        // The call has just connected.
+        let peer = self.client.peer_ip().ok_or_else(|| unreachable("its address is not known"))?;
         let connected = tokio::task::spawn_blocking(move || opening.connect(&reply.answer, peer)).await;
         connected.map_err(unreachable)?.map_err(unreachable)
-    }
-
-    fn peer(&self) -> IpAddr {
-        let known = self.client.peer_ip().or_else(|| super::ip_of(&self.member.control));
-        known.unwrap_or(IpAddr::from([127, 0, 0, 1]))
     }
 
     /// Has the backup lend a buffer; keeps asking while it says "retry later".

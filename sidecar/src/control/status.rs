@@ -116,5 +116,6 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
+    context.access.measure(&mut now);
     now
 }

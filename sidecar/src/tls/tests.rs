@@ -108,7 +108,7 @@ async fn a_client_without_a_certificate_is_refused() {
     let authority = Authority::new();
     let files = authority.issue(BACKUP);
     let backup = load(&files, "db", PeerRole::Backup).unwrap();
-    let roots = Arc::new(read_roots(&files.ca).unwrap());
+    let roots = Arc::new(parse_roots(&files.ca, &std::fs::read(&files.ca).unwrap()).unwrap());
     let verifier = Verifier::new(&roots, &"db".parse().unwrap(), PeerRole::Backup).unwrap();
     let builder = ClientConfig::builder_with_provider(verifier::provider());
     let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
@@ -117,6 +117,52 @@ async fn a_client_without_a_certificate_is_refused() {
     let (client, server) = meet(connector, backup.guard(PeerRole::Sidecar).acceptor()).await;
     assert!(client.is_err());
     assert_eq!(server.unwrap_err(), "peer sent no certificates");
+}
+
+/// A secret whose files come one after the other, and a certificate whose time has not come: each is tried again.
+#[test]
+fn a_reload_that_fails_is_tried_again() {
+    let authority = Authority::new();
+    let (files, next) = (authority.issue(BACKUP), authority.issue(BACKUP));
+    let backup = load(&files, "db", PeerRole::Backup).unwrap();
+    let before = backup.now();
+    assert!(!backup.reload().unwrap(), "nothing has changed");
+    let (whole, key) = (std::fs::read(&next.cert).unwrap(), std::fs::read(&next.key).unwrap());
+    for (cert, why) in
+        [(&whole[..], "does not belong"), (&whole[..whole.len() / 2], "not PEM"), (b"", "no PEM certificate")]
+    {
+        std::fs::write(&files.cert, cert).unwrap();
+        for _ in 0..2 {
+            let error = backup.reload().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+    std::fs::write(&files.cert, whole).unwrap();
+    std::fs::remove_file(&files.key).unwrap();
+    assert!(backup.reload().unwrap_err().to_string().starts_with("read --tls-key"));
+    assert!(Arc::ptr_eq(&backup.now(), &before), "what is in use stays");
+    std::fs::write(&files.key, key).unwrap();
+    assert!(backup.reload().unwrap() && !backup.reload().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_reload_is_a_metric() {
+    let authority = Authority::new();
+    let files = authority.issue(BACKUP);
+    let backup = load(&files, "db", PeerRole::Backup).unwrap();
+    let renewal = tokio::spawn(backup.clone().keep_fresh());
+    let shows = |value: u64| {
+        let mut snapshot = Snapshot::new([]);
+        backup.measure(&mut snapshot);
+        snapshot.text().contains(&format!("\ntailwind_certificate_reload_failing {value}\n"))
+    };
+    let whole = std::fs::read(&files.cert).unwrap();
+    for (content, failing) in [(&whole[..], 0), (b"rotten", 1), (&whole[..], 0)] {
+        std::fs::write(&files.cert, content).unwrap();
+        tokio::time::sleep(3 * RELOAD_INTERVAL).await;
+        assert!(shows(failing), "{failing}");
+    }
+    renewal.abort();
 }
 
 /// A certificate is renewed, and its CA with it, while the processes live.

@@ -62,9 +62,8 @@ enum HandshakeStatus {
 }
 
 impl Acceptor {
-    /// Listens on `address`.
-    pub(super) fn open(address: SocketAddr, registry: Arc<Registry>) -> io::Result<Acceptor> {
-        let listener = TcpListener::bind(address)?;
+    /// Starts its thread.
+    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

@@ -2,7 +2,7 @@
 //!
 //! Called by the backup daemon; calls [`registry`](super::registry), and the [`pool`](crate::pool) for memory.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,14 +25,14 @@ pub struct TcpReceiver {
 }
 
 impl TcpReceiver {
-    /// Takes the pool over and listens on `address`. Writers of an earlier life are revoked by this (promise 7): over
+    /// Takes the pool over and accepts connections of `listener`. Writers of an earlier life are revoked by this (promise 7): over
     /// TCP they died with their process, but the pool may have served [`shm`](crate::shm).
-    pub fn bind(pool: Arc<Pool>, address: SocketAddr) -> Result<TcpReceiver, FabricError> {
+    pub fn new(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
         let registry = Arc::new(Registry::new(pool.slots()));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        let acceptor = Acceptor::open(address, Arc::clone(&registry));
-        let acceptor = acceptor.map_err(FabricError::io(format!("listen for data on {address}")))?;
+        let acceptor = Acceptor::open(listener, Arc::clone(&registry));
+        let acceptor = acceptor.map_err(FabricError::io("accept data connections"))?;
         Ok(TcpReceiver { acceptor, registry, pool })
     }
 

@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn loopback_is_local_and_documentation_addresses_are_not() {
-        assert!(is_local("127.0.0.1".parse().unwrap()));
-        assert!(!is_local("192.0.2.1".parse().unwrap()));
+        assert!(is_local("127.0.0.1".parse().unwrap()) && is_local("::1".parse().unwrap()));
+        assert!(!is_local("192.0.2.1".parse().unwrap()) && !is_local("2001:db8::1".parse().unwrap()));
     }
 }

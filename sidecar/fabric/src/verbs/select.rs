@@ -226,6 +226,16 @@ mod tests {
     }
 
     #[test]
+    fn an_ipv6_pod_uses_its_own_address() {
+        let gids = ["fe80::1", "fd00::2", "fd00::1"];
+        let gids = gids.iter().enumerate().map(|(index, ip)| gid(index as u8, ip, GidKind::RoceV2, true)).collect();
+        let devices = [device("mlx5_0", None, vec![port(1, gids)])];
+        let selector = DeviceSelector { address: Some("fd00::1".parse().unwrap()), ..DeviceSelector::default() };
+        assert_eq!(select(&devices, &selector), selected("mlx5_0", 1, 2));
+        assert_eq!(select(&devices, &DeviceSelector::default()), selected("mlx5_0", 1, 1), "routable first");
+    }
+
+    #[test]
     fn only_devices_from_the_plugin_are_selected() {
         let devices = [
             device("mlx5_0", Some("0000:03:00.0"), vec![port(1, table("::ffff:10.9.0.1"))]),

@@ -1,0 +1,31 @@
+//! What runs the cluster, where that decides who chooses the users of pods. Asked once at the start; a value everywhere else.
+
+use anyhow::Context;
+use clap::ValueEnum;
+use kube::Client;
+use serde::Deserialize;
+
+/// API group of OpenShift's SecurityContextConstraints.
+const OPENSHIFT_GROUP: &str = "security.openshift.io";
+
+/// Who chooses users and groups of pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Platform {
+    /// The pods themselves.
+    #[default]
+    Kubernetes,
+    /// The cluster, from a range of each namespace: it refuses pods that name users or groups outside of it.
+    /// <https://docs.openshift.com/container-platform/latest/authentication/managing-security-context-constraints.html>
+    #[value(name = "openshift")]
+    OpenShift,
+}
+
+impl Platform {
+    /// Asks the API server. Everybody who is authenticated may do so.
+    pub(crate) async fn detect(client: &Client) -> anyhow::Result<Platform> {
+        let groups = client.list_api_groups().await.context("ask the API server for its API groups")?;
+        let is_openshift = groups.groups.iter().any(|group| group.name == OPENSHIFT_GROUP);
+        Ok(if is_openshift { Platform::OpenShift } else { Platform::Kubernetes })
+    }
+}
