@@ -4,6 +4,7 @@
 //! (pure), [`apply`] does it. Beside it the [`webhook`] gives app pods their sidecar, and [`lease`] lets one replica of
 //! several write.
 
+mod api_requests;
 mod apply;
 mod authority;
 mod capacity;

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use kube::Client;
 use kube::api::{Api, ListParams, PartialObjectMeta};
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::store;
+use kube::{Client, Config};
 use tailwind_crds::ReplicaGroup;
 use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use crate::api_requests::counted_client;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
 use crate::lease::LeaderElector;
@@ -54,8 +55,8 @@ fn work(
 ) -> impl FnOnce(watch::Receiver<bool>) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
     move |stopped| {
         Box::pin(async move {
-            let client =
-                Client::try_default().await.context("find the API server: run in a pod, or with a kubeconfig")?;
+            let config = Config::infer().await.context("find the API server: run in a pod, or with a kubeconfig")?;
+            let client = counted_client(config, &metrics).context("make a client of the API server")?;
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
