@@ -1,10 +1,11 @@
 //! Events: what `kubectl describe rg` tells people.
 //!
-//! Called by [`apply`](crate::apply) and [`controller`](crate::controller). An event that cannot be written is logged: nothing
-//! depends on it.
+//! Called by [`apply`](crate::apply). Events of the same kind about the same group and pod, within six minutes, are one event
+//! with a count, whatever their texts. An event that cannot be written is logged: nothing depends on it.
 
-use kube::Resource;
-use kube::runtime::events::{Event, Recorder};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::Event;
+use kube::{Resource, ResourceExt};
 use tailwind_crds::ReplicaGroup;
 use tracing::warn;
 
@@ -14,11 +15,12 @@ use crate::plan::Notice;
 
 /// The API server takes no longer ones.
 const NOTE_MAX: usize = 1024;
+/// No object has a longer name. What a person asks for may be no name at all.
+const NAME_CHARS_MAX: usize = 253;
 
 pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
-    let reference = group.object_ref(&());
-    // A new one each time: it would publish only the first of several texts with one reason, and count the others.
-    let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
+    // Without the version that the group has just now: by it, no two events would be about the same object.
+    let reference = ObjectReference { resource_version: None, ..group.object_ref(&()) };
     for notice in notices {
         let mut note = notice.to_string();
         if note.len() > NOTE_MAX {
@@ -31,12 +33,22 @@ pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[
             reason: notice.reason(),
             note: Some(note),
             action: "Reconcile".to_owned(),
-            secondary: None,
+            secondary: notice.pod().map(|pod| pod_reference(group, pod)),
         };
-        match recorder.publish(&event, &reference).await {
+        match context.recorder.publish(&event, &reference).await {
             Err(error) if is_ending(&error) => return,
             Err(error) => warn!(%error, reason = notice.reason(), "event not written"),
             Ok(()) => {}
         }
+    }
+}
+
+fn pod_reference(group: &ReplicaGroup, pod: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: group.namespace(),
+        name: Some(pod.chars().take(NAME_CHARS_MAX).collect()),
+        ..ObjectReference::default()
     }
 }

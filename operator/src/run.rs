@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use kube::api::{Api, ListParams, PartialObjectMeta};
-use kube::runtime::events::Reporter;
-use kube::runtime::reflector::store;
+use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, Config};
 use tailwind_crds::ReplicaGroup;
 use tailwind_runtime::process::Signals;
@@ -16,9 +15,11 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::api_requests::counted_client;
+use crate::cache::Cache;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
 use crate::lease::LeaderElector;
+use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::RunOptions;
 use crate::probe::Prober;
@@ -100,22 +101,20 @@ async fn lead(
         }
         () = definition(&client, options.watch_namespace.as_deref()) => {}
     }
-    let (nodes, nodes_writer) = store();
-    let (pods, pods_writer) = store();
+    let (cache, writers) = Cache::new(server);
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
     let context = Arc::new(Context {
-        reporter,
+        recorder: Recorder::new(client.clone(), reporter),
         client,
         server,
         settings: options.settings(),
-        nodes,
-        pods,
+        cache,
+        memories: Memories::default(),
         metrics,
         prober: Arc::new(Prober::default()),
         failures: Failures::default(),
     });
     let namespace = options.watch_namespace.clone();
-    let writers = (nodes_writer, pods_writer);
     let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,
