@@ -52,7 +52,7 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     if written.is_ok() {
         notices.extend(plan.notices.iter().cloned());
     }
-    crate::events::publish(context, &observed.group, &notices).await;
+    crate::events::publish(&context.recorder, &observed.group, &notices).await;
     failures.into_iter().next().map_or(written, Err)
 }
 

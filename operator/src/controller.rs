@@ -206,11 +206,9 @@ fn on_error(group: Arc<Group>, failure: &ReconcileError, context: Arc<Context>) 
 mod tests {
     use std::sync::Mutex;
 
-    use axum::body::Bytes;
-    use axum::http::{Method, StatusCode, Uri};
+    use axum::http::Method;
     use kube::runtime::events::{Recorder, Reporter};
     use kube::runtime::watcher::Event;
-    use kube::{Client, Config};
     use serde_json::Value;
 
     use super::*;
@@ -219,6 +217,7 @@ mod tests {
     use crate::memory::Memories;
     use crate::options::Settings;
     use crate::server_version::ServerVersion;
+    use crate::test_api::{self, failure};
 
     /// An API server with one group and nothing else, which takes changes of its status; and the calls that it has got.
     #[derive(Clone)]
@@ -228,26 +227,26 @@ mod tests {
     }
 
     impl Server {
-        fn answer(&self, method: &Method, uri: &Uri, body: &[u8]) -> (StatusCode, Value) {
-            let path = uri.path();
-            self.calls.lock().unwrap().push(format!("{method} {path}"));
+        fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
+            let path = path.split('?').next().unwrap();
+            let mut calls = self.calls.lock().unwrap();
+            calls.push(format!("{method} {path}"));
             let mut group = self.group.lock().unwrap();
             match method.as_str() {
                 "PATCH" if path.ends_with("/replicagroups/orders/status") => {
                     let patch: Value = serde_json::from_slice(body).unwrap();
                     let version = &patch["metadata"]["resourceVersion"];
                     if !version.is_null() && *version != group["metadata"]["resourceVersion"] {
-                        return (StatusCode::CONFLICT, failure(409, "Conflict"));
+                        return failure(409, "Conflict");
                     }
                     group["status"] = patch["status"].clone();
-                    let next = self.calls.lock().unwrap().len() + 100;
-                    group["metadata"]["resourceVersion"] = json!(next.to_string());
-                    (StatusCode::OK, group.clone())
+                    group["metadata"]["resourceVersion"] = json!((calls.len() + 100).to_string());
+                    (200, group.clone())
                 }
-                "GET" if path.ends_with("/replicagroups/orders") => (StatusCode::OK, group.clone()),
-                "GET" if path.ends_with("/pods") => (StatusCode::OK, json!({"metadata": {}, "items": []})),
-                "POST" => (StatusCode::OK, serde_json::from_slice(body).unwrap()),
-                _ => (StatusCode::NOT_FOUND, failure(404, "NotFound")),
+                "GET" if path.ends_with("/replicagroups/orders") => (200, group.clone()),
+                "GET" if path.ends_with("/pods") => (200, json!({"metadata": {}, "items": []})),
+                "POST" => (200, serde_json::from_slice(body).unwrap()),
+                _ => failure(404, "NotFound"),
             }
         }
 
@@ -266,10 +265,6 @@ mod tests {
         }
     }
 
-    fn failure(code: u16, reason: &str) -> Value {
-        json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason})
-    }
-
     async fn start() -> (Server, Context, Writers) {
         let group = json!({
             "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
@@ -277,15 +272,8 @@ mod tests {
             "spec": {"paused": true},
         });
         let server = Server { group: Arc::new(Mutex::new(group)), calls: Arc::default() };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let answers = server.clone();
-        let handle = move |method: Method, uri: Uri, body: Bytes| {
-            let (code, body) = answers.answer(&method, &uri, &body);
-            async move { (code, axum::Json(body)) }
-        };
-        tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(handle)).await });
-        let client = Client::try_from(Config::new(address.parse().unwrap())).unwrap();
+        let client = test_api::serve(move |method, path, body| answers.answer(method, path, body)).await;
         let (cache, mut writers) = Cache::new(ServerVersion::TARGET);
         writers.groups.apply_watcher_event(&Event::InitDone);
         writers.objects.iter_mut().for_each(|(_, writer)| writer.apply_watcher_event(&Event::InitDone));

@@ -30,6 +30,8 @@ pub mod quantity;
 pub mod run;
 mod secrets;
 pub mod server_version;
+#[cfg(test)]
+mod test_api;
 mod tolerations;
 mod wake;
 pub mod webhook;

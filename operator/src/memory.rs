@@ -3,14 +3,17 @@
 //! Part of [`Context`](crate::context::Context).
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cache::GroupRef;
 use crate::observed::Certificates;
 
-/// A group is looked at through the API server so often at least. That takes ten requests: one a minute.
-const LOOK_INTERVAL: Duration = Duration::from_mins(10);
+/// A group is looked at through the API server after so long at the latest, and after half of it at the earliest: each group
+/// has its own interval, lest all of them that were seen first at the same time are looked at together from then on. A look
+/// takes ten requests, which is 1.3 a minute.
+const LOOK_INTERVAL_MAX: Duration = Duration::from_mins(10);
 /// Positions and other figures are written so often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -45,7 +48,7 @@ impl Memories {
     pub(crate) fn certificates(&self, group: &GroupRef, digest: u64, now: Instant) -> Option<Certificates> {
         let all = self.all();
         let read = all.get(group)?.certificates.as_ref()?;
-        let is_current = read.digest == digest && now.duration_since(read.at) < LOOK_INTERVAL;
+        let is_current = read.digest == digest && now.duration_since(read.at) < look_interval(group);
         is_current.then(|| read.certificates.clone())
     }
 
@@ -94,6 +97,13 @@ impl Memories {
     }
 }
 
+fn look_interval(group: &GroupRef) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    group.hash(&mut hasher);
+    let share = u32::try_from(hasher.finish() % 256).unwrap_or_default();
+    LOOK_INTERVAL_MAX / 2 + LOOK_INTERVAL_MAX / 512 * share
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,11 +115,19 @@ mod tests {
         assert_eq!(memories.certificates(&group, 1, now), None);
         memories.keep_certificates(&group, 1, now, Certificates::default());
         let later = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(memories.certificates(&group, 1, later(599)), Some(Certificates::default()));
+        assert_eq!(memories.certificates(&group, 1, later(299)), Some(Certificates::default()));
         assert_eq!(memories.certificates(&group, 1, later(600)), None, "they are old");
         assert_eq!(memories.certificates(&group, 2, later(1)), None, "the group is another one");
         memories.drop_certificates(&group);
         assert_eq!(memories.certificates(&group, 1, now), None);
+    }
+
+    #[test]
+    fn looks_at_many_groups_are_spread() {
+        let intervals: Vec<_> = (0..200).map(|n| look_interval(&group_ref("shop", &format!("g{n}")))).collect();
+        assert!(intervals.iter().all(|wait| (LOOK_INTERVAL_MAX / 2..LOOK_INTERVAL_MAX).contains(wait)));
+        let minutes: std::collections::BTreeSet<u64> = intervals.iter().map(|wait| wait.as_secs() / 60).collect();
+        assert_eq!(minutes.len(), 5);
     }
 
     #[test]
