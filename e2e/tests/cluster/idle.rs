@@ -15,7 +15,7 @@ use crate::operated::{OUTAGE, condition};
 const GROUPS: usize = 200;
 /// As many of them are made at a time: each waits for its certificates, its objects and its pod.
 const BATCH: usize = 20;
-/// Glances at an idle group come every 15 to 30 seconds, looks at the API server every ten minutes.
+/// Glances at an idle group come every 15 to 30 seconds, looks at the API server every five to ten minutes.
 const MEASURED: Duration = Duration::from_mins(2);
 /// Requests, for each group and minute.
 const REQUESTS_MAX: usize = 5;
