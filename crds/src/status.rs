@@ -38,7 +38,7 @@ pub struct ReplicaGroupStatus {
     /// A change of primary that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switchover: Option<Switchover>,
-    /// How far the log was when the operator last looked.
+    /// How far the log was when the operator last wrote it down: once a minute while it moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
     /// Who is primary and who are the members. Written by the sidecars alone, by compare-and-swap: an edit by hand can lose

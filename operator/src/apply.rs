@@ -52,7 +52,7 @@ pub(crate) async fn apply(context: &Context, observed: &Observed, plan: &Plan) -
     if written.is_ok() {
         notices.extend(plan.notices.iter().cloned());
     }
-    crate::events::publish(context, &observed.group, &notices).await;
+    crate::events::publish(&context.recorder, &observed.group, &notices).await;
     failures.into_iter().next().map_or(written, Err)
 }
 
@@ -249,19 +249,36 @@ impl<'a> Executor<'a> {
         if before.as_ref() == Some(status) {
             return Ok(());
         }
-        write_status(self.context, &self.namespace, &self.name, json!(status)).await
+        write_status(self.context, &self.namespace, json!({"name": self.name}), status).await
     }
 }
 
+/// Writes a status in which nothing is new but what people read, to the very version of the group that it was made from: that
+/// came from a cache, and what is written must not put anything back.
+pub(crate) async fn write_texts(
+    context: &Context,
+    group: &ReplicaGroup,
+    status: &ReplicaGroupStatus,
+) -> Result<(), Error> {
+    let metadata = json!({"name": group.name_any(), "resourceVersion": group.metadata.resource_version});
+    write_status(context, &group.namespace().unwrap_or_default(), metadata, status).await
+}
+
 /// Writes what the operator has to say in a status, and takes out what it no longer says.
-async fn write_status(context: &Context, namespace: &str, name: &str, status: Value) -> Result<(), Error> {
+async fn write_status(
+    context: &Context,
+    namespace: &str,
+    metadata: Value,
+    status: &ReplicaGroupStatus,
+) -> Result<(), Error> {
+    let name = metadata["name"].as_str().unwrap_or_default().to_owned();
     let body = json!({
         "apiVersion": ReplicaGroup::api_version(&()),
         "kind": ReplicaGroup::kind(&()),
-        "metadata": {"name": name},
+        "metadata": metadata,
         "status": status,
     });
-    patch_status(context, namespace, name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await
+    patch_status(context, namespace, &name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(body)).await
 }
 
 /// Changes these fields of a status, and leaves the others as they are.

@@ -1,6 +1,6 @@
 //! What nodes have and what pods on them have asked for: the arithmetic that the scheduler does, for a message before it.
 //!
-//! Called by [`observe`](crate::observe) with what watches have brought.
+//! Called by [`cache`](crate::cache) with what watches bring.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +13,21 @@ use crate::quantity::milli;
 /// Amounts by resource, in thousandths.
 pub(crate) type Amounts = BTreeMap<String, i128>;
 
-/// The nodes with what all these pods have asked for on them.
-pub(crate) fn nodes<'a>(
-    nodes: impl IntoIterator<Item = &'a Node>,
-    pods: impl IntoIterator<Item = &'a Pod>,
-) -> Vec<NodeFacts> {
-    let mut requested: BTreeMap<&str, Amounts> = BTreeMap::new();
-    for pod in pods {
-        let Some(spec) = &pod.spec else { continue };
-        let Some(node) = spec.node_name.as_deref() else { continue };
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        // Such pods have given everything back.
-        if matches!(phase, Some("Succeeded" | "Failed")) {
-            continue;
-        }
-        let sum = requested.entry(node).or_default();
-        add(sum, &requests(spec));
-        *sum.entry("pods".to_owned()).or_default() += 1000;
+/// The node of a pod, and what the pod has asked for there. Nothing where it has no node yet, or has given everything back.
+pub(crate) fn usage(pod: &Pod) -> Option<(&str, Amounts)> {
+    let spec = pod.spec.as_ref()?;
+    let node = spec.node_name.as_deref()?;
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return None;
     }
-    let mut facts: Vec<NodeFacts> = nodes.into_iter().map(|node| node_facts(node, &mut requested)).collect();
-    facts.sort_by(|a, b| a.name.cmp(&b.name));
-    facts
+    let mut asked = requests(spec);
+    asked.insert("pods".to_owned(), 1000);
+    Some((node, asked))
 }
 
-fn node_facts(node: &Node, requested: &mut BTreeMap<&str, Amounts>) -> NodeFacts {
+/// What matters of a node. What is used on it is added later.
+pub(crate) fn node_facts(node: &Node) -> NodeFacts {
     let name = node.metadata.name.clone().unwrap_or_default();
     let spec = node.spec.clone().unwrap_or_default();
     let status = node.status.clone().unwrap_or_default();
@@ -45,7 +36,7 @@ fn node_facts(node: &Node, requested: &mut BTreeMap<&str, Amounts>) -> NodeFacts
         .filter(|ready| ready.status != "True")
         .map(|ready| ready.last_transition_time.map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0));
     NodeFacts {
-        requested: requested.remove(name.as_str()).unwrap_or_default(),
+        requested: Amounts::new(),
         name,
         labels: node.metadata.labels.clone().unwrap_or_default(),
         taints: spec.taints.unwrap_or_default(),

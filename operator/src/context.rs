@@ -1,4 +1,4 @@
-//! What every reconcile uses: the client, what watches have brought, counters.
+//! What every reconcile uses: the client, what watches have brought, what is remembered, counters.
 //!
 //! Made by [`run`](crate::run), read by all that is called from [`controller`](crate::controller).
 
@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
-use kube::runtime::events::Reporter;
-use kube::runtime::reflector::Store;
+use kube::runtime::events::Recorder;
 
+use crate::cache::{Cache, GroupRef};
+use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::probe::Prober;
@@ -20,15 +20,35 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) server: ServerVersion,
     pub(crate) settings: Settings,
-    pub(crate) nodes: Store<Node>,
-    /// Every pod: what they have asked for is what is no longer free.
-    pub(crate) pods: Store<Pod>,
-    pub(crate) reporter: Reporter,
+    /// What watches have brought.
+    pub(crate) cache: Cache,
+    /// What earlier looks have left.
+    pub(crate) memories: Memories,
+    pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     /// Asks backups and primaries how they are, beside the reconciles.
     pub(crate) prober: Arc<Prober>,
     /// Failures in a row, by group.
     pub(crate) failures: Failures,
+}
+
+impl Context {
+    /// A group is gone.
+    pub(crate) fn forget(&self, group: &GroupRef) {
+        let namespace = group.namespace.as_deref().unwrap_or_default();
+        self.metrics.forget(namespace, &group.name);
+        self.failures.clear(&format!("{namespace}/{}", group.name));
+        self.memories.forget(group);
+    }
+
+    /// The groups that are not in the cache any more are gone: a watch that was interrupted does not tell of each.
+    pub(crate) fn forget_missing(&self) {
+        for group in self.memories.groups() {
+            if self.cache.groups.get(&group).is_none() {
+                self.forget(&group);
+            }
+        }
+    }
 }
 
 /// Failures in a row, by `namespace/name`, each with when the next try is due.

@@ -1,53 +1,38 @@
 //! Wakes up for a group when something about it changes, and lets one reconcile at a time run for it.
 //!
-//! Run by [`run`](crate::run) while the lease is held. Groups are watched by their metadata alone, so that an object that
-//! cannot be read stops nobody else's; each reconcile reads its group itself.
+//! Run by [`run`](crate::run) while the lease is held. A group that cannot be read stops nobody else's.
 
-use std::collections::HashMap;
+mod watches;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use futures_util::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{Api, DynamicObject, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
+use futures_util::StreamExt;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::reflector::store::Writer;
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{self, watcher};
-use kube::{Client, ResourceExt};
 use serde_json::json;
-use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
+use self::watches::{FixedPause, Interruptions};
 use crate::apply;
+use crate::cache::{Group, GroupRef, Writers};
 use crate::context::Context;
 use crate::error::{Class, Error};
-use crate::objects::Kind;
-use crate::observe::{Observation, observe};
-use crate::observed::NodeFacts;
+use crate::observe::{Observation, glance, observe};
+use crate::observed::Observed;
+use crate::plan::news::News;
 use crate::plan::phase::PhaseReason;
-use crate::plan::plan;
+use crate::plan::{self, Plan, plan};
+use crate::wake::Wakes;
 
-/// Nodes change in bursts, and every group looks at them.
-const NODES_PAUSE: Duration = Duration::from_secs(1);
-/// Reconciles wait so long for the first lists of nodes and pods.
+/// Reconciles wait so long for the first lists of everything.
 const LISTS_PATIENCE: Duration = Duration::from_secs(20);
-/// Pause after a watch has failed. All of a controller's watches share it: were it to grow, a dozen that have expired together,
-/// since the API server was away, would make each other wait for minutes.
-const WATCH_PAUSE: Duration = Duration::from_millis(250);
-/// Interrupted watches are logged at most so often.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// A reconcile that takes longer is given up, and begun anew.
 const RECONCILE_MAX: Duration = Duration::from_secs(120);
-
-type GroupMeta = PartialObjectMeta<ReplicaGroup>;
 
 /// Why a reconcile has not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +41,7 @@ pub(crate) enum ReconcileError {
     Call(#[from] Error),
     #[error("the API server took too long")]
     TooSlow,
-    #[error("nodes and pods are not listed yet")]
+    #[error("groups, their objects, pods and nodes are not all listed yet")]
     NotListed,
 }
 
@@ -72,179 +57,121 @@ impl ReconcileError {
 /// Reconciles until `stop` is ready. Then it lets those that run come to their end.
 pub(crate) async fn run(
     context: Arc<Context>,
-    (nodes, pods): (Writer<Node>, Writer<Pod>),
+    writers: Writers,
     namespace: Option<String>,
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
     let client = context.client.clone();
-    let any = watcher::Config::default;
-    let groups: Api<GroupMeta> = scoped(&client, namespace.as_deref());
-    let mut controller = Controller::new(groups, any())
+    let groups: Api<Group> = match &namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let wakes = Arc::new(Wakes::default());
+    let changed = watches::groups(&context, groups, writers.groups);
+    let mut controller = Controller::for_stream(changed, context.cache.groups.clone())
         .with_config(ControllerConfig::default().concurrency(concurrency))
         .trigger_backoff(FixedPause)
         .graceful_shutdown_on(stop)
-        .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
-    for resource in Kind::ALL.map(|kind| kind.resource(context.server)) {
+        .reconcile_on(Arc::clone(&wakes).stream());
+    for (resource, writer) in writers.objects {
         let api: Api<DynamicObject> = match &namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
             None => Api::all_with(client.clone(), &resource),
         };
-        let ours = any().labels("app.kubernetes.io/managed-by=tailwind-operator");
-        controller = controller.owns_with(api, resource, ours);
+        controller = controller.owns_stream_with(watches::objects(api, writer), resource);
     }
-    let changed = Arc::new(Notify::new());
-    let wake = futures_util::stream::unfold(Arc::clone(&changed), |changed| async {
-        changed.notified().await;
-        tokio::time::sleep(NODES_PAUSE).await;
-        Some(((), changed))
-    });
-    let mut logged: Option<Instant> = None;
-    let reconciles = controller.reconcile_all_on(wake).run(reconcile, on_error, context).for_each(|result| {
-        // Errors of reconciles are logged by `on_error`; these are those of watches, which are many while the API server is away.
-        if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result
-            && logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL)
-        {
-            warn!(%error, "watch interrupted");
-            logged = Some(Instant::now());
+    let mut interruptions = Interruptions::default();
+    let reconciles = controller.run(reconcile, on_error, Arc::clone(&context)).for_each(|result| {
+        // Errors of reconciles are logged by `on_error`; these are those of watches.
+        if let Err(error @ kube::runtime::controller::Error::QueueError(_)) = result {
+            interruptions.report("groups or their objects", error);
         }
         std::future::ready(())
     });
     tokio::select! {
         () = reconciles => Ok(()),
-        () = watch_nodes(&client, nodes, &changed) => bail!("the watch of nodes has ended"),
+        () = watches::pods(&context, &wakes) => bail!("the watch of pods has ended"),
+        () = watches::nodes(&context, &wakes) => bail!("the watch of nodes has ended"),
     }
 }
 
-/// The same pause each time.
-struct FixedPause;
-
-impl Iterator for FixedPause {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(WATCH_PAUSE)
-    }
-}
-
-impl Backoff for FixedPause {
-    fn reset(&mut self) {}
-}
-
-fn scoped(client: &Client, namespace: Option<&str>) -> Api<GroupMeta> {
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
-}
-
-/// Every pod of the cluster, without what nobody here reads.
-fn pod_changes(client: &Client, writer: Writer<Pod>) -> impl Stream<Item = Result<Pod, watcher::Error>> + Send + use<> {
-    watcher(Api::<Pod>::all(client.clone()), watcher::Config::default())
-        .modify(|pod| {
-            pod.managed_fields_mut().clear();
-            if group_of(pod).is_none() {
-                pod.annotations_mut().clear();
-                pod.status = pod
-                    .status
-                    .take()
-                    .map(|status| k8s_openapi::api::core::v1::PodStatus { phase: status.phase, ..Default::default() });
-            }
-        })
-        .default_backoff()
-        .reflect(writer)
-        .touched_objects()
-}
-
-/// Keeps the store, and says when something about a node has changed that matters: heartbeats do not.
-async fn watch_nodes(client: &Client, writer: Writer<Node>, changed: &Notify) {
-    let watched = watcher(Api::<Node>::all(client.clone()), watcher::Config::default())
-        .modify(|node| node.managed_fields_mut().clear())
-        .default_backoff()
-        .reflect(writer);
-    let mut known: HashMap<String, NodeFacts> = HashMap::new();
-    let mut watched = std::pin::pin!(watched);
-    loop {
-        match watched.try_next().await {
-            Ok(Some(watcher::Event::Apply(node) | watcher::Event::InitApply(node))) => {
-                let facts = crate::capacity::nodes([&node], []).remove(0);
-                if known.get(&facts.name) != Some(&facts) {
-                    known.insert(facts.name.clone(), facts);
-                    changed.notify_one();
-                }
-            }
-            Ok(Some(watcher::Event::Delete(node))) => {
-                known.remove(&node.name_any());
-                changed.notify_one();
-            }
-            Ok(Some(watcher::Event::Init | watcher::Event::InitDone)) => {}
-            Ok(None) => return,
-            Err(error) => warn!(%error, "watch of nodes interrupted"),
-        }
-    }
-}
-
-fn group_of(pod: &Pod) -> Option<ObjectRef<GroupMeta>> {
-    let labels = pod.labels();
-    let name = labels.get(LABEL_BACKUP_OF).or_else(|| labels.get(LABEL_GROUP))?;
-    Some(ObjectRef::new(name).within(&pod.namespace()?))
-}
-
-async fn reconcile(meta: Arc<GroupMeta>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let (namespace, name) = (meta.namespace().unwrap_or_default(), meta.name_any());
+async fn reconcile(group: Arc<Group>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let at = GroupRef::from_obj(group.as_ref());
     let started = Instant::now();
-    let work = reconcile_group(&context, &namespace, &name).instrument(span(&meta));
+    let work = reconcile_group(&context, &at).instrument(span(&group));
     let result = match timeout(RECONCILE_MAX, work).await {
         Ok(result) => result,
         Err(_) => Err(ReconcileError::TooSlow),
     };
+    if context.cache.groups.get(&at).is_none() {
+        // It has gone meanwhile, and was forgotten before this has ended.
+        context.forget(&at);
+    }
     let class = result.as_ref().err().map(|failure| failure.class().name());
     context.metrics.reconciled(started.elapsed(), class);
     if result.is_ok() {
-        context.failures.clear(&format!("{namespace}/{name}"));
+        context.failures.clear(&path(&group));
     }
     result
 }
 
-async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Result<Action, ReconcileError> {
-    let lists =
-        async { context.nodes.wait_until_ready().await.is_ok() && context.pods.wait_until_ready().await.is_ok() };
-    if timeout(LISTS_PATIENCE, lists).await != Ok(true) {
+async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, ReconcileError> {
+    if timeout(LISTS_PATIENCE, context.cache.wait_until_listed()).await.is_err() {
         return Err(ReconcileError::NotListed);
     }
-    let observed = match observe(context, namespace, name).await? {
+    if let Some(observed) = glance(context, at) {
+        let plan = plan(&observed);
+        let news = plan.news(&observed);
+        if news < News::Facts {
+            remember(context, at, &observed, &plan);
+            let now = Instant::now();
+            if news == News::Texts || news == News::Figures && context.memories.may_write_figures(at, now) {
+                apply::write_texts(context, &observed.group, &plan.status).await?;
+                context.memories.status_written(at, now);
+            }
+            return Ok(again(&plan));
+        }
+    }
+    let observed = match observe(context, at).await? {
         Observation::Complete(observed) => observed,
         Observation::Missing => {
-            context.metrics.forget(namespace, name);
+            context.forget(at);
             return Ok(Action::await_change());
         }
         Observation::Unreadable { object, why } => {
-            report_unreadable(context, namespace, name, &object, &why).await?;
+            report_unreadable(context, at, &object, &why).await?;
             return Ok(Action::await_change());
         }
     };
     let plan = plan(&observed);
-    let certificates = &observed.certificates;
-    let leaves = [&certificates.sidecar, &certificates.backup];
+    remember(context, at, &observed, &plan);
+    if plan.actions.iter().any(|action| matches!(action, plan::Action::Certificates(_))) {
+        context.memories.drop_certificates(at);
+    }
+    apply::apply(context, &observed, &plan).await?;
+    context.memories.status_written(at, Instant::now());
+    Ok(again(&plan))
+}
+
+fn again(plan: &Plan) -> Action {
+    Action::requeue(Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1)))
+}
+
+/// Keeps what metrics show of a group, and what tells whether a change of a node concerns it.
+fn remember(context: &Context, at: &GroupRef, observed: &Observed, plan: &Plan) {
+    let leaves = [&observed.certificates.sidecar, &observed.certificates.backup];
     let ends = leaves
         .into_iter()
         .flatten()
         .filter_map(|leaf| leaf.certificate.as_ref())
         .map(|leaf| leaf.not_after.as_second());
-    context.metrics.saw(namespace, name, &plan.status, ends.min());
-    apply::apply(context, &observed, &plan).await?;
-    let again = Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1));
-    Ok(Action::requeue(again))
+    context.metrics.saw(at.namespace.as_deref().unwrap_or_default(), &at.name, &plan.status, ends.min());
+    context.memories.keep_spare_nodes(at, plan.spare_nodes);
 }
 
 /// Says in the status what makes a group unreadable. Nothing else about it is known.
-async fn report_unreadable(
-    context: &Context,
-    namespace: &str,
-    name: &str,
-    object: &DynamicObject,
-    why: &str,
-) -> Result<(), Error> {
+async fn report_unreadable(context: &Context, at: &GroupRef, object: &DynamicObject, why: &str) -> Result<(), Error> {
     let text = PhaseReason::Unreadable(why.to_owned()).to_string();
     if object.data.pointer("/status/phaseReason").and_then(|reason| reason.as_str()) == Some(&text) {
         return Ok(());
@@ -252,22 +179,171 @@ async fn report_unreadable(
     error!(%why, "group cannot be read");
     // Not by an apply, which would take everything else out of the status: the backups' addresses, by which sidecars fail over.
     let patch = json!({"status": {"phase": "Invalid", "phaseReason": text}});
-    apply::merge_status(context, namespace, name, &patch).await
+    apply::merge_status(context, at.namespace.as_deref().unwrap_or_default(), &at.name, &patch).await
 }
 
 /// What log lines about a group say of it.
-fn span(meta: &GroupMeta) -> Span {
-    info_span!("reconcile", namespace = meta.namespace(), group = meta.name_any())
+fn span(group: &Group) -> Span {
+    info_span!("reconcile", namespace = group.namespace(), group = group.name_any())
 }
 
-fn on_error(meta: Arc<GroupMeta>, failure: &ReconcileError, context: Arc<Context>) -> Action {
-    let _entered = span(&meta).entered();
-    let group = format!("{}/{}", meta.namespace().unwrap_or_default(), meta.name_any());
+fn path(group: &Group) -> String {
+    format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any())
+}
+
+fn on_error(group: Arc<Group>, failure: &ReconcileError, context: Arc<Context>) -> Action {
+    let _entered = span(&group).entered();
     let class = failure.class();
-    let (failures, wait) = context.failures.add(&group, Instant::now(), |failures| class.wait(failures));
+    let (failures, wait) = context.failures.add(&path(&group), Instant::now(), |failures| class.wait(failures));
     match class {
         Class::Conflict | Class::Ending => info!(%failure, ?wait, "will retry"),
         _ => warn!(%failure, failures, ?wait, "reconcile failed"),
     }
     Action::requeue(wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use axum::http::Method;
+    use kube::runtime::events::{Recorder, Reporter};
+    use kube::runtime::watcher::Event;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::cache::{Cache, group_ref};
+    use crate::context::Failures;
+    use crate::memory::Memories;
+    use crate::options::Settings;
+    use crate::server_version::ServerVersion;
+    use crate::test_api::{self, failure};
+
+    /// An API server with one group and nothing else, which takes changes of its status; and the calls that it has got.
+    #[derive(Clone)]
+    struct Server {
+        group: Arc<Mutex<Value>>,
+        calls: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Server {
+        fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
+            let path = path.split('?').next().unwrap();
+            let mut calls = self.calls.lock().unwrap();
+            calls.push(format!("{method} {path}"));
+            let mut group = self.group.lock().unwrap();
+            match method.as_str() {
+                "PATCH" if path.ends_with("/replicagroups/orders/status") => {
+                    let patch: Value = serde_json::from_slice(body).unwrap();
+                    let version = &patch["metadata"]["resourceVersion"];
+                    if !version.is_null() && *version != group["metadata"]["resourceVersion"] {
+                        return failure(409, "Conflict");
+                    }
+                    group["status"] = patch["status"].clone();
+                    group["metadata"]["resourceVersion"] = json!((calls.len() + 100).to_string());
+                    (200, group.clone())
+                }
+                "GET" if path.ends_with("/replicagroups/orders") => (200, group.clone()),
+                "GET" if path.ends_with("/pods") => (200, json!({"metadata": {}, "items": []})),
+                "POST" => (200, serde_json::from_slice(body).unwrap()),
+                _ => failure(404, "NotFound"),
+            }
+        }
+
+        fn take_calls(&self) -> Vec<String> {
+            std::mem::take(&mut *self.calls.lock().unwrap())
+        }
+
+        fn change_status(&self, change: &Value) {
+            json_patch::merge(&mut self.group.lock().unwrap()["status"], change);
+        }
+
+        /// The watch of groups catches up.
+        fn show(&self, writers: &mut Writers) {
+            let group: Group = serde_json::from_value(self.group.lock().unwrap().clone()).unwrap();
+            writers.groups.apply_watcher_event(&Event::Apply(group));
+        }
+    }
+
+    async fn start() -> (Server, Context, Writers) {
+        let group = json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
+            "metadata": {"namespace": "shop", "name": "orders", "uid": "1", "generation": 1, "resourceVersion": "1"},
+            "spec": {"paused": true},
+        });
+        let server = Server { group: Arc::new(Mutex::new(group)), calls: Arc::default() };
+        let answers = server.clone();
+        let client = test_api::serve(move |method, path, body| answers.answer(method, path, body)).await;
+        let (cache, mut writers) = Cache::new(ServerVersion::TARGET);
+        writers.groups.apply_watcher_event(&Event::InitDone);
+        writers.objects.iter_mut().for_each(|(_, writer)| writer.apply_watcher_event(&Event::InitDone));
+        cache.nodes.apply(Event::InitDone);
+        cache.pods.apply(Event::InitDone);
+        let context = Context {
+            recorder: Recorder::new(client.clone(), Reporter { controller: "test".to_owned(), instance: None }),
+            client,
+            server: ServerVersion::TARGET,
+            settings: Settings { sidecar_image: "sidecar".to_owned(), image_pull_policy: None },
+            cache,
+            memories: Memories::default(),
+            metrics: Arc::default(),
+            prober: Arc::default(),
+            failures: Failures::default(),
+        };
+        server.show(&mut writers);
+        (server, context, writers)
+    }
+
+    #[tokio::test]
+    async fn an_idle_group_costs_no_requests() {
+        let (server, context, mut writers) = start().await;
+        let at = group_ref("shop", "orders");
+        reconcile_group(&context, &at).await.unwrap();
+        let calls = server.take_calls();
+        let patches = calls.iter().filter(|call| call.starts_with("PATCH")).count();
+        assert!(patches == 1 && calls.iter().any(|call| call.starts_with("GET")), "{calls:?}");
+        // The watch has not brought that yet: it is read, and found to be done.
+        reconcile_group(&context, &at).await.unwrap();
+        let calls = server.take_calls();
+        assert!(!calls.is_empty() && calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
+        server.show(&mut writers);
+        for _ in 0..3 {
+            reconcile_group(&context, &at).await.unwrap();
+        }
+        assert_eq!(server.take_calls(), [""; 0]);
+        assert!(context.metrics.snapshot().text().contains("phase=\"Paused\"} 1"));
+    }
+
+    #[tokio::test]
+    async fn texts_are_written_to_the_version_that_was_seen() {
+        let (server, context, mut writers) = start().await;
+        let at = group_ref("shop", "orders");
+        reconcile_group(&context, &at).await.unwrap();
+        server.change_status(&json!({"phaseReason": "somebody's own words"}));
+        server.show(&mut writers);
+        server.take_calls();
+        reconcile_group(&context, &at).await.unwrap();
+        assert_eq!(server.take_calls().len(), 1);
+        assert!(!server.group.lock().unwrap().to_string().contains("somebody"));
+        // The cache does not know the newest version yet.
+        let failure = reconcile_group(&context, &at).await.unwrap_err();
+        assert_eq!(failure.class(), Class::Conflict);
+        server.show(&mut writers);
+        reconcile_group(&context, &at).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_group_that_is_gone_is_forgotten() {
+        let (_, context, mut writers) = start().await;
+        let at = group_ref("shop", "orders");
+        reconcile_group(&context, &at).await.unwrap();
+        assert!(context.metrics.snapshot().text().contains("orders"));
+        context.forget_missing();
+        assert_eq!(context.memories.groups(), [at]);
+        writers.groups.apply_watcher_event(&Event::Init);
+        writers.groups.apply_watcher_event(&Event::InitDone);
+        context.forget_missing();
+        assert!(context.memories.groups().is_empty());
+        assert!(!context.metrics.snapshot().text().contains("orders"));
+    }
 }

@@ -4,8 +4,10 @@
 //! (pure), [`apply`] does it. Beside it the [`webhook`] gives app pods their sidecar, and [`lease`] lets one replica of
 //! several write.
 
+mod api_requests;
 mod apply;
 mod authority;
+mod cache;
 mod capacity;
 pub mod commands;
 mod context;
@@ -15,6 +17,7 @@ mod error;
 mod events;
 pub mod health;
 mod lease;
+mod memory;
 pub mod metrics;
 pub mod objects;
 mod observe;
@@ -28,6 +31,9 @@ pub mod quantity;
 pub mod run;
 mod secrets;
 pub mod server_version;
+#[cfg(test)]
+mod test_api;
 mod tolerations;
+mod wake;
 pub mod webhook;
 mod x509;

@@ -22,6 +22,7 @@ pub struct Metrics {
     is_leader: Gauge,
     reconciles: Family<ResultLabel, Counter>,
     errors: Family<ClassLabel, Counter>,
+    api_requests: Family<RequestLabels, Counter>,
     seconds: Counter<f64, AtomicU64>,
     actions: Family<ActionLabel, Counter>,
     injections: Family<ResultLabel, Counter>,
@@ -36,6 +37,12 @@ struct ResultLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClassLabel {
     class: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    verb: &'static str,
+    resource: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +79,11 @@ impl Metrics {
     /// Whether this replica is the one that writes.
     pub fn set_leader(&self, is_leader: bool) {
         self.is_leader.set(is_leader.into());
+    }
+
+    /// A request goes to the API server.
+    pub(crate) fn requested(&self, verb: &'static str, resource: String) {
+        self.api_requests.get_or_create(&RequestLabels { verb, resource }).inc();
     }
 
     /// A reconcile has ended.
@@ -121,6 +133,7 @@ impl Metrics {
     pub fn snapshot(&self) -> Snapshot {
         let (phase, [members, wanted, end]) = self.of_groups();
         let mut now = Snapshot::new([]);
+        now.process();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         now.info("tailwind_operator_info", "Which version this is.", [("version", version)]);
         let is_leader = self.is_leader.clone();
@@ -130,6 +143,8 @@ impl Metrics {
         now.register("tailwind_operator_reconcile_errors_total", "Reconciles that failed, by class.", errors);
         let seconds = self.seconds.clone();
         now.register("tailwind_operator_reconcile_seconds_total", "Time spent in reconciles.", seconds);
+        let requests = self.api_requests.clone();
+        now.register("tailwind_operator_api_requests_total", "Requests to the API server.", requests);
         now.register("tailwind_operator_actions_total", "What was done, by kind.", self.actions.clone());
         now.register("tailwind_operator_injections_total", "Answers of the webhook.", self.injections.clone());
         now.register("tailwind_group_phase", "1 for the phase that a group is in.", phase);
@@ -181,6 +196,7 @@ mod tests {
             "tailwind_operator_reconcile_errors_total{class=\"conflict\"} 1",
             "tailwind_operator_reconcile_seconds_total 0.5",
             "tailwind_group_phase{namespace=\"shop\",group=\"orders\",phase=\"Ready\"} 1",
+            "# TYPE process_resident_memory_bytes gauge",
             "tailwind_group_members{namespace=\"shop\",group=\"orders\"} 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");

@@ -1,10 +1,12 @@
-//! Reads one group and what surrounds it from the API server.
+//! Sees one group and what surrounds it.
 //!
-//! Called by [`controller`](crate::controller) at the start of each reconcile. Whatever decides about the life of a pod is
-//! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
-//! them come from watches; they only show where the scheduler may find room.
+//! Called by [`controller`](crate::controller), which looks twice. A [glance](glance) at what watches have brought tells
+//! whether anything is to be done; it costs the API server nothing. If so, whatever decides about the life of a pod is
+//! [read anew](observe): a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
+//! them always come from watches; they only show where the scheduler may find room.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -14,12 +16,13 @@ use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, ROLE_PRIMARY, backup_se
 use tailwind_crds::readiness::Readiness;
 use tailwind_crds::{LogStatus, ReplicaGroup};
 
-use crate::capacity;
+use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::objects::{Kind, Owned};
-use crate::observed::{Observed, is_true};
+use crate::observed::{Certificates, Observed, is_true};
 use crate::secrets;
+use crate::wake::digest_of;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
 const NAMES: usize = 16;
@@ -37,8 +40,30 @@ pub(crate) enum Observation {
     Complete(Box<Observed>),
 }
 
-pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> Result<Observation, Error> {
+/// What decides about a group, apart from what is known of nodes and what pods report.
+struct Seen {
+    group: ReplicaGroup,
+    /// Pods that say that they are backups of it, and those of its app.
+    pods: [Vec<Pod>; 2],
+    objects: Vec<Owned>,
+    certificates: Certificates,
+}
+
+/// A group as watches show it. Nothing if they do not, if it cannot be read, or if the last look at the API server was before
+/// the last change that wakes the group, or long ago: secrets may not be watched, and a watch may have missed something.
+pub(crate) fn glance(context: &Context, at: &GroupRef) -> Option<Box<Observed>> {
+    let group = context.cache.groups.get(at)?.0.clone().ok()?;
+    let (namespace, name) = (at.namespace.as_deref()?, at.name.as_str());
+    let certificates = context.memories.certificates(at, digest_of(&group), Instant::now())?;
+    let pods = context.cache.pods_of(namespace, name);
+    let objects = context.cache.objects_of(namespace, name);
+    Some(complete(context, Seen { group, pods, objects, certificates }))
+}
+
+/// A group as the API server has it now.
+pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observation, Error> {
     let client = &context.client;
+    let (namespace, name) = (at.namespace.as_deref().unwrap_or_default(), at.name.as_str());
     let resource = ApiResource::erase::<ReplicaGroup>(&());
     let groups: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
     let found = groups.get_opt(name).await.doing(|| format!("read replicagroup {name}"))?;
@@ -47,33 +72,41 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
         Ok(group) => group,
         Err(error) => return Ok(Observation::Unreadable { object: Box::new(object), why: error.to_string() }),
     };
-
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let secrets_api: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let labelled = |label: &str| ListParams::default().labels(&format!("{label}={name}"));
     let (of_backups, of_app) = (labelled(LABEL_BACKUP_OF), labelled(LABEL_GROUP));
-    let (authority, sidecar, backup) = (ca_secret(name), sidecar_secret(name), backup_secret(name));
-    let (backups, app, authority, sidecar, backup, objects) = futures_util::join!(
+    let (backups, app, certificates, objects) = futures_util::join!(
         pods.list(&of_backups),
         pods.list(&of_app),
-        secrets_api.get_opt(&authority),
-        secrets_api.get_opt(&sidecar),
-        secrets_api.get_opt(&backup),
+        certificates_of(context, at, &group),
         objects(context, namespace, name),
     );
-    let mut backups = backups.doing(|| "list backup pods".to_owned())?.items;
-    // A label is easily copied; only pods of this very group are touched.
-    backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
+    let backups = backups.doing(|| "list backup pods".to_owned())?.items;
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
+    let (certificates, objects) = (certificates?, objects?);
+    Ok(Observation::Complete(complete(context, Seen { group, pods: [backups, app], objects, certificates })))
+}
+
+async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup) -> Result<Certificates, Error> {
+    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), at.namespace.as_deref().unwrap_or_default());
+    let (asked, name) = (Instant::now(), at.name.as_str());
+    let (authority, sidecar, backup) = (ca_secret(name), sidecar_secret(name), backup_secret(name));
+    let (authority, sidecar, backup) =
+        futures_util::join!(secrets.get_opt(&authority), secrets.get_opt(&sidecar), secrets.get_opt(&backup));
     let secret = || "read secrets".to_owned();
     let [authority, sidecar, backup] = [authority.doing(secret)?, sidecar.doing(secret)?, backup.doing(secret)?];
+    let secrets = [authority.as_ref(), sidecar.as_ref(), backup.as_ref()];
+    let certificates = secrets::facts(group, secrets, Timestamp::now());
+    context.memories.keep_certificates(at, digest_of(group), asked, certificates.clone());
+    Ok(certificates)
+}
 
-    let now = Timestamp::now();
-    let certificates = secrets::facts(&group, [authority.as_ref(), sidecar.as_ref(), backup.as_ref()], now);
-    let nodes = context.nodes.state();
-    let all_pods = context.pods.state();
-    let nodes = capacity::nodes(nodes.iter().map(AsRef::as_ref), all_pods.iter().map(AsRef::as_ref));
-
+/// Adds what is known of nodes, and what pods report.
+fn complete(context: &Context, seen: Seen) -> Box<Observed> {
+    let Seen { group, pods: [mut backups, app], objects, certificates } = seen;
+    // A label is easily copied; only pods of this very group are touched.
+    backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
+    let name = &group.name_any();
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
     let report = primary.and_then(|pod| context.prober.sidecar_report(name, pod));
@@ -85,22 +118,22 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
     let is_asked =
         |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
     let reports = context.prober.backup_reports(name, backups.iter().filter(is_asked));
-    Ok(Observation::Complete(Box::new(Observed {
-        now,
+    Box::new(Observed {
+        now: Timestamp::now(),
         server: context.server,
         settings: context.settings.clone(),
         backups,
         app,
-        nodes,
+        nodes: context.cache.node_facts(),
         certificates,
-        objects: objects?,
+        objects,
         names: names(),
         positions,
         obstacles,
         reports,
         sidecars,
         group,
-    })))
+    })
 }
 
 /// What sidecars say of themselves: the primary's, and all others' as well while that one does not say that it is primary.

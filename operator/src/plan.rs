@@ -14,6 +14,7 @@ pub mod certificates;
 mod conditions;
 mod count;
 mod group_state;
+pub(crate) mod news;
 pub(crate) mod phase;
 mod placement;
 mod primary;
@@ -69,7 +70,7 @@ pub fn plan(observed: &Observed) -> Plan {
 impl Plan {
     fn only_status(status: ReplicaGroupStatus, observed: &Observed) -> Plan {
         let notices = status::notices(observed, &status);
-        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX }
+        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX, spare_nodes: usize::MAX }
     }
 
     /// Nothing is decided about backups.
@@ -133,7 +134,7 @@ impl Plan {
         let status = status::status(state, &backups, switchover.switchover, &not_owned);
         let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(state, &backups), status, notices }
+        Plan { actions, again: again(state, &backups), status, notices, spare_nodes: spare_nodes(&backups) }
     }
 }
 
@@ -224,6 +225,12 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
         Some(retry_at) => again.min(retry_at.duration_since(observed.now)).max(SignedDuration::from_secs(1)),
         None => again,
     }
+}
+
+/// See [`Plan::spare_nodes`]. Whether one is free for a successor decides how a backup may leave.
+fn spare_nodes(plan: &BackupPlan) -> usize {
+    let waits = plan.unplaced > 0 || plan.replacement.is_some() || plan.retry_at.is_some();
+    if waits { 0 } else { plan.survey.free.len() }
 }
 
 /// Whether everything that is wanted is so: then nothing is written.

@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use kube::Client;
 use kube::api::{Api, ListParams, PartialObjectMeta};
-use kube::runtime::events::Reporter;
-use kube::runtime::reflector::store;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, Config};
 use tailwind_crds::ReplicaGroup;
 use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use crate::api_requests::counted_client;
+use crate::cache::Cache;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
 use crate::lease::LeaderElector;
+use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::{RunOptions, Settings};
 use crate::platform::Platform;
@@ -55,8 +57,8 @@ fn work(
 ) -> impl FnOnce(watch::Receiver<bool>) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
     move |stopped| {
         Box::pin(async move {
-            let client =
-                Client::try_default().await.context("find the API server: run in a pod, or with a kubeconfig")?;
+            let config = Config::infer().await.context("find the API server: run in a pod, or with a kubeconfig")?;
+            let client = counted_client(config, &metrics).context("make a client of the API server")?;
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
@@ -107,22 +109,20 @@ async fn lead(
         }
         () = definition(&client, options.watch_namespace.as_deref()) => {}
     }
-    let (nodes, nodes_writer) = store();
-    let (pods, pods_writer) = store();
+    let (cache, writers) = Cache::new(server);
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
     let context = Arc::new(Context {
-        reporter,
+        recorder: Recorder::new(client.clone(), reporter),
         client,
         server,
         settings,
-        nodes,
-        pods,
+        cache,
+        memories: Memories::default(),
         metrics,
         prober: Arc::new(Prober::default()),
         failures: Failures::default(),
     });
     let namespace = options.watch_namespace.clone();
-    let writers = (nodes_writer, pods_writer);
     let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,

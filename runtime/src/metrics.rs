@@ -50,6 +50,14 @@ impl Snapshot {
         self.0.register(name, help, metric);
     }
 
+    /// Adds what Prometheus expects of every process, as far as it can be read here: the memory in use.
+    /// See <https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>.
+    pub fn process(&mut self) {
+        if let Some(bytes) = resident_bytes() {
+            self.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", bytes);
+        }
+    }
+
     /// As text.
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -65,9 +73,24 @@ impl IntoResponse for Snapshot {
     }
 }
 
+/// See proc_pid_statm(5): the second number, in pages.
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    pages.checked_mul(u64::try_from(rustix::param::page_size()).ok()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resident_memory_grows_with_what_is_used() {
+        let before = resident_bytes().unwrap();
+        let used = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = resident_bytes().unwrap();
+        assert!(after >= before + (32 << 20), "{before} bytes, then {after} with {} more", used.len());
+    }
 
     #[test]
     fn a_snapshot_is_openmetrics_text() {

@@ -4,6 +4,7 @@
 //! Behind the feature `cluster`, since it takes a cluster: `scripts/cluster.sh [NAME]` starts one and runs them.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod idle;
 mod operated;
 mod service;
 mod webhook;

@@ -19,13 +19,13 @@ use tailwind_e2e::cluster::operated::{
 use tailwind_e2e::context::{note, rounds};
 
 /// A condition of a group; null if it has none of this type.
-fn condition(group: &Value, kind: &str) -> Value {
+pub(crate) fn condition(group: &Value, kind: &str) -> Value {
     let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
 }
 
 /// Words of the warnings that sidecars and backups rightly write when others die.
-const OUTAGE: [&str; 6] =
+pub(crate) const OUTAGE: [&str; 6] =
     ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
 
 /// The same, and more.
@@ -169,7 +169,7 @@ fn primary_dies() {
 }
 
 /// Warnings of operators that were frozen.
-pub(crate) const FROZEN_OPERATORS: &[&str] = &["lease not", "watch interrupted", "watch of nodes interrupted"];
+pub(crate) const FROZEN_OPERATORS: &[&str] = &["lease not", "watch interrupted"];
 
 /// Its node loses its power, with the backup on it if there is one; everything is replaced elsewhere before the node is back.
 #[test]
@@ -403,7 +403,6 @@ const API_AWAY: &[&str] = &[
     "read the configuration",
     "swap the configuration",
     "watch interrupted",
-    "watch of nodes interrupted",
     "reconcile failed",
     "lease not",
     "event not written",
@@ -508,8 +507,7 @@ fn aged_authority(secret: &Value) -> Value {
 }
 
 /// Warnings of operators whose rights are deleted before they are.
-const UNINSTALLED: &[&str] =
-    &["watch interrupted", "watch of nodes interrupted", "lease not", "reconcile failed", "event not written"];
+const UNINSTALLED: &[&str] = &["watch interrupted", "lease not", "reconcile failed", "event not written"];
 
 /// The chart is upgraded to another image of sidecars, under load; and uninstalled, which leaves groups as they are.
 #[test]

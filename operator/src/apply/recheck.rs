@@ -72,14 +72,13 @@ fn cannot_change(kind: Kind, status: &Status) -> bool {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use axum::body::Bytes;
-    use axum::http::{Method, StatusCode, Uri};
+    use kube::Client;
     use kube::api::ApiResource;
-    use kube::{Client, Config};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::server_version::ServerVersion;
+    use crate::test_api;
 
     type Calls = Arc<Mutex<Vec<String>>>;
 
@@ -87,16 +86,13 @@ mod tests {
     async fn server(answer: impl Fn(&str) -> (u16, Value) + Clone + Send + Sync + 'static) -> (Client, Calls) {
         let calls = Calls::default();
         let seen = Arc::clone(&calls);
-        let handle = move |method: Method, uri: Uri, _: Bytes| {
-            let call = format!("{method} {}", uri.path_and_query().unwrap());
-            let (code, body) = answer(&call);
+        let client = test_api::serve(move |method, path, _| {
+            let call = format!("{method} {path}");
+            let response = answer(&call);
             seen.lock().unwrap().push(call);
-            async move { (StatusCode::from_u16(code).unwrap(), axum::Json(body)) }
-        };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(handle)).await });
-        let client = Client::try_from(Config::new(address.parse().unwrap())).unwrap();
+            response
+        });
+        let client = client.await;
         (client, calls)
     }
 

@@ -30,6 +30,9 @@ pub struct Plan {
     pub notices: Vec<Notice>,
     /// When to look again if nothing happens.
     pub again: SignedDuration,
+    /// Nodes that could take another backup. As long as fewer than so many nodes have changed, none of them with a pod of the
+    /// group, the plan stays the same. 0 while something waits for a node.
+    pub spare_nodes: usize,
 }
 
 /// Something to do.
@@ -155,6 +158,20 @@ impl Default for Refusal {
     }
 }
 
+impl Refusal {
+    /// The pod that was to become primary.
+    fn pod(&self) -> &str {
+        match self {
+            Refusal::NoPrimaryYet(pod)
+            | Refusal::Fenced(pod)
+            | Refusal::AlreadyPrimary(pod)
+            | Refusal::NotInGroup(pod, ..)
+            | Refusal::NotRunning(pod)
+            | Refusal::Overtaken(pod, ..) => pod,
+        }
+    }
+}
+
 impl Notice {
     /// Whether somebody should look.
     pub fn kind(&self) -> EventType {
@@ -164,6 +181,21 @@ impl Notice {
             | Notice::NotPlaceable(_)
             | Notice::Phase(Phase::Invalid | Phase::Degraded | Phase::Unavailable, _) => EventType::Warning,
             _ => EventType::Normal,
+        }
+    }
+
+    /// The pod that it is about, if it is about one.
+    pub fn pod(&self) -> Option<&str> {
+        match self {
+            Notice::BackupCreated(pod)
+            | Notice::BackupReplaced(pod, _)
+            | Notice::Primary(pod)
+            | Notice::AppCrashes(pod, _)
+            | Notice::SwitchoverAsked(pod, _)
+            | Notice::SwitchedOver(pod, _) => Some(pod),
+            Notice::BackupRemoved(removal) => Some(&removal.name),
+            Notice::SwitchoverRefused(refusal) => Some(refusal.pod()),
+            Notice::AuthorityRenewed | Notice::NotPlaceable(_) | Notice::Phase(..) => None,
         }
     }
 

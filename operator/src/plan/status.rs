@@ -115,7 +115,7 @@ pub(crate) fn with_failures(status: &mut ReplicaGroupStatus, observed: &Observed
 
 /// The words of a text without those that have digits. Ports, durations and versions vary from one refusal to the next. As
 /// news they would change the status each time, which is seen as a change of the group, and so followed by another try at once.
-fn words(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !c.is_alphanumeric());
     words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()))
 }
