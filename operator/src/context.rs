@@ -2,24 +2,35 @@
 //!
 //! Made by [`run`](crate::run), read by all that is called from [`controller`](crate::controller).
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Client;
+use kube::api::PartialObjectMeta;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::Store;
+use kube::{Client, ResourceExt};
+use tailwind_crds::ReplicaGroup;
 
+use crate::installation::Installation;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::probe::Prober;
+use crate::rollouts::{Key, Rollouts};
 use crate::server_version::ServerVersion;
 
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) server: ServerVersion,
     pub(crate) settings: Settings,
+    /// Which groups are ours.
+    pub(crate) installation: Installation,
+    /// Which groups are being updated.
+    pub(crate) rollouts: Arc<Rollouts>,
+    /// Every group, since the first of them is reconciled.
+    pub(crate) groups: OnceLock<Store<PartialObjectMeta<ReplicaGroup>>>,
     pub(crate) nodes: Store<Node>,
     /// Every pod: what they have asked for is what is no longer free.
     pub(crate) pods: Store<Pod>,
@@ -29,6 +40,15 @@ pub(crate) struct Context {
     pub(crate) prober: Arc<Prober>,
     /// Failures in a row, by group.
     pub(crate) failures: Failures,
+}
+
+impl Context {
+    /// All groups that there are; none if they are not listed yet.
+    pub(crate) fn all_groups(&self) -> Option<BTreeSet<Key>> {
+        let groups = self.groups.get()?;
+        groups.wait_until_ready().now_or_never()?.ok()?;
+        Some(groups.state().iter().map(|group| (group.namespace().unwrap_or_default(), group.name_any())).collect())
+    }
 }
 
 /// Failures in a row, by `namespace/name`, each with when the next try is due.

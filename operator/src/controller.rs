@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{Api, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
@@ -22,7 +22,7 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
@@ -33,7 +33,8 @@ use crate::objects::Kind;
 use crate::observe::{Observation, observe};
 use crate::observed::NodeFacts;
 use crate::plan::phase::PhaseReason;
-use crate::plan::plan;
+use crate::plan::{Notice, Rollout, plan};
+use crate::rollouts::Key;
 
 /// Nodes change in bursts, and every group looks at them.
 const NODES_PAUSE: Duration = Duration::from_secs(1);
@@ -73,6 +74,7 @@ impl ReconcileError {
 pub(crate) async fn run(
     context: Arc<Context>,
     (nodes, pods): (Writer<Node>, Writer<Pod>),
+    woken: mpsc::UnboundedReceiver<Key>,
     namespace: Option<String>,
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -84,7 +86,10 @@ pub(crate) async fn run(
         .with_config(ControllerConfig::default().concurrency(concurrency))
         .trigger_backoff(FixedPause)
         .graceful_shutdown_on(stop)
+        .reconcile_on(woken_groups(woken))
         .watches_stream(pod_changes(&client, pods), |pod| group_of(&pod));
+    // Nobody else sets it.
+    let _ = context.groups.set(controller.store());
     for resource in Kind::ALL.map(|kind| kind.resource(context.server)) {
         let api: Api<DynamicObject> = match &namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -129,6 +134,14 @@ impl Iterator for FixedPause {
 
 impl Backoff for FixedPause {
     fn reset(&mut self) {}
+}
+
+/// Groups whose turn it is to be updated.
+fn woken_groups(woken: mpsc::UnboundedReceiver<Key>) -> impl Stream<Item = ObjectRef<GroupMeta>> + Send {
+    futures_util::stream::unfold(woken, |mut woken| async {
+        let (namespace, name) = woken.recv().await?;
+        Some((ObjectRef::new(&name).within(&namespace), woken))
+    })
 }
 
 fn scoped(client: &Client, namespace: Option<&str>) -> Api<GroupMeta> {
@@ -212,18 +225,43 @@ async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Resu
     if timeout(LISTS_PATIENCE, lists).await != Ok(true) {
         return Err(ReconcileError::NotListed);
     }
-    let observed = match observe(context, namespace, name).await? {
+    let key = (namespace.to_owned(), name.to_owned());
+    let all = || context.all_groups();
+    let observation = observe(context, namespace, name).await?;
+    if !matches!(observation, Observation::Refused { .. }) {
+        context.metrics.not_refused(namespace, name);
+    }
+    let mut observed = match observation {
         Observation::Complete(observed) => observed,
         Observation::Missing => {
             context.metrics.forget(namespace, name);
+            context.rollouts.forget(&key, all);
+            return Ok(Action::await_change());
+        }
+        Observation::OtherClass => {
+            context.metrics.forget(namespace, name);
+            context.rollouts.saw(&key, Rollout::Idle, all);
+            return Ok(Action::await_change());
+        }
+        Observation::Refused { object, owner } => {
+            context.metrics.forget(namespace, name);
+            context.rollouts.saw(&key, Rollout::Idle, all);
+            refuse(context, namespace, name, &object, owner).await;
             return Ok(Action::await_change());
         }
         Observation::Unreadable { object, why } => {
+            context.rollouts.saw(&key, Rollout::Idle, all);
             report_unreadable(context, namespace, name, &object, &why).await?;
             return Ok(Action::await_change());
         }
     };
-    let plan = plan(&observed);
+    let mut planned = plan(&observed);
+    if planned.rollout == Rollout::Queued && context.rollouts.claim(&key, all) {
+        observed.may_update = true;
+        planned = plan(&observed);
+    }
+    context.rollouts.saw(&key, planned.rollout, all);
+    let plan = planned;
     let certificates = &observed.certificates;
     let leaves = [&certificates.sidecar, &certificates.backup];
     let ends = leaves
@@ -235,6 +273,27 @@ async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Resu
     apply::apply(context, &observed, &plan).await?;
     let again = Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1));
     Ok(Action::requeue(again))
+}
+
+/// Another installation manages the group. Its status is not ours to write: what has to be said is said once, where people look.
+async fn refuse(context: &Context, namespace: &str, name: &str, object: &DynamicObject, owner: String) {
+    if context.metrics.refused(namespace, name, &owner) {
+        let refusal = Notice::Refused(owner, context.installation.name.clone());
+        error!(%refusal, "group left alone");
+        crate::events::publish_about(context, reference(object), &[refusal]).await;
+    }
+}
+
+fn reference(object: &DynamicObject) -> ObjectReference {
+    let types = object.types.clone().unwrap_or_default();
+    ObjectReference {
+        api_version: Some(types.api_version),
+        kind: Some(types.kind),
+        name: object.metadata.name.clone(),
+        namespace: object.metadata.namespace.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
 }
 
 /// Says in the status what makes a group unreadable. Nothing else about it is known.
@@ -263,6 +322,7 @@ fn span(meta: &GroupMeta) -> Span {
 fn on_error(meta: Arc<GroupMeta>, failure: &ReconcileError, context: Arc<Context>) -> Action {
     let _entered = span(&meta).entered();
     let group = format!("{}/{}", meta.namespace().unwrap_or_default(), meta.name_any());
+    context.rollouts.pass_over(&(meta.namespace().unwrap_or_default(), meta.name_any()), || context.all_groups());
     let class = failure.class();
     let (failures, wait) = context.failures.add(&group, Instant::now(), |failures| class.wait(failures));
     match class {

@@ -3,6 +3,7 @@
 //! Called by [`apply`](crate::apply) and [`controller`](crate::controller). An event that cannot be written is logged: nothing
 //! depends on it.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 use kube::runtime::events::{Event, Recorder};
 use tailwind_crds::ReplicaGroup;
@@ -16,7 +17,10 @@ use crate::plan::Notice;
 const NOTE_MAX: usize = 1024;
 
 pub(crate) async fn publish(context: &Context, group: &ReplicaGroup, notices: &[Notice]) {
-    let reference = group.object_ref(&());
+    publish_about(context, group.object_ref(&()), notices).await;
+}
+
+pub(crate) async fn publish_about(context: &Context, reference: ObjectReference, notices: &[Notice]) {
     // A new one each time: it would publish only the first of several texts with one reason, and count the others.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     for notice in notices {

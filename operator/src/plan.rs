@@ -2,7 +2,7 @@
 //!
 //! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
+//! [`rollout`] (whether outdated ones are replaced now), [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
 //! [`status`]. Each decision is a type whose text is what people read. The examples are in `tests/plans`.
 
 mod action;
@@ -17,6 +17,7 @@ mod group_state;
 pub(crate) mod phase;
 mod placement;
 mod primary;
+mod rollout;
 pub(crate) mod status;
 mod switchover;
 mod trouble;
@@ -38,6 +39,7 @@ pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
 use primary::Primary;
+pub use rollout::Rollout;
 use trouble::NoReport;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
@@ -46,6 +48,8 @@ const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
 /// While somebody waits to become primary, or a report is under way: what is said of that should not outlive it for long.
 const AGAIN_SOON: SignedDuration = SignedDuration::from_secs(5);
+/// The next step follows as soon as this one is in the status.
+const AGAIN_AT_ONCE: SignedDuration = SignedDuration::from_secs(1);
 /// Positions are looked up so often.
 const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 
@@ -69,7 +73,7 @@ pub fn plan(observed: &Observed) -> Plan {
 impl Plan {
     fn only_status(status: ReplicaGroupStatus, observed: &Observed) -> Plan {
         let notices = status::notices(observed, &status);
-        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX }
+        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX, rollout: Rollout::default() }
     }
 
     /// Nothing is decided about backups.
@@ -99,7 +103,7 @@ impl Plan {
     fn whole(state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
         let group = &observed.group;
-        let backups = backups::decide(state);
+        let backups = rollout::decide(state);
         let switchover = switchover::switchover(observed);
         let mut not_owned: BTreeSet<String> = observed.certificates.not_owned.iter().cloned().collect();
 
@@ -132,7 +136,7 @@ impl Plan {
         let status = status::status(state, &backups, switchover.switchover, &not_owned);
         let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(state, &backups), status, notices }
+        Plan { actions, again: again(state, &backups), status, notices, rollout: backups.rollout }
     }
 }
 
@@ -205,6 +209,7 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
         || is_starting
         || !missing.is_empty();
     let again = match () {
+        () if plan.rollout == Rollout::Begins => AGAIN_AT_ONCE,
         () if candidate::may_be(state) || missing.contains(&NoReport::NotAsked) => AGAIN_SOON,
         () if is_waiting => AGAIN_WAITING,
         () if has_log => AGAIN_POSITIONS,
@@ -286,6 +291,7 @@ mod tests {
             texts::<Paused>(),
             texts::<QuarantineEmpty>(),
             texts::<LogFits>(),
+            texts::<BackupsCurrent>(),
             texts::<SidecarsCurrent>(),
         ] {
             let distinct: BTreeSet<&String> = texts.iter().collect();
@@ -305,6 +311,7 @@ mod tests {
             .chain(reasons::<LogFits>())
             .chain(reasons::<Paused>())
             .chain(reasons::<Placeable>())
+            .chain(reasons::<BackupsCurrent>())
             .chain(reasons::<SidecarsCurrent>());
 
         let plans = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans")).unwrap();

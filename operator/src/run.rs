@@ -2,7 +2,7 @@
 //!
 //! Called by `main`. Every task that is started here ends the process when it ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -17,10 +17,12 @@ use tracing::{error, info, warn};
 
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
+use crate::installation::Installation;
 use crate::lease::LeaderElector;
 use crate::metrics::Metrics;
 use crate::options::RunOptions;
 use crate::probe::Prober;
+use crate::rollouts::Rollouts;
 use crate::server_version::ServerVersion;
 use crate::{controller, webhook};
 
@@ -59,7 +61,8 @@ fn work(
             let info = client.apiserver_version().await.context("ask the API server for its version")?;
             let server = ServerVersion::try_from(&info).map_err(anyhow::Error::msg)?;
             readiness.set_ready("api server");
-            info!(%server, version = env!("CARGO_PKG_VERSION"), "started");
+            let Installation { name, class } = options.installation();
+            info!(%server, version = env!("CARGO_PKG_VERSION"), installation = name, class, "started");
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
@@ -102,11 +105,17 @@ async fn lead(
     let (nodes, nodes_writer) = store();
     let (pods, pods_writer) = store();
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
+    let (rollouts, woken) = Rollouts::new(options.max_concurrent_rollouts);
+    let rollouts = Arc::new(rollouts);
+    metrics.set_rollouts(Arc::clone(&rollouts));
     let context = Arc::new(Context {
         reporter,
         client,
         server,
         settings: options.settings(),
+        installation: options.installation(),
+        rollouts,
+        groups: OnceLock::new(),
         nodes,
         pods,
         metrics,
@@ -115,7 +124,7 @@ async fn lead(
     });
     let namespace = options.watch_namespace.clone();
     let writers = (nodes_writer, pods_writer);
-    let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
+    let reconciles = controller::run(context, writers, woken, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,
         lost = elector.keep() => return Err(lost),

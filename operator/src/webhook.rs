@@ -37,7 +37,8 @@ pub async fn run(
         Arc::clone(&serving),
         readiness,
     );
-    let webhook = server::Webhook { client, settings: options.settings(), version, metrics };
+    let (settings, installation) = (options.settings(), options.installation());
+    let webhook = server::Webhook { client, settings, installation, version, metrics };
     tokio::select! {
         never = rotator.run() => match never {},
         result = server::serve(options.webhook_listen, webhook, serving) => result,

@@ -259,6 +259,7 @@ impl<'c> OperatedGroup<'c> {
                 && members == usize::from(backups)
                 && group["status"]["backups"].as_array().map_or(0, Vec::len) == members
                 && !holds(group, "Progressing")
+                && holds(group, "BackupsCurrent")
                 && holds(group, "FailoverSafe")
         })?;
         self.wait_for_standby()?;

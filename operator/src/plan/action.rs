@@ -16,6 +16,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Removal;
 use super::certificates::CertificateStep;
+use super::rollout::Rollout;
 use crate::objects::Owned;
 
 /// What is to be done.
@@ -29,6 +30,8 @@ pub struct Plan {
     pub notices: Vec<Notice>,
     /// When to look again if nothing happens.
     pub again: SignedDuration,
+    /// How far the replacement of outdated backups is.
+    pub rollout: Rollout,
 }
 
 /// Something to do.
@@ -122,6 +125,9 @@ pub enum Notice {
     SwitchoverRefused(Refusal),
     /// {0}
     NotPlaceable(String),
+    /// operator {0} manages this group, and operator {1} leaves it alone. If both are installed, give one of them another
+    /// --watch-namespace or --class. If {0} is gone, remove the annotation replication.tailwind.dev/operator from the group
+    Refused(String, String),
     /// {1}
     #[strum(disabled)]
     Phase(Phase, String),
@@ -158,6 +164,7 @@ impl Notice {
             Notice::AppCrashes(..)
             | Notice::SwitchoverRefused(_)
             | Notice::NotPlaceable(_)
+            | Notice::Refused(..)
             | Notice::Phase(Phase::Invalid | Phase::Degraded | Phase::Unavailable, _) => EventType::Warning,
             _ => EventType::Normal,
         }
