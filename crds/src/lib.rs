@@ -7,6 +7,7 @@
 #![allow(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
 
 pub mod names;
+pub mod pod_template;
 pub mod readiness;
 pub mod reference;
 pub mod report;
@@ -19,9 +20,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
+pub use pod_template::{PodTemplate, PodTemplateMetadata, PodTemplateSecurityContext, PodTemplateSpec};
 pub use spec::{
     Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement,
-    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice,
+    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
 };
 pub use status::{
     BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReplicaGroupStatus, Switchover,

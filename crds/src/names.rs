@@ -22,6 +22,9 @@ pub const ANNOTATION_ALLOW_UID: &str = "replication.tailwind.dev/allow-uid";
 pub const ANNOTATION_DELETE_LOG: &str = "replication.tailwind.dev/delete-log";
 /// On a `ReplicaGroup`: the app pod that shall become primary.
 pub const ANNOTATION_SWITCHOVER: &str = "replication.tailwind.dev/switchover";
+/// On a `ReplicaGroup`, by the operator: the installation that manages it, as the NAMESPACE/NAME of its Lease. No other touches
+/// the group while it is there.
+pub const ANNOTATION_OPERATOR: &str = "replication.tailwind.dev/operator";
 /// On backup pods: what they were made from.
 pub const ANNOTATION_TEMPLATE: &str = "replication.tailwind.dev/template-hash";
 

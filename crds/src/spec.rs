@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    Affinity, LocalObjectReference, ResourceRequirements, Toleration, TopologySpreadConstraint,
-};
+use k8s_openapi::api::core::v1::{Affinity, ResourceRequirements, Toleration, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pod_template::{PodTemplate, is_default};
 use crate::status::{ReplicaGroupStatus, Transport};
 
 /// A log of records, replicated at memory speed into the memory of backup pods, for one stateful app.
@@ -37,6 +36,7 @@ use crate::status::{ReplicaGroupStatus, Transport};
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Transport","type":"string","jsonPath":".status.transport","priority":1}"#,
+    printcolumn = r#"{"name":"Image","type":"string","jsonPath":".spec.image","description":"Pinned image of backups and sidecars","priority":1}"#,
     printcolumn = r#"{"name":"FailoverSafe","type":"string","jsonPath":".status.conditions[?(@.type==\"FailoverSafe\")].status","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.phaseReason","priority":1}"#
 )]
@@ -51,6 +51,8 @@ use crate::status::{ReplicaGroupStatus, Transport};
         .message("transport Tcp uses no RDMA device: remove rdma, or choose transport Auto or Rdma"),
     validation = Rule::new("!has(self.primaryPorts) || self.primaryPorts.size() < 2 || self.primaryPorts.all(port, has(port.name))")
         .message("primaryPorts: each needs a name where there are several"),
+    validation = Rule::new("!has(self.rdma) || self.rdma.memlock != 'Capability' || !has(self.podTemplate) || !has(self.podTemplate.spec) || !has(self.podTemplate.spec.securityContext) || !has(self.podTemplate.spec.securityContext.runAsUser)")
+        .message("podTemplate.spec.securityContext.runAsUser: with rdma.memlock Capability the backup runs as root; remove it, or choose memlock NodeLimit"),
     validation = Rule::new("self.segmentSize == oldSelf.segmentSize")
         .message("segmentSize cannot be changed: make a new group and copy the log into it"),
     validation = Rule::new("self.durability == oldSelf.durability")
@@ -121,21 +123,26 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sidecar_resources: Option<ResourceRequirements>,
 
-    /// Labels and annotations to add to backup pods, such as those that a mesh or a network plugin wants.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub backup_labels: BTreeMap<String, String>,
+    /// What to add to backup pods: labels, annotations, and fields of the pod spec. Everything else in them is the operator's.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pod_template: PodTemplate,
 
-    /// Annotations to add to backup pods.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub backup_annotations: BTreeMap<String, String>,
-
-    /// Priority class of backup pods.
+    /// Image of the group's backups and injected sidecars, in place of the operator's. Pins their version: an upgrade of the
+    /// operator does not change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority_class_name: Option<String>,
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[^\s]+$"))]
+    pub image: Option<String>,
 
-    /// Secrets to pull the image of backup pods with.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub image_pull_secrets: Vec<LocalObjectReference>,
+    /// Who replaces backups of an older spec or image. RollingUpdate: the operator, one at a time. OnDelete: they stay until
+    /// somebody deletes them, or they have to be replaced for another reason.
+    #[serde(default)]
+    pub update_strategy: UpdateStrategy,
+
+    /// The class of operators that manage this group: those with the same --class. All others leave it alone. If not given,
+    /// operators without a class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub operator_class: Option<String>,
 
     /// Whether to keep a PodDisruptionBudget for the backups. While there is a primary, and a node for a successor, it refuses
     /// every eviction: the operator moves a backup off a node that is cordoned, successor first, and whoever drains the node
@@ -187,6 +194,16 @@ pub struct PrimaryPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_535))]
     pub target_port: Option<u16>,
+}
+
+/// Who replaces backups of an older spec or image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpdateStrategy {
+    /// The operator, one at a time.
+    #[default]
+    RollingUpdate,
+    /// Whoever deletes them.
+    OnDelete,
 }
 
 /// What deleting a group does.

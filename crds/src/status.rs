@@ -18,7 +18,8 @@ pub struct ReplicaGroupStatus {
     /// Why, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_reason: Option<String>,
-    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, LogFits, Fenced, Paused, Placeable, SidecarsCurrent.
+    /// Ready, Progressing, Degraded, FailoverSafe, QuarantineEmpty, LogFits, Fenced, Paused, Placeable, BackupsCurrent,
+    /// SidecarsCurrent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_owned()]))]
     pub conditions: Vec<Condition>,
@@ -35,6 +36,10 @@ pub struct ReplicaGroupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_owned()]))]
     pub backups: Vec<BackupStatus>,
+    /// True while backups of an older spec or image are being replaced: the group is one of the --max-concurrent-rollouts that
+    /// the operator updates at a time, until all of its backups are current.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updating: Option<bool>,
     /// A change of primary that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switchover: Option<Switchover>,

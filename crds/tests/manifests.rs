@@ -5,7 +5,9 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde_json::Value;
 use support::{documents, lost, top};
 use tailwind_crds::names::ANNOTATION_DELETE_LOG;
@@ -137,7 +139,7 @@ fn fields_in_the_docs_exist() {
     let definition: Value = serde_yaml::from_str(&definition()).unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     // Of pods, in a command.
-    let others = ["spec.nodeName"];
+    let others = ["spec.nodeName", "status.podIP"];
     let (mut files, mut seen) = (Vec::new(), 0);
     pages(&top().join("docs"), &mut files);
     files.push(top().join("README.md"));

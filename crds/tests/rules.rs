@@ -25,8 +25,10 @@ fn kubectl_can_explain_every_field() {
     assert!(!definition().contains("nullable"));
     let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
-    let ours = ["", "rdma", "placement", "flushVolume"];
-    for part in ours.map(|part| if part.is_empty() { schema } else { &schema["properties"][part] }) {
+    let template = &schema["properties"]["podTemplate"];
+    let nested = [template, &template["properties"]["metadata"], &template["properties"]["spec"]];
+    let ours = ["rdma", "placement", "flushVolume"].map(|part| &schema["properties"][part]);
+    for part in [schema].into_iter().chain(ours).chain(nested) {
         for (field, schema) in part["properties"].as_mapping().unwrap() {
             assert!(schema["description"].as_str().is_some_and(|text| text.len() > 20), "{field:?}");
             assert!(schema["type"].is_string() || schema["x-kubernetes-int-or-string"].is_bool(), "{field:?}");
@@ -93,4 +95,44 @@ fn long_names_are_refused() {
     }
     group.metadata.name = Some("a".repeat(41));
     assert_eq!(problems(&group, None).len(), 1);
+}
+
+#[test]
+fn what_the_operator_sets_is_not_for_the_pod_template() {
+    let metadata = |text: &str| said(&format!("{{podTemplate: {{metadata: {text}}}}}"));
+    let free =
+        "{labels: {team: payments, app.kubernetes.io/part-of: shop}, annotations: {sidecar.istio.io/inject: 'no'}}";
+    assert_eq!(metadata(free), Vec::<String>::new());
+    for (given, field) in [
+        ("{labels: {replication.tailwind.dev/backup-of: other}}", "podTemplate.metadata.labels"),
+        ("{labels: {team: a, app.kubernetes.io/instance: other}}", "podTemplate.metadata.labels"),
+        ("{annotations: {replication.tailwind.dev/template-hash: '1'}}", "podTemplate.metadata.annotations"),
+    ] {
+        let said = metadata(given);
+        assert!(said.len() == 1 && said[0].starts_with(field), "{given}: {said:?}");
+    }
+}
+
+#[test]
+fn a_backup_that_must_be_root_has_no_other_user() {
+    let with = |rdma: &str| {
+        said(&format!("{{podTemplate: {{spec: {{securityContext: {{runAsUser: 1000, fsGroup: 1000}}}}}}{rdma}}}"))
+    };
+    assert_eq!(with(""), Vec::<String>::new());
+    assert_eq!(with(", rdma: {resourceClaimTemplateName: nic, memlock: NodeLimit}"), Vec::<String>::new());
+    let said = with(", rdma: {resourceClaimTemplateName: nic}");
+    assert!(said.len() == 1 && said[0].starts_with("podTemplate.spec.securityContext.runAsUser: "), "{said:?}");
+}
+
+/// As the API server has it: a pattern and lengths. The operator reads what passed them.
+#[test]
+fn image_and_class_have_their_patterns() {
+    let definition: serde_yaml::Value = serde_yaml::from_str(&definition()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let of = |field: &str| {
+        let schema = &schema["properties"][field];
+        (schema["pattern"].as_str().unwrap().to_owned(), schema["minLength"].as_u64(), schema["maxLength"].as_u64())
+    };
+    assert_eq!(of("image"), (r"^[^\s]+$".to_owned(), Some(1), Some(512)));
+    assert_eq!(of("operatorClass"), ("^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$".to_owned(), Some(1), Some(63)));
 }

@@ -26,7 +26,7 @@ pub struct InjectOptions {
     /// Pods, Deployments, StatefulSets and the like, as YAML; - reads standard input
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub file: PathBuf,
-    /// Image of the sidecar
+    /// Image of the sidecar, where the group's spec.image pins no other
     #[arg(long, env = "TAILWIND_SIDECAR_IMAGE")]
     pub sidecar_image: String,
     /// The cluster's version: from 1.29 on the sidecar starts before the app and stops after it

@@ -2,24 +2,31 @@
 //!
 //! Made by [`run`](crate::run), read by all that is called from [`controller`](crate::controller).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use kube::Client;
 use kube::runtime::events::Recorder;
 
 use crate::cache::{Cache, GroupRef};
+use crate::installation::Installation;
 use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::probe::Prober;
+use crate::rollouts::{Key, Rollouts};
 use crate::server_version::ServerVersion;
 
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) server: ServerVersion,
     pub(crate) settings: Settings,
+    /// Which groups are ours.
+    pub(crate) installation: Installation,
+    /// Which groups are being updated.
+    pub(crate) rollouts: Arc<Rollouts>,
     /// What watches have brought.
     pub(crate) cache: Cache,
     /// What earlier looks have left.
@@ -37,8 +44,10 @@ impl Context {
     pub(crate) fn forget(&self, group: &GroupRef) {
         let namespace = group.namespace.as_deref().unwrap_or_default();
         self.metrics.forget(namespace, &group.name);
+        self.metrics.not_refused(namespace, &group.name);
         self.failures.clear(&format!("{namespace}/{}", group.name));
         self.memories.forget(group);
+        self.rollouts.forget(&key(group), || self.all_groups());
     }
 
     /// The groups that are not in the cache any more are gone: a watch that was interrupted does not tell of each.
@@ -49,6 +58,17 @@ impl Context {
             }
         }
     }
+
+    /// All groups that there are; none if they are not listed yet.
+    pub(crate) fn all_groups(&self) -> Option<BTreeSet<Key>> {
+        self.cache.groups.wait_until_ready().now_or_never()?.ok()?;
+        Some(self.cache.groups.state().iter().map(|group| key(&GroupRef::from_obj(group.as_ref()))).collect())
+    }
+}
+
+/// Its namespace and name.
+pub(crate) fn key(group: &GroupRef) -> Key {
+    (group.namespace.clone().unwrap_or_default(), group.name.clone())
 }
 
 /// Failures in a row, by `namespace/name`, each with when the next try is due.

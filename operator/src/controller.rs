@@ -9,24 +9,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::{Action, Config as ControllerConfig, Controller};
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
 use self::watches::{FixedPause, Interruptions};
 use crate::apply;
-use crate::cache::{Group, GroupRef, Writers};
-use crate::context::Context;
+use crate::cache::{Group, GroupRef, Writers, group_ref};
+use crate::context::{Context, key};
 use crate::error::{Class, Error};
 use crate::observe::{Observation, glance, observe};
 use crate::observed::Observed;
 use crate::plan::news::News;
 use crate::plan::phase::PhaseReason;
-use crate::plan::{self, Plan, plan};
+use crate::plan::{self, Notice, Plan, Rollout, plan};
+use crate::rollouts::Key;
 use crate::wake::Wakes;
 
 /// Reconciles wait so long for the first lists of everything.
@@ -58,6 +61,7 @@ impl ReconcileError {
 pub(crate) async fn run(
     context: Arc<Context>,
     writers: Writers,
+    woken: mpsc::UnboundedReceiver<Key>,
     namespace: Option<String>,
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
@@ -73,7 +77,8 @@ pub(crate) async fn run(
         .with_config(ControllerConfig::default().concurrency(concurrency))
         .trigger_backoff(FixedPause)
         .graceful_shutdown_on(stop)
-        .reconcile_on(Arc::clone(&wakes).stream());
+        .reconcile_on(Arc::clone(&wakes).stream())
+        .reconcile_on(woken_groups(woken));
     for (resource, writer) in writers.objects {
         let api: Api<DynamicObject> = match &namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -94,6 +99,14 @@ pub(crate) async fn run(
         () = watches::pods(&context, &wakes) => bail!("the watch of pods has ended"),
         () = watches::nodes(&context, &wakes) => bail!("the watch of nodes has ended"),
     }
+}
+
+/// Groups whose turn it is to be updated.
+fn woken_groups(woken: mpsc::UnboundedReceiver<Key>) -> impl Stream<Item = GroupRef> + Send {
+    futures_util::stream::unfold(woken, |mut woken| async {
+        let (namespace, name) = woken.recv().await?;
+        Some((group_ref(&namespace, &name), woken))
+    })
 }
 
 async fn reconcile(group: Arc<Group>, context: Arc<Context>) -> Result<Action, ReconcileError> {
@@ -120,8 +133,8 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
     if timeout(LISTS_PATIENCE, context.cache.wait_until_listed()).await.is_err() {
         return Err(ReconcileError::NotListed);
     }
-    if let Some(observed) = glance(context, at) {
-        let plan = plan(&observed);
+    if let Some(mut observed) = glance(context, at) {
+        let plan = plan_in_turn(context, at, &mut observed);
         let news = plan.news(&observed);
         if news < News::Facts {
             remember(context, at, &observed, &plan);
@@ -133,18 +146,32 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
             return Ok(again(&plan));
         }
     }
-    let observed = match observe(context, at).await? {
+    let observation = observe(context, at).await?;
+    if !matches!(observation, Observation::Refused { .. }) {
+        context.metrics.not_refused(at.namespace.as_deref().unwrap_or_default(), &at.name);
+    }
+    let mut observed = match observation {
         Observation::Complete(observed) => observed,
         Observation::Missing => {
             context.forget(at);
             return Ok(Action::await_change());
         }
+        Observation::OtherClass => {
+            leave_alone(context, at);
+            return Ok(Action::await_change());
+        }
+        Observation::Refused { object, owner } => {
+            leave_alone(context, at);
+            refuse(context, at, &object, owner).await;
+            return Ok(Action::await_change());
+        }
         Observation::Unreadable { object, why } => {
+            context.rollouts.saw(&key(at), Rollout::Idle, || context.all_groups());
             report_unreadable(context, at, &object, &why).await?;
             return Ok(Action::await_change());
         }
     };
-    let plan = plan(&observed);
+    let plan = plan_in_turn(context, at, &mut observed);
     remember(context, at, &observed, &plan);
     if plan.actions.iter().any(|action| matches!(action, plan::Action::Certificates(_))) {
         context.memories.drop_certificates(at);
@@ -154,8 +181,27 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
     Ok(again(&plan))
 }
 
+/// Plans; where outdated backups wait to be replaced, and it is the group's turn, so that they are.
+fn plan_in_turn(context: &Context, at: &GroupRef, observed: &mut Observed) -> Plan {
+    let (key, all) = (key(at), || context.all_groups());
+    let mut planned = plan(observed);
+    if planned.rollout == Rollout::Queued && context.rollouts.claim(&key, all) {
+        observed.may_update = true;
+        planned = plan(observed);
+    }
+    context.rollouts.saw(&key, planned.rollout, all);
+    planned
+}
+
 fn again(plan: &Plan) -> Action {
     Action::requeue(Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1)))
+}
+
+/// The group is not this installation's.
+fn leave_alone(context: &Context, at: &GroupRef) {
+    context.metrics.forget(at.namespace.as_deref().unwrap_or_default(), &at.name);
+    context.memories.forget(at);
+    context.rollouts.saw(&key(at), Rollout::Idle, || context.all_groups());
 }
 
 /// Keeps what metrics show of a group, and what tells whether a change of a node concerns it.
@@ -168,6 +214,27 @@ fn remember(context: &Context, at: &GroupRef, observed: &Observed, plan: &Plan) 
         .map(|leaf| leaf.not_after.as_second());
     context.metrics.saw(at.namespace.as_deref().unwrap_or_default(), &at.name, &plan.status, ends.min());
     context.memories.keep_spare_nodes(at, plan.spare_nodes);
+}
+
+/// Another installation manages the group. Its status is not ours to write: what has to be said is said once, where people look.
+async fn refuse(context: &Context, at: &GroupRef, object: &DynamicObject, owner: String) {
+    if context.metrics.refused(at.namespace.as_deref().unwrap_or_default(), &at.name, &owner) {
+        let refusal = Notice::Refused(owner, context.installation.name.clone());
+        error!(%refusal, "group left alone");
+        crate::events::publish_about(&context.recorder, reference(object), &[refusal]).await;
+    }
+}
+
+fn reference(object: &DynamicObject) -> ObjectReference {
+    let types = object.types.clone().unwrap_or_default();
+    ObjectReference {
+        api_version: Some(types.api_version),
+        kind: Some(types.kind),
+        name: object.metadata.name.clone(),
+        namespace: object.metadata.namespace.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
 }
 
 /// Says in the status what makes a group unreadable. Nothing else about it is known.
@@ -193,6 +260,7 @@ fn path(group: &Group) -> String {
 
 fn on_error(group: Arc<Group>, failure: &ReconcileError, context: Arc<Context>) -> Action {
     let _entered = span(&group).entered();
+    context.rollouts.pass_over(&key(&GroupRef::from_obj(group.as_ref())), || context.all_groups());
     let class = failure.class();
     let (failures, wait) = context.failures.add(&path(&group), Instant::now(), |failures| class.wait(failures));
     match class {
@@ -210,12 +278,15 @@ mod tests {
     use kube::runtime::events::{Recorder, Reporter};
     use kube::runtime::watcher::Event;
     use serde_json::Value;
+    use tailwind_crds::names::ANNOTATION_OPERATOR;
 
     use super::*;
     use crate::cache::{Cache, group_ref};
     use crate::context::Failures;
+    use crate::installation::Installation;
     use crate::memory::Memories;
     use crate::options::Settings;
+    use crate::rollouts::Rollouts;
     use crate::server_version::ServerVersion;
     use crate::test_api::{self, failure};
 
@@ -268,7 +339,10 @@ mod tests {
     async fn start() -> (Server, Context, Writers) {
         let group = json!({
             "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
-            "metadata": {"namespace": "shop", "name": "orders", "uid": "1", "generation": 1, "resourceVersion": "1"},
+            "metadata": {
+                "namespace": "shop", "name": "orders", "uid": "1", "generation": 1, "resourceVersion": "1",
+                "annotations": {ANNOTATION_OPERATOR: "ops/tailwind"},
+            },
             "spec": {"paused": true},
         });
         let server = Server { group: Arc::new(Mutex::new(group)), calls: Arc::default() };
@@ -283,7 +357,9 @@ mod tests {
             recorder: Recorder::new(client.clone(), Reporter { controller: "test".to_owned(), instance: None }),
             client,
             server: ServerVersion::TARGET,
-            settings: Settings { sidecar_image: "sidecar".to_owned(), image_pull_policy: None },
+            settings: Settings { sidecar_image: "sidecar".to_owned(), ..Settings::default() },
+            installation: Installation { name: "ops/tailwind".to_owned(), class: None },
+            rollouts: Arc::new(Rollouts::new(3).0),
             cache,
             memories: Memories::default(),
             metrics: Arc::default(),

@@ -4,8 +4,8 @@
 //! with a count, whatever their texts. An event that cannot be written is logged: nothing depends on it.
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource;
 use kube::runtime::events::{Event, Recorder};
-use kube::{Resource, ResourceExt};
 use tailwind_crds::ReplicaGroup;
 use tracing::warn;
 
@@ -18,8 +18,12 @@ const NOTE_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 253;
 
 pub(crate) async fn publish(recorder: &Recorder, group: &ReplicaGroup, notices: &[Notice]) {
+    publish_about(recorder, group.object_ref(&()), notices).await;
+}
+
+pub(crate) async fn publish_about(recorder: &Recorder, about: ObjectReference, notices: &[Notice]) {
     // Without the version that the group has just now: by it, no two events would be about the same object.
-    let reference = ObjectReference { resource_version: None, ..group.object_ref(&()) };
+    let reference = ObjectReference { resource_version: None, ..about };
     for notice in notices {
         let mut note = notice.to_string();
         if note.len() > NOTE_MAX {
@@ -32,7 +36,7 @@ pub(crate) async fn publish(recorder: &Recorder, group: &ReplicaGroup, notices: 
             reason: notice.reason(),
             note: Some(note),
             action: "Reconcile".to_owned(),
-            secondary: notice.pod().map(|pod| pod_reference(group, pod)),
+            secondary: notice.pod().map(|pod| pod_reference(&reference, pod)),
         };
         match recorder.publish(&event, &reference).await {
             Err(error) if is_ending(&error) => return,
@@ -42,11 +46,11 @@ pub(crate) async fn publish(recorder: &Recorder, group: &ReplicaGroup, notices: 
     }
 }
 
-fn pod_reference(group: &ReplicaGroup, pod: &str) -> ObjectReference {
+fn pod_reference(group: &ObjectReference, pod: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
-        namespace: group.namespace(),
+        namespace: group.namespace.clone(),
         name: Some(pod.chars().take(NAME_CHARS_MAX).collect()),
         ..ObjectReference::default()
     }

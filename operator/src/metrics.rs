@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -15,6 +15,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 use tailwind_runtime::metrics::Snapshot;
 
 use crate::plan::Action;
+use crate::rollouts::Rollouts;
 
 /// All metrics.
 #[derive(Debug, Default)]
@@ -27,6 +28,9 @@ pub struct Metrics {
     actions: Family<ActionLabel, Counter>,
     injections: Family<ResultLabel, Counter>,
     groups: Mutex<BTreeMap<GroupLabels, Group>>,
+    /// Groups that another installation manages, with its name.
+    refused: Mutex<BTreeMap<GroupLabels, String>>,
+    rollouts: OnceLock<Arc<Rollouts>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,6 +65,18 @@ struct PhaseLabels {
     #[prometheus(flatten)]
     group: GroupLabels,
     phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedLabels {
+    #[prometheus(flatten)]
+    group: GroupLabels,
+    managed_by: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
 }
 
 #[derive(Debug)]
@@ -124,6 +140,23 @@ impl Metrics {
         self.groups().insert(labels(namespace, name), Group { phase, members, members_wanted, certificates_end });
     }
 
+    /// Another installation manages a group. True if that is new.
+    pub fn refused(&self, namespace: &str, name: &str, owner: &str) -> bool {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.insert(labels(namespace, name), owner.to_owned()).as_deref() != Some(owner)
+    }
+
+    /// It does not, or not any more.
+    pub fn not_refused(&self, namespace: &str, name: &str) {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(&labels(namespace, name));
+    }
+
+    /// Where to look up how many groups are being updated.
+    pub(crate) fn set_rollouts(&self, rollouts: Arc<Rollouts>) {
+        // Set once, when this replica begins to reconcile.
+        let _ = self.rollouts.set(rollouts);
+    }
+
     /// A group is gone.
     pub fn forget(&self, namespace: &str, name: &str) {
         self.groups().remove(&labels(namespace, name));
@@ -152,6 +185,22 @@ impl Metrics {
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
         now.register(name, "When the first of a group's certificates expires.", end);
+        let refused = Family::<RefusedLabels, Gauge>::default();
+        for (group, owner) in &*self.refused.lock().unwrap_or_else(PoisonError::into_inner) {
+            let labels = RefusedLabels { group: group.clone(), managed_by: owner.clone() };
+            refused.get_or_create(&labels).set(1);
+        }
+        let name = "tailwind_operator_group_refused";
+        now.register(name, "1 for a group of this operator's class that another installation manages.", refused);
+        if let Some(rollouts) = self.rollouts.get() {
+            let (updating, queued) = rollouts.counts();
+            let counts = Family::<StateLabel, Gauge>::default();
+            for (state, count) in [("updating", updating), ("queued", queued)] {
+                counts.get_or_create(&StateLabel { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
+            }
+            let help = "Groups with backups of an older spec or image, by whether these are being replaced.";
+            now.register("tailwind_operator_rollouts", help, counts);
+        }
         now
     }
 
@@ -201,6 +250,11 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
         }
+        assert!(metrics.refused("shop", "stock", "a/op") && !metrics.refused("shop", "stock", "a/op"));
+        let refused = "tailwind_operator_group_refused{namespace=\"shop\",group=\"stock\",managed_by=\"a/op\"} 1";
+        assert!(metrics.snapshot().text().lines().any(|line| line == refused));
+        metrics.not_refused("shop", "stock");
+        assert!(!metrics.snapshot().text().contains("stock"));
         metrics.forget("shop", "orders");
         assert!(!metrics.snapshot().text().contains("orders"));
     }

@@ -19,6 +19,7 @@ use tailwind_crds::{LogStatus, ReplicaGroup};
 use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
+use crate::installation::Ownership;
 use crate::objects::{Kind, Owned};
 use crate::observed::{Certificates, Observed, is_true};
 use crate::secrets;
@@ -32,6 +33,13 @@ const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// A group, as far as it can be observed.
 pub(crate) enum Observation {
     Missing,
+    /// It is for operators of another class.
+    OtherClass,
+    /// Another installation manages it.
+    Refused {
+        object: Box<DynamicObject>,
+        owner: String,
+    },
     /// It does not fit the definition: it was stored under another one.
     Unreadable {
         object: Box<DynamicObject>,
@@ -67,7 +75,17 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     let resource = ApiResource::erase::<ReplicaGroup>(&());
     let groups: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
     let found = groups.get_opt(name).await.doing(|| format!("read replicagroup {name}"))?;
-    let Some(object) = found else { return Ok(Observation::Missing) };
+    let Some(mut object) = found else { return Ok(Observation::Missing) };
+    match context.installation.ownership(&object) {
+        Ownership::Ours => {}
+        Ownership::Unclaimed => object = context.installation.record(&groups, &object, true).await?,
+        Ownership::OtherClass => return Ok(Observation::OtherClass),
+        Ownership::GivenUp => {
+            context.installation.record(&groups, &object, false).await?;
+            return Ok(Observation::OtherClass);
+        }
+        Ownership::Other(owner) => return Ok(Observation::Refused { object: Box::new(object), owner }),
+    }
     let group: ReplicaGroup = match serde_json::to_value(&object).and_then(serde_json::from_value) {
         Ok(group) => group,
         Err(error) => return Ok(Observation::Unreadable { object: Box::new(object), why: error.to_string() }),
@@ -131,6 +149,7 @@ fn complete(context: &Context, seen: Seen) -> Box<Observed> {
         positions,
         obstacles,
         reports,
+        may_update: false,
         sidecars,
         group,
     })

@@ -46,6 +46,8 @@ pub struct Observed {
     pub obstacles: BTreeMap<String, Unready>,
     /// What backups report of their copies, or why that cannot be read, by pod; of those that have been asked.
     pub reports: BTreeMap<String, Result<BackupReport, String>>,
+    /// Fewer groups than the operator allows are being updated, and this one is next.
+    pub may_update: bool,
     /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
     pub sidecars: BTreeMap<String, Readiness>,
 }

@@ -4,13 +4,16 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use tailwind_crds::ReplicaGroupSpec;
+
+use crate::installation::{self, Installation};
 
 use crate::platform::Platform;
 
 /// Be the operator.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// Image of sidecars and backups
+    /// Image of sidecars and backups, where a group's spec.image pins no other
     #[arg(long, env = "TAILWIND_SIDECAR_IMAGE", value_parser = NonEmptyStringValueParser::new())]
     pub sidecar_image: String,
     /// When their image is pulled: Always, IfNotPresent or Never; Kubernetes decides by the tag if not given
@@ -41,6 +44,14 @@ pub struct RunOptions {
     /// The Lease, in the operator's own namespace, whose holder is the one that writes
     #[arg(long, env = "TAILWIND_LEASE_NAME", default_value = "tailwind-operator")]
     pub lease_name: String,
+    /// Groups whose backups are replaced at a time because of an older spec or image; the others wait. Drains, failures and
+    /// changes of spec.backups do not wait
+    #[arg(long, env = "TAILWIND_MAX_CONCURRENT_ROLLOUTS", default_value_t = 3, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_concurrent_rollouts: u16,
+    /// Manage groups with this spec.operatorClass, and leave all others alone; if not given, those without a class
+    #[arg(long, env = "TAILWIND_CLASS", value_name = "CLASS", value_parser = installation::class)]
+    pub class: Option<String>,
     /// Groups that are worked on at a time
     #[arg(long, env = "TAILWIND_CONCURRENCY", default_value_t = 8)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -56,7 +67,7 @@ pub struct RunOptions {
 /// What concerns every group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Image of sidecars and backups.
+    /// Image of sidecars and backups, where a group pins no other.
     pub sidecar_image: String,
     /// When it is pulled.
     pub image_pull_policy: Option<String>,
@@ -64,7 +75,20 @@ pub struct Settings {
     pub platform: Platform,
 }
 
+impl Settings {
+    /// The image of a group's sidecars and backups.
+    pub fn image<'a>(&'a self, spec: &'a ReplicaGroupSpec) -> &'a str {
+        spec.image.as_deref().unwrap_or(&self.sidecar_image)
+    }
+}
+
 impl RunOptions {
+    /// What this installation is called, and which groups are its own.
+    pub fn installation(&self) -> Installation {
+        let name = format!("{}/{}", self.pod_namespace, self.lease_name);
+        Installation { name, class: self.class.clone() }
+    }
+
     /// What plans depend on.
     pub fn settings(&self, platform: Platform) -> Settings {
         Settings {

@@ -39,8 +39,8 @@ pub const PERMISSIONS: &[Permission] = &[
         "replication.tailwind.dev",
         "replicagroups",
         &["get", "list", "watch", "patch"],
-        "reads specs; patches the finalizer and removes the switchover annotation. It also grants the first three verbs to \
-         sidecars, and can grant only what it has",
+        "reads specs; records in an annotation that it manages the group; patches the finalizer and removes the switchover \
+         annotation. It also grants the first three verbs to sidecars, and can grant only what it has",
     ),
     allow(
         Scope::Groups,

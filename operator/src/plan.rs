@@ -2,7 +2,7 @@
 //!
 //! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
+//! [`rollout`] (whether outdated ones are replaced now), [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
 //! [`status`]. Each decision is a type whose text is what people read. The examples are in `tests/plans`.
 
 mod action;
@@ -18,6 +18,7 @@ pub(crate) mod news;
 pub(crate) mod phase;
 mod placement;
 mod primary;
+mod rollout;
 pub(crate) mod status;
 mod switchover;
 mod trouble;
@@ -39,6 +40,7 @@ pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
 use primary::Primary;
+pub use rollout::Rollout;
 use trouble::NoReport;
 
 /// A look at everything, without a reason: certificates age, and a watch may have missed something.
@@ -47,6 +49,8 @@ const AGAIN_MAX: SignedDuration = SignedDuration::from_mins(5);
 const AGAIN_WAITING: SignedDuration = SignedDuration::from_secs(15);
 /// While somebody waits to become primary, or a report is under way: what is said of that should not outlive it for long.
 const AGAIN_SOON: SignedDuration = SignedDuration::from_secs(5);
+/// The next step follows as soon as this one is in the status.
+const AGAIN_AT_ONCE: SignedDuration = SignedDuration::from_secs(1);
 /// Positions are looked up so often.
 const AGAIN_POSITIONS: SignedDuration = SignedDuration::from_secs(30);
 
@@ -70,7 +74,14 @@ pub fn plan(observed: &Observed) -> Plan {
 impl Plan {
     fn only_status(status: ReplicaGroupStatus, observed: &Observed) -> Plan {
         let notices = status::notices(observed, &status);
-        Plan { actions: Vec::new(), status, notices, again: AGAIN_MAX, spare_nodes: usize::MAX }
+        Plan {
+            actions: Vec::new(),
+            status,
+            notices,
+            again: AGAIN_MAX,
+            spare_nodes: usize::MAX,
+            rollout: Rollout::default(),
+        }
     }
 
     /// Nothing is decided about backups.
@@ -100,7 +111,7 @@ impl Plan {
     fn whole(state: &GroupState<'_>) -> Plan {
         let observed = state.observed;
         let group = &observed.group;
-        let backups = backups::decide(state);
+        let backups = rollout::decide(state);
         let switchover = switchover::switchover(observed);
         let mut not_owned: BTreeSet<String> = observed.certificates.not_owned.iter().cloned().collect();
 
@@ -134,7 +145,8 @@ impl Plan {
         let status = status::status(state, &backups, switchover.switchover, &not_owned);
         let mut notices: Vec<Notice> = switchover.notice.into_iter().collect();
         notices.extend(status::notices(observed, &status));
-        Plan { actions, again: again(state, &backups), status, notices, spare_nodes: spare_nodes(&backups) }
+        let (spare_nodes, rollout) = (spare_nodes(&backups), backups.rollout);
+        Plan { actions, again: again(state, &backups), status, notices, spare_nodes, rollout }
     }
 }
 
@@ -216,6 +228,7 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
         || is_starting
         || !missing.is_empty();
     let again = match () {
+        () if plan.rollout == Rollout::Begins => AGAIN_AT_ONCE,
         () if candidate::may_be(state) || missing.contains(&NoReport::NotAsked) => AGAIN_SOON,
         () if is_waiting => AGAIN_WAITING,
         () if has_log => AGAIN_POSITIONS,
@@ -303,6 +316,7 @@ mod tests {
             texts::<Paused>(),
             texts::<QuarantineEmpty>(),
             texts::<LogFits>(),
+            texts::<BackupsCurrent>(),
             texts::<SidecarsCurrent>(),
         ] {
             let distinct: BTreeSet<&String> = texts.iter().collect();
@@ -322,6 +336,7 @@ mod tests {
             .chain(reasons::<LogFits>())
             .chain(reasons::<Paused>())
             .chain(reasons::<Placeable>())
+            .chain(reasons::<BackupsCurrent>())
             .chain(reasons::<SidecarsCurrent>());
 
         let plans = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans")).unwrap();

@@ -18,12 +18,14 @@ use crate::api_requests::counted_client;
 use crate::cache::Cache;
 use crate::context::{Context, Failures};
 use crate::health::{self, Readiness};
+use crate::installation::Installation;
 use crate::lease::LeaderElector;
 use crate::memory::Memories;
 use crate::metrics::Metrics;
 use crate::options::{RunOptions, Settings};
 use crate::platform::Platform;
 use crate::probe::Prober;
+use crate::rollouts::Rollouts;
 use crate::server_version::ServerVersion;
 use crate::{controller, webhook};
 
@@ -67,7 +69,8 @@ fn work(
                 None => Platform::detect(&client).await?,
             };
             let settings = options.settings(platform);
-            info!(%server, ?platform, version = env!("CARGO_PKG_VERSION"), "started");
+            let Installation { name, class } = options.installation();
+            info!(%server, ?platform, version = env!("CARGO_PKG_VERSION"), installation = name, class, "started");
             for shortfall in server.shortfalls() {
                 warn!(%server, target = %ServerVersion::TARGET, "the API server is older than this operator supports: {shortfall}");
             }
@@ -111,11 +114,16 @@ async fn lead(
     }
     let (cache, writers) = Cache::new(server);
     let reporter = Reporter { controller: "tailwind-operator".to_owned(), instance: Some(options.pod_name.clone()) };
+    let (rollouts, woken) = Rollouts::new(options.max_concurrent_rollouts);
+    let rollouts = Arc::new(rollouts);
+    metrics.set_rollouts(Arc::clone(&rollouts));
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
         client,
         server,
         settings,
+        installation: options.installation(),
+        rollouts,
         cache,
         memories: Memories::default(),
         metrics,
@@ -123,7 +131,7 @@ async fn lead(
         failures: Failures::default(),
     });
     let namespace = options.watch_namespace.clone();
-    let reconciles = controller::run(context, writers, namespace, options.concurrency, until(stopped));
+    let reconciles = controller::run(context, writers, woken, namespace, options.concurrency, until(stopped));
     tokio::select! {
         result = reconciles => result?,
         lost = elector.keep() => return Err(lost),

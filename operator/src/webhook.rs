@@ -38,7 +38,8 @@ pub async fn run(
         Arc::clone(&serving),
         readiness,
     );
-    let webhook = server::Webhook { client, settings, version, metrics };
+    let installation = options.installation();
+    let webhook = server::Webhook { client, settings, installation, version, metrics };
     tokio::select! {
         never = rotator.run() => match never {},
         result = server::serve(options.webhook_listen, webhook, serving) => result,

@@ -123,6 +123,7 @@ impl World {
                 positions: None,
                 obstacles: Default::default(),
                 reports: Default::default(),
+                may_update: true,
                 sidecars: Default::default(),
                 group,
             },

@@ -80,6 +80,11 @@ fn restore(cluster: &Cluster) -> Result<()> {
 
 /// Installs or upgrades the chart with the images of this build, the operators on the kept node, and these values over all.
 pub fn helm(cluster: &Cluster, action: &str, values: Value) -> Result<()> {
+    helm_release(cluster, action, (RELEASE, HOME), values)
+}
+
+/// The same as a release of this name, in this namespace.
+pub fn helm_release(cluster: &Cluster, action: &str, (release, home): (&str, &str), values: Value) -> Result<()> {
     let (operator, sidecar) = (image_name("operator"), image_name("sidecar"));
     let kept = cluster.list("/api/v1/nodes")?.iter().any(|node| !node["metadata"]["labels"][KEPT].is_null());
     let mut all = json!({
@@ -93,7 +98,7 @@ pub fn helm(cluster: &Cluster, action: &str, values: Value) -> Result<()> {
     fs::write(&file, all.to_string()).context("write values")?;
     let (chart, file) = (chart(), file.to_string_lossy().into_owned());
     let chart = chart.to_string_lossy();
-    cluster.helm(&[action, RELEASE, &chart, "--namespace", HOME, "--values", &file]).map(|_| ())
+    cluster.helm(&[action, release, &chart, "--namespace", home, "--values", &file]).map(|_| ())
 }
 
 fn chart() -> PathBuf {
@@ -278,6 +283,7 @@ impl<'c> OperatedGroup<'c> {
                 && members == usize::from(backups)
                 && group["status"]["backups"].as_array().map_or(0, Vec::len) == members
                 && !holds(group, "Progressing")
+                && holds(group, "BackupsCurrent")
                 && holds(group, "FailoverSafe")
         })?;
         self.wait_for_standby()?;

@@ -6,6 +6,7 @@
 
 mod idle;
 mod operated;
+mod rollout;
 mod service;
 mod webhook;
 

@@ -320,7 +320,9 @@ fn backups_are_replaced_and_drained() {
         members
     };
     let began = Instant::now();
-    group.change(&json!({"spec": {"backupAnnotations": {"example.com/team": "blue"}}})).unwrap();
+    group
+        .change(&json!({"spec": {"podTemplate": {"metadata": {"annotations": {"example.com/team": "blue"}}}}}))
+        .unwrap();
     cluster
         .wait("every backup to be made anew", || {
             count_members(&group.get()?);

@@ -3,6 +3,7 @@
 //! Called by [`backups`](crate::plan) for each pod that is to be made; its template's hash tells which pods are of
 //! an older spec or image.
 
+use k8s_openapi::DeepMerge;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_SHAPE, ANNOTATION_TEMPLATE, BACKUP_CONTAINER, GATE_CAUGHT_UP, LABEL_BACKUP_OF,
     PORT_BACKUP, PORT_BACKUP_DATA, PORT_BACKUP_PROBES, TLS_FOLDER, USER, backup_secret,
 };
-use tailwind_crds::{Hugepages, ReplicaGroup, ReplicaGroupSpec, Transport};
+use tailwind_crds::{Hugepages, PodTemplateSpec, ReplicaGroup, ReplicaGroupSpec, Transport};
 
 use super::{container, flush};
 use crate::digest::sha256;
@@ -79,7 +80,8 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
     let namespace = group.namespace().unwrap_or_default();
     let root = container::needs_root(spec);
 
-    let mut labels = json!(spec.backup_labels);
+    let added = &spec.pod_template.metadata;
+    let mut labels = json!(added.labels);
     for (label, value) in [
         ("app.kubernetes.io/name", "tailwind-backup"),
         ("app.kubernetes.io/instance", &name),
@@ -88,9 +90,9 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
     ] {
         labels[label] = json!(value);
     }
-    let mut annotations = json!(spec.backup_annotations);
+    let mut annotations = json!(added.annotations);
     let networks = spec.rdma.as_ref().map_or(&[][..], |rdma| &rdma.networks);
-    let existing = spec.backup_annotations.get(container::ANNOTATION_NETWORKS);
+    let existing = added.annotations.get(container::ANNOTATION_NETWORKS);
     if let Some(networks) = container::networks(existing, networks, &namespace) {
         annotations[container::ANNOTATION_NETWORKS] = json!(networks);
     }
@@ -111,8 +113,6 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
     let placement = &spec.placement;
     let optional = [
         ("nodeSelector", (!placement.node_selector.is_empty()).then(|| json!(placement.node_selector))),
-        ("priorityClassName", spec.priority_class_name.as_ref().map(|class| json!(class))),
-        ("imagePullSecrets", (!spec.image_pull_secrets.is_empty()).then(|| json!(spec.image_pull_secrets))),
         ("resourceClaims", container::claim(spec).map(|claim| json!([claim]))),
     ];
     for (field, value) in optional {
@@ -128,6 +128,7 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
         pod_spec["hostNetwork"] = json!(true);
         pod_spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
     }
+    merge(&mut pod_spec, &spec.pod_template.spec);
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -139,6 +140,18 @@ fn template(group: &ReplicaGroup, settings: &Settings) -> Value {
         },
         "spec": pod_spec,
     })
+}
+
+/// Puts what the group adds into a pod's spec. All of it are single values, objects that merge field by field, and a list that
+/// is not there yet: so this is what a strategic merge makes of it. What it says of the pod's security holds for the containers
+/// as well, whose own word would count before it.
+fn merge(pod_spec: &mut Value, added: &PodTemplateSpec) {
+    for field in json!(added.security_context).as_object().into_iter().flat_map(|context| context.keys()) {
+        for container in pod_spec["containers"].as_array_mut().into_iter().flatten() {
+            container["securityContext"].as_object_mut().map(|own| own.remove(field));
+        }
+    }
+    pod_spec.merge_from(json!(added));
 }
 
 fn has_host_network(spec: &ReplicaGroupSpec) -> bool {
@@ -191,7 +204,7 @@ fn container(group: &ReplicaGroup, settings: &Settings) -> Value {
     flush::request_storage(spec, &mut resources);
     let mut container = json!({
         "name": BACKUP_CONTAINER,
-        "image": settings.sidecar_image,
+        "image": settings.image(spec),
         "args": arguments,
         "env": environment(),
         // Why it ended is shown in its pod, where people and the operator look first.

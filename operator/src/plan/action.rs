@@ -16,6 +16,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Removal;
 use super::certificates::CertificateStep;
+use super::rollout::Rollout;
 use super::switchover::HandoverReason;
 use crate::objects::Owned;
 
@@ -33,6 +34,8 @@ pub struct Plan {
     /// Nodes that could take another backup. As long as fewer than so many nodes have changed, none of them with a pod of the
     /// group, the plan stays the same. 0 while something waits for a node.
     pub spare_nodes: usize,
+    /// How far the replacement of outdated backups is.
+    pub rollout: Rollout,
 }
 
 /// Something to do.
@@ -129,6 +132,9 @@ pub enum Notice {
     SwitchoverRefused(Refusal),
     /// {0}
     NotPlaceable(String),
+    /// operator {0} manages this group, and operator {1} leaves it alone. If both are installed, give one of them another
+    /// --watch-namespace or --class. If {0} is gone, remove the annotation replication.tailwind.dev/operator from the group
+    Refused(String, String),
     /// {1}
     #[strum(disabled)]
     Phase(Phase, String),
@@ -179,6 +185,7 @@ impl Notice {
             Notice::HandsOver(_, HandoverReason::AppCrashes | HandoverReason::AppCannotStart(_), _)
             | Notice::SwitchoverRefused(_)
             | Notice::NotPlaceable(_)
+            | Notice::Refused(..)
             | Notice::Phase(Phase::Invalid | Phase::Degraded | Phase::Unavailable, _) => EventType::Warning,
             _ => EventType::Normal,
         }
@@ -190,12 +197,12 @@ impl Notice {
             Notice::BackupCreated(pod)
             | Notice::BackupReplaced(pod, _)
             | Notice::Primary(pod)
-            | Notice::AppCrashes(pod, _)
+            | Notice::HandsOver(pod, ..)
             | Notice::SwitchoverAsked(pod, _)
             | Notice::SwitchedOver(pod, _) => Some(pod),
             Notice::BackupRemoved(removal) => Some(&removal.name),
             Notice::SwitchoverRefused(refusal) => Some(refusal.pod()),
-            Notice::AuthorityRenewed | Notice::NotPlaceable(_) | Notice::Phase(..) => None,
+            Notice::AuthorityRenewed | Notice::NotPlaceable(_) | Notice::Refused(..) | Notice::Phase(..) => None,
         }
     }
 

@@ -110,6 +110,10 @@ pub(crate) enum Progressing {
     /// paused
     #[strum(serialize = "Settled")]
     Paused,
+    /// {0} of an older spec or image: to be replaced as soon as fewer groups are being updated (--max-concurrent-rollouts)
+    Queued(Count),
+    /// {0} of an older spec or image to be replaced
+    Updating(Count),
     /// {0}
     Waiting(Replacement),
     /// {0}
@@ -125,7 +129,8 @@ pub(crate) enum Progressing {
     /// nothing is under way
     Settled,
 }
-yes!(Progressing: Progressing::Moving(_)
+yes!(Progressing: Progressing::Updating(_)
+    | Progressing::Moving(_)
     | Progressing::Creating(_)
     | Progressing::BackingOff
     | Progressing::Starting(_)
@@ -263,6 +268,19 @@ pub(crate) enum Placeable {
     NoNodeFits(Count, Survey),
 }
 yes!(Placeable: Placeable::Placed | Placeable::NodesFree(..));
+
+/// Whether the backups are as the spec and the operator would make them now.
+#[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
+pub(crate) enum BackupsCurrent {
+    /// every backup has the current spec and image
+    Current,
+    /// {0} of an older spec or image; condition Progressing says how far their replacement is
+    Outdated(Count),
+    /// {0} of an older spec or image. With updateStrategy OnDelete a backup is replaced when it is deleted; delete one at a
+    /// time, and wait for phase Ready before the next: {1}
+    OnDelete(Count, String),
+}
+yes!(BackupsCurrent: BackupsCurrent::Current);
 
 /// Whether the app's pods have the sidecar that they should have.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]

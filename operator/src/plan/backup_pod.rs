@@ -47,6 +47,8 @@ pub(crate) struct BackupPod {
     pub(crate) ready: bool,
     /// What its readiness gate says now.
     pub(crate) gate: Option<bool>,
+    /// It was created from an older spec or image.
+    pub(crate) outdated: bool,
     /// Why it should leave, although it works.
     pub(crate) leave: Option<Leave>,
     /// How many before it failed one after the other.
@@ -103,17 +105,27 @@ impl BackupPod {
         matches!(self.health, Health::Alive | Health::Unplaced)
     }
 
+    /// Its group is being updated.
+    pub(crate) fn update(&mut self) {
+        if self.outdated && self.leave.is_none() {
+            self.leave = Some(Leave::Outdated);
+        }
+    }
+
     pub(crate) fn is_drained(&self) -> bool {
         matches!(self.leave, Some(Leave::Drained(_)))
     }
 }
 
-/// All of them, in the order of their names.
-pub(crate) fn backup_pods(observed: &Observed, template_hash: &str) -> Vec<BackupPod> {
+/// All of them, in the order of their names. Those of an older template shall leave if their group is being updated.
+pub(crate) fn backup_pods(observed: &Observed, template_hash: &str, updating: bool) -> Vec<BackupPod> {
     let nodes: BTreeMap<&str, &NodeFacts> = observed.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
     let mut all: Vec<BackupPod> =
         observed.backups.iter().map(|pod| backup_pod(pod, observed, &nodes, template_hash)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
+    if updating {
+        all.iter_mut().for_each(BackupPod::update);
+    }
     all
 }
 
@@ -137,7 +149,8 @@ fn backup_pod(pod: &Pod, observed: &Observed, nodes: &BTreeMap<&str, &NodeFacts>
         member,
         ready: is_true(pod, "ContainersReady"),
         gate: condition(pod, GATE_CAUGHT_UP).map(|condition| condition.status == "True"),
-        leave: drained.or(outdated.then_some(Leave::Outdated)),
+        outdated,
+        leave: drained,
         // One that has worked for a while starts its successors' count anew.
         attempt: if observed.now.duration_since(created) > PROVEN { 0 } else { attempt },
         name,

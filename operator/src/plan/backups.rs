@@ -18,6 +18,7 @@ use strum::EnumIter;
 use super::backup_pod::{BackupPod, Health, Leave, PodFailure};
 use super::group_state::GroupState;
 use super::placement::{Survey, survey};
+use super::rollout::Rollout;
 use crate::objects::disruption::Exit;
 use crate::objects::pod::{Creation, backup};
 use crate::observed::Observed;
@@ -46,6 +47,8 @@ pub(crate) struct BackupPlan {
     pub(crate) retry_at: Option<Timestamp>,
     /// How a backup would leave now.
     pub(crate) exit: Exit,
+    /// How far the replacement of outdated backups is.
+    pub(crate) rollout: Rollout,
 }
 
 /// {name}: {reason}

@@ -8,11 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 use tailwind_crds::names::{ANNOTATION_INJECTED, SIDECAR_CONTAINER};
 use tailwind_crds::readiness::WaitsFor;
-use tailwind_crds::{Phase, ReplicaGroupStatus};
+use tailwind_crds::{Phase, ReplicaGroupStatus, UpdateStrategy};
 
 use super::answer::{
-    Acked, Answer, Degraded, FailoverSafe, Fenced, LogFits, Paused, Placeable, Progressing, QuarantineEmpty, Ready,
-    SidecarsCurrent,
+    Acked, Answer, BackupsCurrent, Degraded, FailoverSafe, Fenced, LogFits, Paused, Placeable, Progressing,
+    QuarantineEmpty, Ready, SidecarsCurrent,
 };
 use super::backup_pod::{BackupPod, Health};
 use super::backups::BackupPlan;
@@ -21,6 +21,7 @@ use super::count::Count;
 use super::group_state::GroupState;
 use super::phase::PhaseReason;
 use super::primary::{Primary, standbys};
+use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
 use crate::objects::flush;
 use crate::observed::Observed;
@@ -53,6 +54,7 @@ pub(crate) fn all(
     } else {
         conditions.push(condition(observed, &placeable(plan)));
     }
+    conditions.push(condition(observed, &backups_current(state)));
     conditions.extend(sidecars_current(state).map(|answer| condition(observed, &answer)));
     conditions
 }
@@ -158,7 +160,11 @@ fn progressing(state: &GroupState<'_>, plan: &BackupPlan) -> Progressing {
     let spares: Vec<&str> = state.alive().filter(|backup| !backup.member).map(|backup| backup.name.as_str()).collect();
     match (state.observed.log(), spares.is_empty()) {
         (Some(_), false) => Progressing::CatchingUp(spares.join(", ")),
-        _ => Progressing::Settled,
+        _ => match (plan.rollout, Count(state.outdated().count(), "backup")) {
+            (Rollout::Idle, _) => Progressing::Settled,
+            (Rollout::Queued, outdated) => Progressing::Queued(outdated),
+            (Rollout::Begins | Rollout::Underway, outdated) => Progressing::Updating(outdated),
+        },
     }
 }
 
@@ -274,6 +280,17 @@ fn placeable(plan: &BackupPlan) -> Placeable {
     }
 }
 
+/// Pods that work, of an older spec or image.
+fn backups_current(state: &GroupState<'_>) -> BackupsCurrent {
+    let outdated: Vec<&str> = state.outdated().map(|backup| backup.name.as_str()).collect();
+    let count = Count(outdated.len(), "backup");
+    match (state.observed.group.spec.update_strategy, outdated.is_empty()) {
+        (_, true) => BackupsCurrent::Current,
+        (UpdateStrategy::RollingUpdate, false) => BackupsCurrent::Outdated(count),
+        (UpdateStrategy::OnDelete, false) => BackupsCurrent::OnDelete(count, outdated.join(", ")),
+    }
+}
+
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
     let app = &state.observed.app;
@@ -282,8 +299,8 @@ fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
         return Some(SidecarsCurrent::Missing(without.join(", ")));
     }
     let injected = app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
-    let wanted = &state.observed.settings.sidecar_image;
-    let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| *image == wanted);
+    let wanted = state.observed.settings.image(&state.observed.group.spec);
+    let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| image.as_str() == wanted);
     let primary = match &state.primary {
         Primary::Here { pod, .. } => Some(pod),
         _ => None,
@@ -294,7 +311,7 @@ fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
         (_, true) => Some(SidecarsCurrent::Current),
-        _ => Some(SidecarsCurrent::Outdated(wanted.clone(), names.join(", "))),
+        _ => Some(SidecarsCurrent::Outdated(wanted.to_owned(), names.join(", "))),
     }
 }
 

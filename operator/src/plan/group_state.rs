@@ -2,7 +2,7 @@
 //!
 //! Made by [`plan`](super).
 
-use tailwind_crds::ReplicaGroupStatus;
+use tailwind_crds::{ReplicaGroupStatus, UpdateStrategy};
 
 use super::backup_pod::{BackupPod, backup_pods};
 use super::primary::{Primary, primary};
@@ -16,12 +16,24 @@ pub(crate) struct GroupState<'a> {
     /// In the order of their names.
     pub(crate) backups: Vec<BackupPod>,
     pub(crate) primary: Primary,
+    /// Its backups are being replaced because of their template, and have been since an earlier plan.
+    pub(crate) updating: bool,
 }
 
 impl<'a> GroupState<'a> {
     pub(crate) fn new(observed: &'a Observed) -> GroupState<'a> {
         let hash = pod::template_hash(&observed.group, &observed.settings);
-        GroupState { observed, backups: backup_pods(observed, &hash), primary: primary(observed) }
+        let strategy = observed.group.spec.update_strategy;
+        let has_begun = observed.group.status.as_ref().is_some_and(|status| status.updating == Some(true));
+        let updating = has_begun && strategy == UpdateStrategy::RollingUpdate;
+        GroupState { observed, backups: backup_pods(observed, &hash, updating), primary: primary(observed), updating }
+    }
+
+    /// As it would be if the group were being updated.
+    pub(crate) fn if_updating(&self) -> GroupState<'a> {
+        let mut state = self.clone();
+        state.backups.iter_mut().for_each(BackupPod::update);
+        state
     }
 
     /// The status before.
@@ -36,6 +48,11 @@ impl<'a> GroupState<'a> {
     /// Backups that work, or may do so yet.
     pub(crate) fn alive(&self) -> impl Iterator<Item = &BackupPod> {
         self.backups.iter().filter(|backup| backup.is_alive())
+    }
+
+    /// Those of them that were created from an older spec or image.
+    pub(crate) fn outdated(&self) -> impl Iterator<Item = &BackupPod> {
+        self.alive().filter(|backup| backup.outdated)
     }
 
     /// Members whose pods work.

@@ -36,6 +36,7 @@ pub(crate) fn status(
         members_wanted: Some(plan.members_wanted),
         members: state.observed.log().map(|log| u8::try_from(log.members.len()).unwrap_or(u8::MAX)),
         backups: state.backups.iter().map(|backup| backup_status(state, plan, backup)).collect(),
+        updating: plan.rollout.is_begun().then_some(true),
         switchover: if group.spec.paused { before.and_then(|before| before.switchover.clone()) } else { switchover },
         positions: state.observed.positions.or_else(|| before?.positions),
         log: None,
@@ -58,6 +59,8 @@ pub(crate) fn invalid(state: &GroupState<'_>, problems: &[Problem]) -> ReplicaGr
         conditions: conditions::invalid(state, &text),
         phase_reason: Some(text),
         log: None,
+        // Others need not wait for a group that nobody updates.
+        updating: None,
         ..before
     }
 }

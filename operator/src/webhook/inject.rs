@@ -35,15 +35,16 @@ pub fn wanted_group(pod: &Value) -> Option<&str> {
     (!refused).then_some(group)
 }
 
+/// Whether the pod has its sidecar already.
+pub fn has_sidecar(pod: &Value) -> bool {
+    let lists = ["containers", "initContainers"].into_iter().filter_map(|list| pod["spec"][list].as_array());
+    lists.flatten().any(|container| container["name"] == SIDECAR_CONTAINER)
+}
+
 /// The pod with the sidecar. One that has it already stays as it is.
 pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: ServerVersion) -> Value {
     let mut pod = pod.clone();
-    let has_one = ["containers", "initContainers"].iter().any(|list| {
-        pod["spec"][*list]
-            .as_array()
-            .is_some_and(|list| list.iter().any(|container| container["name"] == SIDECAR_CONTAINER))
-    });
-    if has_one {
+    if has_sidecar(&pod) {
         return pod;
     }
     let native = server.has_native_sidecars();
@@ -71,7 +72,7 @@ pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: Se
     if let Some(claim) = container::claim(&group.spec) {
         push(&mut pod["spec"]["resourceClaims"], claim);
     }
-    for secret in &group.spec.image_pull_secrets {
+    for secret in &group.spec.pod_template.spec.image_pull_secrets {
         let list = &mut pod["spec"]["imagePullSecrets"];
         if !list.as_array().is_some_and(|list| list.iter().any(|known| known["name"] == secret.name)) {
             push(list, json!(secret));
@@ -82,7 +83,7 @@ pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: Se
     if annotations.is_null() {
         *annotations = json!({});
     }
-    annotations[ANNOTATION_INJECTED] = json!(settings.sidecar_image);
+    annotations[ANNOTATION_INJECTED] = json!(settings.image(&group.spec));
     let networks = group.spec.rdma.as_ref().map_or(&[][..], |rdma| &rdma.networks);
     let existing = annotations[container::ANNOTATION_NETWORKS].as_str().map(str::to_owned);
     let namespace = group.namespace().unwrap_or_default();
@@ -128,7 +129,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
     let pod_is_root = pod["spec"]["securityContext"]["runAsUser"] == 0;
     let mut sidecar = json!({
         "name": SIDECAR_CONTAINER,
-        "image": settings.sidecar_image,
+        "image": settings.image(spec),
         "args": arguments,
         "env": container::environment(),
         // Why it ended is shown in its pod, where people and the operator look first.

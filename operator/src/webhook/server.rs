@@ -10,7 +10,7 @@ use anyhow::Context;
 use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
-use kube::api::Api;
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::{Client, ResourceExt};
 use rustls::ServerConfig;
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use tracing::info;
 
 use super::certificate::ServingCertificate;
 use super::inject;
+use crate::installation::{Installation, Ownership};
 use crate::metrics::Metrics;
 use crate::options::Settings;
 use crate::server_version::ServerVersion;
@@ -46,6 +47,8 @@ pub struct Webhook {
     pub client: Client,
     /// The sidecar's image.
     pub settings: Settings,
+    /// Whose pods get one.
+    pub installation: Installation,
     /// Whether it can be a native one.
     pub version: ServerVersion,
     /// Counters.
@@ -72,7 +75,12 @@ async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Js
     let request = &review["request"];
     let mut response = json!({"uid": request["uid"], "allowed": true});
     let result = match webhook.decide(request).await {
-        Ok(Admitted::Unchanged) => "left_alone",
+        Ok(Admitted::Unchanged { warning }) => {
+            if let Some(warning) = warning {
+                response["warnings"] = json!([warning]);
+            }
+            "left_alone"
+        }
         Ok(Admitted::Patched { patch, warnings }) => {
             let bytes = k8s_openapi::ByteString(patch.to_string().into_bytes());
             response["patchType"] = json!("JSONPatch");
@@ -95,7 +103,7 @@ async fn answer(State(webhook): State<Webhook>, Json(review): Json<Value>) -> Js
 /// What becomes of a pod that is let in.
 #[derive(Debug)]
 enum Admitted {
-    Unchanged,
+    Unchanged { warning: Option<String> },
     Patched { patch: Value, warnings: Vec<String> },
 }
 
@@ -103,11 +111,12 @@ impl Webhook {
     /// The error is for the person who makes the pod: without its sidecar it would start and never work.
     async fn decide(&self, request: &Value) -> Result<Admitted, String> {
         let pod = &request["object"];
-        let Some(name) = inject::wanted_group(pod) else { return Ok(Admitted::Unchanged) };
+        let Some(name) = inject::wanted_group(pod) else { return Ok(Admitted::Unchanged { warning: None }) };
         let namespace = request["namespace"].as_str().unwrap_or_default();
-        let groups: Api<ReplicaGroup> = Api::namespaced(self.client.clone(), namespace);
-        let group = match timeout(LOOKUP, groups.get_opt(name)).await {
-            Ok(Ok(Some(group))) => group,
+        let resource = ApiResource::erase::<ReplicaGroup>(&());
+        let groups: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let object = match timeout(LOOKUP, groups.get_opt(name)).await {
+            Ok(Ok(Some(object))) => object,
             Ok(Ok(None)) => {
                 return Err(format!(
                     "ReplicaGroup {namespace}/{name} does not exist: create it first, or remove the pod's label"
@@ -117,6 +126,22 @@ impl Webhook {
             Err(_) => {
                 return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: the API server does not answer"));
             }
+        };
+        match self.installation.ownership(&object) {
+            Ownership::Ours | Ownership::Unclaimed => {}
+            Ownership::OtherClass | Ownership::GivenUp => return Ok(Admitted::Unchanged { warning: None }),
+            // Its webhook adds the sidecar, if it is still there.
+            Ownership::Other(owner) => {
+                let us = &self.installation.name;
+                let warning = format!(
+                    "operator {owner} manages ReplicaGroup {namespace}/{name} and has to add the sidecar; operator {us} does not"
+                );
+                return Ok(Admitted::Unchanged { warning: (!inject::has_sidecar(pod)).then_some(warning) });
+            }
+        }
+        let group: ReplicaGroup = match serde_json::to_value(&object).and_then(serde_json::from_value) {
+            Ok(group) => group,
+            Err(error) => return Err(format!("ReplicaGroup {namespace}/{name} cannot be read: {error}")),
         };
         let problems = tailwind_crds::problems(&group, None);
         if !problems.is_empty() {

@@ -41,6 +41,8 @@ pub(crate) struct Example {
     status: Value,
     log: Option<Log>,
     #[serde(default)]
+    rollout: RolloutIs,
+    #[serde(default)]
     backups: Vec<Backup>,
     #[serde(default)]
     app: Vec<AppPod>,
@@ -68,6 +70,19 @@ pub(crate) struct Example {
     /// What the sidecars in the app's pods answer at `/readyz`.
     #[serde(default)]
     sidecars: BTreeMap<String, String>,
+}
+
+/// Whether outdated backups may be replaced.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+enum RolloutIs {
+    /// An earlier plan has begun with that, if there are any.
+    #[default]
+    Begun,
+    /// Not begun, and the group may.
+    Allowed,
+    /// Not begun, and as many other groups as allowed are being updated.
+    Refused,
 }
 
 #[derive(Debug, Deserialize)]
@@ -258,6 +273,7 @@ impl Example {
                 .iter()
                 .filter_map(|given| Some((full(&given.name), self.report(&given.name)?)))
                 .collect(),
+            may_update: self.rollout == RolloutIs::Allowed,
             sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
             settings,
             group,
@@ -293,6 +309,9 @@ impl Example {
             metadata[key] = value.clone();
         }
         let mut status = if self.status.is_null() { json!({}) } else { self.status.clone() };
+        if self.rollout == RolloutIs::Begun && self.backups.iter().any(|backup| backup.old) {
+            status["updating"] = json!(true);
+        }
         if let Some(log) = &self.log {
             status["log"] = json!({
                 "id": "0123456789abcdef0123456789abcdef",

@@ -1,0 +1,193 @@
+//! Which groups are being updated, of all that the operator manages: at most `--max-concurrent-rollouts` at a time.
+//!
+//! Asked by [`controller`](crate::controller) for each group with outdated backups. Whether a group has begun stands in its
+//! status; this is the sum over all groups, learnt anew by each leader as it looks at every group once. A group that it has not
+//! seen yet may have begun, and counts so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc;
+
+use crate::plan::Rollout;
+
+/// A group: its namespace and its name.
+pub(crate) type Key = (String, String);
+
+/// How far each group is.
+#[derive(Debug)]
+pub(crate) struct Rollouts {
+    max: usize,
+    groups: Mutex<BTreeMap<Key, Rollout>>,
+    /// Groups to look at again, since it is their turn.
+    wake: mpsc::UnboundedSender<Key>,
+}
+
+impl Rollouts {
+    /// Nothing is known about any group. What comes out of the receiver has to be reconciled.
+    pub(crate) fn new(max: u16) -> (Rollouts, mpsc::UnboundedReceiver<Key>) {
+        let (wake, woken) = mpsc::unbounded_channel();
+        (Rollouts { max: usize::from(max), groups: Mutex::default(), wake }, woken)
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<Key, Rollout>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a group that waits may begin: it counts as begun from now on. `all` are the groups that there are, if that is
+    /// known. Of several that wait those begin first whose names come first.
+    pub(crate) fn claim(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) -> bool {
+        let mut groups = self.groups();
+        if groups.get(key).is_some_and(|known| known.is_begun()) {
+            return true;
+        }
+        groups.insert(key.clone(), Rollout::Queued);
+        let allowed = next(&mut groups, all, self.max).contains(key);
+        if allowed {
+            groups.insert(key.clone(), Rollout::Begins);
+        }
+        allowed
+    }
+
+    /// What was planned for a group. Where one has come to its end, whoever is next is woken.
+    pub(crate) fn saw(&self, key: &Key, now: Rollout, all: impl Fn() -> Option<BTreeSet<Key>>) {
+        let mut groups = self.groups();
+        let before = groups.insert(key.clone(), now);
+        // One that was not known has kept others waiting, too.
+        if !now.is_begun() && before.is_none_or(Rollout::is_begun) {
+            self.wake_next(&mut groups, all);
+        }
+    }
+
+    /// A group could not be reconciled: it does not keep those waiting that come after it. If it has begun, it still has.
+    pub(crate) fn pass_over(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) {
+        let mut groups = self.groups();
+        if let Some(waiting @ Rollout::Queued) = groups.get_mut(key) {
+            *waiting = Rollout::Idle;
+            self.wake_next(&mut groups, all);
+        }
+    }
+
+    /// A group is gone.
+    pub(crate) fn forget(&self, key: &Key, all: impl Fn() -> Option<BTreeSet<Key>>) {
+        let mut groups = self.groups();
+        if groups.remove(key).is_some_and(Rollout::is_begun) {
+            self.wake_next(&mut groups, all);
+        }
+    }
+
+    /// How many have begun, and how many wait.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let groups = self.groups();
+        let count = |which: fn(&Rollout) -> bool| groups.values().filter(|rollout| which(rollout)).count();
+        (count(|rollout| rollout.is_begun()), count(|rollout| *rollout == Rollout::Queued))
+    }
+
+    fn wake_next(&self, groups: &mut BTreeMap<Key, Rollout>, all: impl Fn() -> Option<BTreeSet<Key>>) {
+        for key in next(groups, all, self.max) {
+            // The receiver is gone only when everything ends.
+            let _ = self.wake.send(key);
+        }
+    }
+}
+
+/// Those that may begin now. Groups that are gone are forgotten: nothing else tells of it.
+fn next(groups: &mut BTreeMap<Key, Rollout>, all: impl Fn() -> Option<BTreeSet<Key>>, max: usize) -> Vec<Key> {
+    if !groups.values().any(|rollout| *rollout == Rollout::Queued) {
+        return Vec::new();
+    }
+    let Some(all) = all() else { return Vec::new() };
+    groups.retain(|key, _| all.contains(key));
+    let begun = groups.values().filter(|rollout| rollout.is_begun()).count();
+    let queued = groups.iter().filter(|(_, rollout)| **rollout == Rollout::Queued);
+    let unknown = all.iter().filter(|key| !groups.contains_key(*key)).count();
+    queued.map(|(key, _)| key.clone()).take(max.saturating_sub(begun + unknown)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        ("shop".to_owned(), name.to_owned())
+    }
+
+    fn all(names: &'static [&str]) -> impl Fn() -> Option<BTreeSet<Key>> + Copy {
+        move || Some(names.iter().map(|name| key(name)).collect())
+    }
+
+    fn woken(receiver: &mut mpsc::UnboundedReceiver<Key>) -> Vec<String> {
+        std::iter::from_fn(|| receiver.try_recv().ok()).map(|(_, name)| name).collect()
+    }
+
+    #[test]
+    fn the_first_by_name_begin_and_the_others_follow() {
+        let (rollouts, mut receiver) = Rollouts::new(2);
+        let all = all(&["a", "b", "c", "d"]);
+        for name in ["d", "c", "b", "a"] {
+            rollouts.saw(&key(name), Rollout::Queued, all);
+        }
+        woken(&mut receiver);
+        assert!(!rollouts.claim(&key("c"), all));
+        assert!(rollouts.claim(&key("b"), all));
+        assert!(rollouts.claim(&key("b"), all), "its status was not written: it asks again");
+        assert!(rollouts.claim(&key("a"), all));
+        assert!(!rollouts.claim(&key("c"), all));
+        assert_eq!(rollouts.counts(), (2, 2));
+        rollouts.saw(&key("b"), Rollout::Underway, all);
+        assert_eq!(woken(&mut receiver), Vec::<String>::new());
+        rollouts.saw(&key("b"), Rollout::Idle, all);
+        assert_eq!(woken(&mut receiver), ["c"]);
+        assert!(rollouts.claim(&key("c"), all) && !rollouts.claim(&key("d"), all));
+        let without =
+            |name: &'static str| move || all().map(|all| all.into_iter().filter(|(_, n)| n != name).collect());
+        assert!(rollouts.claim(&key("d"), without("a")), "one that had begun was deleted");
+    }
+
+    #[test]
+    fn a_group_that_fails_keeps_nobody_waiting() {
+        let (rollouts, mut receiver) = Rollouts::new(1);
+        let all = all(&["a", "b"]);
+        rollouts.saw(&key("a"), Rollout::Queued, all);
+        rollouts.saw(&key("b"), Rollout::Queued, all);
+        woken(&mut receiver);
+        rollouts.pass_over(&key("a"), all);
+        assert_eq!(woken(&mut receiver), ["b"]);
+        assert!(rollouts.claim(&key("b"), all));
+        rollouts.pass_over(&key("b"), all);
+        assert!(!rollouts.claim(&key("a"), all), "the other has begun, whatever fails");
+    }
+
+    #[test]
+    fn nothing_begins_before_the_groups_are_listed() {
+        let (rollouts, _receiver) = Rollouts::new(2);
+        assert!(!rollouts.claim(&key("a"), || None));
+    }
+
+    #[test]
+    fn a_new_leader_begins_nothing_before_it_has_looked() {
+        let (rollouts, mut receiver) = Rollouts::new(2);
+        let all = all(&["a", "b", "c", "d"]);
+        assert!(!rollouts.claim(&key("a"), all), "three others may have begun");
+        rollouts.saw(&key("d"), Rollout::Underway, all);
+        assert!(!rollouts.claim(&key("a"), all));
+        rollouts.saw(&key("c"), Rollout::Idle, all);
+        rollouts.saw(&key("b"), Rollout::Idle, all);
+        assert_eq!(woken(&mut receiver), ["a"]);
+        assert!(rollouts.claim(&key("a"), all));
+    }
+
+    /// What has begun under a larger limit comes to its end.
+    #[test]
+    fn a_smaller_limit_stops_nobody() {
+        let (rollouts, _receiver) = Rollouts::new(1);
+        let all = all(&["a", "b", "c"]);
+        rollouts.saw(&key("b"), Rollout::Underway, all);
+        rollouts.saw(&key("c"), Rollout::Underway, all);
+        assert!(!rollouts.claim(&key("a"), all));
+        rollouts.saw(&key("c"), Rollout::Idle, all);
+        assert!(!rollouts.claim(&key("a"), all));
+        rollouts.saw(&key("b"), Rollout::Idle, all);
+        assert!(rollouts.claim(&key("a"), all));
+    }
+}
