@@ -114,7 +114,7 @@ fn clients_follow_the_primary_without_operators() {
         distribution(&gaps)
     ));
     note(&format!("median of {}: {} ms", gaps.len(), median / 1000));
-    group.finish_without_log(&outage_and(FROZEN_OPERATORS)).unwrap();
+    group.finish_without_log(&outage_and(&[FROZEN_OPERATORS, &["the turn as primary is over"]].concat())).unwrap();
 }
 
 /// Microseconds from the last write that `old` acknowledged to the next of another; `Some(None)` where the same pod goes on.

@@ -23,7 +23,8 @@ def follow(namespace, name):
     command = ["kubectl", "get", "endpointslices", "--namespace", namespace, "--field-selector", f"metadata.name={name}",
                "--watch", "--output", "json"]
     while True:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        # It holds none of the caller's pipes open, and ends at its next line after this process.
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watch:
             decoder, text = json.JSONDecoder(), ""
             while chunk := os.read(watch.stdout.fileno(), 65536):
                 text += chunk.decode()
