@@ -79,9 +79,17 @@ pub(crate) fn class(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::http::StatusCode;
+    use axum::{Json, Router};
+    use kube::api::ApiResource;
+    use kube::{Client, Config};
     use serde_json::Value;
+    use tailwind_crds::ReplicaGroup;
 
     use super::*;
+    use crate::error::Class;
 
     fn group(class: Value, owner: Value) -> DynamicObject {
         let mut group = json!({"metadata": {"name": "orders"}, "spec": {"backups": "many"}});
@@ -115,6 +123,34 @@ mod tests {
             let group = group(class.clone(), owner.clone());
             assert_eq!(installation.ownership(&group), expected, "{installation:?} {class} {owner}");
         }
+    }
+
+    /// Of two that claim a group at once, the API server refuses the second by the version that it has read.
+    #[tokio::test]
+    async fn a_claim_names_the_version_that_was_read() {
+        let bodies: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let seen = Arc::clone(&bodies);
+        let handle = move |Json(body): Json<Value>| {
+            seen.lock().unwrap().push(body);
+            let status =
+                json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "no"});
+            std::future::ready((StatusCode::CONFLICT, Json(status)))
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handle)).await });
+        let client = Client::try_from(Config::new(address.parse().unwrap())).unwrap();
+        let api = Api::namespaced_with(client, "shop", &ApiResource::erase::<ReplicaGroup>(&()));
+        let mut group = group(Value::Null, Value::Null);
+        group.metadata.resource_version = Some("7".to_owned());
+        let us = Installation { name: "a/op".to_owned(), class: None };
+        for is_ours in [true, false] {
+            let error = us.record(&api, &group, is_ours).await.unwrap_err();
+            assert_eq!(error.class(), Class::Conflict);
+        }
+        let record =
+            |owner: Value| json!({"metadata": {"annotations": {ANNOTATION_OPERATOR: owner}, "resourceVersion": "7"}});
+        assert_eq!(*bodies.lock().unwrap(), [record(json!("a/op")), record(Value::Null)]);
     }
 
     #[test]

@@ -154,3 +154,62 @@ impl Webhook {
         Ok(Admitted::Patched { patch, warnings: inject::warnings(pod, &group) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP, SIDECAR_CONTAINER};
+
+    use super::*;
+
+    /// The webhook of an operator without a class, before an API server with this one group.
+    async fn webhook(group: Value) -> Webhook {
+        let handle = move || std::future::ready((StatusCode::OK, Json(group.clone())));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handle)).await });
+        Webhook {
+            client: Client::try_from(kube::Config::new(address.parse().unwrap())).unwrap(),
+            settings: Settings { sidecar_image: "image:1".to_owned(), image_pull_policy: None },
+            installation: Installation { name: "a/op".to_owned(), class: None },
+            version: ServerVersion::TARGET,
+            metrics: Arc::default(),
+        }
+    }
+
+    /// What becomes of a pod whose first container has this name.
+    async fn admitted(container: &str, owner: Value, spec: Value) -> Result<Admitted, String> {
+        let group = json!({
+            "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
+            "metadata": {"name": "orders", "namespace": "shop", "annotations": {ANNOTATION_OPERATOR: owner}},
+            "spec": spec,
+        });
+        let pod = json!({
+            "metadata": {"name": "app-0", "labels": {LABEL_GROUP: "orders"}},
+            "spec": {"containers": [{"name": container}]},
+        });
+        webhook(group).await.decide(&json!({"namespace": "shop", "object": pod})).await
+    }
+
+    #[tokio::test]
+    async fn our_pods_get_the_image_of_their_group() {
+        for (spec, image) in [(json!({}), "image:1"), (json!({"image": "image:pinned"}), "image:pinned")] {
+            let patched = admitted("app", json!("a/op"), spec).await.unwrap();
+            let Admitted::Patched { patch, .. } = patched else { panic!("{patched:?}") };
+            assert!(patch.to_string().contains(&format!("\"image\":\"{image}\"")), "{patch}");
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_of_other_operators_are_left_alone() {
+        // Nothing but the class is read of it: its backups are no number.
+        let other_class = json!({"operatorClass": "blue", "backups": "many"});
+        let unchanged = admitted("app", json!("b/op"), other_class).await.unwrap();
+        assert!(matches!(unchanged, Admitted::Unchanged { warning: None }), "{unchanged:?}");
+        let unchanged = admitted("app", json!("b/op"), json!({})).await.unwrap();
+        let Admitted::Unchanged { warning: Some(warning) } = unchanged else { panic!("{unchanged:?}") };
+        assert!(warning.contains("operator b/op manages") && warning.contains("operator a/op does not"), "{warning}");
+        let has_it = admitted(SIDECAR_CONTAINER, json!("b/op"), json!({})).await.unwrap();
+        assert!(matches!(has_it, Admitted::Unchanged { warning: None }), "{has_it:?}");
+    }
+}
