@@ -75,7 +75,12 @@ pub fn backup_secret(group: &str) -> String {
     format!("{group}-tailwind-backup")
 }
 
-/// Service that follows the primary.
+/// On the primary's EndpointSlice, by sidecars: log and epoch of the primary that it names, as `LOG/EPOCH`.
+pub const ANNOTATION_TERM: &str = "replication.tailwind.dev/term";
+/// API group of EndpointSlices.
+pub const DISCOVERY_GROUP: &str = "discovery.k8s.io";
+
+/// Service that follows the primary, and the EndpointSlice in which sidecars say who that is.
 pub fn primary_service(group: &str) -> String {
     format!("{group}-primary")
 }

@@ -121,6 +121,15 @@ impl<'a> Executor<'a> {
                 let deleted = self.api_of(*kind).delete(&object.name_any(), &of_uid(object.uid())).await;
                 gone(deleted.map(drop)).doing(doing)?;
             }
+            Action::ClearEndpoints(owned) => {
+                let Owned { kind, object } = &**owned;
+                let patch = json!({
+                    "metadata": {"resourceVersion": object.metadata.resource_version},
+                    "endpoints": [],
+                });
+                let cleared = self.api_of(*kind).patch(&object.name_any(), &edit, &Patch::Merge(patch)).await;
+                gone(cleared.map(drop)).doing(doing)?;
+            }
             Action::Create(pod) => {
                 let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
                 self.pods.create(&params, pod).await.doing(doing)?;

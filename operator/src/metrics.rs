@@ -92,6 +92,7 @@ impl Metrics {
             Action::Certificates(_) => "certificates",
             Action::Apply(_) => "apply",
             Action::Remove(_) => "remove",
+            Action::ClearEndpoints(_) => "clear_endpoints",
             Action::Create(_) => "create_backup",
             Action::Delete(_) => "delete_backup",
             Action::Gate { .. } => "gate",

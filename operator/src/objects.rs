@@ -15,7 +15,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{primary_service, sidecar_secret};
+use tailwind_crds::names::{DISCOVERY_GROUP, primary_service, sidecar_secret};
 
 use crate::server_version::ServerVersion;
 
@@ -60,13 +60,16 @@ pub enum Kind {
     RoleBinding,
     /// The [`service`] that follows the primary.
     Service,
+    /// The primary's address, which sidecars write: see [`service`].
+    EndpointSlice,
     /// See [`disruption`].
     DisruptionBudget,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Role, Kind::RoleBinding, Kind::Service, Kind::DisruptionBudget];
+    pub const ALL: [Kind; 5] =
+        [Kind::Role, Kind::RoleBinding, Kind::Service, Kind::EndpointSlice, Kind::DisruptionBudget];
 
     /// Kubernetes' name of the kind.
     pub fn as_str(self) -> &'static str {
@@ -74,6 +77,7 @@ impl Kind {
             Kind::Role => "Role",
             Kind::RoleBinding => "RoleBinding",
             Kind::Service => "Service",
+            Kind::EndpointSlice => "EndpointSlice",
             Kind::DisruptionBudget => "PodDisruptionBudget",
         }
     }
@@ -83,6 +87,8 @@ impl Kind {
         match self {
             Kind::Role | Kind::RoleBinding => ("rbac.authorization.k8s.io", "v1"),
             Kind::Service => ("", "v1"),
+            Kind::EndpointSlice if server.has_discovery_v1() => (DISCOVERY_GROUP, "v1"),
+            Kind::EndpointSlice => (DISCOVERY_GROUP, "v1beta1"),
             Kind::DisruptionBudget if server.has_policy_v1() => ("policy", "v1"),
             Kind::DisruptionBudget => ("policy", "v1beta1"),
         }
@@ -98,7 +104,7 @@ impl Kind {
     pub fn name(self, group: &str) -> String {
         match self {
             Kind::Role | Kind::RoleBinding => sidecar_secret(group),
-            Kind::Service => primary_service(group),
+            Kind::Service | Kind::EndpointSlice => primary_service(group),
             Kind::DisruptionBudget => format!("{group}-tailwind-backup"),
         }
     }
@@ -122,7 +128,11 @@ impl Owned {
         let resource = kind.resource(server);
         content["apiVersion"] = json!(resource.api_version);
         content["kind"] = json!(resource.kind);
+        let more = content["metadata"]["labels"].take();
         content["metadata"] = metadata(group, &kind.name(&group.name_any()));
+        for (label, value) in more.as_object().into_iter().flatten() {
+            content["metadata"]["labels"][label] = value.clone();
+        }
         let object = serde_json::from_value(content);
         Owned { kind, object: object.unwrap_or_else(|error| panic!("an object made here is none: {error}")) }
     }

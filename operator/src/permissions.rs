@@ -94,6 +94,21 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
     allow(
         Scope::Groups,
+        "discovery.k8s.io",
+        "endpointslices",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        "creates the primary's EndpointSlice, takes out addresses of pods that are gone, and grants each group's sidecars to \
+         write theirs",
+    ),
+    allow(
+        Scope::Groups,
+        "discovery.k8s.io",
+        "endpointslices/restricted",
+        &["create"],
+        "grants it to sidecars: OpenShift asks whoever writes addresses of pods for it",
+    ),
+    allow(
+        Scope::Groups,
         "rbac.authorization.k8s.io",
         "roles",
         &["get", "list", "watch", "create", "patch", "delete"],

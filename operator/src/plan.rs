@@ -119,6 +119,7 @@ impl Plan {
             }
         }
         actions.extend(needless_budget(observed, backups.exit));
+        actions.extend(stale_endpoints(observed));
         let pods = backups.creations.iter().map(|creation| pod::backup(group, &observed.settings, creation));
         actions.extend(pods.map(|pod| Action::Create(Box::new(pod))));
         actions.extend(backups.removals.iter().cloned().map(Action::Delete));
@@ -141,6 +142,7 @@ fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
     let Observed { group, server, app, .. } = observed;
     let mut objects =
         vec![roles::role(group, *server), roles::binding(group, *server, app), service::primary(group, *server)];
+    objects.extend(service::endpoints(group, *server, app));
     objects.extend(budget(observed, exit));
     objects
 }
@@ -157,6 +159,14 @@ fn needless_budget(observed: &Observed, exit: Exit) -> Option<Action> {
     let is_needless = disruption::stay(&observed.group, exit).is_none();
     let needless = observed.objects.iter().find(own).filter(|_| is_needless);
     needless.map(|object| Action::Remove(Box::new(object.clone())))
+}
+
+/// The slice that leads to a pod which is gone.
+fn stale_endpoints(observed: &Observed) -> Option<Action> {
+    let slice = observed.objects.iter().find(|owned| owned.kind == Kind::EndpointSlice)?;
+    let is_own = is_owned(&observed.group, &slice.object.metadata);
+    let is_stale = is_own && service::is_stale(&slice.object, &observed.app);
+    is_stale.then(|| Action::ClearEndpoints(Box::new(slice.clone())))
 }
 
 /// An object of the name of one of the group's that belongs to somebody else.

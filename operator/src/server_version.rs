@@ -33,6 +33,11 @@ impl ServerVersion {
         self >= ServerVersion::of(1, 21)
     }
 
+    /// `discovery.k8s.io/v1`; before it `v1beta1`, which differs in nothing that is used here.
+    pub fn has_discovery_v1(self) -> bool {
+        self >= ServerVersion::of(1, 21)
+    }
+
     /// A PodDisruptionBudget can say that pods which are not ready may always be evicted.
     pub fn has_unhealthy_eviction(self) -> bool {
         self >= ServerVersion::of(1, 27)

@@ -32,6 +32,7 @@ use tokio::task::JoinSet;
 
 use crate::access::Access;
 use crate::path::{ClientRequest, Command, ControlReceivers, Counters, Waker};
+use crate::primary_address::PrimaryAddress;
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
@@ -57,6 +58,8 @@ pub struct Context {
     pub store: Store,
     /// Moves bytes to backups.
     pub sender: Arc<dyn Sender>,
+    /// Leads clients here while this sidecar is primary; in Kubernetes only.
+    pub primary_address: Option<PrimaryAddress>,
     /// Guards the control RPC.
     pub access: Access,
     /// What the group wants now.
@@ -115,6 +118,8 @@ pub struct Rules {
     pub segment_size: SegmentSize,
     /// A peer that is silent for so long is dead.
     pub heartbeat_silence: Duration,
+    /// How long a standby without an app lets others go first.
+    pub app_wait: Duration,
     /// How long a promotion waits for slower members once enough are fenced.
     pub fence_wait: Duration,
     /// How long a member may hold up the next segment.

@@ -161,6 +161,11 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_HEARTBEAT_SILENCE_MS", default_value_t = 300)]
     #[arg(value_parser = value_parser!(u64).range(1..=3_600_000))]
     pub heartbeat_silence_ms: u64,
+    /// How long a standby to which no app is connected lets others go first when the primary is gone, or when there is none
+    /// yet: 2000 where apps may be missing on some hosts, as in Kubernetes; with 0 all stand alike
+    #[arg(long, env = "TAILWIND_APP_WAIT_MS", default_value_t = 0)]
+    #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]
+    pub app_wait_ms: u64,
     /// How long a promotion waits for slower members once enough are fenced; late members are re-replicated
     #[arg(long, env = "TAILWIND_FENCE_WAIT_MS", default_value_t = 150)]
     #[arg(value_parser = value_parser!(u64).range(0..=3_600_000))]

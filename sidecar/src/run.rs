@@ -33,6 +33,7 @@ use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http;
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
+use crate::primary_address::PrimaryAddress;
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::kubernetes::{self, Joined, Shape};
@@ -70,6 +71,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         client_timeout_ms,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
+        app_wait_ms,
         fence_wait_ms,
         open_timeout_ms,
         rpc_timeout_ms,
@@ -88,7 +90,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // From here on a request to end is no failure, however long a disk delays the start.
     let mut signals = Signals::new().context("install signal handlers")?;
     let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
-    let Joined { store, shape, desired, watch_task } = match &replica_group {
+    let Joined { client, store, shape, desired, watch_task } = match &replica_group {
         Some(path) => kubernetes::join(path).await?,
         None => {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
@@ -141,8 +143,12 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
+    let me = PrimaryRef { id: name.clone(), control };
+    let primary_address =
+        replica_group.as_ref().zip(client).and_then(|(path, client)| PrimaryAddress::new(client, path, &me));
     let context = Arc::new(Context {
-        me: PrimaryRef { id: name.clone(), control },
+        me,
+        primary_address,
         store,
         sender,
         access: access.clone(),
@@ -151,6 +157,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             durability,
             segment_size,
             heartbeat_silence: Duration::from_millis(heartbeat_silence_ms),
+            app_wait: Duration::from_millis(app_wait_ms),
             fence_wait: Duration::from_millis(fence_wait_ms),
             open_timeout: Duration::from_millis(open_timeout_ms),
             rpc_timeout: Duration::from_millis(rpc_timeout_ms),
@@ -197,7 +204,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
     let (told, desired) = watch::channel(desired);
     // No change arrives; the channel stays open while anybody listens.
-    Joined { store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
+    Joined { client: None, store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {

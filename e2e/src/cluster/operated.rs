@@ -195,6 +195,20 @@ impl<'c> OperatedGroup<'c> {
         Ok(members.iter().map(|member| text(member, "/name").to_owned()).collect())
     }
 
+    /// The pods that the service of the primary leads to.
+    pub fn primary_endpoints(&self) -> Result<Vec<String>> {
+        let slice = self.namespace.cluster.get(&self.primary_slice()?)?.unwrap_or_default();
+        let endpoints = slice["endpoints"].as_array().cloned().unwrap_or_default();
+        Ok(endpoints.iter().map(|endpoint| text(endpoint, "/targetRef/name").to_owned()).collect())
+    }
+
+    /// The path of the EndpointSlice of the primary.
+    pub fn primary_slice(&self) -> Result<String> {
+        let discovery = self.namespace.cluster.get("/apis/discovery.k8s.io")?.context("no EndpointSlices")?;
+        let version = text(&discovery, "/preferredVersion/groupVersion");
+        Ok(self.namespace.path(version, &format!("endpointslices/{GROUP}-primary")))
+    }
+
     /// The pods of its backups.
     pub fn backups(&self) -> Result<Vec<Value>> {
         self.namespace.pods(&format!("replication.tailwind.dev/backup-of={GROUP}"))
@@ -214,6 +228,11 @@ impl<'c> OperatedGroup<'c> {
 
     /// The same with so many records a second.
     pub fn start_apps_at(&self, count: usize, rate: u64) -> Result<()> {
+        self.start_apps_of(count, self.namespace.loader(rate))
+    }
+
+    /// App pods with this container, each on another node.
+    pub fn start_apps_of(&self, count: usize, container: Value) -> Result<()> {
         let labels = json!({"app": "loader", LABEL_GROUP: GROUP});
         let apart =
             json!({"labelSelector": {"matchLabels": {"app": "loader"}}, "topologyKey": "kubernetes.io/hostname"});
@@ -225,7 +244,7 @@ impl<'c> OperatedGroup<'c> {
                     "nodeAffinity": not_kept(),
                     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
                 },
-                "containers": [self.namespace.loader(rate)],
+                "containers": [container],
             },
         });
         self.namespace.cluster.apply(&[json!({

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod operated;
+mod service;
 mod webhook;
 
 use std::time::Instant;

@@ -29,7 +29,7 @@ const OUTAGE: [&str; 6] =
     ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
 
 /// The same, and more.
-fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
+pub(crate) fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
     OUTAGE.iter().chain(more).copied().collect()
 }
 
@@ -54,13 +54,10 @@ fn group_lifecycle() {
     assert_eq!(text(&whole, "/status/log/primary/name"), primary);
     // The service leads to it.
     let leads = |group: &OperatedGroup<'_>, pod: &str| {
-        let endpoints = group.namespace.core(&format!("endpoints/{GROUP}-primary"));
         let what = format!("the service to lead to {pod}");
         group.namespace.cluster.wait(&what, || {
-            let endpoints = cluster.get(&endpoints)?.unwrap_or_default();
-            let addresses = endpoints["subsets"][0]["addresses"].as_array().cloned().unwrap_or_default();
-            let names: Vec<&str> = addresses.iter().map(|address| text(address, "/targetRef/name")).collect();
-            Ok((names == [pod]).then_some(()))
+            let names = group.primary_endpoints()?;
+            Ok((names == [pod.to_owned()]).then_some(()))
         })
     };
     leads(&group, &primary).unwrap();
@@ -172,7 +169,7 @@ fn primary_dies() {
 }
 
 /// Warnings of operators that were frozen.
-const FROZEN_OPERATORS: &[&str] = &["lease not", "watch interrupted", "watch of nodes interrupted"];
+pub(crate) const FROZEN_OPERATORS: &[&str] = &["lease not", "watch interrupted", "watch of nodes interrupted"];
 
 /// Its node loses its power, with the backup on it if there is one; everything is replaced elsewhere before the node is back.
 #[test]

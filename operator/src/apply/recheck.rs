@@ -60,6 +60,7 @@ fn cannot_change(kind: Kind, status: &Status) -> bool {
     let fixed: &[&str] = match kind {
         Kind::Role | Kind::DisruptionBudget => &[],
         Kind::RoleBinding => &["roleRef"],
+        Kind::EndpointSlice => &["addressType"],
         Kind::Service => &["spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"],
     };
     let mut causes = status.details.iter().flat_map(|details| &details.causes).peekable();

@@ -1,4 +1,5 @@
-//! What the sidecars of a group may do: read this one object, and change its status. Nothing else, and nobody else.
+//! What the sidecars of a group may do: read this one group, change its status, and say who is primary. Nothing else, and
+//! nobody else.
 //!
 //! Called by [`plan`](crate::plan).
 
@@ -8,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::API_GROUP;
+use tailwind_crds::names::{API_GROUP, DISCOVERY_GROUP};
 
 use super::{Kind, Owned};
 use crate::server_version::ServerVersion;
@@ -27,6 +28,19 @@ pub(crate) fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
             "resources": ["replicagroups/status"],
             "resourceNames": [name],
             "verbs": ["patch"],
+        },
+        {
+            "apiGroups": [DISCOVERY_GROUP],
+            "resources": ["endpointslices"],
+            "resourceNames": [Kind::EndpointSlice.name(&name)],
+            "verbs": ["get", "list", "watch", "patch"],
+        },
+        // OpenShift asks for this where an address is one of a pod.
+        {
+            "apiGroups": [DISCOVERY_GROUP],
+            "resources": ["endpointslices/restricted"],
+            "resourceNames": [Kind::EndpointSlice.name(&name)],
+            "verbs": ["create"],
         },
     ]);
     Owned::new(Kind::Role, group, server, json!({"rules": rules}))

@@ -16,6 +16,7 @@ use tailwind_crds::{Phase, ReplicaGroupStatus};
 
 use super::backups::Removal;
 use super::certificates::CertificateStep;
+use super::switchover::HandoverReason;
 use crate::objects::Owned;
 
 /// What is to be done.
@@ -44,6 +45,8 @@ pub enum Action {
     Apply(Box<Owned>),
     /// An object of the group is no longer wanted.
     Remove(Box<Owned>),
+    /// The address of a pod that is gone is taken out of the primary's EndpointSlice, unless it has changed since.
+    ClearEndpoints(Box<Owned>),
     /// A backup pod is made.
     Create(Box<Pod>),
     /// A backup pod is removed.
@@ -89,6 +92,7 @@ impl fmt::Display for Action {
             Action::Certificates(step) => step.fmt(f),
             Action::Apply(object) => write!(f, "apply {object}"),
             Action::Remove(object) => write!(f, "remove {object}"),
+            Action::ClearEndpoints(object) => write!(f, "take the address of a pod that is gone out of {object}"),
             Action::Create(pod) => write!(f, "create pod {}", pod.name_any()),
             Action::Delete(removal) => write!(f, "delete pod {}", removal.name),
             Action::Gate { pod, caught_up } => write!(f, "set the readiness gate of pod {pod} to {caught_up}"),
@@ -112,8 +116,8 @@ pub enum Notice {
     AuthorityRenewed,
     /// {0} is primary
     Primary(String),
-    /// the app of {0} ends again and again; {1} is to become primary in its place
-    AppCrashes(String, String),
+    /// {2} is to become primary in place of {0}: {1}
+    HandsOver(String, HandoverReason, String),
     /// {0} is to become primary in place of {1}
     SwitchoverAsked(String, String),
     /// {0} is primary, since epoch {1}
@@ -155,7 +159,7 @@ impl Notice {
     /// Whether somebody should look.
     pub fn kind(&self) -> EventType {
         match self {
-            Notice::AppCrashes(..)
+            Notice::HandsOver(_, HandoverReason::AppCrashes | HandoverReason::AppCannotStart(_), _)
             | Notice::SwitchoverRefused(_)
             | Notice::NotPlaceable(_)
             | Notice::Phase(Phase::Invalid | Phase::Degraded | Phase::Unavailable, _) => EventType::Warning,

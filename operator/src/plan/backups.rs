@@ -360,13 +360,14 @@ impl<'a> Planner<'a> {
         let leaves_room = |backup: &&BackupPod| self.ends_soon(backup) && !backup.is_drained();
         let free = self.plan.survey.free.len() + self.backups.iter().filter(leaves_room).count();
         let unplaced = self.plan.unplaced;
-        let has_successor = self.alive.len() + self.plan.creations.len() > self.wanted;
-        if unplaced > free || self.held > 0 {
-            Exit::Alone
-        } else if self.has_primary && !self.observed.group.spec.fenced && (has_successor || free > unplaced) {
-            Exit::AfterSuccessor
-        } else {
-            Exit::BeforeSuccessor
+        // Those that have a node, or find one: of more pods than nodes, some may be left without.
+        let placeable = (self.alive.len() + self.plan.creations.len()).saturating_sub(unplaced.saturating_sub(free));
+        let is_led = self.has_primary && !self.observed.group.spec.fenced;
+        match () {
+            () if self.held > 0 => Exit::Alone,
+            () if is_led && (placeable > self.wanted || free > unplaced) => Exit::AfterSuccessor,
+            () if unplaced > free => Exit::Alone,
+            () => Exit::BeforeSuccessor,
         }
     }
 }

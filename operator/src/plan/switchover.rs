@@ -1,10 +1,12 @@
 //! A change of primary while the primary's sidecar is well: one that a person asks for by an annotation, checked, handed to the
-//! sidecars, and taken away when done; or one that the primary's app needs, since it ends again and again.
+//! sidecars, and taken away when done; or one that the primary's pod needs, since its app cannot run or it is about to end.
 //!
 //! Called by [`plan`](super). The sidecar that is named does the work, and only from the epoch that was seen.
 
+use displaydoc::Display;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
+use strum::EnumIter;
 use tailwind_crds::names::{ANNOTATION_SWITCHOVER, SIDECAR_CONTAINER};
 use tailwind_crds::{LogStatus, Switchover};
 
@@ -29,31 +31,71 @@ pub(crate) fn switchover(observed: &Observed) -> SwitchoverPlan {
     }
 }
 
-/// The kubelet lets the primary's app wait before it starts again, for up to five minutes. Its sidecar is well and stays
-/// primary all that time; another pod's app is ready to go on at once.
+/// Why the primary's pod should hand over while its sidecar is well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
+pub enum HandoverReason {
+    /// its app ends again and again
+    #[default]
+    AppCrashes,
+    /// a container of its app cannot start: {0}
+    AppCannotStart(String),
+    /// it is being deleted
+    PodEnds,
+    /// its node {0} is cordoned
+    NodeCordoned(String),
+}
+
+/// The kubelet lets an app wait before it starts again, for up to five minutes, and the sidecar stays primary all that time. A
+/// pod that ends, or will when its node is drained, hands over before its app is told to end. Another pod's app is ready to go
+/// on at once.
 fn needed(observed: &Observed) -> Option<SwitchoverPlan> {
     let log = observed.log().filter(|_| !observed.group.spec.fenced)?;
-    let primary = observed.app.iter().find(|pod| pod.name_any() == log.primary.name && crashes(pod))?;
+    let primary = observed.app.iter().find(|pod| pod.name_any() == log.primary.name)?;
+    let reason = handover_reason(observed, primary)?;
     let asked = observed.group.status.as_ref()?.switchover.as_ref();
     let fits = |name: &str| refusal(observed, log, name).is_none();
     if let Some(asked) = asked.filter(|asked| asked.from_epoch == log.epoch && fits(&asked.to)) {
         return Some(under_way(asked.clone(), None));
     }
-    let able = observed.app.iter().filter(|pod| is_true(pod, "Ready") && fits(&pod.name_any()));
+    let stays = |pod: &&Pod| cordoned_node(observed, pod).is_none() && observed.silent_node(pod).is_none();
+    let able = observed.app.iter().filter(|pod| is_true(pod, "Ready") && fits(&pod.name_any())).filter(stays);
     let to = able.map(Pod::name_any).min()?;
-    let notice = Notice::AppCrashes(primary.name_any(), to.clone());
+    let notice = Notice::HandsOver(primary.name_any(), reason, to.clone());
     Some(under_way(Switchover { to, from_epoch: log.epoch }, Some(notice)))
 }
 
-/// A container of the app waits to be started again, while the sidecar runs.
-fn crashes(pod: &Pod) -> bool {
-    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-    let waits = |container: &ContainerStatus| {
-        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
-        waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CrashLoopBackOff"))
-    };
+fn handover_reason(observed: &Observed, primary: &Pod) -> Option<HandoverReason> {
+    if primary.metadata.deletion_timestamp.is_some() {
+        return Some(HandoverReason::PodEnds);
+    }
+    if let Some(node) = cordoned_node(observed, primary) {
+        return Some(HandoverReason::NodeCordoned(node.to_owned()));
+    }
+    let statuses = primary.status.iter().flat_map(|status| {
+        status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
+    });
     let (sidecar, app): (Vec<_>, Vec<_>) = statuses.partition(|container| container.name == SIDECAR_CONTAINER);
-    !sidecar.into_iter().any(waits) && app.into_iter().any(waits)
+    // Without its sidecar the pod is primary no longer, and who takes over is not the operator's to say.
+    if sidecar.into_iter().any(|container| waits(container).is_some()) {
+        return None;
+    }
+    app.into_iter().find_map(waits)
+}
+
+/// Why the kubelet does not start this container now, unless it is about to.
+fn waits(container: &ContainerStatus) -> Option<HandoverReason> {
+    let reason = container.state.as_ref()?.waiting.as_ref()?.reason.as_deref()?;
+    match reason {
+        "ContainerCreating" | "PodInitializing" => None,
+        "CrashLoopBackOff" => Some(HandoverReason::AppCrashes),
+        reason => Some(HandoverReason::AppCannotStart(reason.to_owned())),
+    }
+}
+
+/// The node that this pod is on, if it is cordoned.
+fn cordoned_node<'a>(observed: &'a Observed, pod: &Pod) -> Option<&'a str> {
+    let name = pod.spec.as_ref()?.node_name.as_deref()?;
+    observed.nodes.iter().find(|node| node.name == name && node.unschedulable).map(|node| node.name.as_str())
 }
 
 fn asked_for(observed: &Observed, to: &str) -> SwitchoverPlan {

@@ -18,6 +18,9 @@ use crate::server_version::ServerVersion;
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// There is only the socket in it. In memory, because autoscalers keep nodes with pods that have volumes on the node's disk.
 const SOCKET_VOLUME_SIZE: &str = "1Mi";
+/// A sidecar starts before its app, whose image may not even be there: those with an app stand first. A failover takes a fraction
+/// of this.
+const APP_WAIT_MS: u32 = 2000;
 /// Kubelets renew the token long before it ends.
 const TOKEN_SECONDS: u32 = 3607;
 /// Memory of the sidecar beside its segments.
@@ -116,6 +119,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         format!("--metrics-listen=[::]:{PORT_SIDECAR_PROBES}"),
         format!("--socket={SOCKET}"),
         format!("--allow-uid={users}"),
+        format!("--app-wait-ms={APP_WAIT_MS}"),
     ];
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());

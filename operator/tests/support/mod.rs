@@ -142,9 +142,8 @@ struct AppPod {
     fresh: bool,
     /// Another address than the usual one.
     ip: Option<String>,
-    /// Its app, not its sidecar, waits to be started again.
-    #[serde(default)]
-    crashes: bool,
+    /// Why the kubelet does not start its app's container, while its sidecar runs.
+    waiting: Option<String>,
     node: Option<String>,
 }
 
@@ -385,10 +384,11 @@ fn app_pod(given: &AppPod) -> Pod {
         "spec": {"containers": containers, "serviceAccountName": given.account.as_deref().unwrap_or("default")},
         "status": {"phase": if given.is == Is::Failed { "Failed" } else { "Running" }, "podIP": given.ip.clone().unwrap_or_else(|| if given.fresh { "10.9.9.9".to_owned() } else { ip(&given.name) })},
     });
-    let ready = given.is == Is::Ready && !given.crashes;
+    let ready = given.is == Is::Ready && given.waiting.is_none();
     pod["status"]["conditions"] = json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]);
     let running = json!({"running": {}});
-    let app = if given.crashes { json!({"waiting": {"reason": "CrashLoopBackOff"}}) } else { running.clone() };
+    let waiting = given.waiting.as_ref().map(|reason| json!({"waiting": {"reason": reason}}));
+    let app = waiting.unwrap_or_else(|| running.clone());
     let container = |name: &str, state: &Value| json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": state});
     let sidecar = container(tailwind_crds::names::SIDECAR_CONTAINER, &running);
     pod["status"]["containerStatuses"] = json!([container("app", &app), sidecar]);

@@ -24,6 +24,9 @@ pub struct Rules {
     /// This standby's random delay of a few milliseconds. It spreads standbys that notice at the same moment, so that one of
     /// them usually wins at once.
     pub spread_ms: u64,
+    /// While no app is connected to it, this standby waits for so much longer before it claims, so that a standby whose app can
+    /// go on comes first. Once for each configuration: after that nobody else seems to be there.
+    pub app_wait_ms: u64,
 }
 
 /// What the group wants of its standbys.
@@ -56,6 +59,8 @@ pub enum Input {
     PrimaryAnswered(Round, Result<(), String>),
     /// The desired state has changed.
     Desired(Desired),
+    /// Whether an app is connected to this sidecar. At the start there is none.
+    App(bool),
     /// Time passes. Expected at [`Standby::wake_at`]; more often does no harm.
     Tick,
 }
@@ -141,10 +146,15 @@ enum State {
         again_at: Option<Time>,
     },
     Listening(Listening),
-    /// The primary is silent: this standby's part of the spread.
+    /// The primary is silent: this standby's part of the spread. While no app is connected it ends `without_app` later.
     Spreading {
         known: Configuration,
         heard: bool,
+        until: Time,
+        without_app: Time,
+    },
+    /// There is no group yet: an app is waited for until then.
+    AwaitingApp {
         until: Time,
     },
     AskingMembers(Asking),
@@ -192,6 +202,10 @@ pub struct Standby {
     alone: bool,
     /// The configuration whose primary has been reported gone.
     reported: Option<Stamp>,
+    /// An app is connected.
+    app: bool,
+    /// The configuration, or that there is none, at which it has let standbys with an app go first.
+    deferred: Option<Option<Stamp>>,
     state: State,
 }
 
@@ -200,7 +214,7 @@ impl Standby {
     pub fn start(me: PrimaryRef, rules: Rules, desired: Desired, out: &mut Vec<Output>) -> Standby {
         out.push(Output::ReadConfig);
         let state = State::Reading { verdict: None, again_at: None };
-        Standby { me, rules, desired, round: Round(0), alone: false, reported: None, state }
+        Standby { me, rules, desired, round: Round(0), alone: false, reported: None, app: false, deferred: None, state }
     }
 
     /// Takes one input; appends to `out` what to do. Late answers are ignored.
@@ -223,6 +237,10 @@ impl Standby {
                 self.desired = desired;
                 self.take_over_if_requested(now, out);
             }
+            Input::App(app) => {
+                self.app = app;
+                self.on_tick(now, out);
+            }
             Input::Tick => self.on_tick(now, out),
         }
     }
@@ -235,7 +253,8 @@ impl Standby {
                 let settles = (!listening.settled).then(|| self.settles_at(listening));
                 settles.into_iter().chain([self.silent_at(listening)]).min()
             }
-            State::Spreading { until, .. } | State::Pausing { until, .. } => Some(*until),
+            State::Spreading { until, without_app, .. } => Some(if self.app { *until } else { *without_app }),
+            State::AwaitingApp { until } | State::Pausing { until, .. } => Some(*until),
             State::AskingPrimary { again_at, until, .. } => {
                 Some(again_at.map_or(*until, |again_at| again_at.min(*until)))
             }
@@ -274,7 +293,7 @@ impl Standby {
     }
 
     fn on_changed(&mut self, now: Time, found: Configuration, out: &mut Vec<Output>) {
-        if let State::Listening(Listening { known, .. }) = &self.state
+        if let State::Listening(Listening { known, .. }) | State::Spreading { known, .. } = &self.state
             && known.stamp() != found.stamp()
         {
             out.push(Output::WaitOver);
@@ -283,7 +302,13 @@ impl Standby {
     }
 
     fn follow(&mut self, now: Time, found: Option<Configuration>, out: &mut Vec<Output>) {
-        let Some(known) = found else { return self.claim(Reason::NoConfiguration, out) };
+        let Some(known) = found else {
+            let until = now.plus(self.wait_for_apps(None));
+            if self.app || now >= until {
+                return self.claim(Reason::NoConfiguration, out);
+            }
+            return self.state = State::AwaitingApp { until };
+        };
         if known.primary == self.me {
             return self.claim(Reason::AlreadyNamed, out);
         }
@@ -311,7 +336,10 @@ impl Standby {
                 out.push(Output::ReadConfig);
             }
             State::Listening(_) => self.on_time_listening(now, out),
-            State::Spreading { known, heard, until } if now >= *until => {
+            State::AwaitingApp { until } if self.app || now >= *until => self.read(out),
+            State::Spreading { known, heard, until, without_app }
+                if now >= (if self.app { *until } else { *without_app }) =>
+            {
                 let (known, cause) = (known.clone(), Cause::Silence { heard: *heard });
                 self.ask_members(now, known, cause, out);
             }
@@ -353,7 +381,17 @@ impl Standby {
         if self.reported.replace(known.stamp()) != Some(known.stamp()) {
             out.push(Output::Report(Report::PrimaryGone(why)));
         }
-        self.state = State::Spreading { known, heard, until: now.plus(self.rules.spread_ms) };
+        let until = now.plus(self.rules.spread_ms);
+        let without_app = until.plus(self.wait_for_apps(Some(known.stamp())));
+        self.state = State::Spreading { known, heard, until, without_app };
+    }
+
+    /// How long it lets standbys with an app go first, in milliseconds.
+    fn wait_for_apps(&mut self, known: Option<Stamp>) -> u64 {
+        match self.deferred.replace(known) == Some(known) {
+            true => 0,
+            false => self.rules.app_wait_ms,
+        }
     }
 
     /// A sidecar that reaches the config store but not the backups must not claim an epoch: it would depose one primary

@@ -20,6 +20,7 @@ use super::desired::DesiredState;
 use super::member::{MemberLink, survey};
 use super::seat::SeatTasks;
 use crate::path::Command;
+use crate::primary_address;
 
 /// Pause before a swap of unknown outcome is sent again.
 const SWAP_INTERVAL: Duration = Duration::from_millis(100);
@@ -69,6 +70,16 @@ pub async fn lead(
     context.log.set_sources(holders.collect());
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
     let mut term = Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new() };
+    let served = primary_address::Term::of(&term.config);
+    if context.primary_address.is_some() {
+        let context = Arc::clone(context);
+        term.tasks.spawn(async move {
+            match &context.primary_address {
+                Some(address) => match address.publish(served).await {},
+                None => std::future::pending().await,
+            }
+        });
+    }
     first.into_iter().for_each(|output| term.execute(output));
     let why = loop {
         tokio::select! {
@@ -85,6 +96,8 @@ pub async fn lead(
         }
     };
     context.log.end();
+    drop(term);
+    withdraw(Arc::clone(context), served);
     Ok(why)
 }
 
@@ -195,6 +208,15 @@ impl Term {
     fn tell(&self, input: Input) {
         self.context.path.send(Command::Input(self.config.epoch, input));
     }
+}
+
+/// Clients need not wait for it: a successor writes over it.
+fn withdraw(context: Arc<Context>, term: primary_address::Term) {
+    tokio::spawn(async move {
+        if let Some(address) = &context.primary_address {
+            address.withdraw(term).await;
+        }
+    });
 }
 
 async fn prepare(context: Arc<Context>, identity: SegmentIdentity) -> anyhow::Result<Done> {

@@ -30,7 +30,10 @@ pub async fn wait_for_turn(context: &Context) {
     let rules = Rules {
         heartbeat_silence_ms: context.rules.heartbeat_silence.as_millis() as u64,
         spread_ms: random_below(SPREAD_MS),
+        app_wait_ms: context.rules.app_wait.as_millis() as u64,
     };
+    let mut clients = context.shared.clients.subscribe();
+    let mut app = false;
     let mut desired = desired(context, &context.desired());
     let mut outputs = Vec::new();
     let mut machine = Standby::start(context.me.clone(), rules, desired, &mut outputs);
@@ -53,6 +56,10 @@ pub async fn wait_for_turn(context: &Context) {
             () = context.desires(|state| self::desired(context, state) != desired) => {
                 desired = self::desired(context, &context.desired());
                 Input::Desired(desired)
+            }
+            Ok(_) = clients.wait_for(|clients| (*clients > 0) != app) => {
+                app = !app;
+                Input::App(app)
             }
             () = sleep_until(started, machine.wake_at()) => Input::Tick,
         };

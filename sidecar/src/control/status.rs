@@ -113,7 +113,7 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.gauge("tailwind_first_lsn", "First record that can be read.", count(&shared.first));
     now.counter("tailwind_refused_total", "Requests and connections refused.", count(&shared.refused));
     now.gauge("tailwind_store_is_older", "1 while the config store is older than the log.", store_is_older.into());
-    now.gauge("tailwind_clients", "Clients connected.", count(&shared.clients));
+    now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
     context.access.measure(&mut now);

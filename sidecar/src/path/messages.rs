@@ -7,7 +7,7 @@ use tailwind_protocol::ids::{Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::socket::Role;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connection::DetachedConnection;
 use super::description::Description;
@@ -122,8 +122,8 @@ pub struct Counters {
     pub appends: AtomicU64,
     /// Payload bytes taken.
     pub bytes: AtomicU64,
-    /// Clients connected now.
-    pub clients: AtomicU64,
+    /// Clients connected now. A standby watches it: without an app it lets others go first.
+    pub clients: watch::Sender<u64>,
     /// Frames refused.
     pub refused: AtomicU64,
     /// Readers that wait for new records, and their wake-up.

@@ -179,7 +179,7 @@ impl Path {
     /// A connection that the reader had has ended, or is about to get its slot again.
     pub(super) fn on_left(&mut self) {
         self.clients.with_reader -= 1;
-        self.counters.clients.fetch_sub(1, Ordering::Relaxed);
+        self.counters.clients.send_modify(|clients| *clients -= 1);
     }
 
     /// A slot for a status request, whose connection is closed if there is one.
@@ -198,7 +198,7 @@ impl Path {
             tracing::warn!(%error, "failed to watch a client");
             return;
         }
-        self.counters.clients.fetch_add(1, Ordering::Relaxed);
+        self.counters.clients.send_modify(|clients| *clients += 1);
         self.clients.slots[slot] = Some(client);
     }
 
@@ -231,7 +231,7 @@ impl Path {
             self.sleeper.forget(client.fd());
             self.pending.on_close(&client);
             self.batch_memory.leave(client.id, &client.inbox);
-            self.counters.clients.fetch_sub(1, Ordering::Relaxed);
+            self.counters.clients.send_modify(|clients| *clients -= 1);
         }
     }
 

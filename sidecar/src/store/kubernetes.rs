@@ -41,7 +41,7 @@ const LOG_AGAIN: Duration = Duration::from_secs(30);
 /// The operator gives a pod's service account its rights once it has seen the pod. Before that a refusal is expected.
 const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
 /// Names this writer in `metadata.managedFields`.
-const FIELD_MANAGER: &str = "tailwind-sidecar";
+pub(crate) const FIELD_MANAGER: &str = "tailwind-sidecar";
 
 /// A config store in a `ReplicaGroup`.
 #[derive(Clone)]
@@ -61,6 +61,8 @@ impl std::fmt::Debug for KubernetesStore {
 
 /// A group that has been found.
 pub struct Joined {
+    /// Speaks to the API server, if the group is one of its objects.
+    pub client: Option<Client>,
     /// Its config store.
     pub store: Store,
     /// What of it never changes.
@@ -76,7 +78,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     let client = Client::try_default().await.context(
         "cannot reach the Kubernetes API: --replica-group needs a pod with a service account token, or a kubeconfig",
     )?;
-    let api: Api<GroupView> = Api::namespaced(client, &path.namespace);
+    let api: Api<GroupView> = Api::namespaced(client.clone(), &path.namespace);
     let (seen_by, mut seen) = watch::channel(None);
     let watching = tokio::spawn(watch(api.clone(), path.clone(), seen_by));
     let group = first(&mut seen).await?;
@@ -94,7 +96,7 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
     });
     let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
     let store = Store::Kubernetes(Box::new(KubernetesStore { api, path: path.clone(), seen, logged }));
-    Ok(Joined { store, shape, desired, watch_task })
+    Ok(Joined { client: Some(client), store, shape, desired, watch_task })
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<GroupView>>>) -> anyhow::Result<Arc<GroupView>> {

@@ -13,6 +13,7 @@ use tailwind_protocol::ids::{BootId, Claim, Epoch, LogId, MemberId, Version};
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Round, Rules, Standby};
 
 scripts! { Fixture, "tests/standby/scripts":
+    app,
     config_store,
     in_doubt,
     primary_gone,
@@ -57,6 +58,11 @@ impl Fixture {
                 self.desired = Some(desired);
                 Input::Desired(desired)
             }
+            "app" => match args.next_pos() {
+                Some("connects") => Input::App(true),
+                Some("leaves") => Input::App(false),
+                _ => return Err("`connects` or `leaves`".into()),
+            },
             "read" => match args.next_pos() {
                 Some("nothing") => Input::Read(Ok(None)),
                 Some("fails") => Input::Read(Err("no answer".to_owned())),
@@ -97,7 +103,8 @@ impl Fixture {
         let min_in_sync = args.take_key("min").map_or(Ok(1), str::parse)?;
         let desired = Desired { min_in_sync, takes_over_from: None };
         let mut out = Vec::new();
-        let rules = Rules { heartbeat_silence_ms: 200, spread_ms: 5 };
+        let app_wait_ms = args.take_key("app-wait").map_or(Ok(0), str::parse)?;
+        let rules = Rules { heartbeat_silence_ms: 200, spread_ms: 5, app_wait_ms };
         let standby = Standby::start(named("s1", "10.0.0.1:1"), rules, desired, &mut out);
         *self = Fixture { standby: Some(standby), desired: Some(desired), ..Fixture::default() };
         self.tell(&out)

@@ -16,6 +16,8 @@ use crate::trace::trace;
 
 /// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 40;
+/// One to which no app is connected lets others go first for up to so long.
+const APP_WAIT_MS: u64 = 300;
 /// Who follows a primary hears of it so often.
 const HEARTBEAT: Micros = 25 * MS;
 
@@ -35,12 +37,19 @@ impl World {
     }
 
     pub(super) fn stand_by(&mut self, of: SidecarNo) {
-        let rules = Rules { heartbeat_silence_ms: HEARTBEAT_SILENCE / MS, spread_ms: self.random.below(SPREAD_MS) };
+        let rules = Rules {
+            heartbeat_silence_ms: HEARTBEAT_SILENCE / MS,
+            spread_ms: self.random.below(SPREAD_MS),
+            app_wait_ms: self.random.below(APP_WAIT_MS),
+        };
         let mut out = Vec::new();
         let desired = self.desired_of_standbys();
         let machine = Standby::start(self.sidecars[of.0].reference(), rules, desired, &mut out);
         self.change_role(of, Role::Standby(Box::new(Following { machine, primary: None })));
         self.execute_standby(of, out);
+        if self.random.one_in(2) {
+            self.standby_input(of, Input::App(true));
+        }
     }
 
     fn desired_of_standbys(&self) -> Desired {
