@@ -1,6 +1,8 @@
 //! What people copy is right: the samples, and the alerts and dashboard of the chart.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tailwind_crds::names::ANNOTATION_DELETE_LOG;
 use tailwind_crds::{ReplicaGroup, definition, problems};
+
+use support::lost;
 
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -21,24 +25,6 @@ fn read(path: &str) -> String {
 fn documents(text: &str) -> Vec<Value> {
     let all = serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap());
     all.filter(|document| !document.is_null()).collect()
-}
-
-/// Whether all that was written is there when it has been read; what is not was no field.
-fn lost(written: &Value, found: &Value, path: &str) -> Vec<String> {
-    match (written, found) {
-        (Value::Object(written), Value::Object(found)) => {
-            let of = |(key, value): (&String, &Value)| match found.get(key) {
-                Some(found) => lost(value, found, &format!("{path}.{key}")),
-                None => vec![format!("{path}.{key}")],
-            };
-            written.iter().flat_map(of).collect()
-        }
-        (Value::Array(written), Value::Array(found)) if written.len() == found.len() => {
-            written.iter().zip(found).flat_map(|(written, found)| lost(written, found, path)).collect()
-        }
-        _ if written == found => Vec::new(),
-        _ => vec![format!("{path}: {written} became {found}")],
-    }
 }
 
 #[test]
