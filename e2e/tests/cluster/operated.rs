@@ -12,24 +12,24 @@ use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, TIMEOUT, holds, text};
 use tailwind_e2e::cluster::ledger::LedgerReport;
-use tailwind_e2e::cluster::namespace::{distribution, image, image_name};
+use tailwind_e2e::cluster::namespace::{Load, distribution, image, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
 };
 use tailwind_e2e::context::{note, rounds};
 
 /// A condition of a group; null if it has none of this type.
-fn condition(group: &Value, kind: &str) -> Value {
+pub(crate) fn condition(group: &Value, kind: &str) -> Value {
     let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
 }
 
 /// Words of the warnings that sidecars and backups rightly write when others die.
-const OUTAGE: [&str; 6] =
+pub(crate) const OUTAGE: [&str; 6] =
     ["primary is gone", "no heartbeat", "member lost", "member failed", "waiting", "stepped down"];
 
 /// The same, and more.
-fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
+pub(crate) fn outage_and(more: &[&'static str]) -> Vec<&'static str> {
     OUTAGE.iter().chain(more).copied().collect()
 }
 
@@ -181,7 +181,7 @@ fn primary_node_dies() {
     let group = OperatedGroup::prepare(&cluster, "node").unwrap();
     group.ask_for(spec(2)).unwrap();
     // Twenty rounds take a quarter of an hour, and an app that takes over reads everything that was written in it.
-    group.start_apps_at(2, 200).unwrap();
+    group.start_apps_with(2, Load::of_rate(200)).unwrap();
     group.wait_until_whole(2).unwrap();
     let mut gaps = Vec::new();
     for _ in 0..rounds(1) {
