@@ -6,12 +6,15 @@
 RDMA_RESOURCE=tailwind.test/rdma
 RDMA_COUNT=4
 
+# A kubelet's folder: the volumes of pods are in there.
+VOLUMES=/var/lib/kubelet
+
 # node NUMBER COMMAND [ARGUMENT...]
 node() {
     local number=$1 machine=node-$1 action=${2:-}
     shift $(($# < 2 ? $# : 2))
     case $action in
-        start) start_node "$number" ;;
+        start) start_node "$number" "${1:-}" ;;
         kill)
             set_cable "$number" down
             cut_power "$machine"
@@ -29,6 +32,7 @@ node() {
             esac
             ;;
         ctr) inside "$machine" ctr -n k8s.io "$@" ;;
+        run) inside "$machine" "$@" ;;
         devices) set_devices "$machine" "${1:-}" ;;
         *) stop "node $number $action: see e2e/cluster/cluster --help" ;;
     esac
@@ -41,9 +45,11 @@ running_nodes() {
     done
 }
 
+# start_node NUMBER [SIZE]
 start_node() {
-    local number=$1 machine=node-$1 image
+    local number=$1 machine=node-$1 size=${2:-} image
     boot "$machine"
+    [ -z "$size" ] || inside "$machine" bash -ec "mkdir -p $VOLUMES && mount -t tmpfs -o size=$size,mode=755 kubelet $VOLUMES"
     connect_node "$number"
     write_containerd_config "$number"
     serve "$machine" containerd containerd --config "$cluster/$machine/containerd.toml"
@@ -108,8 +114,7 @@ write_kubelet_config() {
     # Where control groups still have many hierarchies, newer ones want to be told that this is known.
     [ "$version" -lt 31 ] || [ -e /sys/fs/cgroup/cgroup.controllers ] || extra='failCgroupV1: false'
     # An empty place for devices would make a kubelet that starts again forget those that were said to be there.
-    mkdir -p "$cluster/node-$1/lib/kubelet/device-plugins"
-    touch "$cluster/node-$1/lib/kubelet/device-plugins/kept"
+    inside "node-$1" bash -ec "mkdir -p $VOLUMES/device-plugins && touch $VOLUMES/device-plugins/kept"
     cat >"$cluster/node-$1/kubelet.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -130,6 +135,8 @@ serializeImagePulls: false
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {nodefs.available: "100Mi", imagefs.available: "100Mi", memory.available: "100Mi"}
+# How full volumes are is measured once a minute otherwise, and only then pods are evicted for it.
+volumeStatsAggPeriod: 5s
 $extra
 END
 }

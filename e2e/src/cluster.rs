@@ -15,3 +15,5 @@ pub mod ledger;
 pub mod namespace;
 #[cfg(feature = "cluster")]
 pub mod operated;
+#[cfg(feature = "cluster")]
+mod storage;

@@ -57,11 +57,11 @@ struct Append {
     #[arg(long, env = "POD_NAME")]
     name: String,
     /// Records a second
-    #[arg(long, default_value_t = 2000)]
-    rate: u64,
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
     /// Appends in flight
-    #[arg(long, default_value_t = 256)]
-    window: u64,
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    window: u32,
     /// Longest record, without its id of 16 bytes
     #[arg(long, default_value_t = 200)]
     length_max: u64,
@@ -147,7 +147,10 @@ fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -
     );
     reporter.begin_session(LedgerRequest::Began { pod: options.name.clone(), epoch, session, runs }, session);
     let mut flow = Flow { session, submitted: 0, answered: 0, acked: Vec::new() };
-    let (started, mut looked, mut replayed) = (Instant::now(), Instant::now(), 0);
+    let (mut looked, mut replayed) = (Instant::now(), 0);
+    // When the next record is due. After a pause without acks at most a window of records is made up for.
+    let mut due = Instant::now();
+    let interval = Duration::from_secs(1) / options.rate;
     loop {
         if looked.elapsed() > POLL_INTERVAL {
             looked = Instant::now();
@@ -155,10 +158,12 @@ fn run_session(client: &mut Client, options: &Append, reporter: &mut Reporter) -
                 return flow.finish(client, reporter);
             }
         }
-        let due = started.elapsed().as_micros() as u64 * options.rate / 1_000_000;
-        while flow.submitted < due && flow.in_flight() < options.window {
+        let now = Instant::now();
+        due = due.max(now.checked_sub(interval * options.window).unwrap_or(now));
+        while due <= now && flow.in_flight() < u64::from(options.window) {
             client.submit(&RecordId { session, number: flow.submitted + 1 }.payload(options.length_max))?;
             flow.submitted += 1;
+            due += interval;
         }
         client.pump()?;
         flow.report_acks(client, reporter)?;

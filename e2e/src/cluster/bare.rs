@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::kubernetes::{Cluster, holds, text};
-use super::namespace::{KEPT, Namespace, image};
+use super::namespace::{KEPT, Load, Namespace, image};
 use super::operated::{HOME, RELEASE};
 use crate::certificates::Authority;
 
@@ -139,7 +139,7 @@ fn app(namespace: &Namespace<'_>, name: &str) -> Value {
     let socket = json!({"name": "socket", "mountPath": "/run/tailwind"});
     let mut sidecar = container("sidecar", &arguments, vec![socket.clone()]);
     sidecar["readinessProbe"] = json!({"httpGet": {"path": "/readyz", "port": 7411}, "periodSeconds": 1});
-    let mut loader = namespace.loader(2000);
+    let mut loader = namespace.loader(Load::of_rate(2000));
     loader["volumeMounts"] = json!([socket]);
     let volumes = vec![json!({"name": "socket", "emptyDir": {"medium": "Memory"}})];
     let mut app = pod(namespace, name, "app", vec![sidecar, loader], volumes);

@@ -27,6 +27,22 @@ const PORT: u16 = 7000;
 /// How long the ledger may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What an app appends.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Records a second.
+    pub rate: u64,
+    /// Longest record: they are half as long on average.
+    pub length_max: u64,
+}
+
+impl Load {
+    /// Short records, so many a second.
+    pub fn of_rate(rate: u64) -> Load {
+        Load { rate, length_max: 200 }
+    }
+}
+
 /// A namespace with a ledger.
 pub struct Namespace<'c> {
     /// The cluster that it is in.
@@ -151,10 +167,11 @@ impl<'c> Namespace<'c> {
     }
 
     /// The container of an app that appends through the sidecar in its pod.
-    pub fn loader(&self, rate: u64) -> Value {
+    pub fn loader(&self, load: Load) -> Value {
+        let Load { rate, length_max } = load;
         json!({
             "name": "loader", "image": image(LOADER), "imagePullPolicy": "IfNotPresent",
-            "args": ["append", "--ledger", self.ledger, "--rate", rate.to_string()],
+            "args": ["append", "--ledger", self.ledger, "--rate", rate.to_string(), "--length-max", length_max.to_string()],
             "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         })
     }

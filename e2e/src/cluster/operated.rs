@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::container_logs::ContainerLogs;
 use super::kubernetes::{Cluster, Container, holds, text};
 use super::ledger::LedgerReport;
-use super::namespace::{KEPT, Namespace, image, image_name};
+use super::namespace::{KEPT, Load, Namespace, image, image_name};
 use crate::logs::{check, last_lines};
 
 /// The group's name.
@@ -228,12 +228,12 @@ impl<'c> OperatedGroup<'c> {
 
     /// Lets so many app pods append, each on another node.
     pub fn start_apps(&self, count: usize) -> Result<()> {
-        self.start_apps_at(count, RATE)
+        self.start_apps_with(count, Load::of_rate(RATE))
     }
 
-    /// The same with so many records a second.
-    pub fn start_apps_at(&self, count: usize, rate: u64) -> Result<()> {
-        self.start_apps_of(count, self.namespace.loader(rate))
+    /// The same with another load.
+    pub fn start_apps_with(&self, count: usize, load: Load) -> Result<()> {
+        self.start_apps_of(count, self.namespace.loader(load))
     }
 
     /// App pods with this container, each on another node.

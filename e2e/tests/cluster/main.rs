@@ -1,13 +1,15 @@
 //! Groups in a real Kubernetes cluster: what tests rely on there, groups without an operator that lose containers and nodes,
-//! and [`operated`] groups.
+//! and [`operated`] groups, whose disks fill up ([`evictions`]) and whose operator is newer than they are ([`skew`]).
 //!
 //! Behind the feature `cluster`, since it takes a cluster: `scripts/cluster.sh [NAME]` starts one and runs them.
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod evictions;
 mod idle;
 mod operated;
 mod rollout;
 mod service;
+mod skew;
 mod webhook;
 
 use std::time::Instant;

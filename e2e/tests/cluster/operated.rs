@@ -12,7 +12,7 @@ use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, TIMEOUT, holds, text};
 use tailwind_e2e::cluster::ledger::LedgerReport;
-use tailwind_e2e::cluster::namespace::{distribution, image, image_name};
+use tailwind_e2e::cluster::namespace::{Load, distribution, image, image_name};
 use tailwind_e2e::cluster::operated::{
     self, FITS, GROUP, HOME, OperatedGroup, RELEASE, SIDECAR, helm, image_with_tag, operators, spec,
 };
@@ -178,7 +178,7 @@ fn primary_node_dies() {
     let group = OperatedGroup::prepare(&cluster, "node").unwrap();
     group.ask_for(spec(2)).unwrap();
     // Twenty rounds take a quarter of an hour, and an app that takes over reads everything that was written in it.
-    group.start_apps_at(2, 200).unwrap();
+    group.start_apps_with(2, Load::of_rate(200)).unwrap();
     group.wait_until_whole(2).unwrap();
     let mut gaps = Vec::new();
     for _ in 0..rounds(1) {

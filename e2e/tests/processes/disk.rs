@@ -22,6 +22,7 @@ on_every_fabric!(
     clean_stop_survives_loss_of_all_memory,
     full_disk_does_not_stop_the_group,
     untrimmed_log_waits_at_its_bound,
+    full_group_replaces_its_members,
     damaged_and_foreign_files_are_kept,
     flipped_bit_on_disk_is_never_read,
     corrupt_file_is_repaired_under_a_live_primary,
@@ -214,6 +215,58 @@ fn untrimmed_log_waits_at_its_bound(fabric: &str) {
     }
 
     group.kill_sidecar(first).unwrap();
+    let client = RefCell::new(primary(&group).unwrap());
+    assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
+    let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();
+    group.wait("the log to go on while it is trimmed", |_| trim().0 > 1 && app.acked() >= mark).unwrap();
+    let end = app.finish().unwrap().acked;
+    let kept = client.borrow_mut().trim(Lsn(1)).unwrap().0;
+    let result = read_back(&group, &input, kept, end).unwrap();
+    assert!(result.is_clean() && result.read == end + 1 - kept, "{result:?}");
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+/// The memory of each member, as the config store names it.
+fn boots(group: &Group) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(group.newest_config().unwrap()).unwrap();
+    let (_, body) = text.split_once('\n').unwrap_or_default();
+    let file: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    let members = file["configuration"]["members"].as_array().cloned().unwrap_or_default();
+    members.into_iter().map(|member| member["boot"].clone()).collect()
+}
+
+/// While appends wait for room, members that are gone are replaced: also under a primary that has never appended anything.
+fn full_group_replaces_its_members(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut setup = test.setup(fabric).unwrap();
+    (setup.backups, setup.copies, setup.sidecars) = (3, 2, 2);
+    setup.backup_options.push(("--flush-bytes", "1MiB".into()));
+    let mut group = test.start_group(setup).unwrap();
+    let app = Background::start(group.observer().clone(), input, 64);
+    let mark = app.go_on(40_000);
+    let refused = |group: &Group, backup| metric(group, backup, "tailwind_backup_opens_refused_total");
+    let replace = |group: &mut Group| {
+        let members = group.wait_for_full_set().unwrap();
+        group.wait("full folders", |group| members.iter().all(|backup| refused(group, *backup) > 10)).unwrap();
+        let gone = boots(group)[0].clone();
+        group.replace_backup(group.backup_named(&group.members()[0]).unwrap()).unwrap();
+        let replaced = |group: &Group| {
+            let boots = boots(group);
+            boots.len() == 2 && !boots.contains(&gone)
+        };
+        group.wait("a member that is gone to be replaced", replaced).unwrap();
+    };
+    replace(&mut group);
+    let acked = app.acked();
+    assert!(acked < mark, "{acked} records are more than the folders hold");
+
+    let first = group.wait_for_primary().unwrap();
+    group.kill_sidecar(first).unwrap();
+    group.wait("the other to be primary", |group| group.primary().is_some_and(|index| index != first)).unwrap();
+    replace(&mut group);
+    assert!(app.acked() < mark, "there is no room for all");
+
     let client = RefCell::new(primary(&group).unwrap());
     assert!(compare(&mut client.borrow_mut(), &input, 1, acked, |_| {}).unwrap().lost == 0);
     let trim = || client.borrow_mut().trim(Lsn(app.acked().max(1))).unwrap();

@@ -222,7 +222,7 @@ pub struct Primary {
     lanes: Lanes,
     /// Number of the latest post to any seat.
     posts: Post,
-    segment_stall: Option<Stall<(SegmentId, SegmentId)>>,
+    segment_stall: Option<Stall<(SegmentId, SegmentId, bool)>>,
     ack_stall: Option<Stall<Position>>,
     /// When the number of members left fell below `min_in_sync`.
     short_since: Option<Time>,
@@ -307,7 +307,7 @@ impl Primary {
         self.lanes.pass(out, start);
     }
 
-    /// Derives from all positions what to do next: acks, closes, flushes, membership.
+    /// Derives from all positions what to do next: acks, closes, flushes, buffers, membership.
     fn advance(&mut self, out: &mut Vec<Output>) {
         if self.over {
             return;
@@ -315,6 +315,7 @@ impl Primary {
         self.advance_acked();
         self.close_acked_segments(out);
         self.flush_completed(out);
+        self.ask_for_buffers(out);
         self.plan_swap(out);
         self.check();
     }

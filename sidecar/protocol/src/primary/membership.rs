@@ -143,7 +143,8 @@ impl Primary {
     /// True for a newcomer that has not finished catching up.
     fn lacks_something(&self, member: &Member) -> bool {
         let Membership::Newcomer { missing, unconfirmed } = &member.membership else { return false };
-        let opened = member.opened >= self.segments.active_id();
+        // Where the members have lent nothing yet, nothing was appended either.
+        let opened = member.opened >= self.segments.active_id().min(self.lent_by_members());
         !missing.is_empty()
             || member.damage.count() > 0
             || *unconfirmed > 0
@@ -193,8 +194,10 @@ impl Primary {
         let short = self.is_short();
         let present = self.members.iter().flatten().filter(|member| !short || !member.is_lost()).count();
         let few = present < usize::from(self.rules.backups).max(if short { self.needed() } else { 0 });
-        // A member that was lost before it lent the active segment will never lend it.
-        let wanted = few && self.swap.is_none() && (short || self.is_ready());
+        // A member that was lost before it lent the active segment will never lend it. Those that are left may have no room
+        // for it before the log is trimmed.
+        let waits = self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now));
+        let wanted = few && self.swap.is_none() && (short || waits || self.is_ready());
         if wanted && !self.over && self.search == Search::Idle && now >= self.recruit_after {
             let lost = self.members.iter().flatten().filter(|member| member.is_lost());
             self.search = Search::Surveying { lost: lost.map(|member| member.reference.id.clone()).collect() };
@@ -287,8 +290,7 @@ impl Primary {
             out.push(Output::Drop(seat, plan.drop));
         }
         out.extend(plan.close.into_iter().map(|(identity, closure)| Output::Close(seat, identity, closure)));
-        let ahead = self.segments.iter().filter(|segment| segment.identity.segment >= first);
-        out.extend(ahead.map(|segment| Output::Open(seat, segment.identity)));
+        self.ask_for_buffers(out);
         out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
     }
 
@@ -316,8 +318,10 @@ impl Primary {
     /// keeps acks waiting for its flushes: one slow disk must not stop the group. If too few others are left, it stays.
     pub(super) fn drop_stalled_members(&mut self, now: Time, out: &mut Vec<Output>) {
         let slow = self.members_stalling_segments();
-        let ends = (self.segments.oldest(), self.segments.active_id());
-        self.segment_stall = Stall::follow(self.segment_stall, ends, now, !slow.is_empty());
+        // While nobody has room for the next segment, nobody is slow: when one lends it at last, the others have their time.
+        let everybody = self.required().all(|member| member.is_lost() || slow.contains(&member.seat));
+        let held_up = (self.segments.oldest(), self.segments.active_id(), everybody);
+        self.segment_stall = Stall::follow(self.segment_stall, held_up, now, !slow.is_empty());
         if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
             self.count_as_lost(slow, out);
         }

@@ -99,6 +99,8 @@ pub(super) struct Member {
     pub(super) loss: Option<Loss>,
     /// First segment for which it lends a buffer in this epoch.
     pub(super) first_opened: SegmentId,
+    /// Last segment for which it was asked to lend one. Initially as `opened`.
+    pub(super) asked: SegmentId,
     /// It has lent buffers for all segments from `first_opened` to this one. Initially the segment before `first_opened`.
     pub(super) opened: SegmentId,
     /// Segments beyond `opened` that it has lent out of order.
@@ -186,6 +188,7 @@ impl Primary {
             membership,
             loss: None,
             first_opened: first,
+            asked: before,
             opened: before,
             opened_early: Vec::with_capacity(SEGMENTS_MAX),
             posted: start,

@@ -156,8 +156,30 @@ impl Primary {
         while self.segments.next <= self.segments.active_id().next() && self.segments.len() < SEGMENTS_MAX {
             let identity = self.segments.push();
             out.push(Output::Prepare(identity));
-            out.extend(self.seats().map(|seat| Output::Open(seat, identity)));
         }
+        self.ask_for_buffers(out);
+    }
+
+    /// Asks members for buffers for all open segments, and newcomers for those that the members have lent. A newcomer whose
+    /// folder is still empty could lend more than members that have no room: they would be dropped from the set for it.
+    pub(super) fn ask_for_buffers(&mut self, out: &mut Vec<Output>) {
+        let lent = self.lent_by_members();
+        for index in 0..self.members.len() {
+            let Some(member) = self.members[index].as_ref().filter(|member| !member.is_lost()) else { continue };
+            let (seat, asked, required) = (member.seat, member.asked, self.is_required(member));
+            let open = self.segments.iter().map(|segment| segment.identity).filter(|identity| identity.segment > asked);
+            let due: Vec<_> = open.filter(|identity| required || identity.segment <= lent).collect();
+            if let (Some(last), Some(member)) = (due.last(), &mut self.members[index]) {
+                member.asked = last.segment;
+            }
+            out.extend(due.into_iter().map(|identity| Output::Open(seat, identity)));
+        }
+    }
+
+    /// The last segment for which every required member that is not lost has lent a buffer.
+    pub(super) fn lent_by_members(&self) -> SegmentId {
+        let lent = self.required().filter(|member| !member.is_lost()).map(|member| member.opened).min();
+        lent.unwrap_or(self.segments.active_id())
     }
 
     /// The first segment that is not fully acknowledged. No close has been sent for it yet.

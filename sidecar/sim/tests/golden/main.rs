@@ -26,6 +26,7 @@ scripts! { Script, "tests/golden/scripts":
     flushed_promotion,
     flushed_unseen,
     folder_full,
+    folder_full_newcomer,
     late_drop,
     late_open,
     left_behind,

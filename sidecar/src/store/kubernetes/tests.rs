@@ -57,6 +57,16 @@ fn a_configuration_round_trips() {
 }
 
 #[test]
+fn a_log_of_the_first_release_is_read() {
+    let object: Value =
+        serde_json::from_str(include_str!("../../../../crds/tests/fixtures/v0.1.0/group.json")).unwrap();
+    let config = convert::configuration(&group(&object)).unwrap().unwrap();
+    assert_eq!((config.epoch, config.version, config.members.len()), (Epoch(1), Version(2), 2));
+    assert_eq!(config.earlier, [Claim(0x00c0_ffee_0200_2a73)]);
+    assert_eq!(json!(convert::log_status(&config)), object["status"]["log"], "and written as it was");
+}
+
+#[test]
 fn an_invalid_log_is_an_error() {
     for (field, bad) in [("id", json!("7")), ("claim", json!("-1")), ("claim", json!(""))] {
         let mut log = json!(convert::log_status(&config(3, 9)));

@@ -1,0 +1,161 @@
+//! Objects of another release: a newer operator has written words that neither sidecars nor today's operator know.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tailwind_e2e::cluster::kubernetes::{Cluster, text};
+use tailwind_e2e::cluster::operated::{HOME, OperatedGroup, SIDECAR};
+use tailwind_e2e::context::note;
+
+use super::operated::outage_and;
+
+const DEFINITION: &str =
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicagroups.replication.tailwind.dev";
+
+/// The definition and the operators as a newer release has them; today's again at the end, however the test ends.
+struct NewerRelease<'c> {
+    cluster: &'c Cluster,
+    schema: Value,
+    replicas: Value,
+    ended: Cell<bool>,
+}
+
+impl<'c> NewerRelease<'c> {
+    fn begin(cluster: &'c Cluster) -> NewerRelease<'c> {
+        let definition = cluster.get(DEFINITION).unwrap().unwrap();
+        let schema = definition["spec"]["versions"].clone();
+        let replicas = cluster.get(&operator()).unwrap().unwrap()["spec"]["replicas"].clone();
+        let newer = NewerRelease { cluster, schema, replicas, ended: Cell::new(false) };
+        newer.scale(&json!(0));
+        let mut versions = newer.schema.clone();
+        let root = &mut versions[0]["schema"]["openAPIV3Schema"]["properties"];
+        for part in ["spec", "status"] {
+            root[part]["properties"]["somethingNew"] =
+                json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        }
+        let words = [
+            ("/spec/properties/deletion/enum", "Archive"),
+            ("/status/properties/phase/enum", "Hibernating"),
+            ("/status/properties/backups/items/properties/state/enum", "Dreaming"),
+        ];
+        for (list, word) in words {
+            root.pointer_mut(list)
+                .and_then(Value::as_array_mut)
+                .unwrap_or_else(|| panic!("no {list}"))
+                .push(json!(word));
+        }
+        newer.define(&versions);
+        newer
+    }
+
+    fn define(&self, versions: &Value) {
+        self.cluster.patch(DEFINITION, &json!({"spec": {"versions": versions}})).unwrap();
+    }
+
+    fn scale(&self, replicas: &Value) {
+        self.cluster.patch(&operator(), &json!({"spec": {"replicas": replicas}})).unwrap();
+        let pods = format!("/api/v1/namespaces/{HOME}/pods");
+        let done = || {
+            let operator = self.cluster.get(&operator())?.unwrap_or_default();
+            let ready = operator["status"]["readyReplicas"].as_u64().unwrap_or(0);
+            let all = self.cluster.list(&pods)?.len() as u64;
+            Ok((Some(ready) == replicas.as_u64() && all == ready).then_some(()))
+        };
+        self.cluster.wait("the operators to be as many as wanted", done).unwrap();
+    }
+
+    /// Today's operators meet what the newer one has left.
+    fn roll_back_operators(&self) {
+        self.scale(&self.replicas);
+    }
+
+    fn end(&self) {
+        if !self.ended.replace(true) {
+            self.define(&self.schema);
+        }
+    }
+}
+
+impl Drop for NewerRelease<'_> {
+    fn drop(&mut self) {
+        if !self.ended.get() {
+            let _ = self.cluster.patch(DEFINITION, &json!({"spec": {"versions": self.schema}}));
+            let _ = self.cluster.patch(&operator(), &json!({"spec": {"replicas": self.replicas}}));
+        }
+    }
+}
+
+fn operator() -> String {
+    format!("/apis/apps/v1/namespaces/{HOME}/deployments/tailwind-operator")
+}
+
+/// Sidecars go on, replace a member and pass the role on; an operator that cannot read the group leaves it alone; and once it can,
+/// it goes on as before.
+#[test]
+fn words_of_a_newer_release_stop_nothing() {
+    let Some(cluster) = Cluster::join_own("words_of_a_newer_release_stop_nothing").unwrap() else { return };
+    let group = OperatedGroup::start(&cluster, "skew", 2).unwrap();
+    let newer = NewerRelease::begin(&cluster);
+    let today = group.get().unwrap();
+    let mut backups = today["status"]["backups"].clone();
+    let states: Vec<Value> = backups.as_array().unwrap().iter().map(|backup| backup["state"].clone()).collect();
+    backups.as_array_mut().unwrap().iter_mut().for_each(|backup| backup["state"] = json!("Dreaming"));
+    let something = json!({"a": [1]});
+    // It takes a moment until the new definition is served; before, the words are refused or left out.
+    cluster
+        .wait("a newer release's words", || {
+            group.change(&json!({"spec": {"deletion": "Archive", "somethingNew": something}}))?;
+            let status = json!({"status": {"phase": "Hibernating", "backups": backups, "somethingNew": something}});
+            cluster.patch(&format!("{}/status", group.path()), &status)?;
+            let group = group.get()?;
+            let written = [&group["spec"], &group["status"]].iter().all(|part| part["somethingNew"] == something);
+            Ok((written && group["status"]["phase"] == "Hibernating").then_some(()))
+        })
+        .unwrap();
+
+    let began = Instant::now();
+    group.namespace.wait_for_acks(1000).unwrap();
+    let version = group.get().unwrap()["status"]["log"]["version"].as_u64();
+    let member = group.members().unwrap().remove(0);
+    group.namespace.kill_container(&member, "backup").unwrap();
+    let changed = |group: &Value| {
+        let log = &group["status"]["log"];
+        log["version"].as_u64() > version && log["members"].as_array().map_or(0, Vec::len) == 2
+    };
+    group.wait_for("the member to leave and to come back", changed).unwrap();
+    note(&format!("a member is lost and comes back: {:?}", began.elapsed()));
+    let (epoch, primary) = group.wait_for_takeover().unwrap();
+    group.namespace.kill_container(&primary, SIDECAR).unwrap();
+    let failover = group.namespace.wait_for_failover(epoch).unwrap();
+    note(&format!("the primary's container is killed: {} ms", failover.gap_us / 1000));
+    let between = group.get().unwrap();
+    assert_eq!(between["status"]["phase"], "Hibernating", "nobody but an operator writes that");
+
+    let uids = || -> BTreeSet<String> {
+        group.backups().unwrap().iter().map(|pod| text(pod, "/metadata/uid").to_owned()).collect()
+    };
+    let before = uids();
+    newer.roll_back_operators();
+    let unread =
+        group.wait_for("an operator that cannot read it", |group| group["status"]["phase"] == "Invalid").unwrap();
+    note(&format!("an older operator: {}", text(&unread, "/status/phaseReason")));
+    assert!(text(&unread, "/status/phaseReason").contains("Archive"), "{}", unread["status"]);
+    for kept in ["backups", "somethingNew", "log", "conditions", "membersWanted"] {
+        assert_eq!(unread["status"][kept], between["status"][kept], "{kept} is changed");
+    }
+    group.namespace.wait_for_acks(1000).unwrap();
+    assert_eq!(uids(), before, "the same backups");
+
+    // The words go, as before a rollback.
+    let mut known = group.get().unwrap()["status"]["backups"].clone();
+    known.as_array_mut().unwrap().iter_mut().zip(states).for_each(|(backup, state)| backup["state"] = state);
+    let status = json!({"status": {"backups": known, "somethingNew": null}});
+    cluster.patch(&format!("{}/status", group.path()), &status).unwrap();
+    group.change(&json!({"spec": {"deletion": today["spec"]["deletion"], "somethingNew": null}})).unwrap();
+    newer.end();
+    group.wait_until_whole(2).unwrap();
+    assert_eq!(uids(), before, "the same backups");
+    group.finish(&outage_and(&["error: group cannot be read"])).unwrap();
+}
