@@ -231,7 +231,7 @@ async fn reconcile_group(context: &Context, namespace: &str, name: &str) -> Resu
         .flatten()
         .filter_map(|leaf| leaf.certificate.as_ref())
         .map(|leaf| leaf.not_after.as_second());
-    context.metrics.saw(namespace, name, &plan.status, ends.min());
+    context.metrics.saw(namespace, name, &plan.status, ends.min(), observed.damaged());
     apply::apply(context, &observed, &plan).await?;
     let again = Duration::try_from(plan.again).unwrap_or(Duration::from_secs(1));
     Ok(Action::requeue(again))

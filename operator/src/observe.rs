@@ -4,21 +4,18 @@
 //! read anew each time: a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
 //! them come from watches; they only show where the scheduler may find room.
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, ROLE_PRIMARY, backup_secret, ca_secret, sidecar_secret};
-use tailwind_crds::readiness::Readiness;
-use tailwind_crds::{LogStatus, ReplicaGroup};
+use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, backup_secret, ca_secret, sidecar_secret};
 
 use crate::capacity;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::objects::{Kind, Owned};
-use crate::observed::{Observed, is_true};
+use crate::observed::{Observed, is_running, is_true};
 use crate::secrets;
 
 /// Enough for the most pods that can be missing at once, and names that are taken.
@@ -76,15 +73,16 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
 
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
-    let report = primary.and_then(|pod| context.prober.sidecar_report(name, pod));
-    // Without a report the status keeps the last positions.
-    let positions = report.and_then(|report| report.ok()?.positions);
-    let sidecars = sidecars(context, log, &app);
-    let obstacles = context.prober.obstacles(&backups);
     // A backup that has just been started does not listen yet.
     let is_asked =
         |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
-    let reports = context.prober.backup_reports(name, backups.iter().filter(is_asked));
+    let (sidecars, obstacles, reports) = futures_util::join!(
+        context.prober.sidecar_reports(name, app.iter().filter(|pod| is_running(pod))),
+        context.prober.obstacles(&backups),
+        context.prober.backup_reports(name, backups.iter().filter(is_asked)),
+    );
+    // Without a report the status keeps the last positions.
+    let positions = primary.and_then(|pod| sidecars.get(&pod.name_any())?.as_ref().ok()?.positions);
     Ok(Observation::Complete(Box::new(Observed {
         now,
         server: context.server,
@@ -101,17 +99,6 @@ pub(crate) async fn observe(context: &Context, namespace: &str, name: &str) -> R
         sidecars,
         group,
     })))
-}
-
-/// What sidecars say of themselves: the primary's, and all others' as well while that one does not say that it is primary.
-fn sidecars(context: &Context, log: Option<&LogStatus>, app: &[Pod]) -> BTreeMap<String, Readiness> {
-    let is_named = |pod: &&Pod| log.is_some_and(|log| pod.name_any() == log.primary.name);
-    let (named, others): (Vec<&Pod>, Vec<&Pod>) = app.iter().partition(is_named);
-    let mut said = context.prober.sidecars(&named);
-    if !said.values().any(|sidecar| sidecar.role == ROLE_PRIMARY) {
-        said.extend(context.prober.sidecars(&others));
-    }
-    said
 }
 
 async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<Owned>, Error> {

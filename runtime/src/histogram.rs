@@ -55,8 +55,7 @@ impl HistogramSnapshot {
 
 impl EncodeMetric for HistogramSnapshot {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        // The encoder takes the largest number for infinity.
-        let bound = |bucket: usize| if bucket < BUCKETS { (1_u64 << bucket) as f64 / 1e6 } else { f64::MAX };
+        let bound = |bucket: usize| if bucket < BUCKETS { (1_u64 << bucket) as f64 / 1e6 } else { f64::INFINITY };
         let buckets: [(f64, u64); BUCKETS + 1] = std::array::from_fn(|bucket| (bound(bucket), self.counts[bucket]));
         encoder.encode_histogram::<NoLabelSet>(self.sum_ns as f64 / 1e9, self.count(), &buckets, None)
     }

@@ -5,7 +5,7 @@
 use tailwind_crds::ReplicaGroupStatus;
 
 use super::backup_pod::{BackupPod, backup_pods};
-use super::primary::{Primary, primary};
+use super::primary::{Leading, Primary, leading, primary};
 use crate::objects::pod;
 use crate::observed::Observed;
 
@@ -16,12 +16,16 @@ pub(crate) struct GroupState<'a> {
     /// In the order of their names.
     pub(crate) backups: Vec<BackupPod>,
     pub(crate) primary: Primary,
+    /// Whether it works.
+    pub(crate) leading: Leading<'a>,
 }
 
 impl<'a> GroupState<'a> {
     pub(crate) fn new(observed: &'a Observed) -> GroupState<'a> {
         let hash = pod::template_hash(&observed.group, &observed.settings);
-        GroupState { observed, backups: backup_pods(observed, &hash), primary: primary(observed) }
+        let primary = primary(observed);
+        let leading = leading(observed, &primary);
+        GroupState { observed, backups: backup_pods(observed, &hash), primary, leading }
     }
 
     /// The status before.
@@ -41,6 +45,16 @@ impl<'a> GroupState<'a> {
     /// Members whose pods work.
     pub(crate) fn holders(&self) -> usize {
         self.alive().filter(|backup| backup.member).count()
+    }
+
+    /// Copies of the log that acks reach: members that the primary reports to write to. Without its report, members whose pods
+    /// work.
+    pub(crate) fn copies(&self) -> usize {
+        let members = self.observed.log().map_or(0, |log| log.members.len());
+        match self.leading {
+            Leading::Primary(report) => report.connected.map_or(0, usize::from).min(members),
+            _ => self.holders(),
+        }
     }
 
     /// What the sidecars recruit up to now.
