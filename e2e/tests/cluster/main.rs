@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod operated;
+mod truth;
 mod webhook;
 
 use std::time::Instant;
