@@ -81,6 +81,14 @@ struct Group {
     conditions: [Option<usize>; CONDITIONS.len()],
 }
 
+/// What a scrape shows of groups.
+struct GroupSamples {
+    phases: Family<PhaseLabels, Gauge>,
+    conditions: Family<ConditionLabels, Gauge>,
+    /// Members, members wanted, the end of certificates, and damaged copies.
+    numbers: [Family<GroupLabels, Gauge>; 4],
+}
+
 impl Metrics {
     fn groups(&self) -> MutexGuard<'_, BTreeMap<GroupLabels, Group>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
@@ -147,7 +155,7 @@ impl Metrics {
 
     /// All of them.
     pub fn snapshot(&self) -> Snapshot {
-        let (phase, condition, [members, wanted, end, damaged]) = self.of_groups();
+        let GroupSamples { phases, conditions, numbers: [members, wanted, end, damaged] } = self.of_groups();
         let mut now = Snapshot::new([]);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         now.info("tailwind_operator_info", "Which version this is.", [("version", version)]);
@@ -160,9 +168,9 @@ impl Metrics {
         now.register("tailwind_operator_reconcile_seconds_total", "Time spent in reconciles.", seconds);
         now.register("tailwind_operator_actions_total", "What was done, by kind.", self.actions.clone());
         now.register("tailwind_operator_injections_total", "Answers of the webhook.", self.injections.clone());
-        now.register("tailwind_group_phase", "1 for the phase that a group is in.", phase);
+        now.register("tailwind_group_phase", "1 for the phase that a group is in.", phases);
         let help = "1 for the status that a condition of a group has, 0 for the others.";
-        now.register("tailwind_group_condition", help, condition);
+        now.register("tailwind_group_condition", help, conditions);
         let help = "Copies of segments that a group's backups report as damaged.";
         now.register("tailwind_group_damaged_copies", help, damaged);
         now.register("tailwind_group_members", "Copies that a group has.", members);
@@ -172,10 +180,7 @@ impl Metrics {
         now
     }
 
-    /// Phases; conditions; members, members wanted, the end of certificates, and damaged copies.
-    fn of_groups(
-        &self,
-    ) -> (Family<PhaseLabels, Gauge>, Family<ConditionLabels, Gauge>, [Family<GroupLabels, Gauge>; 4]) {
+    fn of_groups(&self) -> GroupSamples {
         let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 4]>::default());
         let conditions = Family::<ConditionLabels, Gauge>::default();
         for (labels, group) in &*self.groups() {
@@ -198,7 +203,7 @@ impl Metrics {
                 }
             }
         }
-        (phases, conditions, numbers)
+        GroupSamples { phases, conditions, numbers }
     }
 }
 
