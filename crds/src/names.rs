@@ -9,6 +9,8 @@ pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
 pub const LABEL_ROLE: &str = "replication.tailwind.dev/role";
 /// Value of [`LABEL_ROLE`].
 pub const ROLE_PRIMARY: &str = "primary";
+/// The role of a sidecar that would take over, as it reports it.
+pub const ROLE_STANDBY: &str = "standby";
 /// On backup pods: their group.
 pub const LABEL_BACKUP_OF: &str = "replication.tailwind.dev/backup-of";
 

@@ -1,37 +1,78 @@
-//! What sidecars and backups answer at `/readyz`, apart from the code. A sidecar: its role, and what it waits for if it
-//! should be primary and cannot be. A backup: `ok`, or why it is not ready.
+//! What sidecars and backups answer at `/readyz`, apart from the code. A sidecar: its role, and what it or its appends wait
+//! for. A backup: `ok`, or why it is not ready.
 //!
-//! Written by sidecars and backups, read by the operator, which has no certificate of the group and so cannot ask for
-//! `/status`.
+//! Written by sidecars and backups. The operator reads it of backups; of sidecars it reads the same words in their
+//! [report](crate::report).
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// Begins the line that tells what a sidecar waits for.
-const WAITS_FOR: &str = "waits for ";
-
-/// A sidecar's answer: a line for the role, and one for what it waits for, if anything.
+/// A sidecar's answer: a line for the role, and one for each thing that is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {
-    /// `primary`, `standby` or `recovering`; from other versions anything else.
+    /// `primary`, `standby` or `recovering`.
     pub role: String,
     /// What keeps it from becoming primary.
     pub waiting: Option<Waiting>,
+    /// What appends wait for.
+    pub appends_wait: Option<AppendsWait>,
 }
 
 /// What a sidecar that should be primary waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// In one word.
+    #[serde(rename = "for")]
     pub what: WaitsFor,
     /// In the sidecar's own words, on one line.
     pub why: String,
 }
 
+/// What appends wait for at a primary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendsWait {
+    /// In one word.
+    #[serde(rename = "for")]
+    pub what: AppendsWaitFor,
+    /// In the sidecar's own words, on one line.
+    pub why: String,
+}
+
+/// What an append can wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AppendsWaitFor {
+    /// Buffers of the next segment, which members do not lend: their flush folders are full, or their disks are slow.
+    #[default]
+    Room,
+    /// Members of the set that do not confirm what is written to them.
+    Members,
+    /// The members' disks, under durability `Flushed`.
+    Disk,
+}
+
+impl AppendsWaitFor {
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AppendsWaitFor::Room => "room",
+            AppendsWaitFor::Members => "members",
+            AppendsWaitFor::Disk => "disk",
+        }
+    }
+}
+
+impl fmt::Display for AppendsWaitFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// What for, from what mends itself to what needs a person most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum WaitsFor {
     /// An answer of the config store.
     #[default]
@@ -49,16 +90,6 @@ pub enum WaitsFor {
 }
 
 impl WaitsFor {
-    /// All of them.
-    pub const ALL: [WaitsFor; 6] = [
-        WaitsFor::ConfigStore,
-        WaitsFor::Backups,
-        WaitsFor::Members,
-        WaitsFor::Evidence,
-        WaitsFor::ForgottenLog,
-        WaitsFor::NewerConfigStore,
-    ];
-
     /// The word.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -80,27 +111,15 @@ impl fmt::Display for WaitsFor {
 
 impl fmt::Display for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let one_line = |why: &str| why.replace(['\n', '\r'], " ");
         writeln!(f, "{}", self.role)?;
-        match &self.waiting {
-            None => Ok(()),
-            Some(Waiting { what, why }) => writeln!(f, "{WAITS_FOR}{what}: {}", why.replace(['\n', '\r'], " ")),
+        if let Some(Waiting { what, why }) = &self.waiting {
+            writeln!(f, "waits for {what}: {}", one_line(why))?;
         }
-    }
-}
-
-impl FromStr for Readiness {
-    type Err = std::convert::Infallible;
-
-    /// Takes anything: what is not understood, such as another version's words, is not there.
-    fn from_str(text: &str) -> Result<Readiness, Self::Err> {
-        let mut lines = text.lines();
-        let role = lines.next().unwrap_or_default().trim().to_owned();
-        let waiting = lines.find_map(|line| {
-            let (word, why) = line.strip_prefix(WAITS_FOR)?.split_once(": ")?;
-            let what = WaitsFor::ALL.into_iter().find(|what| what.as_str() == word)?;
-            Some(Waiting { what, why: why.trim().to_owned() })
-        });
-        Ok(Readiness { role, waiting })
+        if let Some(AppendsWait { what, why }) = &self.appends_wait {
+            writeln!(f, "appends wait for {what}: {}", one_line(why))?;
+        }
+        Ok(())
     }
 }
 
@@ -187,28 +206,23 @@ mod tests {
     }
 
     #[test]
-    fn waits_round_trip() {
-        for what in WaitsFor::ALL {
-            let waiting = Some(Waiting { what, why: "1 of 2: b (refused)".to_owned() });
-            let readiness = Readiness { role: "recovering".to_owned(), waiting };
-            assert_eq!(readiness.to_string().parse(), Ok(readiness));
-        }
+    fn each_wait_has_its_line() {
         let waiting = Some(Waiting { what: WaitsFor::Members, why: "two\nlines".to_owned() });
-        let text = Readiness { role: "standby".to_owned(), waiting }.to_string();
-        assert_eq!(text, "standby\nwaits for members: two lines\n");
+        let standby = Readiness { role: "standby".to_owned(), waiting, appends_wait: None };
+        assert_eq!(standby.to_string(), "standby\nwaits for members: two lines\n");
+        let appends_wait = Some(AppendsWait { what: AppendsWaitFor::Room, why: "b0: full".to_owned() });
+        let primary = Readiness { role: "primary".to_owned(), waiting: None, appends_wait };
+        assert_eq!(primary.to_string(), "primary\nappends wait for room: b0: full\n");
     }
 
     #[test]
-    fn unknown_words_are_ignored() {
-        let role = |text: &str| text.parse::<Readiness>().map(|read| (read.role, read.waiting.is_some()));
-        for (text, found) in [
-            ("primary\n", "primary"),
-            ("", ""),
-            ("the append path hangs\n", "the append path hangs"),
-            ("recovering\nwaits for rain: it is dry\n", "recovering"),
-            ("recovering\nwaits for members\n", "recovering"),
-        ] {
-            assert_eq!(role(text), Ok((found.to_owned(), false)));
+    fn the_words_are_those_of_the_report() {
+        use WaitsFor::{Backups, ConfigStore, Evidence, ForgottenLog, Members, NewerConfigStore};
+        for what in [ConfigStore, Backups, Members, Evidence, ForgottenLog, NewerConfigStore] {
+            assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
+        }
+        for what in [AppendsWaitFor::Room, AppendsWaitFor::Members, AppendsWaitFor::Disk] {
+            assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
         }
     }
 }

@@ -7,6 +7,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Positions;
+use crate::names::ROLE_PRIMARY;
+use crate::readiness::{AppendsWait, Waiting};
 
 /// Where the report is served.
 pub const PATH: &str = "/report";
@@ -47,11 +49,31 @@ pub struct FolderUse {
 }
 
 /// What a sidecar reports.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SidecarReport {
+    /// `primary`, `standby` or `recovering`.
+    pub role: String,
+    /// The epoch of that role; 0 before the sidecar knows any.
+    pub epoch: u64,
+    /// What keeps it from becoming primary, if it should.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
     /// How far the log is; absent unless the sidecar is primary. A primary that is recovering the log does not know yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
+    /// Members of the set that it writes to now; absent unless the sidecar is primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connected: Option<u8>,
+    /// What appends wait for, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub appends_wait: Option<AppendsWait>,
+}
+
+impl SidecarReport {
+    /// Whether the sidecar is primary.
+    pub fn is_primary(&self) -> bool {
+        self.role == ROLE_PRIMARY
+    }
 }
 
 impl<T> Report<T> {
@@ -88,6 +110,7 @@ pub fn read<T: DeserializeOwned>(page: &[u8], group: &str, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::readiness::{AppendsWaitFor, WaitsFor};
 
     const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","damaged":2,"quarantined":1}"#;
 
@@ -106,9 +129,25 @@ mod tests {
         check(BackupReport { damaged: 0, quarantined: None, folder: None }, unknown);
         let folder = r#"{"version":1,"group":"orders","name":"b","damaged":0,"folder":{"bytes":5,"max":9}}"#;
         check(BackupReport { folder: Some(FolderUse { bytes: 5, max: 9 }), ..BackupReport::default() }, folder);
-        let positions = r#"{"version":1,"group":"orders","name":"b","positions":{"first":3,"acked":42}}"#;
-        check(SidecarReport { positions: Some(Positions { first: 3, acked: 42 }) }, positions);
-        check(SidecarReport { positions: None }, r#"{"version":1,"group":"orders","name":"b"}"#);
+        let waits = SidecarReport {
+            role: "recovering".to_owned(),
+            epoch: 2,
+            waiting: Some(Waiting { what: WaitsFor::NewerConfigStore, why: "epoch 9".to_owned() }),
+            ..SidecarReport::default()
+        };
+        let page = r#"{"version":1,"group":"orders","name":"b","role":"recovering","epoch":2,"#;
+        check(waits, &format!(r#"{page}"waiting":{{"for":"newer-config-store","why":"epoch 9"}}}}"#));
+        let leads = SidecarReport {
+            role: "primary".to_owned(),
+            epoch: 3,
+            positions: Some(Positions { first: 3, acked: 42 }),
+            connected: Some(2),
+            appends_wait: Some(AppendsWait { what: AppendsWaitFor::Room, why: "full".to_owned() }),
+            ..SidecarReport::default()
+        };
+        let page = r#"{"version":1,"group":"orders","name":"b","role":"primary","epoch":3,"#;
+        let page = format!(r#"{page}"positions":{{"first":3,"acked":42}},"connected":2,"#);
+        check(leads, &format!(r#"{page}"appends_wait":{{"for":"room","why":"full"}}}}"#));
     }
 
     #[test]

@@ -49,7 +49,13 @@ fn operators_read_reports_of_the_first_release() {
     );
     assert_eq!(
         report::read(SIDECAR_REPORT.as_bytes(), "demo", "app-7d78579cd8-s7ws6"),
-        Ok(SidecarReport { positions: Some(Positions { first: 1, acked: 4825 }) })
+        Ok(SidecarReport {
+            role: "primary".to_owned(),
+            epoch: 3,
+            positions: Some(Positions { first: 1, acked: 4825 }),
+            connected: Some(2),
+            ..SidecarReport::default()
+        })
     );
 }
 

@@ -133,7 +133,7 @@ async fn reconcile_group(context: &Context, at: &GroupRef) -> Result<Action, Rec
     if timeout(LISTS_PATIENCE, context.cache.wait_until_listed()).await.is_err() {
         return Err(ReconcileError::NotListed);
     }
-    if let Some(mut observed) = glance(context, at) {
+    if let Some(mut observed) = glance(context, at).await {
         let plan = plan_in_turn(context, at, &mut observed);
         let news = plan.news(&observed);
         if news < News::Facts {
@@ -212,7 +212,8 @@ fn remember(context: &Context, at: &GroupRef, observed: &Observed, plan: &Plan) 
         .flatten()
         .filter_map(|leaf| leaf.certificate.as_ref())
         .map(|leaf| leaf.not_after.as_second());
-    context.metrics.saw(at.namespace.as_deref().unwrap_or_default(), &at.name, &plan.status, ends.min());
+    let namespace = at.namespace.as_deref().unwrap_or_default();
+    context.metrics.saw(namespace, &at.name, &plan.status, ends.min(), observed.damaged());
     context.memories.keep_spare_nodes(at, plan.spare_nodes);
 }
 

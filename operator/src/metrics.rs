@@ -78,6 +78,19 @@ struct RefusedLabels {
 struct StateLabel {
     state: &'static str,
 }
+/// As kube-state-metrics shows conditions: one sample for each status, and 1 for the one that holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConditionLabels {
+    #[prometheus(flatten)]
+    group: GroupLabels,
+    condition: &'static str,
+    status: &'static str,
+}
+
+/// The conditions that say how a group is. The others say what was asked for, or what the operator does.
+const CONDITIONS: [&str; 5] = ["Ready", "Degraded", "FailoverSafe", "LogFits", "QuarantineEmpty"];
+/// The status of a condition, and its label.
+const STATUSES: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("Unknown", "unknown")];
 
 #[derive(Debug)]
 struct Group {
@@ -85,6 +98,17 @@ struct Group {
     members: Option<u8>,
     members_wanted: Option<u8>,
     certificates_end: Option<i64>,
+    damaged: Option<u64>,
+    /// By [`CONDITIONS`], the status as an index into [`STATUSES`].
+    conditions: [Option<usize>; CONDITIONS.len()],
+}
+
+/// What a scrape shows of groups.
+struct GroupSamples {
+    phases: Family<PhaseLabels, Gauge>,
+    conditions: Family<ConditionLabels, Gauge>,
+    /// Members, members wanted, the end of certificates, and damaged copies.
+    numbers: [Family<GroupLabels, Gauge>; 4],
 }
 
 impl Metrics {
@@ -134,10 +158,22 @@ impl Metrics {
         self.injections.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// How a group is.
-    pub fn saw(&self, namespace: &str, name: &str, status: &ReplicaGroupStatus, certificates_end: Option<i64>) {
+    /// How a group is. `damaged`: copies that its backups report as damaged, as far as any has reported.
+    pub fn saw(
+        &self,
+        namespace: &str,
+        name: &str,
+        status: &ReplicaGroupStatus,
+        certificates_end: Option<i64>,
+        damaged: Option<u64>,
+    ) {
         let &ReplicaGroupStatus { phase, members, members_wanted, .. } = status;
-        self.groups().insert(labels(namespace, name), Group { phase, members, members_wanted, certificates_end });
+        let conditions = CONDITIONS.map(|kind| {
+            let condition = status.conditions.iter().find(|condition| condition.type_ == kind)?;
+            STATUSES.iter().position(|(status, _)| *status == condition.status)
+        });
+        let group = Group { phase, members, members_wanted, certificates_end, damaged, conditions };
+        self.groups().insert(labels(namespace, name), group);
     }
 
     /// Another installation manages a group. True if that is new.
@@ -164,7 +200,7 @@ impl Metrics {
 
     /// All of them.
     pub fn snapshot(&self) -> Snapshot {
-        let (phase, [members, wanted, end]) = self.of_groups();
+        let GroupSamples { phases, conditions, numbers: [members, wanted, end, damaged] } = self.of_groups();
         let mut now = Snapshot::new([]);
         now.process();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -180,7 +216,11 @@ impl Metrics {
         now.register("tailwind_operator_api_requests_total", "Requests to the API server.", requests);
         now.register("tailwind_operator_actions_total", "What was done, by kind.", self.actions.clone());
         now.register("tailwind_operator_injections_total", "Answers of the webhook.", self.injections.clone());
-        now.register("tailwind_group_phase", "1 for the phase that a group is in.", phase);
+        now.register("tailwind_group_phase", "1 for the phase that a group is in.", phases);
+        let help = "1 for the status that a condition of a group has, 0 for the others.";
+        now.register("tailwind_group_condition", help, conditions);
+        let help = "Copies of segments that a group's backups report as damaged.";
+        now.register("tailwind_group_damaged_copies", help, damaged);
         now.register("tailwind_group_members", "Copies that a group has.", members);
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
@@ -204,22 +244,30 @@ impl Metrics {
         now
     }
 
-    /// Phases; members, members wanted, and the end of certificates.
-    fn of_groups(&self) -> (Family<PhaseLabels, Gauge>, [Family<GroupLabels, Gauge>; 3]) {
-        let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 3]>::default());
+    fn of_groups(&self) -> GroupSamples {
+        let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 4]>::default());
+        let conditions = Family::<ConditionLabels, Gauge>::default();
         for (labels, group) in &*self.groups() {
             if let Some(phase) = group.phase {
                 let labels = PhaseLabels { group: labels.clone(), phase: format!("{phase:?}") };
                 phases.get_or_create(&labels).set(1);
             }
-            let values = [group.members.map(i64::from), group.members_wanted.map(i64::from), group.certificates_end];
+            for (condition, holds) in CONDITIONS.into_iter().zip(group.conditions) {
+                for (index, (_, status)) in STATUSES.into_iter().enumerate().filter(|_| holds.is_some()) {
+                    let labels = ConditionLabels { group: labels.clone(), condition, status };
+                    conditions.get_or_create(&labels).set((holds == Some(index)).into());
+                }
+            }
+            let damaged = group.damaged.map(|copies| i64::try_from(copies).unwrap_or(i64::MAX));
+            let (members, wanted) = (group.members.map(i64::from), group.members_wanted.map(i64::from));
+            let values = [members, wanted, group.certificates_end, damaged];
             for (family, value) in numbers.iter().zip(values) {
                 if let Some(value) = value {
                     family.get_or_create(labels).set(value);
                 }
             }
         }
-        (phases, numbers)
+        GroupSamples { phases, conditions, numbers }
     }
 }
 
@@ -229,6 +277,8 @@ fn labels(namespace: &str, name: &str) -> GroupLabels {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
     use super::*;
 
     #[test]
@@ -236,8 +286,25 @@ mod tests {
         let metrics = Metrics::default();
         metrics.set_leader(true);
         metrics.reconciled(Duration::from_millis(500), Some("conflict"));
-        let status = ReplicaGroupStatus { phase: Some(Phase::Ready), members: Some(3), ..Default::default() };
-        metrics.saw("shop", "orders", &status, None);
+        let condition = |kind: &str, status: &str| Condition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: String::new(),
+            message: String::new(),
+            observed_generation: None,
+            last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        };
+        let status = ReplicaGroupStatus {
+            phase: Some(Phase::Ready),
+            members: Some(3),
+            conditions: vec![
+                condition("Ready", "Unknown"),
+                condition("Placeable", "True"),
+                condition("LogFits", "so so"),
+            ],
+            ..Default::default()
+        };
+        metrics.saw("shop", "orders", &status, None, Some(2));
         let text = metrics.snapshot().text();
         for line in [
             "tailwind_operator_leader 1",
@@ -247,9 +314,13 @@ mod tests {
             "tailwind_group_phase{namespace=\"shop\",group=\"orders\",phase=\"Ready\"} 1",
             "# TYPE process_resident_memory_bytes gauge",
             "tailwind_group_members{namespace=\"shop\",group=\"orders\"} 3",
+            "tailwind_group_damaged_copies{namespace=\"shop\",group=\"orders\"} 2",
+            "tailwind_group_condition{namespace=\"shop\",group=\"orders\",condition=\"Ready\",status=\"unknown\"} 1",
+            "tailwind_group_condition{namespace=\"shop\",group=\"orders\",condition=\"Ready\",status=\"true\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
         }
+        assert!(!text.contains("Placeable") && !text.contains("LogFits"), "{text}");
         assert!(metrics.refused("shop", "stock", "a/op") && !metrics.refused("shop", "stock", "a/op"));
         let refused = "tailwind_operator_group_refused{namespace=\"shop\",group=\"stock\",managed_by=\"a/op\"} 1";
         assert!(metrics.snapshot().text().lines().any(|line| line == refused));

@@ -5,23 +5,21 @@
 //! [read anew](observe): a watch may lag, and a pod that it does not show yet would be made twice. Nodes and what is used on
 //! them always come from watches; they only show where the scheduler may find room.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, ROLE_PRIMARY, backup_secret, ca_secret, sidecar_secret};
-use tailwind_crds::readiness::Readiness;
-use tailwind_crds::{LogStatus, ReplicaGroup};
+use tailwind_crds::ReplicaGroup;
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, backup_secret, ca_secret, sidecar_secret};
 
 use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
 use crate::objects::{Kind, Owned};
-use crate::observed::{Certificates, Observed, is_true};
+use crate::observed::{Certificates, Observed, is_running, is_true};
 use crate::secrets;
 use crate::wake::digest_of;
 
@@ -59,13 +57,13 @@ struct Seen {
 
 /// A group as watches show it. Nothing if they do not, if it cannot be read, or if the last look at the API server was before
 /// the last change that wakes the group, or long ago: secrets may not be watched, and a watch may have missed something.
-pub(crate) fn glance(context: &Context, at: &GroupRef) -> Option<Box<Observed>> {
+pub(crate) async fn glance(context: &Context, at: &GroupRef) -> Option<Box<Observed>> {
     let group = context.cache.groups.get(at)?.0.clone().ok()?;
     let (namespace, name) = (at.namespace.as_deref()?, at.name.as_str());
     let certificates = context.memories.certificates(at, digest_of(&group), Instant::now())?;
     let pods = context.cache.pods_of(namespace, name);
     let objects = context.cache.objects_of(namespace, name);
-    Some(complete(context, Seen { group, pods, objects, certificates }))
+    Some(complete(context, Seen { group, pods, objects, certificates }).await)
 }
 
 /// A group as the API server has it now.
@@ -102,7 +100,7 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     let backups = backups.doing(|| "list backup pods".to_owned())?.items;
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
     let (certificates, objects) = (certificates?, objects?);
-    Ok(Observation::Complete(complete(context, Seen { group, pods: [backups, app], objects, certificates })))
+    Ok(Observation::Complete(complete(context, Seen { group, pods: [backups, app], objects, certificates }).await))
 }
 
 async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup) -> Result<Certificates, Error> {
@@ -120,22 +118,23 @@ async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup)
 }
 
 /// Adds what is known of nodes, and what pods report.
-fn complete(context: &Context, seen: Seen) -> Box<Observed> {
+async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
     let Seen { group, pods: [mut backups, app], objects, certificates } = seen;
     // A label is easily copied; only pods of this very group are touched.
     backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
     let name = &group.name_any();
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
-    let report = primary.and_then(|pod| context.prober.sidecar_report(name, pod));
-    // Without a report the status keeps the last positions.
-    let positions = report.and_then(|report| report.ok()?.positions);
-    let sidecars = sidecars(context, log, &app);
-    let obstacles = context.prober.obstacles(&backups);
     // A backup that has just been started does not listen yet.
     let is_asked =
         |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
-    let reports = context.prober.backup_reports(name, backups.iter().filter(is_asked));
+    let (sidecars, obstacles, reports) = futures_util::join!(
+        context.prober.sidecar_reports(name, app.iter().filter(|pod| is_running(pod))),
+        context.prober.obstacles(&backups),
+        context.prober.backup_reports(name, backups.iter().filter(is_asked)),
+    );
+    // Without a report the status keeps the last positions.
+    let positions = primary.and_then(|pod| sidecars.get(&pod.name_any())?.as_ref().ok()?.positions);
     Box::new(Observed {
         now: Timestamp::now(),
         server: context.server,
@@ -153,17 +152,6 @@ fn complete(context: &Context, seen: Seen) -> Box<Observed> {
         sidecars,
         group,
     })
-}
-
-/// What sidecars say of themselves: the primary's, and all others' as well while that one does not say that it is primary.
-fn sidecars(context: &Context, log: Option<&LogStatus>, app: &[Pod]) -> BTreeMap<String, Readiness> {
-    let is_named = |pod: &&Pod| log.is_some_and(|log| pod.name_any() == log.primary.name);
-    let (named, others): (Vec<&Pod>, Vec<&Pod>) = app.iter().partition(is_named);
-    let mut said = context.prober.sidecars(&named);
-    if !said.values().any(|sidecar| sidecar.role == ROLE_PRIMARY) {
-        said.extend(context.prober.sidecars(&others));
-    }
-    said
 }
 
 async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<Owned>, Error> {

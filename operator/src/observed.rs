@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
-use tailwind_crds::names::FINALIZER;
-use tailwind_crds::readiness::{Readiness, Unready};
-use tailwind_crds::report::BackupReport;
+use tailwind_crds::names::{FINALIZER, SIDECAR_CONTAINER};
+use tailwind_crds::readiness::Unready;
+use tailwind_crds::report::{BackupReport, SidecarReport};
 use tailwind_crds::{LogStatus, Positions, ReplicaGroup};
 
 use crate::objects::Owned;
@@ -48,8 +48,8 @@ pub struct Observed {
     pub reports: BTreeMap<String, Result<BackupReport, String>>,
     /// Fewer groups than the operator allows are being updated, and this one is next.
     pub may_update: bool,
-    /// What sidecars say of themselves, by the app's pod; of those that were asked and answered.
-    pub sidecars: BTreeMap<String, Readiness>,
+    /// What sidecars report of themselves, or why that cannot be read, by the app's pod; of those that have been asked.
+    pub sidecars: BTreeMap<String, Result<SidecarReport, String>>,
 }
 
 impl Observed {
@@ -65,10 +65,22 @@ impl Observed {
         self.group.status.as_ref()?.log.as_ref()
     }
 
+    /// Copies of segments that backups report as damaged; nothing if no backup has reported.
+    pub(crate) fn damaged(&self) -> Option<u64> {
+        self.reports.values().flatten().map(|report| report.damaged).reduce(u64::saturating_add)
+    }
+
     /// Whether the group waits for its app before it goes.
     pub(crate) fn has_finalizer(&self) -> bool {
         self.group.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
     }
+}
+
+/// Whether the pod has the container that answers for it.
+pub(crate) fn has_sidecar(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    all.any(|container| container.name == SIDECAR_CONTAINER)
 }
 
 /// Whether the pod's containers have been started and not all have ended.

@@ -39,7 +39,7 @@ use crate::observed::Observed;
 pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
-use primary::Primary;
+use primary::{Leading, Primary, Standby};
 pub use rollout::Rollout;
 use trouble::NoReport;
 
@@ -222,11 +222,14 @@ fn again(state: &GroupState<'_>, plan: &BackupPlan) -> SignedDuration {
     let is_starting = state.alive().any(|backup| !(backup.ready && (backup.member || !has_log)));
     let missing: Vec<NoReport> =
         state.backups.iter().filter_map(|backup| trouble::damage(state, backup).err()).collect();
+    let standby = primary::standby(observed, &state.primary);
+    let is_unknown = matches!(state.leading, Leading::Unknown(_)) || matches!(standby, Standby::Unknown(..));
     let is_waiting = !state.primary.is_here() && !observed.app.is_empty()
         || plan.replacement.is_some()
         || plan.unplaced > 0
         || is_starting
-        || !missing.is_empty();
+        || !missing.is_empty()
+        || is_unknown;
     let again = match () {
         () if plan.rollout == Rollout::Begins => AGAIN_AT_ONCE,
         () if candidate::may_be(state) || missing.contains(&NoReport::NotAsked) => AGAIN_SOON,

@@ -1,8 +1,9 @@
-//! Asks pods over plain HTTP how they are: primaries and backups for their reports, sidecars for what they wait for, and
-//! backups for the reason if they are not ready.
+//! Asks pods over plain HTTP how they are: sidecars and backups for their reports, and backups for the reason if they are not
+//! ready.
 //!
-//! Called by [`observe`](crate::observe), which takes what is known by now; requests go on beside it, seldom and briefly. Only
-//! the status rests on them: a report that cannot be read is passed on with its reason, and never taken for a sound backup.
+//! Called by [`observe`](crate::observe), which waits for answers for a moment and takes what is known then; later ones are
+//! there for the next look. Only the status rests on them: a report that cannot be read is passed on with its reason, and never
+//! taken for a sound backup or a working primary.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -11,27 +12,37 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use tailwind_crds::names::{BACKUP_CONTAINER, PORT_BACKUP_PROBES, PORT_SIDECAR_PROBES};
-use tailwind_crds::readiness::{Readiness, Unready};
+use tailwind_crds::readiness::Unready;
 use tailwind_crds::report::{self, BackupReport, SidecarReport};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Reasons are read so often at most.
 const OBSTACLES_AGE: Duration = Duration::from_secs(10);
-/// Reports and roles are read so often at most: what is said of damage or of a wait should not outlive it for long.
+/// Reports are read so often at most: what is said of damage or of a wait should not outlive it for long.
 const REPORTS_AGE: Duration = Duration::from_secs(4);
 /// A request that takes longer is given up.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// So often a page is requested before there is no answer, with a pause in between: 10 s in all, if nobody refuses.
+const TRIES: u32 = 3;
+const TRY_PAUSE: Duration = Duration::from_secs(2);
+/// A reconcile waits so long for a page that it has requested.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
+/// An older answer says nothing any more: a group that is well is looked at, and its pods are asked, three times meanwhile.
+const ANSWER_AGE_MAX: Duration = Duration::from_secs(90);
 /// Requests under way at a time.
 const REQUESTS_MAX: usize = 32;
 /// Sidecars and backups close a connection that has been idle for 10 seconds.
@@ -58,7 +69,11 @@ pub(crate) struct Prober {
 #[derive(Debug)]
 struct CachedResponse {
     requested: Instant,
-    /// `None` before the first one.
+    /// The request is under way.
+    awaited: bool,
+    /// When the last page came.
+    answered: Option<(Instant, Timestamp)>,
+    /// The last page, or why there was none; `None` before the first one.
     page: Option<Result<Page, String>>,
 }
 
@@ -89,55 +104,60 @@ impl Default for Prober {
 }
 
 impl Prober {
-    /// What the sidecar in this pod reports.
-    pub(crate) fn sidecar_report(self: &Arc<Prober>, group: &str, pod: &Pod) -> Option<Result<SidecarReport, String>> {
-        self.report(PORT_SIDECAR_PROBES, group, pod)
+    /// What the sidecars in these pods report, or why that cannot be read, by pod; of those that have been asked.
+    pub(crate) async fn sidecar_reports<'a>(
+        self: &Arc<Prober>,
+        group: &str,
+        pods: impl Iterator<Item = &'a Pod>,
+    ) -> BTreeMap<String, Result<SidecarReport, String>> {
+        let mut reports = self.reports::<SidecarReport>(PORT_SIDECAR_PROBES, group, pods).await;
+        for report in reports.values_mut().flatten() {
+            report.waiting.iter_mut().for_each(|waiting| waiting.why = cut(&waiting.why, WAIT_CHARS_MAX));
+            report.appends_wait.iter_mut().for_each(|wait| wait.why = cut(&wait.why, WAIT_CHARS_MAX));
+        }
+        reports
     }
 
     /// What backups report, or why that cannot be read, by pod; of those that have been asked.
-    pub(crate) fn backup_reports<'a>(
+    pub(crate) async fn backup_reports<'a>(
         self: &Arc<Prober>,
         group: &str,
         pods: impl Iterator<Item = &'a Pod>,
     ) -> BTreeMap<String, Result<BackupReport, String>> {
-        pods.filter_map(|pod| Some((pod.name_any(), self.report(PORT_BACKUP_PROBES, group, pod)?))).collect()
+        self.reports(PORT_BACKUP_PROBES, group, pods).await
     }
 
-    fn report<T: DeserializeOwned>(self: &Arc<Prober>, port: u16, group: &str, pod: &Pod) -> Option<Result<T, String>> {
-        let page = self.get(pod, port, report::PATH, REPORTS_AGE)?;
-        Some(
-            page.and_then(|page| read_report(&page, group, &pod.name_any())).map_err(|why| cut(&why, REASON_CHARS_MAX)),
-        )
-    }
-
-    /// What the sidecars in these pods of the app say of themselves, by pod.
-    pub(crate) fn sidecars(self: &Arc<Prober>, pods: &[&Pod]) -> BTreeMap<String, Readiness> {
-        let said = pods.iter().filter_map(|pod| {
-            let page = self.get(pod, PORT_SIDECAR_PROBES, "/readyz", REPORTS_AGE)?.ok()?;
-            Some((pod.name_any(), readiness(&page.text())))
+    async fn reports<'a, T: DeserializeOwned>(
+        self: &Arc<Prober>,
+        port: u16,
+        group: &str,
+        pods: impl Iterator<Item = &'a Pod>,
+    ) -> BTreeMap<String, Result<T, String>> {
+        let requests = pods.map(|pod| async move {
+            let (name, page) = (pod.name_any(), self.get(pod, port, report::PATH, REPORTS_AGE).await?);
+            let report = page.and_then(|page| read_report(&page, group, &name));
+            Some((name, report.map_err(|why| cut(&why, REASON_CHARS_MAX))))
         });
-        said.collect()
+        join_all(requests).await.into_iter().flatten().collect()
     }
 
     /// What those of the pods say that run and are not ready, by pod.
-    pub(crate) fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, Unready> {
-        let unready = pods.iter().filter(|pod| is_running_unready(pod));
-        unready
-            .filter_map(|pod| {
-                let page = self.get(pod, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE)?.ok()?;
-                let text = cut(page.text().trim(), REASON_CHARS_MAX);
-                let Ok(unready) = text.parse();
-                (!text.is_empty() && text != "ok").then(|| (pod.name_any(), unready))
-            })
-            .collect()
+    pub(crate) async fn obstacles(self: &Arc<Prober>, pods: &[Pod]) -> BTreeMap<String, Unready> {
+        let requests = pods.iter().filter(|pod| is_running_unready(pod)).map(|pod| async move {
+            let page = self.get(pod, PORT_BACKUP_PROBES, "/readyz", OBSTACLES_AGE).await?.ok()?;
+            let text = cut(page.text().trim(), REASON_CHARS_MAX);
+            let Ok(unready) = text.parse();
+            (!text.is_empty() && text != "ok").then(|| (pod.name_any(), unready))
+        });
+        join_all(requests).await.into_iter().flatten().collect()
     }
 
     fn responses(&self) -> MutexGuard<'_, HashMap<String, CachedResponse>> {
         self.responses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last response, or why there is none; requests another one if it is old. `None` before the first one.
-    fn get(
+    /// The last response, or why there is none; requests another one first if it is old. `None` before the first one.
+    async fn get(
         self: &Arc<Prober>,
         pod: &Pod,
         port: u16,
@@ -146,30 +166,84 @@ impl Prober {
     ) -> Option<Result<Page, String>> {
         let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
         let Some(ip) = ip else { return Some(Err("it has no address".to_owned())) };
-        let address = SocketAddr::new(ip, port);
-        let url = format!("http://{address}{path}");
+        let url = format!("http://{}{path}", SocketAddr::new(ip, port));
+        if let Some(request) = self.request(&url, age_max) {
+            // A pod that is well answers within milliseconds. Others are waited for beside the reconciles.
+            drop(timeout(ANSWER_PATIENCE, request).await);
+        }
+        self.responses().get(&url)?.known()
+    }
+
+    /// Requests a page, unless that has been done a moment ago. The task ends once there is an answer, or none is expected.
+    fn request(self: &Arc<Prober>, url: &str, age_max: Duration) -> Option<JoinHandle<()>> {
         let mut responses = self.responses();
-        let known = responses.get(&url);
-        let page = known.and_then(|response| response.page.clone());
-        if known.is_some_and(|response| response.requested.elapsed() < age_max) {
-            return page;
+        if responses.get(url).is_some_and(|known| known.requested.elapsed() < age_max || known.is_awaited()) {
+            return None;
         }
         // With as many requests under way as there may be, it is requested another time.
-        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return page };
+        let permit = Arc::clone(&self.requests).try_acquire_owned().ok()?;
         responses.retain(|_, response| response.requested.elapsed() < UNUSED_MAX);
-        responses.insert(url.clone(), CachedResponse { requested: Instant::now(), page: page.clone() });
+        let known = responses.entry(url.to_owned()).or_insert_with(CachedResponse::new);
+        (known.requested, known.awaited) = (Instant::now(), true);
         drop(responses);
-        let prober = Arc::clone(self);
-        tokio::spawn(async move {
-            let page = timeout(REQUEST_TIMEOUT, fetch(&prober.client, &url)).await;
-            let page = page.unwrap_or_else(|_| Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())));
+        let (prober, url) = (Arc::clone(self), url.to_owned());
+        Some(tokio::spawn(async move {
+            let page = prober.fetch_patiently(&url, permit).await;
             if let Some(known) = prober.responses().get_mut(&url) {
-                known.page = Some(page);
+                known.take(page);
+            }
+        }))
+    }
+
+    /// Tries again before it says that there is no answer: one that is lost is no news, and the last one stands meanwhile.
+    async fn fetch_patiently(&self, url: &str, permit: OwnedSemaphorePermit) -> Result<Page, String> {
+        let mut permit = permit;
+        for _ in 1..TRIES {
+            if let Ok(page) = fetch_in_time(&self.client, url).await {
+                return Ok(page);
             }
             drop(permit);
-        });
+            tokio::time::sleep(TRY_PAUSE).await;
+            permit = Arc::clone(&self.requests).acquire_owned().await.expect("nobody closes it");
+        }
+        let page = fetch_in_time(&self.client, url).await;
+        drop(permit);
         page
     }
+}
+
+impl CachedResponse {
+    fn new() -> CachedResponse {
+        CachedResponse { requested: Instant::now(), awaited: false, answered: None, page: None }
+    }
+
+    /// A request is under way. One whose task has ended without a word does not count for ever.
+    fn is_awaited(&self) -> bool {
+        self.awaited && self.requested.elapsed() < ANSWER_AGE_MAX
+    }
+
+    fn take(&mut self, page: Result<Page, String>) {
+        if page.is_ok() {
+            self.answered = Some((Instant::now(), Timestamp::now()));
+        }
+        (self.awaited, self.page) = (false, Some(page));
+    }
+
+    /// The page, unless it is too old to say anything. The moment of an answer and not its age is told: a text that changed with
+    /// every look would be written at every look.
+    fn known(&self) -> Option<Result<Page, String>> {
+        let last = |(_, at): (Instant, Timestamp)| format!("its last answer came at {at:.0}");
+        Some(match (self.page.clone()?, self.answered) {
+            (Ok(_), Some(answered)) if answered.0.elapsed() >= ANSWER_AGE_MAX => Err(last(answered)),
+            (Err(why), Some(answered)) => Err(format!("{why}; {}", last(answered))),
+            (page, _) => page,
+        })
+    }
+}
+
+async fn fetch_in_time(client: &HttpClient, url: &str) -> Result<Page, String> {
+    let page = timeout(REQUEST_TIMEOUT, fetch(client, url)).await;
+    page.unwrap_or_else(|_| Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())))
 }
 
 fn is_running_unready(pod: &Pod) -> bool {
@@ -204,14 +278,6 @@ fn read_report<T: DeserializeOwned>(page: &Page, group: &str, name: &str) -> Res
     }
 }
 
-fn readiness(text: &str) -> Readiness {
-    let Ok(mut readiness) = text.parse::<Readiness>();
-    if let Some(waiting) = &mut readiness.waiting {
-        waiting.why = cut(&waiting.why, WAIT_CHARS_MAX);
-    }
-    readiness
-}
-
 fn cut(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
@@ -220,20 +286,10 @@ fn cut(text: &str, chars_max: usize) -> String {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use tailwind_crds::readiness::WaitsFor;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-
-    #[test]
-    fn a_long_wait_is_cut_off() {
-        let sidecar = readiness(&format!("recovering\nwaits for evidence: {}\n", "b ".repeat(10_000)));
-        let waiting = sidecar.waiting.unwrap();
-        assert_eq!((sidecar.role.as_str(), waiting.what), ("recovering", WaitsFor::Evidence));
-        assert_eq!(waiting.why.len(), WAIT_CHARS_MAX);
-        assert_eq!(readiness("primary\n"), Readiness { role: "primary".to_owned(), waiting: None });
-    }
 
     /// Reads a request's head; false at the end of the connection.
     async fn read_request(stream: &mut TcpStream) -> bool {
@@ -297,8 +353,50 @@ mod tests {
         let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let refused = fetch(&Prober::default().client, &format!("http://{nobody}/report")).await.unwrap_err();
         assert!(refused.starts_with("no answer: Connection refused"), "{refused}");
-        let reports = Arc::new(Prober::default()).backup_reports("orders", [Pod::default()].iter());
+        let reports = Arc::new(Prober::default()).backup_reports("orders", [Pod::default()].iter()).await;
         assert!(reports[""].is_err(), "a pod without an address");
+    }
+
+    fn page(text: &'static str) -> Result<Page, String> {
+        Ok(Page { status: StatusCode::OK, body: Bytes::from_static(text.as_bytes()) })
+    }
+
+    #[test]
+    fn an_old_answer_says_nothing() {
+        let mut response = CachedResponse::new();
+        assert!(response.known().is_none());
+        response.take(page("ok"));
+        let (_, at) = response.answered.unwrap();
+        assert_eq!(response.known().unwrap().unwrap().text(), "ok");
+        let long_ago = Instant::now().checked_sub(ANSWER_AGE_MAX).unwrap();
+        response.answered = Some((long_ago, at));
+        let last = format!("its last answer came at {at:.0}");
+        assert_eq!(response.known().unwrap().unwrap_err(), last);
+        response.take(Err("no answer: refused".to_owned()));
+        assert_eq!(response.known().unwrap().unwrap_err(), format!("no answer: refused; {last}"));
+        response.take(page("ok"));
+        assert!(response.known().unwrap().is_ok(), "it answers again");
+    }
+
+    /// Two requests find nobody; the third one is answered.
+    #[tokio::test]
+    async fn lost_requests_are_repeated() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/report", listener.local_addr().unwrap());
+        let prober = Prober::default();
+        let serve = async {
+            for served in [false, false, true] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert!(read_request(&mut stream).await);
+                if served {
+                    stream.write_all(RESPONSE).await.unwrap();
+                }
+            }
+        };
+        let permit = Arc::clone(&prober.requests).try_acquire_owned().unwrap();
+        let (page, ()) = tokio::join!(prober.fetch_patiently(&url, permit), serve);
+        assert_eq!(page.unwrap().text(), "ok\n");
+        assert_eq!(prober.requests.available_permits(), REQUESTS_MAX);
     }
 
     #[tokio::test]
@@ -320,16 +418,16 @@ mod tests {
         let prober = Arc::new(Prober::default());
         let pod = serde_json::from_value(serde_json::json!({"status": {"podIP": ip}})).unwrap();
         let get = || prober.get(&pod, port, "/readyz", Duration::from_secs(60));
-        assert!(get().is_none());
         let response = timeout(Duration::from_secs(10), async {
             loop {
-                match get() {
+                match get().await {
                     Some(page) => break page,
                     None => tokio::task::yield_now().await,
                 }
             }
         });
         assert_eq!(response.await.unwrap().unwrap().text(), "ok\n");
+        assert_eq!(get().await.unwrap().unwrap().text(), "ok\n");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! Used by the sidecar, the backup daemon, the operator and the example app. It knows nothing of logs, groups or Kubernetes.
 
+pub mod histogram;
 pub mod http;
 pub mod listener;
 pub mod logging;

@@ -12,6 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::histogram::Histogram;
+
 /// See <https://prometheus.io/docs/specs/om/open_metrics_spec/#overall-structure>.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -34,6 +36,11 @@ impl Snapshot {
     /// Adds a counter. Its name ends in `_total`.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.register(name, help, ConstCounter::new(value));
+    }
+
+    /// Adds a histogram, as it is now. Its name ends in `_seconds`.
+    pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.register(name, help, histogram.snapshot());
     }
 
     /// Adds a gauge of 1 whose labels carry the information.

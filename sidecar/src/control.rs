@@ -15,6 +15,7 @@ pub mod refusals;
 pub mod seat;
 pub mod standby;
 pub mod status;
+pub mod times;
 pub mod waits;
 
 use std::sync::Arc;
@@ -39,6 +40,7 @@ use crate::store::Store;
 use desired::DesiredState;
 use log::LogView;
 use refusals::Refusals;
+use times::PromotionTimes;
 use waits::Waits;
 
 /// A term that ends sooner is followed by a pause, longer after each such term.
@@ -76,6 +78,8 @@ pub struct Context {
     pub waits: Waits,
     /// Which members lend no buffer.
     pub refusals: Refusals,
+    /// How long failovers have taken.
+    pub times: PromotionTimes,
 }
 
 impl Context {
@@ -163,9 +167,11 @@ pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::
 
 async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output>) -> anyhow::Result<()> {
     let mut pause = Duration::ZERO;
+    // A promotion that is disturbed is still part of the same failover.
+    let mut missed: Option<Instant> = None;
     loop {
         stay_fenced(context).await;
-        standby::wait_for_turn(context).await;
+        missed = standby::wait_for_turn(context).await.or(missed);
         if context.desired().fenced {
             continue;
         }
@@ -174,6 +180,9 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
         context.waits.over();
         match outcome {
             promote::Outcome::Won(config, reference) => {
+                if let Some(missed) = missed.take() {
+                    context.times.failover.observe(missed.elapsed(), 1);
+                }
                 let began = Instant::now();
                 let why = lead::lead(context, config, &reference, &mut outputs).await?;
                 tracing::warn!(%why, "stepped down");
@@ -189,6 +198,7 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
             }
             promote::Outcome::Lost(epoch) => {
                 tracing::info!(%epoch, "another sidecar claimed a newer epoch");
+                missed = None;
                 // Candidates that race back off at random.
                 tokio::time::sleep(Duration::from_millis(random_below(40))).await;
             }

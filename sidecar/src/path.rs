@@ -7,11 +7,13 @@
 //!
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
 //! `batch_memory` (where large ones find room), `requests` (what they mean), `replicator` (placing and posting), `pending`
-//! (the acks). Beside them: `role` (primary or not), `description` (the status), `messages`, `options`, `sleep`.
+//! (the acks). Beside them: `role` (primary or not), `description` (the status), `latency` and `stall` (for the metrics and
+//! the report), `messages`, `options`, `sleep`.
 
 mod batch_memory;
 pub mod connection;
 mod description;
+mod latency;
 mod messages;
 mod options;
 mod pending;
@@ -20,6 +22,7 @@ mod requests;
 mod role;
 mod sleep;
 mod slots;
+mod stall;
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -46,6 +49,7 @@ use sleep::Sleeper;
 pub use sleep::Waker;
 pub use slots::CONNECTIONS_MAX;
 use slots::{ClientSlots, SLOTS};
+use stall::Stall;
 
 /// How often the protocol core gets the time.
 const TICK: Duration = Duration::from_millis(5);
@@ -62,6 +66,7 @@ pub struct Path {
     clients: ClientSlots,
     batch_memory: BatchMemory,
     pending: Pending,
+    stall: Stall,
     listener: UnixListener,
     commands: Receiver<Command>,
     control: ControlSenders,
@@ -96,6 +101,7 @@ impl Path {
             primary_name: String::new(),
             clients: ClientSlots::new(),
             pending: Pending::new(),
+            stall: Stall::default(),
             listener,
             commands,
             control,
@@ -128,24 +134,31 @@ impl Path {
 
     /// Looks at everything once. Returns true if there was anything to do.
     pub fn turn(&mut self) -> io::Result<bool> {
-        let now = self.now();
+        let began = Instant::now();
+        let now = Time(began.duration_since(self.started).as_millis() as u64);
         let mut progress = self.process_commands(now);
         for slot in 0..SLOTS {
             progress |= self.serve(slot);
         }
+        self.pending.end_turn(began);
         if let RoleState::Leading(replicator) = &mut self.state {
             replicator.post(now);
             progress |= replicator.poll(now);
             replicator.turn();
-            if self.ticked.elapsed() >= TICK {
-                self.ticked = Instant::now();
+            replicator.measure(&self.counters.replication_times);
+            if began.duration_since(self.ticked) >= TICK {
+                self.ticked = began;
                 replicator.tick(now);
+                self.stall.tick(now, replicator.primary().acked(), self.pending.appends() > 0);
             }
         }
-        self.acknowledge();
+        let acked = self.acknowledge();
         self.pass_barriers(now);
         self.report();
         self.send();
+        if let Some(acked) = acked {
+            self.pending.measure(acked, &self.counters.append_times);
+        }
         self.counters.turns.fetch_add(1, Ordering::Relaxed);
         Ok(progress)
     }

@@ -15,7 +15,6 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tailwind_crds::readiness::Readiness;
 use tailwind_crds::report;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
@@ -28,6 +27,7 @@ use crate::access::Access;
 use crate::control::desired::DesiredState;
 use crate::control::log::LogView;
 use crate::control::refusals::Refusals;
+use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http;
@@ -168,6 +168,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         log: LogView::default(),
         waits: Waits::default(),
         refusals: Refusals::default(),
+        times: PromotionTimes::default(),
         group: group.clone(),
     });
     tracing::info!(control = %address, socket = %socket.display(), "sidecar started");
@@ -310,17 +311,19 @@ async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     }
 }
 
-/// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary.
+/// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary. A primary
+/// whose appends wait is ready as well: its app can read and trim, which may be what ends the wait, and no other pod could
+/// append. Services and rollouts must not turn away from it.
 async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     if context.desired().fenced {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
-    let Some(path) = status::describe(&context).await else {
+    let Some(readiness) = status::readiness(&context).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, HANGS.to_owned());
     };
-    let is_ready = path.role == "primary" || path.role == "standby";
+    let is_ready = readiness.role == "primary" || readiness.role == "standby";
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Readiness { role: path.role, waiting: context.waits.told() }.to_string())
+    (code, readiness.to_string())
 }
 
 async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse {

@@ -10,6 +10,7 @@ mod operated;
 mod rollout;
 mod service;
 mod skew;
+mod truth;
 mod webhook;
 
 use std::time::Instant;

@@ -58,6 +58,10 @@ pub(crate) enum Ready {
     /// {0}
     NodeSilent(PhaseReason),
     /// {0}
+    NoReport(PhaseReason),
+    /// {0}. Nothing is lost, and the log can be read and trimmed: see TailwindGroupUnavailable
+    AppendsWait(PhaseReason),
+    /// {0}
     InvalidSpec(String),
     /// {0}
     BackupsStarting(PhaseReason),
@@ -87,7 +91,7 @@ pub(crate) enum Ready {
     /// person decides where the log ends, as explained there, with spec.acceptLossUpTo: {1}/LSN
     ConfigStoreWentBack(Candidate, String),
 }
-yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_), unknown: Ready::NodeSilent(..));
+yes!(Ready: Ready::AllCopies(_) | Ready::FewerCopies(_), unknown: Ready::NodeSilent(_) | Ready::NoReport(_));
 
 /// How far the log was, for whoever has to choose an LSN.
 #[derive(Debug, Default)]
@@ -159,6 +163,9 @@ pub(crate) enum Degraded {
     MoveWaits(Replacement),
     /// {0}: damage unknown: {1}
     NoReport(String, NoReport),
+    /// {0}
+    #[strum(serialize = "NoReport")]
+    PrimaryUnknown(PhaseReason),
     /// nothing is worse than specified
     AsWanted,
 }
@@ -169,7 +176,7 @@ impl Answer for Degraded {
     fn status(&self) -> &'static str {
         match self {
             Degraded::AsWanted => "False",
-            Degraded::NoReport(..) => "Unknown",
+            Degraded::NoReport(..) | Degraded::PrimaryUnknown(_) => "Unknown",
             _ => "True",
         }
     }
@@ -193,18 +200,23 @@ pub(crate) enum FailoverSafe {
     NoCopy,
     /// no other pod of the app could take over: run two or more, on nodes that are well
     NoStandby,
+    /// {0} could not take over: {1}
+    StandbyUnable(String, String),
+    /// {0}: unknown whether it could take over: {1}
+    #[strum(serialize = "NoReport")]
+    StandbyUnknown(String, NoReport),
     /// {0} waits to become primary, and so would another: see condition Ready
     PromotionWaits(String),
     /// {0} lacks segments that it should hold, and is being repaired from the others
     MemberDamaged(String),
-    /// the pods of {holders} of {members} members work: one more loss may be one too many
+    /// {holders} of {members} members work: one more loss may be one too many
     MemberMissing { holders: usize, members: usize },
     /// {0}: damage unknown: {1}
     NoReport(String, NoReport),
     /// {0}, and a standby
     StandbyAndCopies(Count),
 }
-yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoReport(..));
+yes!(FailoverSafe: FailoverSafe::StandbyAndCopies(_), unknown: FailoverSafe::NoReport(..) | FailoverSafe::StandbyUnknown(..));
 
 /// Whether no backup keeps a copy for a person to look at. Nothing that runs is the worse for what is in quarantine, so the
 /// group is not degraded by it.

@@ -5,11 +5,11 @@
 
 use displaydoc::Display;
 use kube::ResourceExt;
-use tailwind_crds::names::ROLE_PRIMARY;
 use tailwind_crds::readiness::{Waiting, WaitsFor};
 
 use super::group_state::GroupState;
-use super::primary::Primary;
+use super::primary::{Leading, Primary};
+use super::trouble::NoReport;
 use crate::observed::is_true;
 
 /// {pod} waits to become primary: {why}
@@ -25,8 +25,8 @@ pub(crate) struct Candidate {
 /// one that needs a person most.
 pub(crate) fn candidate(state: &GroupState<'_>) -> Option<Candidate> {
     let waiting = state.observed.app.iter().filter_map(|pod| {
-        let (pod, sidecar) = state.observed.sidecars.get_key_value(&pod.name_any())?;
-        let Waiting { what, why } = sidecar.waiting.clone()?;
+        let (pod, report) = state.observed.sidecars.get_key_value(&pod.name_any())?;
+        let Waiting { what, why } = report.as_ref().ok()?.waiting.clone()?;
         Some(Candidate { pod: pod.clone(), what, why })
     });
     let mut waiting: Vec<Candidate> = waiting.collect();
@@ -37,13 +37,19 @@ pub(crate) fn candidate(state: &GroupState<'_>) -> Option<Candidate> {
     waiting.into_iter().max_by_key(|candidate| candidate.what).filter(|_| !may_lead(state))
 }
 
-/// Whether it is worth a look soon who waits. Nobody does while the group is fenced.
+/// Whether it is worth a look soon who waits, or whether appends still do. Nobody does while the group is fenced.
 pub(crate) fn may_be(state: &GroupState<'_>) -> bool {
     if state.observed.group.spec.fenced {
         return false;
     }
-    let named = state.observed.log().and_then(|log| state.observed.sidecars.get(&log.primary.name));
-    candidate(state).is_some() || named.is_some_and(|sidecar| sidecar.role != ROLE_PRIMARY)
+    let is_new = |why: &NoReport| matches!(why, NoReport::NotAsked | NoReport::Outdated(_));
+    candidate(state).is_some()
+        || match &state.leading {
+            Leading::Nobody => false,
+            Leading::Primary(report) => report.appends_wait.is_some(),
+            Leading::Other(_) => true,
+            Leading::Unknown(why) => is_new(why),
+        }
 }
 
 /// A standby that is cut off waits for members as well, while the primary is well. One that has not been heard yet is believed
@@ -51,7 +57,7 @@ pub(crate) fn may_be(state: &GroupState<'_>) -> bool {
 fn may_lead(state: &GroupState<'_>) -> bool {
     let Primary::Here { pod: name, .. } = &state.primary else { return false };
     match state.observed.sidecars.get(name) {
-        Some(sidecar) => sidecar.role == ROLE_PRIMARY,
-        None => state.observed.app.iter().any(|pod| pod.name_any() == *name && is_true(pod, "Ready")),
+        Some(Ok(report)) => report.is_primary(),
+        _ => state.observed.app.iter().any(|pod| pod.name_any() == *name && is_true(pod, "Ready")),
     }
 }

@@ -3,10 +3,9 @@
 //! Called by [`status`](super::status). The moment of a condition is that of its last flip: a look that finds the same
 //! answer changes nothing.
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
-use tailwind_crds::names::{ANNOTATION_INJECTED, SIDECAR_CONTAINER};
+use tailwind_crds::names::ANNOTATION_INJECTED;
 use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{Phase, ReplicaGroupStatus, UpdateStrategy};
 
@@ -20,11 +19,11 @@ use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
 use super::phase::PhaseReason;
-use super::primary::{Primary, standbys};
+use super::primary::{Primary, Standby, standby};
 use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
 use crate::objects::flush;
-use crate::observed::Observed;
+use crate::observed::{Observed, has_sidecar};
 
 /// From here on a person should trim the log or enlarge the volume.
 const NEARLY_FULL_PERCENT: u64 = 80;
@@ -85,7 +84,11 @@ fn condition<A: Answer>(observed: &Observed, answer: &A) -> Condition {
     let observed_generation = observed.group.metadata.generation;
     let before = observed.group.status.as_ref().and_then(|before| find(before, A::CONDITION));
     // An operator that has just started has asked nobody yet, and knows no better than the one before it.
-    if let Some(before) = before.filter(|_| status == "Unknown" && observed.reports.is_empty()) {
+    let asked_nobody = match A::CONDITION {
+        Ready::CONDITION => observed.sidecars.is_empty(),
+        _ => observed.reports.is_empty(),
+    };
+    if let Some(before) = before.filter(|_| status == "Unknown" && asked_nobody) {
         return Condition { observed_generation, ..before.clone() };
     }
     // Kubernetes keeps seconds.
@@ -110,6 +113,8 @@ fn ready(state: &GroupState<'_>, phase: Phase, reason: &PhaseReason) -> Ready {
     let reason = reason.clone();
     match phase {
         Phase::Degraded if matches!(reason, PhaseReason::NodeSilent(..)) => Ready::NodeSilent(reason),
+        Phase::Degraded if matches!(reason, PhaseReason::NoReport { .. }) => Ready::NoReport(reason),
+        Phase::Unavailable if matches!(reason, PhaseReason::AppendsWait { .. }) => Ready::AppendsWait(reason),
         Phase::Ready => Ready::AllCopies(reason),
         Phase::Degraded => Ready::FewerCopies(reason),
         Phase::Invalid => Ready::InvalidSpec(reason.to_string()),
@@ -197,6 +202,9 @@ fn degraded(
     let blocked = plan.replacement.as_ref().filter(|replacement| replacement.is_blocked());
     match (phase, blocked) {
         (Phase::Degraded, _) if matches!(reason, PhaseReason::NodeSilent(..)) => Degraded::NodeSilent(reason.clone()),
+        (Phase::Degraded, _) if matches!(reason, PhaseReason::NoReport { .. }) => {
+            Degraded::PrimaryUnknown(reason.clone())
+        }
         (Phase::Degraded, _) => Degraded::FewerCopies(reason.clone()),
         (Phase::Unavailable, _) => Degraded::Unavailable(reason.clone()),
         (_, Some(replacement)) => Degraded::MoveWaits(replacement.clone()),
@@ -212,11 +220,12 @@ fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
     if state.observed.group.spec.fenced {
         return FailoverSafe::Fenced;
     }
-    let (holders, members) = (state.holders(), log.members.len());
+    let (holders, members) = (state.holders().min(state.copies()), log.members.len());
     if holders == 0 {
         return FailoverSafe::NoCopy;
     }
-    if standbys(state.observed, &state.primary) == 0 {
+    let standby = standby(state.observed, &state.primary);
+    if standby == Standby::Missing {
         return FailoverSafe::NoStandby;
     }
     if let Some(Candidate { pod, .. }) = candidate(state) {
@@ -229,9 +238,11 @@ fn failover_safe(state: &GroupState<'_>) -> FailoverSafe {
     if holders < members {
         return FailoverSafe::MemberMissing { holders, members };
     }
-    match no_report(in_set, |backup| damage(state, backup)) {
-        Some((backup, why)) => FailoverSafe::NoReport(backup, why),
-        None => FailoverSafe::StandbyAndCopies(Count(members, "complete copy")),
+    match (standby, no_report(in_set, |backup| damage(state, backup))) {
+        (Standby::Unable(pod, why), _) => FailoverSafe::StandbyUnable(pod, why),
+        (Standby::Unknown(pod, why), _) => FailoverSafe::StandbyUnknown(pod, why),
+        (_, Some((backup, why))) => FailoverSafe::NoReport(backup, why),
+        (_, None) => FailoverSafe::StandbyAndCopies(Count(members, "complete copy")),
     }
 }
 
@@ -313,10 +324,4 @@ fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
         (_, true) => Some(SidecarsCurrent::Current),
         _ => Some(SidecarsCurrent::Outdated(wanted.to_owned(), names.join(", "))),
     }
-}
-
-fn has_sidecar(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    all.any(|container| container.name == SIDECAR_CONTAINER)
 }

@@ -5,7 +5,7 @@
 use tailwind_crds::{ReplicaGroupStatus, UpdateStrategy};
 
 use super::backup_pod::{BackupPod, backup_pods};
-use super::primary::{Primary, primary};
+use super::primary::{Leading, Primary, leading, primary};
 use crate::objects::pod;
 use crate::observed::Observed;
 
@@ -16,6 +16,8 @@ pub(crate) struct GroupState<'a> {
     /// In the order of their names.
     pub(crate) backups: Vec<BackupPod>,
     pub(crate) primary: Primary,
+    /// Whether it works.
+    pub(crate) leading: Leading<'a>,
     /// Its backups are being replaced because of their template, and have been since an earlier plan.
     pub(crate) updating: bool,
 }
@@ -26,7 +28,9 @@ impl<'a> GroupState<'a> {
         let strategy = observed.group.spec.update_strategy;
         let has_begun = observed.group.status.as_ref().is_some_and(|status| status.updating == Some(true));
         let updating = has_begun && strategy == UpdateStrategy::RollingUpdate;
-        GroupState { observed, backups: backup_pods(observed, &hash, updating), primary: primary(observed), updating }
+        let primary = primary(observed);
+        let leading = leading(observed, &primary);
+        GroupState { observed, backups: backup_pods(observed, &hash, updating), primary, leading, updating }
     }
 
     /// As it would be if the group were being updated.
@@ -58,6 +62,16 @@ impl<'a> GroupState<'a> {
     /// Members whose pods work.
     pub(crate) fn holders(&self) -> usize {
         self.alive().filter(|backup| backup.member).count()
+    }
+
+    /// Copies of the log that acks reach: members that the primary reports to write to. Without its report, members whose pods
+    /// work.
+    pub(crate) fn copies(&self) -> usize {
+        let members = self.observed.log().map_or(0, |log| log.members.len());
+        match self.leading {
+            Leading::Primary(report) => report.connected.map_or(0, usize::from).min(members),
+            _ => self.holders(),
+        }
     }
 
     /// What the sidecars recruit up to now.

@@ -6,12 +6,13 @@ use displaydoc::Display;
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::Phase;
-use tailwind_crds::readiness::WaitsFor;
+use tailwind_crds::readiness::{AppendsWait, AppendsWaitFor, WaitsFor};
 
 use super::candidate::{Candidate, candidate};
 use super::count::Count;
 use super::group_state::GroupState;
-use super::primary::Primary;
+use super::primary::{Leading, Primary};
+use super::trouble::NoReport;
 
 /// Why a group is in its phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display, EnumIter)]
@@ -41,6 +42,12 @@ pub(crate) enum PhaseReason {
     BelowMinInSync { copies: usize, floor: usize },
     /// {0} was primary when its node {1} was heard last: whether the app can append is not known
     NodeSilent(String, String),
+    /// {0} should be primary, and reports that it is {1}
+    NotPrimary(String, String),
+    /// whether {pod} can append is not known: {why}. As far as the members' pods show, there are {copies} of {wanted} copies
+    NoReport { pod: String, why: NoReport, copies: usize, wanted: usize },
+    /// appends wait for {what} at {pod}: {why}
+    AppendsWait { pod: String, what: AppendsWaitFor, why: String },
     /// {copies} of {wanted} copies: appends continue, and a backup is catching up or missing
     FewerCopies { copies: usize, wanted: usize },
     /// {0} is primary, with {1}
@@ -81,16 +88,32 @@ pub(crate) fn phase(state: &GroupState<'_>) -> (Phase, PhaseReason) {
     if let Primary::Gone(name) = &state.primary {
         return (Phase::Unavailable, PhaseReason::PrimaryGone(name.clone()));
     }
-    let (members, copies) = (log.members.len(), state.holders());
+    let (copies, pod) = (state.copies(), log.primary.name.clone());
+    if let Leading::Other(role) = state.leading {
+        return (Phase::Unavailable, PhaseReason::NotPrimary(pod, role.to_owned()));
+    }
     if copies < floor {
         return (Phase::Unavailable, PhaseReason::BelowMinInSync { copies, floor });
     }
-    let mut named = state.observed.app.iter().filter(|pod| pod.name_any() == log.primary.name);
-    if let Some(node) = named.find_map(|pod| state.observed.silent_node(pod)) {
-        return (Phase::Degraded, PhaseReason::NodeSilent(log.primary.name.clone(), node.to_owned()));
+    let report = match &state.leading {
+        Leading::Primary(report) => report,
+        Leading::Unknown(why) => return (Phase::Degraded, unknown(state, pod, why.clone(), (copies, wanted))),
+        Leading::Nobody | Leading::Other(_) => unreachable!("a primary that is gone, or is none, is told above"),
+    };
+    if let Some(AppendsWait { what, why }) = report.appends_wait.clone() {
+        return (Phase::Unavailable, PhaseReason::AppendsWait { pod, what, why });
     }
-    if members < wanted || copies < wanted {
+    if copies < wanted {
         return (Phase::Degraded, PhaseReason::FewerCopies { copies, wanted });
     }
-    (Phase::Ready, PhaseReason::AllCopies(log.primary.name.clone(), Count(members, "copy")))
+    (Phase::Ready, PhaseReason::AllCopies(pod, Count(copies, "copy")))
+}
+
+/// Why it is unknown whether this primary can append.
+fn unknown(state: &GroupState<'_>, pod: String, why: NoReport, (copies, wanted): (usize, usize)) -> PhaseReason {
+    let mut named = state.observed.app.iter().filter(|named| named.name_any() == pod);
+    match named.find_map(|named| state.observed.silent_node(named)) {
+        Some(node) => PhaseReason::NodeSilent(pod, node.to_owned()),
+        None => PhaseReason::NoReport { pod, why, copies, wanted },
+    }
 }

@@ -1,4 +1,5 @@
-//! Who is primary, and whether it is there: the log names a pod and an address, and a pod of the same name may be another.
+//! Who is primary, and whether it is there: the log names a pod and an address, and a pod of the same name may be another. And
+//! who could take its place. A pod that the API shows as running may be long gone, so both rest on what sidecars report.
 //!
 //! Called by [`plan`](super).
 
@@ -7,8 +8,11 @@ use std::net::{IpAddr, SocketAddr};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
+use tailwind_crds::names::ROLE_STANDBY;
+use tailwind_crds::report::SidecarReport;
 
-use crate::observed::{Observed, is_running};
+use super::trouble::NoReport;
+use crate::observed::{Observed, has_sidecar, is_running};
 
 /// Who is primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +38,65 @@ pub(crate) fn primary(observed: &Observed) -> Primary {
     }
 }
 
-/// The app's pods that could take over: they run on nodes that are heard, and are not the primary.
-pub(crate) fn standbys(observed: &Observed, primary: &Primary) -> usize {
+/// Whether whoever is named as primary works as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Leading<'a> {
+    /// Nobody is named, or its pod is gone.
+    Nobody,
+    /// It reports that it is primary.
+    Primary(&'a SidecarReport),
+    /// It reports this role.
+    Other(&'a str),
+    /// Nobody knows.
+    Unknown(NoReport),
+}
+
+/// Asks for the role of the pod that the log names.
+pub(crate) fn leading<'a>(observed: &'a Observed, primary: &Primary) -> Leading<'a> {
+    let (Some(log), Primary::Here { pod, .. }) = (observed.log(), primary) else { return Leading::Nobody };
+    match observed.sidecars.get(pod) {
+        None => Leading::Unknown(NoReport::NotAsked),
+        Some(Err(why)) => Leading::Unknown(NoReport::Unreadable(why.clone())),
+        // A candidate does not know the epoch that it has just claimed.
+        Some(Ok(report)) if !report.is_primary() && report.role != ROLE_STANDBY => Leading::Other(&report.role),
+        Some(Ok(report)) if report.epoch < log.epoch => Leading::Unknown(NoReport::Outdated(log.epoch)),
+        Some(Ok(report)) if report.is_primary() => Leading::Primary(report),
+        Some(Ok(report)) => Leading::Other(&report.role),
+    }
+}
+
+/// Whether a pod of the app could take over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standby {
+    /// One reports that it stands by.
+    Able,
+    /// Nobody knows of this one.
+    Unknown(String, NoReport),
+    /// This one could not, for this reason.
+    Unable(String, String),
+    /// There is no other pod that runs on a node that is heard.
+    Missing,
+}
+
+/// Looks for one: one that is able, or else one that may be.
+pub(crate) fn standby(observed: &Observed, primary: &Primary) -> Standby {
     let is_primary = |pod: &Pod| matches!(primary, Primary::Here { pod: name, .. } if pod.name_any() == *name);
-    let able = observed.app.iter().filter(|pod| is_running(pod) && pod.metadata.deletion_timestamp.is_none());
-    able.filter(|pod| !is_primary(pod) && observed.silent_node(pod).is_none()).count()
+    let others = observed.app.iter().filter(|pod| is_running(pod) && pod.metadata.deletion_timestamp.is_none());
+    let others = others.filter(|pod| !is_primary(pod) && has_sidecar(pod) && observed.silent_node(pod).is_none());
+    let mut found = Standby::Missing;
+    for name in others.map(ResourceExt::name_any) {
+        let one = match observed.sidecars.get(&name) {
+            None => Standby::Unknown(name, NoReport::NotAsked),
+            Some(Err(why)) => Standby::Unknown(name, NoReport::Unreadable(why.clone())),
+            Some(Ok(SidecarReport { waiting: Some(waiting), .. })) => Standby::Unable(name, waiting.why.clone()),
+            Some(Ok(report)) if report.role == ROLE_STANDBY => return Standby::Able,
+            Some(Ok(report)) => Standby::Unable(name, format!("it is {}", report.role)),
+        };
+        if !matches!(found, Standby::Unknown(..)) {
+            found = one;
+        }
+    }
+    found
 }
 
 impl Primary {

@@ -34,7 +34,7 @@ pub(crate) fn status(
         conditions: conditions::all(state, plan, (phase, &reason), not_owned),
         transport: Some(group.spec.transport()),
         members_wanted: Some(plan.members_wanted),
-        members: state.observed.log().map(|log| u8::try_from(log.members.len()).unwrap_or(u8::MAX)),
+        members: state.observed.log().map(|_| u8::try_from(state.copies()).unwrap_or(u8::MAX)),
         backups: state.backups.iter().map(|backup| backup_status(state, plan, backup)).collect(),
         updating: plan.rollout.is_begun().then_some(true),
         switchover: if group.spec.paused { before.and_then(|before| before.switchover.clone()) } else { switchover },

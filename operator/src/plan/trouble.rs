@@ -77,7 +77,7 @@ pub(crate) fn trouble(state: &GroupState<'_>, backup: &BackupPod) -> Option<Trou
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
 pub(crate) struct Damage(Count);
 
-/// Why a backup's damage, or what it keeps in quarantine, is unknown.
+/// Why it is unknown how a sidecar or a backup is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Display)]
 pub(crate) enum NoReport {
     /// it has not been asked yet
@@ -85,6 +85,8 @@ pub(crate) enum NoReport {
     NotAsked,
     /// {0}
     Unreadable(String),
+    /// its last report is from before epoch {0}
+    Outdated(u64),
     /// its disk cannot be read
     DiskUnreadable,
 }

@@ -170,7 +170,7 @@ mod tests {
         tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handle)).await });
         Webhook {
             client: Client::try_from(kube::Config::new(address.parse().unwrap())).unwrap(),
-            settings: Settings { sidecar_image: "image:1".to_owned(), image_pull_policy: None },
+            settings: Settings { sidecar_image: "image:1".to_owned(), ..Settings::default() },
             installation: Installation { name: "a/op".to_owned(), class: None },
             version: ServerVersion::TARGET,
             metrics: Arc::default(),

@@ -11,7 +11,8 @@ use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
 };
-use tailwind_crds::report::BackupReport;
+use tailwind_crds::readiness::{AppendsWait, Waiting};
+use tailwind_crds::report::{BackupReport, SidecarReport};
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
@@ -67,9 +68,9 @@ pub(crate) struct Example {
     /// What backups report, if not that all is well.
     #[serde(default)]
     reports: BTreeMap<String, ReportIs>,
-    /// What the sidecars in the app's pods answer at `/readyz`.
+    /// What the sidecars in the app's pods report, if not that all is well.
     #[serde(default)]
-    sidecars: BTreeMap<String, String>,
+    sidecars: BTreeMap<String, SidecarIs>,
 }
 
 /// Whether outdated backups may be replaced.
@@ -138,6 +139,25 @@ enum ReportIs {
     Read(BackupReport),
     Unreadable(String),
     NotAsked,
+}
+
+/// What a sidecar reports: what differs from a report that all is well, the reason why it cannot be read, or nothing.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum SidecarIs {
+    Read(SidecarDiffers),
+    Unreadable(String),
+    NotAsked,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SidecarDiffers {
+    role: Option<String>,
+    epoch: Option<u64>,
+    waiting: Option<Waiting>,
+    connected: Option<u8>,
+    appends_wait: Option<AppendsWait>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -274,7 +294,11 @@ impl Example {
                 .filter_map(|given| Some((full(&given.name), self.report(&given.name)?)))
                 .collect(),
             may_update: self.rollout == RolloutIs::Allowed,
-            sidecars: self.sidecars.iter().map(|(name, text)| (name.clone(), text.parse().unwrap())).collect(),
+            sidecars: self
+                .app
+                .iter()
+                .filter_map(|given| Some((given.name.clone(), self.sidecar_report(given)?)))
+                .collect(),
             settings,
             group,
         };
@@ -301,6 +325,46 @@ impl Example {
             Some(ReportIs::Unreadable(why)) => Some(Err(why.clone())),
             Some(ReportIs::Read(report)) => Some(Ok(report.clone())),
         }
+    }
+
+    /// By itself a sidecar is heard unless its pod has ended or its node is silent. The named primary writes to all members that
+    /// work; everybody else stands by.
+    fn sidecar_report(&self, given: &AppPod) -> Option<Result<SidecarReport, String>> {
+        let (is, epoch) = (self.sidecars.get(&given.name), self.log.as_ref().map_or(0, |log| log.epoch));
+        let silent = |name: &Option<String>, seconds_max: i64| {
+            let mut nodes = self.nodes.iter().filter(|node| Some(&node.name) == name.as_ref());
+            nodes.any(|node| node.not_ready_seconds.is_some_and(|seconds| seconds > seconds_max))
+        };
+        let works = |backup: &&Backup| {
+            let is_there =
+                backup.node.is_none() || self.nodes.iter().any(|node| Some(&node.name) == backup.node.as_ref());
+            is_there && matches!(backup.is, Is::Ready | Is::Starting) && !silent(&backup.node, 60)
+        };
+        let differs = match is {
+            Some(SidecarIs::NotAsked) => return None,
+            Some(SidecarIs::Unreadable(why)) => return Some(Err(why.clone())),
+            None if given.is == Is::Failed => return None,
+            None if silent(&given.node, 0) => {
+                return Some(Err("no answer within 2 s; its last answer came at 2026-06-01T11:59:10Z".to_owned()));
+            }
+            None => None,
+            Some(SidecarIs::Read(differs)) => Some(differs),
+        };
+        let named = self.log.as_ref().filter(|log| log.primary == given.name && !given.fresh);
+        let role = differs.and_then(|differs| differs.role.clone());
+        let role = role.unwrap_or_else(|| if named.is_some() { "primary" } else { "standby" }.to_owned());
+        let members = named.filter(|_| role == "primary").map(|log| {
+            let in_set = self.backups.iter().filter(|backup| log.members.contains(&backup.name));
+            u8::try_from(in_set.filter(works).count()).unwrap()
+        });
+        Some(Ok(SidecarReport {
+            role,
+            epoch: differs.and_then(|differs| differs.epoch).unwrap_or(epoch),
+            waiting: differs.and_then(|differs| differs.waiting.clone()),
+            positions: None,
+            connected: differs.and_then(|differs| differs.connected).or(members),
+            appends_wait: differs.and_then(|differs| differs.appends_wait.clone()),
+        }))
     }
 
     fn group(&self) -> ReplicaGroup {

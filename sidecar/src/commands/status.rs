@@ -53,6 +53,8 @@ struct SidecarStatus {
     pending: Option<u64>,
     /// What keeps it from becoming primary.
     waiting: Option<WaitStatus>,
+    /// What appends wait for.
+    appends_wait: Option<WaitStatus>,
     /// Members that lend no buffer for appends.
     refusals: Vec<RefusalStatus>,
 }
@@ -148,6 +150,9 @@ impl fmt::Display for SidecarStatus {
         if let Some(WaitStatus { why }) = &self.waiting {
             writeln!(f, "waiting    {why}")?;
         }
+        if let Some(WaitStatus { why }) = &self.appends_wait {
+            writeln!(f, "waiting    appends wait: {why}")?;
+        }
         for RefusalStatus { member, why } in &self.refusals {
             writeln!(f, "refused    {member} lends no buffer: {why}")?;
         }
@@ -232,8 +237,10 @@ backup-1  catching up  1:0        10.0.0.2:7420
     #[test]
     fn members_that_lend_nothing_are_shown() {
         let json = r#"{"group":"db","sidecar":"db-0","role":"primary","epoch":4,
+            "appends_wait":{"for":"room","why":"b1: its flush folder is full"},
             "refusals":[{"member":"b1","why":"its flush folder is full"}]}"#;
         let text = SidecarStatus::parse(json).unwrap().to_string();
+        assert!(text.contains("\nwaiting    appends wait: b1: its flush folder is full\n"), "{text}");
         assert!(text.contains("\nrefused    b1 lends no buffer: its flush folder is full\n"), "{text}");
     }
 

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::log::Sources;
 use super::member::{MemberLink, survey};
+use super::times::Steps;
 use super::{Context, waits};
 
 /// How often the machine hears of time passing.
@@ -60,13 +61,16 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     let mut ticks = tokio::time::interval(TICK);
     let mut said: Option<(Waiting, Instant)> = None;
     let links = Links::default();
+    let mut steps = Steps::begin(started);
     loop {
         for output in outputs.drain(..) {
+            steps.follow(&output, Instant::now());
             match output {
                 Output::Won(config, reference) => {
                     let took_ms = started.elapsed().as_millis() as u64;
                     let (epoch, last) = (config.epoch, reference.last());
                     tracing::info!(%epoch, %last, took_ms, "recovered the log");
+                    steps.end(Instant::now(), &context.times);
                     return Outcome::Won(config, reference);
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),

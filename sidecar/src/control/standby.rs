@@ -23,8 +23,9 @@ const SPREAD_MS: u64 = 8;
 /// News of whom it follows that wait to be judged: the next is not taken before there is room.
 const NEWS_MAX: usize = 4;
 
-/// Returns when this sidecar should try to become primary, or when nobody shall.
-pub async fn wait_for_turn(context: &Context) {
+/// Returns when this sidecar should try to become primary, or when nobody shall; since when it has missed the primary whose
+/// place it takes.
+pub async fn wait_for_turn(context: &Context) -> Option<Instant> {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let rules = Rules {
@@ -44,14 +45,14 @@ pub async fn wait_for_turn(context: &Context) {
                 if reason == Reason::Switchover {
                     tracing::info!("taking over as requested");
                 }
-                return;
+                return shell.missed.filter(|_| reason == Reason::PrimaryGone);
             }
             shell.carry_out(output);
         }
         // A heartbeat that has come while this process was stopped counts before the time that has passed.
         let input = tokio::select! {
             biased;
-            () = context.desires(|state| state.fenced) => return,
+            () = context.desires(|state| state.fenced) => return None,
             input = shell.next() => input,
             () = context.desires(|state| self::desired(context, state) != desired) => {
                 desired = self::desired(context, &context.desired());
@@ -89,6 +90,8 @@ struct Shell<'a> {
     news: mpsc::Receiver<Input>,
     /// What has been logged.
     said: Said,
+    /// Since when the primary has been silent.
+    missed: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -101,7 +104,7 @@ struct Said {
 impl Shell<'_> {
     fn new(context: &Context) -> Shell<'_> {
         let (asked, following, news) = (JoinSet::new(), JoinSet::new(), mpsc::channel(NEWS_MAX).1);
-        Shell { context, asked, following, news, said: Said::default() }
+        Shell { context, asked, following, news, said: Said::default(), missed: None }
     }
 
     /// What happens next. Nothing is lost when it is not waited for to the end.
@@ -146,7 +149,10 @@ impl Shell<'_> {
                 }
                 context.waits.wait(WaitsFor::Members, why);
             }
-            Output::WaitOver => context.waits.over(),
+            Output::WaitOver => {
+                self.missed = None;
+                context.waits.over();
+            }
             Output::Report(report) => self.report(&report),
             Output::Claim(_) => unreachable!("handled by the caller"),
         }
@@ -185,6 +191,9 @@ impl Shell<'_> {
 
     fn report(&mut self, report: &Report) {
         let (said, now) = (report.to_string(), Instant::now());
+        if let Report::PrimaryGone(_) = report {
+            self.missed = Some(now);
+        }
         let is_due = match report {
             Report::PrimaryGone(_) | Report::CannotTakeOver(_) => true,
             Report::ConfigStore(_) => self.said.config_store.is_due(said.clone(), now),

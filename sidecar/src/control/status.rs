@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tailwind_crds::Positions;
 use tailwind_crds::names::ROLE_PRIMARY;
-use tailwind_crds::readiness::{Waiting, WaitsFor};
+use tailwind_crds::readiness::{AppendsWait, AppendsWaitFor, Readiness, Waiting, WaitsFor};
 use tailwind_crds::report::{Report, SidecarReport};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
@@ -34,19 +34,15 @@ struct Status<'a> {
     memory_bytes: usize,
     /// What keeps it from becoming primary.
     #[serde(skip_serializing_if = "Option::is_none")]
-    waiting: Option<Wait>,
+    waiting: Option<Waiting>,
+    /// What appends wait for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    appends_wait: Option<AppendsWait>,
     /// Members that lend no buffer for appends: once the open segment is full, appends wait for them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refusals: Vec<MemberRefusal>,
     #[serde(flatten)]
     path: Option<Description>,
-}
-
-#[derive(Serialize)]
-struct Wait {
-    #[serde(rename = "for")]
-    what: &'static str,
-    why: String,
 }
 
 /// Asks the append path; `None` if it hangs.
@@ -60,6 +56,7 @@ pub async fn describe(context: &Context) -> Option<Description> {
 pub async fn json(context: &Context) -> String {
     let (closed_segments, memory_bytes) = context.log.sizes();
     let desired = context.desired();
+    let path = describe(context).await;
     let status = Status {
         group: context.group.as_str(),
         sidecar: context.me.id.as_str(),
@@ -70,19 +67,51 @@ pub async fn json(context: &Context) -> String {
         min_in_sync: desired.min_in_sync,
         closed_segments,
         memory_bytes,
-        waiting: context.waits.told().map(|Waiting { what, why }| Wait { what: what.as_str(), why }),
+        waiting: context.waits.told(),
+        appends_wait: path.as_ref().and_then(|path| appends_wait(context, path)),
         refusals: context.refusals.told(),
-        path: describe(context).await,
+        path,
     };
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+/// What `/readyz` answers; `None` if the append path hangs.
+pub async fn readiness(context: &Context) -> Option<Readiness> {
+    let path = describe(context).await?;
+    let appends_wait = appends_wait(context, &path);
+    Some(Readiness { role: path.role, waiting: context.waits.told(), appends_wait })
 }
 
 /// What the operator reads; `None` if the append path hangs.
 pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
     let path = describe(context).await?;
+    let appends_wait = appends_wait(context, &path);
     let is_primary = path.role == ROLE_PRIMARY;
-    let positions = is_primary.then_some(Positions { first: path.first, acked: path.acked });
-    Some(Report::new(context.group.as_str(), context.me.id.as_str(), SidecarReport { positions }))
+    let report = SidecarReport {
+        epoch: path.epoch,
+        waiting: context.waits.told(),
+        positions: is_primary.then_some(Positions { first: path.first, acked: path.acked }),
+        connected: is_primary.then(|| u8::try_from(path.connected).unwrap_or(u8::MAX)),
+        appends_wait,
+        role: path.role,
+    };
+    Some(Report::new(context.group.as_str(), context.me.id.as_str(), report))
+}
+
+/// What appends wait for, in words.
+fn appends_wait(context: &Context, path: &Description) -> Option<AppendsWait> {
+    let what = path.appends_wait?;
+    let refusals = context.refusals.told().into_iter().map(|refusal| format!("{}: {}", refusal.member, refusal.why));
+    let lost = path.members.iter().filter(|member| member.state == "lost").map(|member| member.name.as_str());
+    let (refusals, lost) = (refusals.collect::<Vec<_>>().join("; "), lost.collect::<Vec<_>>().join(", "));
+    let why = match what {
+        AppendsWaitFor::Room if refusals.is_empty() => "members have not lent the next segment yet".to_owned(),
+        AppendsWaitFor::Room => refusals,
+        AppendsWaitFor::Members if lost.is_empty() => "a member does not confirm what is written to it".to_owned(),
+        AppendsWaitFor::Members => format!("lost, and still in the set: {lost}"),
+        AppendsWaitFor::Disk => "a member's disk has not taken what is in its memory".to_owned(),
+    };
+    Some(AppendsWait { what, why })
 }
 
 /// What `/metrics` serves.
@@ -113,6 +142,21 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.gauge("tailwind_first_lsn", "First record that can be read.", count(&shared.first));
     now.counter("tailwind_refused_total", "Requests and connections refused.", count(&shared.refused));
     now.gauge("tailwind_store_is_older", "1 while the config store is older than the log.", store_is_older.into());
+    let waits = path.as_ref().is_some_and(|path| path.appends_wait.is_some());
+    now.gauge("tailwind_appends_wait", "1 while appends have waited for a second or longer.", waits.into());
+    now.gauge("tailwind_members_connected", "Members of the set that are written to.", of_path(|p| p.connected as u64));
+    let times = &shared.append_times;
+    now.histogram("tailwind_append_seconds", "Time from the receipt of an append to its ack.", times);
+    let times = &shared.replication_times;
+    now.histogram("tailwind_replication_seconds", "Time from posting to the last member's completion.", times);
+    let times = &context.times;
+    let help = "Time from the moment at which this standby missed its primary until it was primary itself.";
+    now.histogram("tailwind_failover_seconds", help, &times.failover);
+    now.histogram("tailwind_promotion_claim_seconds", "Time until a promotion had claimed its epoch.", &times.claim);
+    let help = "Time from the claim until the log was put together from fenced members.";
+    now.histogram("tailwind_promotion_fence_seconds", help, &times.fence);
+    let help = "Time from there until every member held the log.";
+    now.histogram("tailwind_promotion_repair_seconds", help, &times.repair);
     now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);

@@ -5,8 +5,10 @@
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
+use tailwind_crds::readiness::AppendsWaitFor;
 use tailwind_protocol::primary::{Membership, Positions, Primary};
 
+use super::replicator::Replicator;
 use super::{Path, RoleState};
 
 /// A primary's view of itself, for the status.
@@ -28,6 +30,11 @@ pub struct Description {
     pub positions: Option<PositionsDescription>,
     /// Members and newcomers.
     pub members: Vec<MemberDescription>,
+    /// Members of the set that it writes to now.
+    pub connected: usize,
+    /// What appends have waited for, for a while. Told with its reason elsewhere.
+    #[serde(skip)]
+    pub appends_wait: Option<AppendsWaitFor>,
     /// Clients connected.
     pub clients: usize,
     /// Appends that wait for their ack.
@@ -69,10 +76,11 @@ pub struct MemberDescription {
 
 impl Path {
     pub(super) fn describe(&self) -> Description {
-        let primary = match &self.state {
-            RoleState::Leading(replicator) => Some(replicator.primary()),
+        let replicator = match &self.state {
+            RoleState::Leading(replicator) => Some(replicator),
             RoleState::Waiting { .. } => None,
         };
+        let primary = replicator.map(|replicator| replicator.primary());
         let describe = |primary: &Primary| {
             let members = primary.roster().map(|(member, membership, lost, at)| MemberDescription {
                 name: member.id.to_string(),
@@ -96,8 +104,23 @@ impl Path {
             first: self.counters.first.load(Ordering::Relaxed),
             positions: primary.map(|primary| primary.positions().into()),
             members: primary.map(describe).unwrap_or_default(),
+            connected: replicator.map_or(0, |replicator| replicator.members_connected()),
+            appends_wait: replicator.and_then(|replicator| self.appends_wait(replicator)),
             clients: self.clients.count(),
             pending: self.pending.appends(),
         }
+    }
+
+    /// What appends wait for, if they have waited for a while.
+    fn appends_wait(&self, replicator: &Replicator) -> Option<AppendsWaitFor> {
+        let for_room = self.stall.told(self.now())?;
+        let (primary, positions) = (replicator.primary(), replicator.primary().positions());
+        // Without a member nothing completes and no segment is opened, whatever an append meets first.
+        Some(match () {
+            () if replicator.members_connected() < primary.config().members.len() => AppendsWaitFor::Members,
+            () if for_room => AppendsWaitFor::Room,
+            () if positions.completed > positions.acked => AppendsWaitFor::Disk,
+            () => AppendsWaitFor::Members,
+        })
     }
 }

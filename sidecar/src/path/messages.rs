@@ -7,6 +7,7 @@ use tailwind_protocol::ids::{Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
 use tailwind_protocol::socket::Role;
+use tailwind_runtime::histogram::Histogram;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connection::DetachedConnection;
@@ -126,6 +127,10 @@ pub struct Counters {
     pub clients: watch::Sender<u64>,
     /// Frames refused.
     pub refused: AtomicU64,
+    /// From the turn in which an append was received to its ack.
+    pub append_times: Histogram,
+    /// From the posting of a part of the log to its completion at the last member that acks need.
+    pub replication_times: Histogram,
     /// Readers that wait for new records, and their wake-up.
     pub tailing: AtomicU64,
     /// Woken once per turn in which records were acknowledged, if anybody waits.

@@ -4,13 +4,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use tailwind_protocol::config::Time;
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::primary::Post;
 use tailwind_protocol::socket::{ErrorCode, Response};
+use tailwind_runtime::histogram::Histogram;
 
 use super::connection::{ClientConnection, Later};
+use super::latency::Latency;
 use super::messages::ClientId;
 use super::replicator::Placed;
 use super::{Path, RoleState};
@@ -39,6 +42,9 @@ struct PendingBarrier {
 pub(super) struct Pending {
     appends: VecDeque<PendingAppend>,
     barriers: Vec<PendingBarrier>,
+    latency: Latency,
+    /// Appends that this turn has added.
+    fresh: u64,
     /// Where the last append ends that was in flight when its connection was closed. See "After a failover" in
     /// `docs/append-socket.md`: a later read waits until everything up to here is acknowledged.
     pub(super) left_behind: Position,
@@ -49,6 +55,8 @@ impl Pending {
         Pending {
             appends: VecDeque::with_capacity(APPENDS_MAX),
             barriers: Vec::with_capacity(BARRIERS_MAX),
+            latency: Latency::new(),
+            fresh: 0,
             left_behind: Position::default(),
         }
     }
@@ -69,6 +77,19 @@ impl Pending {
     pub(super) fn add_append(&mut self, placed: Placed, client: ClientId, slot: usize, request: u64) {
         let (lsn, slot) = (placed.last.0, slot as u32);
         self.appends.push_back(PendingAppend { end: placed.end, lsn, client, slot, request });
+        self.fresh += 1;
+    }
+
+    /// The turn that began then has taken all the appends that it takes.
+    pub(super) fn end_turn(&mut self, began: Instant) {
+        if let (fresh @ 1.., Some(last)) = (std::mem::take(&mut self.fresh), self.appends.back()) {
+            self.latency.begin(last.end, fresh, began);
+        }
+    }
+
+    /// The acks of everything up to here have been handed out.
+    pub(super) fn measure(&mut self, acked: Position, times: &Histogram) {
+        self.latency.finish(acked, Instant::now(), times);
     }
 
     pub(super) fn add_barrier(&mut self, after: Post, client: ClientId, request: u64) {
@@ -91,9 +112,9 @@ impl Pending {
 }
 
 impl Path {
-    /// Acknowledges, in order, everything that every needed member has.
-    pub(super) fn acknowledge(&mut self) {
-        let RoleState::Leading(replicator) = &mut self.state else { return };
+    /// Acknowledges, in order, everything that every needed member has. Returns how far that is if there was anything.
+    pub(super) fn acknowledge(&mut self) -> Option<Position> {
+        let RoleState::Leading(replicator) = &mut self.state else { return None };
         let acked = replicator.primary().acked();
         let mut last = 0;
         while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
@@ -103,12 +124,14 @@ impl Path {
                 client.outbox.settle(Later::Append, append.request, &Response::Ack { lsn: append.lsn });
             }
         }
-        if last > 0 {
-            self.counters.acked.store(last, Ordering::Release);
-            if self.counters.tailing.load(Ordering::Relaxed) > 0 {
-                self.counters.news.notify_waiters();
-            }
+        if last == 0 {
+            return None;
         }
+        self.counters.acked.store(last, Ordering::Release);
+        if self.counters.tailing.load(Ordering::Relaxed) > 0 {
+            self.counters.news.notify_waiters();
+        }
+        Some(acked)
     }
 
     /// Answers the barriers that every needed member has passed.
@@ -130,6 +153,7 @@ impl Path {
 
     /// Refuses every append and barrier that waits.
     pub(super) fn fail_pending(&mut self, message: &str) {
+        self.pending.latency.forget();
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
         for append in self.pending.appends.drain(..) {
             if let Some(client) = self.clients.get(append.slot, append.client) {

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Instant;
 
 use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::config::{MEMBERS_MAX, Time};
@@ -12,6 +13,9 @@ use tailwind_protocol::ids::{Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Post, Primary, SEGMENTS_MAX, Seat};
 use tailwind_protocol::segment::SegmentWriter;
+use tailwind_runtime::histogram::Histogram;
+
+use super::latency::Latency;
 
 /// Bytes of one work request at most: large enough for a newcomer's bulk, small enough not to delay others on the wire.
 const POST_SIZE_MAX: u32 = 1 << 20;
@@ -59,6 +63,10 @@ pub(super) struct Replicator {
     segments: VecDeque<OpenSegment>,
     /// By index of the seat.
     members: [Option<MemberChannel>; MEMBERS_MAX],
+    /// What is posted and has not completed at every member that acks need.
+    latency: Latency,
+    /// Something has completed in this turn.
+    completed: bool,
     /// What the machine wants done by others; drained after every turn.
     pub(super) outputs: Vec<Output>,
 }
@@ -80,6 +88,8 @@ impl Replicator {
             active: None,
             segments: VecDeque::with_capacity(SEGMENTS_MAX),
             members: [const { None }; MEMBERS_MAX],
+            latency: Latency::new(),
+            completed: false,
             outputs: Vec::with_capacity(64),
         }
     }
@@ -152,14 +162,35 @@ impl Replicator {
         self.active.is_some() || self.primary.is_ready()
     }
 
+    /// Members of the set that have a data channel now.
+    pub(super) fn members_connected(&self) -> usize {
+        let has_channel = |seat: &Seat| {
+            let member = self.members[usize::from(seat.index)].as_ref();
+            member.is_some_and(|member| member.seat == *seat)
+        };
+        self.primary.seats_in_set().filter(has_channel).count()
+    }
+
     /// Posts everything that is not posted yet, one contiguous range per work request.
     pub(super) fn post(&mut self, now: Time) {
+        let mut posted = false;
         for index in 0..MEMBERS_MAX {
             while self.members[index].is_some()
                 && let Some((segment, from, to)) = self.primary.next_post(index, POST_SIZE_MAX)
             {
                 self.post_range(index, segment, from.0..to.0, now);
+                posted = true;
             }
+        }
+        if posted {
+            self.latency.begin(self.primary.positions().posted, 1, Instant::now());
+        }
+    }
+
+    /// Counts how long what has completed in this turn has taken.
+    pub(super) fn measure(&mut self, times: &Histogram) {
+        if std::mem::take(&mut self.completed) {
+            self.latency.finish(self.primary.positions().completed, Instant::now(), times);
         }
     }
 
@@ -193,7 +224,7 @@ impl Replicator {
                 Ok(0) => {}
                 Ok(count) => {
                     self.primary.completed(index, count);
-                    progress = true;
+                    (progress, self.completed) = (true, true);
                 }
                 Err(_) => {
                     self.lose(index, now);

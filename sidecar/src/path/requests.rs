@@ -225,7 +225,10 @@ impl Path {
         if !self.pending.may_append() || !context.outbox.may_append() {
             return Outcome::Later;
         }
-        let Some(placed) = replicator.append(size, payloads) else { return Outcome::Later };
+        let Some(placed) = replicator.append(size, payloads) else {
+            self.stall.refuse();
+            return Outcome::Later;
+        };
         context.outbox.owe(Later::Append);
         self.pending.add_append(placed, context.client, context.slot, context.request);
         self.counters.appends.fetch_add(1, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use tailwind_protocol::socket::{ErrorCode, Response, Role};
 use super::Path;
 use super::connection::ReadOnlyReason;
 use super::replicator::Replicator;
+use super::stall::Stall;
 
 /// The error message for each append that was in flight when this sidecar lost its role.
 const LOST_ROLE: &str = "this sidecar lost its role before every backup had confirmed: the append may or may not be in \
@@ -52,6 +53,7 @@ impl Path {
                 client.outbox.read_after = None;
             }
             self.pending.left_behind = Position::default();
+            self.stall = Stall::default();
         }
         self.epoch = epoch;
         self.primary_name = primary;

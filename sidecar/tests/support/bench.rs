@@ -41,6 +41,7 @@ pub struct Bench {
     pub path: Path,
     pub from_path: ControlReceivers,
     pub shut: Arc<AtomicBool>,
+    pub counters: Arc<Counters>,
     segment_size: SegmentSize,
     receivers: Vec<ShmReceiver>,
     terms: u64,
@@ -99,7 +100,8 @@ impl Bench {
         let (to_control, from_path) = control_channels();
         let segment_size = options.segment_size;
         let waker = Waker::new().unwrap();
-        let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::new(Counters::default()), &waker);
+        let counters = Arc::new(Counters::default());
+        let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
         let receivers = (0..BACKUPS).map(|n| {
             let pool = Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
             ShmReceiver::new(pool).unwrap()
@@ -108,6 +110,7 @@ impl Bench {
             path: path.unwrap(),
             from_path,
             shut: Arc::new(AtomicBool::new(false)),
+            counters,
             segment_size,
             receivers: receivers.collect(),
             terms: 0,

@@ -221,6 +221,12 @@ impl Primary {
         self.members.iter().flatten().filter(|member| !member.is_lost()).map(|member| member.seat)
     }
 
+    /// Seats of the members in the set that are not lost.
+    pub fn seats_in_set(&self) -> impl Iterator<Item = Seat> {
+        let in_set = self.members.iter().flatten().filter(|member| member.in_set() && !member.is_lost());
+        in_set.map(|member| member.seat)
+    }
+
     /// The members whose completion an ack needs: the set and, while a swap is in flight, also the proposed set (S7).
     pub(super) fn required(&self) -> impl Iterator<Item = &Member> {
         let old_set_only = planted::has(Bug::AckOldSetOnly);

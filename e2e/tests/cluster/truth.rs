@@ -1,0 +1,56 @@
+//! What a group's status says while a node is dead: what is measured, and nothing that the API server only remembers.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tailwind_e2e::cluster::kubernetes::{Cluster, text};
+use tailwind_e2e::cluster::operated::{OperatedGroup, spec};
+use tailwind_e2e::context::note;
+use tailwind_e2e::processes::steps::OUTAGE;
+
+/// The status no longer counts a copy on a dead node after so long. The primary drops the member within a second, and the
+/// operator is told of the change; the API server itself misses the node only after most of a minute.
+const STATUS_DEADLINE: Duration = Duration::from_secs(20);
+
+fn claims_three_copies(group: &Value) -> bool {
+    text(group, "/status/phase") == "Ready" && group["status"]["members"] == 3
+}
+
+/// A node that is neither the primary's nor an app's loses its power. Its pod is shown as running for long, and the group does
+/// not claim three copies; it does again once the node is back.
+#[test]
+fn dead_member_is_not_counted() {
+    let Some(cluster) = Cluster::join_own("dead_member_is_not_counted").unwrap() else { return };
+    let group = OperatedGroup::prepare(&cluster, "truth").unwrap();
+    group.ask_for(spec(3)).unwrap();
+    group.start_apps(2).unwrap();
+    let whole = group.wait_until_whole(3).unwrap();
+    assert!(claims_three_copies(&whole), "{}", whole["status"]);
+
+    let home = group.node_of(&group.namespace.primary().unwrap().1).unwrap();
+    let members = group.members().unwrap().into_iter().map(|member| (group.node_of(&member).unwrap(), member));
+    let (node, member) = members.into_iter().find(|(node, _)| *node != home).unwrap();
+    cluster.node(&node, "kill").unwrap();
+    let began = Instant::now();
+    let after = loop {
+        let group = group.get().unwrap();
+        // Another member in its place is true as well.
+        let replaced = !group["status"]["log"].to_string().contains(&member);
+        if !claims_three_copies(&group) || replaced {
+            break group;
+        }
+        assert!(began.elapsed() < STATUS_DEADLINE, "{member} on dead {node} is counted: {}", group["status"]);
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    note(&format!(
+        "a member's node is dead: after {:?} the status says {} copies, phase {}, while its pod is {}",
+        began.elapsed(),
+        after["status"]["members"],
+        text(&after, "/status/phase"),
+        text(&group.namespace.pod(&member).unwrap(), "/status/phase"),
+    ));
+    cluster.node(&node, "start").unwrap();
+    let healed = group.wait_until_whole(3).unwrap();
+    assert!(claims_three_copies(&healed), "{}", healed["status"]);
+    group.finish(&OUTAGE).unwrap();
+}

@@ -1,0 +1,55 @@
+//! How long failovers take, and the steps of the promotions in them.
+//!
+//! Counted by [`control`](super) and [`promote`](super::promote), shown by [`status`](super::status).
+
+use std::time::Instant;
+
+use tailwind_protocol::promotion::Output;
+use tailwind_runtime::histogram::Histogram;
+
+/// The promotions of this process that were won.
+#[derive(Debug, Default)]
+pub struct PromotionTimes {
+    /// From the moment at which a standby misses its primary to the moment at which it is primary itself.
+    pub failover: Histogram,
+    /// From the start of a promotion until its epoch is claimed.
+    pub claim: Histogram,
+    /// From there until enough members are fenced and the log is put together.
+    pub fence: Histogram,
+    /// From there until every member holds the log.
+    pub repair: Histogram,
+}
+
+/// How far one promotion is.
+#[derive(Debug)]
+pub(super) struct Steps {
+    began: Instant,
+    claimed: Option<Instant>,
+    assembled: Option<Instant>,
+}
+
+impl Steps {
+    pub(super) fn begin(now: Instant) -> Steps {
+        Steps { began: now, claimed: None, assembled: None }
+    }
+
+    /// The promotion goes on with this.
+    pub(super) fn follow(&mut self, output: &Output, now: Instant) {
+        match output {
+            Output::Fence(..) => _ = self.claimed.get_or_insert(now),
+            // Asking again is part of each step.
+            Output::ReadConfig | Output::Survey | Output::Waiting(_) => {}
+            _ if self.claimed.is_some() => _ = self.assembled.get_or_insert(now),
+            _ => {}
+        }
+    }
+
+    /// It has been won.
+    pub(super) fn end(&self, now: Instant, times: &PromotionTimes) {
+        let claimed = self.claimed.unwrap_or(now);
+        let assembled = self.assembled.unwrap_or(now);
+        times.claim.observe(claimed.duration_since(self.began), 1);
+        times.fence.observe(assembled.saturating_duration_since(claimed), 1);
+        times.repair.observe(now.saturating_duration_since(assembled), 1);
+    }
+}
