@@ -1,6 +1,6 @@
 //! What watches have brought: groups with their pods and objects, every node, and what every pod of the cluster has asked for.
 //!
-//! Kept by [`watches`](crate::controller::watches), read by [`observe`](crate::observe). See "What is read when" in
+//! Kept by `controller::watches`, read by [`observe`](crate::observe). See "What is read when" in
 //! docs/decisions/0035-look-twice.md.
 
 mod nodes;

@@ -23,7 +23,7 @@ pub struct RunOptions {
     /// API server if not given
     #[arg(long, env = "TAILWIND_PLATFORM", value_enum)]
     pub platform: Option<Platform>,
-    /// Where /healthz, /readyz and /metrics are served; [::] is every address, IPv4 too
+    /// Where /healthz, /readyz and /metrics are served; `[::]` is every address, IPv4 too
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "[::]:8080", value_name = "IP:PORT")]
     pub listen: SocketAddr,
     /// Where the injection webhook is served, over TLS

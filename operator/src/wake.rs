@@ -1,6 +1,6 @@
 //! Which groups a change wakes.
 //!
-//! Used by [`watches`](crate::controller::watches).
+//! Used by `controller::watches`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -47,12 +47,12 @@ impl fmt::Display for HostPort {
 /// Where others reach this process, if not at --listen.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AdvertiseOptions {
-    /// IP address at which others reach this process, at the port of --listen. Needed if --listen is [::] or 0.0.0.0; in a pod
+    /// IP address at which others reach this process, at the port of --listen. Needed if --listen is `[::]` or 0.0.0.0; in a pod
     /// use $(POD_IP), which has no brackets if it is an IPv6 address
     #[arg(long, env = "TAILWIND_ADVERTISE_IP", value_name = "IP", value_parser = parse_reachable)]
     #[arg(conflicts_with = "advertise")]
     pub advertise_ip: Option<IpAddr>,
-    /// The same with a name or another port, such as those of a Service or NAT: HOST:PORT or [IPv6]:PORT
+    /// The same with a name or another port, such as those of a Service or NAT: `HOST:PORT` or `[IPv6]:PORT`
     #[arg(long, env = "TAILWIND_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<HostPort>,
 }

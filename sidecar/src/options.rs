@@ -93,7 +93,7 @@ pub struct RunOptions {
     /// [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. [::] is every address,
+    /// Address of the control endpoint, for heartbeats and status; any address but loopback needs TLS. `[::]` is every address,
     /// IPv4 too; where the kernel has no IPv6 it stands for 0.0.0.0
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7410", value_name = "IP:PORT")]
     pub listen: SocketAddr,

@@ -16,8 +16,8 @@ fn claims_three_copies(group: &Value) -> bool {
     text(group, "/status/phase") == "Ready" && group["status"]["members"] == 3
 }
 
-/// A node that is neither the primary's nor an app's loses its power. Its pod is shown as running for long, and the group does
-/// not claim three copies; it does again once the node is back.
+/// A member's node, not the primary's, loses its power. Its pods are shown as running for long, and the group does not claim
+/// three copies; it does again once the node is back.
 #[test]
 fn dead_member_is_not_counted() {
     let Some(cluster) = Cluster::join_own("dead_member_is_not_counted").unwrap() else { return };

@@ -25,7 +25,7 @@ pub struct BackupOptions {
     #[arg(long, env = "TAILWIND_NAME")]
     pub name: MemberId,
 
-    /// Address of the control RPC. Any address but loopback needs TLS. [::] is every address, IPv4 too; where the kernel has no
+    /// Address of the control RPC. Any address but loopback needs TLS. `[::]` is every address, IPv4 too; where the kernel has no
     /// IPv6 it stands for 0.0.0.0. Port 0 takes any free port, see --port-file
     #[arg(long, env = "TAILWIND_LISTEN", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
     pub listen: SocketAddr,

@@ -163,9 +163,14 @@ impl Primary {
     /// Asks members for buffers for all open segments, and newcomers for those that the members have lent. A newcomer whose
     /// folder is still empty could lend more than members that have no room: they would be dropped from the set for it.
     pub(super) fn ask_for_buffers(&mut self, out: &mut Vec<Output>) {
+        let next = self.segments.next;
+        let is_behind = |member: &&Member| !member.is_lost() && member.asked.next() < next;
+        if !self.members.iter().flatten().any(|member| is_behind(&member)) {
+            return;
+        }
         let lent = self.lent_by_members();
         for index in 0..self.members.len() {
-            let Some(member) = self.members[index].as_ref().filter(|member| !member.is_lost()) else { continue };
+            let Some(member) = self.members[index].as_ref().filter(is_behind) else { continue };
             let (seat, asked, required) = (member.seat, member.asked, self.is_required(member));
             let open = self.segments.iter().map(|segment| segment.identity).filter(|identity| identity.segment > asked);
             let due: Vec<_> = open.filter(|identity| required || identity.segment <= lent).collect();
