@@ -673,10 +673,17 @@ async fn a_primary_reports_its_positions() {
     let _sidecar = Sidecar(command.stderr(fs::File::create(path("log")).unwrap()).spawn().unwrap());
     until("the sidecar listens", async || path("port").exists()).await;
     let control = fs::read_to_string(path("port")).unwrap().trim().to_owned();
-    let primary = r#"{"version":1,"group":"db","name":"app-0","positions":{"first":1,"acked":0}}"#;
-    until("the positions", async || match report(&control) {
-        waiting if waiting == r#"{"version":1,"group":"db","name":"app-0"}"# => false,
-        reported => reported == primary || panic!("{reported}"),
+    let with = |more: &str| format!(r#"{{"version":1,"group":"db","name":"app-0",{more}}}"#);
+    let primary = r#""role":"primary","epoch":1,"positions":{"first":1,"acked":0},"connected""#;
+    let before = [
+        r#""role":"standby","epoch":0"#.to_owned(),
+        r#""role":"recovering","epoch":0"#.to_owned(),
+        format!("{primary}:0"),
+    ];
+    until("the positions", async || {
+        let reported = report(&control);
+        reported == with(&format!("{primary}:1"))
+            || !before.iter().any(|before| reported == with(before)) && panic!("{reported}")
     })
     .await;
 }

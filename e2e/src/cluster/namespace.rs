@@ -25,7 +25,7 @@ const LOADER: &str = "loader";
 /// Where the ledger listens.
 const PORT: u16 = 7000;
 /// How long the ledger may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What an app appends.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,8 @@ use tailwind_e2e::cluster::namespace::image_name;
 use tailwind_e2e::cluster::operated::{HOME, OperatedGroup, RELEASE, helm, helm_release, image_with_tag, spec};
 use tailwind_e2e::context::note;
 
+use crate::operated::outage_and;
+
 /// Every group of the cluster.
 const GROUPS: &str = "/apis/replication.tailwind.dev/v1alpha1/replicagroups";
 /// On a group: who manages it.
@@ -19,8 +21,8 @@ const OTHER_HOME: &str = "tailwind-other";
 const OTHER_RELEASE: &str = "other";
 const OTHER_OPERATOR: &str = "tailwind-other/other-tailwind-operator";
 
-/// Words of the warnings that sidecars and backups rightly write when backups are replaced or operators end.
-const MOVES: [&str; 5] = ["member lost", "member failed", "waiting", "watch interrupted", "lease not"];
+/// Words of the warnings of operators that end.
+const MOVES: [&str; 2] = ["watch interrupted", "lease not"];
 
 fn reason(group: &Value, kind: &str) -> String {
     let conditions = group["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -106,9 +108,9 @@ fn a_fleet_rolls_a_few_groups_at_a_time() {
 
     helm(&cluster, "upgrade", json!({})).unwrap();
     for group in idle {
-        group.finish_without_log(&MOVES).unwrap();
+        group.finish_without_log(&outage_and(&MOVES)).unwrap();
     }
-    busy.finish(&MOVES).unwrap();
+    busy.finish(&outage_and(&MOVES)).unwrap();
 }
 
 /// Two installations of one class see the same group: the second leaves it alone and says so, until the group is handed over.
@@ -164,5 +166,5 @@ fn a_group_has_one_operator() {
 
     assert!(cluster.helm(&["status", RELEASE, "--namespace", HOME]).is_ok());
     cluster.delete(&format!("/api/v1/namespaces/{OTHER_HOME}")).unwrap();
-    group.finish(&[&MOVES[..], &["group left alone", "primary is gone"]].concat()).unwrap();
+    group.finish(&outage_and(&[&MOVES[..], &["group left alone"]].concat())).unwrap();
 }
