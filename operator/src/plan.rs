@@ -255,7 +255,8 @@ fn contains(existing: &DynamicObject, wanted: &DynamicObject) -> bool {
         use serde_json::Value::{Array, Object};
         match (wanted, existing) {
             (Object(wanted), Object(existing)) => wanted.iter().all(|(key, value)| {
-                existing.get(key).map_or_else(|| is_empty(value), |existing| within(value, existing))
+                let existing = existing.get(key).filter(|existing| !existing.is_null());
+                existing.map_or_else(|| is_empty(value), |existing| within(value, existing))
             }),
             (Array(wanted), Array(existing)) => {
                 wanted.len() == existing.len() && wanted.iter().zip(existing).all(|(a, b)| within(a, b))

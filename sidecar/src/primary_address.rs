@@ -121,7 +121,7 @@ impl PrimaryAddress {
                 Some(Some(slice)) if Term::written_in(&slice).is_some_and(|written| term.is_before(written)) => {}
                 Some(Some(slice)) => {
                     self.write(api, &slice, term, json!([self.endpoint()])).await?;
-                    tracing::info!(service = self.name(), address = %self.address, "the service leads here");
+                    tracing::debug!(service = self.name(), address = %self.address, "wrote the primary's address");
                 }
                 None => return Err("the watch has ended".to_owned()),
             }
@@ -163,6 +163,8 @@ impl PrimaryAddress {
         });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match timeout(REQUEST_TIMEOUT, api.patch(&self.name(), &params, &Patch::Merge(patch))).await {
+            // Somebody was faster: the watch shows what, and then it is looked at again.
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
             Ok(written) => written.map(drop).map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer from the API server within {REQUEST_TIMEOUT:?}")),
         }
