@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
 use tailwind_e2e::cluster::namespace::Load;
-use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, SIDECAR, spec};
+use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, spec};
 use tailwind_e2e::context::note;
 
 use super::operated::{OUTAGE, condition, outage_and};
@@ -35,14 +35,16 @@ fn uids(pods: &[Value]) -> BTreeSet<String> {
     pods.iter().map(|pod| text(pod, "/metadata/uid").to_owned()).collect()
 }
 
-/// Waits until this primary says that both members refuse to lend, for want of room.
+/// Waits until the group says that appends wait at this primary, since both members refuse to lend for want of room.
 fn wait_for_full_members(group: &OperatedGroup<'_>, primary: &str) {
-    let cluster = group.namespace.cluster;
-    let namespace = group.namespace.name.as_str();
-    let status = ["tailwind-sidecar", "status", "--socket", "/run/tailwind/log.sock"];
-    let ask = [&["exec", "-n", namespace, primary, "-c", SIDECAR, "--"], &status[..]].concat();
-    let full = || Ok((cluster.kubectl(&ask, "")?.matches("--flush-bytes").count() == 2).then_some(()));
-    cluster.wait("both members to refuse to lend", full).unwrap();
+    let is_full = |group: &Value| {
+        let ready = condition(group, "Ready");
+        let message = text(&ready, "/message");
+        ready["reason"] == "AppendsWait"
+            && message.contains(&format!("at {primary}: "))
+            && message.matches("--flush-bytes").count() == 2
+    };
+    group.wait_for("appends to wait for room at both members", is_full).unwrap();
 }
 
 /// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them go on.

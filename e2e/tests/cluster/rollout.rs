@@ -166,5 +166,5 @@ fn a_group_has_one_operator() {
 
     assert!(cluster.helm(&["status", RELEASE, "--namespace", HOME]).is_ok());
     cluster.delete(&format!("/api/v1/namespaces/{OTHER_HOME}")).unwrap();
-    group.finish(&outage_and(&[&MOVES[..], &["group left alone"]].concat())).unwrap();
+    group.finish(&outage_and(&[&MOVES[..], &["error: group left alone"]].concat())).unwrap();
 }
