@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, holds, text};
 use tailwind_e2e::cluster::namespace::Load;
-use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, spec};
+use tailwind_e2e::cluster::operated::{FITS, OperatedGroup, SIDECAR, spec};
 use tailwind_e2e::context::note;
 
 use super::operated::{OUTAGE, condition, outage_and};
@@ -35,16 +35,19 @@ fn uids(pods: &[Value]) -> BTreeSet<String> {
     pods.iter().map(|pod| text(pod, "/metadata/uid").to_owned()).collect()
 }
 
-/// Waits until the group says that appends wait at this primary, since both members refuse to lend for want of room.
+/// Waits until this primary says that both members refuse to lend, for want of room.
 fn wait_for_full_members(group: &OperatedGroup<'_>, primary: &str) {
-    let is_full = |group: &Value| {
-        let ready = condition(group, "Ready");
-        let message = text(&ready, "/message");
-        ready["reason"] == "AppendsWait"
-            && message.contains(&format!("at {primary}: "))
-            && message.matches("--flush-bytes").count() == 2
+    let cluster = group.namespace.cluster;
+    let namespace = group.namespace.name.as_str();
+    let status = ["tailwind-sidecar", "status", "--socket", "/run/tailwind/log.sock"];
+    let ask = [&["exec", "-n", namespace, primary, "-c", SIDECAR, "--"], &status[..]].concat();
+    let members = group.members().unwrap();
+    let full = || {
+        let status = cluster.kubectl(&ask, "")?;
+        let is_full = |member: &String| status.contains(&format!("the flush folder of backup {member} is full"));
+        Ok(members.iter().all(is_full).then_some(()))
     };
-    group.wait_for("appends to wait for room at both members", is_full).unwrap();
+    cluster.wait("both members to refuse to lend", full).unwrap();
 }
 
 /// Appends wait, through a failover too, and no kubelet evicts anybody. A larger volume lets them go on.
@@ -64,6 +67,8 @@ fn untrimmed_log_waits_and_nobody_is_evicted() {
     assert_eq!(condition(&warned, "LogFits")["status"], "False");
     let (epoch, first) = group.namespace.primary().unwrap();
     wait_for_full_members(&group, &first);
+    let waits = |group: &Value| condition(group, "Ready")["reason"] == "AppendsWait";
+    group.wait_for("the group to say that appends wait", waits).unwrap();
     let full = group.namespace.report().unwrap();
     note(&format!("appends wait after {:?} and {} records", began.elapsed(), full.acked));
 
