@@ -55,9 +55,17 @@ pub struct Observed {
 impl Observed {
     /// The node of this pod, if the control plane does not hear it: what the API shows of the pod may be long over.
     pub(crate) fn silent_node(&self, pod: &Pod) -> Option<&str> {
+        self.node_of(pod).filter(|node| node.not_ready_since.is_some()).map(|node| node.name.as_str())
+    }
+
+    /// The node of this pod, if it is cordoned.
+    pub(crate) fn cordoned_node(&self, pod: &Pod) -> Option<&str> {
+        self.node_of(pod).filter(|node| node.unschedulable).map(|node| node.name.as_str())
+    }
+
+    fn node_of(&self, pod: &Pod) -> Option<&NodeFacts> {
         let name = pod.spec.as_ref()?.node_name.as_deref()?;
-        let silent = self.nodes.iter().find(|node| node.name == name && node.not_ready_since.is_some());
-        silent.map(|node| node.name.as_str())
+        self.nodes.iter().find(|node| node.name == name)
     }
 
     /// What the sidecars have written, once there is a log.

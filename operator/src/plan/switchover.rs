@@ -57,7 +57,7 @@ fn needed(observed: &Observed) -> Option<SwitchoverPlan> {
     if let Some(asked) = asked.filter(|asked| asked.from_epoch == log.epoch && fits(&asked.to)) {
         return Some(under_way(asked.clone(), None));
     }
-    let stays = |pod: &&Pod| cordoned_node(observed, pod).is_none() && observed.silent_node(pod).is_none();
+    let stays = |pod: &&Pod| observed.cordoned_node(pod).is_none() && observed.silent_node(pod).is_none();
     let able = observed.app.iter().filter(|pod| is_true(pod, "Ready") && fits(&pod.name_any())).filter(stays);
     let to = able.map(Pod::name_any).min()?;
     let notice = Notice::HandsOver(primary.name_any(), reason, to.clone());
@@ -68,7 +68,7 @@ fn handover_reason(observed: &Observed, primary: &Pod) -> Option<HandoverReason>
     if primary.metadata.deletion_timestamp.is_some() {
         return Some(HandoverReason::PodEnds);
     }
-    if let Some(node) = cordoned_node(observed, primary) {
+    if let Some(node) = observed.cordoned_node(primary) {
         return Some(HandoverReason::NodeCordoned(node.to_owned()));
     }
     let statuses = primary.status.iter().flat_map(|status| {
@@ -90,12 +90,6 @@ fn waits(container: &ContainerStatus) -> Option<HandoverReason> {
         "CrashLoopBackOff" => Some(HandoverReason::AppCrashes),
         reason => Some(HandoverReason::AppCannotStart(reason.to_owned())),
     }
-}
-
-/// The node that this pod is on, if it is cordoned.
-fn cordoned_node<'a>(observed: &'a Observed, pod: &Pod) -> Option<&'a str> {
-    let name = pod.spec.as_ref()?.node_name.as_deref()?;
-    observed.nodes.iter().find(|node| node.name == name && node.unschedulable).map(|node| node.name.as_str())
 }
 
 fn asked_for(observed: &Observed, to: &str) -> SwitchoverPlan {
