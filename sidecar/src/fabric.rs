@@ -143,8 +143,8 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
 /// The sending half. `address` is this host's in the group's network.
 pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Arc<dyn Sender>> {
     match select(fabric, rdma, address)? {
-        SelectedFabric::Shm => Ok(Arc::new(ShmSender)),
-        SelectedFabric::Tcp => Ok(Arc::new(TcpSender)),
+        SelectedFabric::Shm => Ok(Arc::new(ShmSender::default())),
+        SelectedFabric::Tcp => Ok(Arc::new(TcpSender::default())),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;

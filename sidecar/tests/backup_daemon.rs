@@ -20,8 +20,7 @@ use rustix::process::Signal;
 use tailwind_fabric::shm::ShmSender;
 use tailwind_fabric::tcp::TcpSender;
 use tailwind_fabric::{
-    AppendBuffer, Channel, ChannelAnswer, ChannelError, FabricKind, Grant, Offer, Opening, RemoteBuffer, Sender,
-    SharedBuffer,
+    AppendBuffer, Channel, ChannelAnswer, ChannelError, FabricKind, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
@@ -73,8 +72,8 @@ impl Primary {
     fn new(daemon: &Daemon, fabric: FabricKind, epoch: u64) -> Primary {
         let client = BackupClient::new(daemon.control(), &token(daemon), PeerRole::Backup);
         let sender: Box<dyn Sender> = match fabric {
-            FabricKind::Shm => Box::new(ShmSender),
-            FabricKind::Tcp => Box::new(TcpSender),
+            FabricKind::Shm => Box::<ShmSender>::default(),
+            FabricKind::Tcp => Box::<TcpSender>::default(),
             FabricKind::Verbs => unreachable!("it needs a device"),
         };
         Primary { client, epoch: Epoch(epoch), sender }
@@ -517,11 +516,11 @@ async fn unauthenticated_requests_change_nothing() {
     let mut wrong = serde_json::to_value(&answer).unwrap();
     wrong["secret"] = "0".repeat(32).into();
     let wrong: ChannelAnswer = serde_json::from_value(wrong).unwrap();
-    let stranger = Box::new(TcpSender).connect(&wrong, address.ip());
+    let stranger = TcpSender::default().begin().unwrap().connect(&wrong, address.ip());
     if let Ok(mut channel) = stranger {
-        let (mut local, shared) = TcpSender.allocate(4096).unwrap();
+        let (mut local, shared) = TcpSender::default().allocate(4096).unwrap();
         local.publish(4096);
-        let remote = TcpSender.attach(&Grant::Tcp { key: 1, length: 4096 }).unwrap();
+        let remote = TcpSender::default().attach(&Grant::Tcp { key: 1, length: 4096 }).unwrap();
         let deadline = Instant::now() + TIMEOUT;
         let _ = channel.post(&remote, &shared, 0..4096);
         while channel.poll() == Ok(0) {

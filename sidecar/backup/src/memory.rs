@@ -25,14 +25,14 @@ pub trait Lender: Buffers {
     /// Zeroes the slot and lets the writer of `epoch` write it. An error is why there is no memory for it just now.
     fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String>;
 
-    /// Ends one lending whose writer has said that it is finished.
+    /// Ends one lending whose writer has said that it is finished: it writes nothing more.
     fn end_lending(&mut self, slot: Slot);
 
     /// Revokes every writer of an epoch below this one, for good: when it returns, none of their writes arrives. On
     /// an error the process must end.
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()>;
 
-    /// Ends the slot's lending, if any, and gives its memory back. On an error the process must end.
+    /// Ends the slot's lending, if any, and gives its bytes up. On an error the process must end.
     fn release(&mut self, slot: Slot) -> anyhow::Result<()>;
 }
 

@@ -65,9 +65,13 @@ pub trait Receiver: Send {
     fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
     /// Zeroes the slot (promise 5) and lets `writer` write it. An earlier lending of the slot is over.
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError>;
-    /// Ends one lending whose writer has finished with it: no further write to it completes, all its
-    /// completed writes are readable. Not a barrier: a late write may repeat bytes until the slot is lent again.
+    /// Ends one lending whose writer has finished with it, which is what the caller answers for: it waits for no write's
+    /// completion and posts no further one. None completes any more, and all that have completed are readable.
+    /// Not a barrier for a writer that does not keep to this.
     fn end_lending(&mut self, slot: SlotId);
+    /// Ends the lending of the slot, if there is one, whether its writer has finished or not, and gives the bytes up: the
+    /// slot reads as zero. Its memory may be kept for the next lending, where no earlier writer can touch it.
+    fn release(&mut self, slot: SlotId) -> Result<(), FabricError>;
     /// Revokes every writer smaller than `writer`, for good (promise 3). On an error the caller must end the process.
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError>;
     /// Why nothing can be lent any more, for the administrator; `None` while there is no problem.
@@ -80,10 +84,8 @@ pub trait Receiver: Send {
 pub trait Sender: Send + Sync {
     /// Which fabric this is.
     fn kind(&self) -> FabricKind;
-    /// Local memory that may be posted from (registered, where the fabric requires it), prefaulted.
-    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
-        AppendBuffer::new(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
-    }
+    /// Local memory that may be posted from (registered, where the fabric requires it), zeroed and prefaulted.
+    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError>;
     /// Prepares this side's end of one channel.
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError>;
     /// Makes a lent slot writable from this process.

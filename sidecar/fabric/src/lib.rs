@@ -15,7 +15,7 @@ pub mod shm;
 pub mod tcp;
 pub mod verbs;
 
-pub use buffer::{AppendBuffer, SharedBuffer};
+pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
 pub use contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
 pub use error::{ChannelError, FabricError};
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, SlotId, Writer};

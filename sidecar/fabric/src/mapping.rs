@@ -97,6 +97,12 @@ impl Mapping {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 
+    /// Makes the slot all zero. Nobody else writes it.
+    pub(crate) fn clear(&self) {
+        // SAFETY: slot_size < length of the mapping, by `with`; the pages exist, and no reference to them does, as in `write`.
+        unsafe { ptr::write_bytes(self.memory.as_mut_ptr(), 0, self.slot_size as usize) }
+    }
+
     /// The flag. For the order of this load against a write's bytes, see [`shm`](crate::shm).
     pub(crate) fn flag(&self) -> Flag {
         match self.flag_word().load(Ordering::SeqCst) {
@@ -129,6 +135,11 @@ impl Mapping {
     /// Makes this a slot file.
     pub(crate) fn mark(&self) {
         self.word(MARK_OFFSET).store(MARK, Ordering::SeqCst);
+    }
+
+    /// Makes this a file whose bytes do not count.
+    pub(crate) fn unmark(&self) {
+        self.word(MARK_OFFSET).store(0, Ordering::SeqCst);
     }
 
     /// True for a slot file whose bytes are still there.

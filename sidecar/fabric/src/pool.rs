@@ -11,6 +11,11 @@
 //! earlier lendings" are true by construction, whatever a frozen writer does when it wakes. The orphan's memory is
 //! given back at once (a hole is punched) instead of when its last mapping goes: a sleeping writer must not hold memory
 //! of the pool. Only its flag page stays, which is where that writer finds that its lending has ended.
+//!
+//! A new file costs a page fault for every page, in the pool and in the writer that maps it. So a slot whose earlier
+//! writers cannot touch it any more keeps its file when it is released ([`Claim::keep`]; each receiver says when that
+//! is so), and the next lending clears it in place. Such a spare file has no mark: it reads as zero, counts as no memory,
+//! and a process that finds it at its start does not use it.
 
 mod error;
 mod folder;
@@ -65,6 +70,8 @@ pub struct Pool {
 struct Inode {
     file: File,
     memory: Arc<Mapping>,
+    /// Kept for the next lending: nothing in it counts.
+    spare: bool,
 }
 
 /// The right to lend from a pool: one receiver at a time. Ends when it is dropped.
@@ -133,7 +140,7 @@ impl Pool {
     pub fn read(&self, slot: SlotId, offset: u32, out: &mut [u8]) -> Result<(), PoolError> {
         let end = u64::from(offset) + out.len() as u64;
         assert!(end <= u64::from(self.slot_size), "a read lies within its slot");
-        match &*self.shared(slot) {
+        match in_use(&self.shared(slot)) {
             Some(inode) => inode.file.read_exact_at(out, offset.into()).map_err(io_error("read", &self.path(slot))),
             None => {
                 out.fill(0);
@@ -144,19 +151,7 @@ impl Pool {
 
     /// True when `slot` has memory. A file that has lost its bytes is none.
     pub fn has(&self, slot: SlotId) -> bool {
-        self.shared(slot).is_some()
-    }
-
-    /// Gives the memory of `slot` back; it reads as zero from now on. The caller has ended or revoked its lending: a
-    /// writer that had not finished finds its lending ended.
-    pub fn release(&self, slot: SlotId) -> Result<(), PoolError> {
-        let mut current = self.exclusive(slot);
-        let Some(old) = &*current else { return Ok(()) };
-        old.memory.end();
-        let path = self.path(slot);
-        fs::remove_file(&path).map_err(io_error("remove", &path))?;
-        self.retire(current.take());
-        Ok(())
+        in_use(&self.shared(slot)).is_some()
     }
 
     /// Takes the right to lend from this pool.
@@ -185,7 +180,7 @@ impl Pool {
         match filled {
             Ok(memory) => {
                 memory.mark();
-                Ok(Inode { file, memory: Arc::new(memory) })
+                Ok(Inode { file, memory: Arc::new(memory), spare: false })
             }
             Err(error) => {
                 // The half-made file holds memory that the next attempt will want.
@@ -204,6 +199,16 @@ impl Pool {
         let path = self.path(slot);
         fs::rename(self.temporary(slot), &path).map_err(io_error("rename a new slot file to", &path))?;
         self.retire(current.replace(new));
+        Ok(())
+    }
+
+    /// Removes the file of `slot`, if it has one.
+    fn remove(&self, slot: SlotId, current: &mut Option<Inode>) -> Result<(), PoolError> {
+        let Some(old) = &*current else { return Ok(()) };
+        old.memory.end();
+        let path = self.path(slot);
+        fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        self.retire(current.take());
         Ok(())
     }
 
@@ -229,8 +234,8 @@ impl Pool {
             return Err(PoolError::SlotSize { path, found, slot_size: self.slot_size, expected: self.file_size });
         }
         let memory = Arc::new(Mapping::new(&file, self.slot_size).map_err(io_error("map", &path))?);
-        // A file of zeros, or a foreign one. The next lending takes its name.
-        Ok(memory.is_marked().then_some(Inode { file, memory }))
+        // A file of zeros, a foreign one, or one that an earlier process had kept as a spare. The next lending takes its name.
+        Ok(memory.is_marked().then_some(Inode { file, memory, spare: false }))
     }
 
     fn check_free(&self, needed: u64) -> Result<(), PoolError> {
@@ -261,6 +266,11 @@ impl Pool {
     }
 }
 
+/// The file, if what is in it counts.
+fn in_use(current: &Option<Inode>) -> Option<&Inode> {
+    current.as_ref().filter(|inode| !inode.spare)
+}
+
 impl Claim {
     /// The pool.
     pub(crate) fn pool(&self) -> &Pool {
@@ -276,11 +286,42 @@ impl Claim {
         Ok(memory)
     }
 
+    /// The same, in the memory that was [kept](Claim::keep), if any was.
+    pub(crate) fn renew(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
+        let mut current = self.pool.exclusive(slot);
+        if let Some(inode) = current.as_mut().filter(|inode| inode.spare) {
+            inode.memory.clear();
+            // Zero before it counts: a process that is killed in between has cleared a spare.
+            inode.memory.mark();
+            inode.spare = false;
+            return Ok(Arc::clone(&inode.memory));
+        }
+        drop(current);
+        self.fresh(slot)
+    }
+
+    /// Gives the memory of `slot` back; it reads as zero from now on. A writer that had not finished finds its lending
+    /// ended.
+    pub(crate) fn release(&self, slot: SlotId) -> Result<(), PoolError> {
+        self.pool.remove(slot, &mut self.pool.exclusive(slot))
+    }
+
+    /// The same, but keeps the memory for [`Claim::renew`]. The caller answers for this: whoever may write the memory
+    /// through an earlier grant is not in the middle of a write, and begins none.
+    pub(crate) fn keep(&self, slot: SlotId) {
+        if let Some(inode) = &mut *self.pool.exclusive(slot) {
+            inode.memory.end();
+            inode.memory.unmark();
+            inode.spare = true;
+        }
+    }
+
     /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
     /// has completed. Can be repeated: until the rename the old file remains, with its flag, as if nothing had happened.
+    /// Memory that was kept goes.
     pub(crate) fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
         let mut current = self.pool.exclusive(slot);
-        let Some(old) = &*current else { return Ok(()) };
+        let Some(old) = in_use(&current) else { return self.pool.remove(slot, &mut current) };
         old.memory.end();
         let copy = self.pool.create(slot)?;
         let mut bytes = vec![0; COPY_SIZE.min(self.pool.slot_size as usize)];
@@ -296,12 +337,15 @@ impl Claim {
 
     /// The slot's memory, if it has any.
     pub(crate) fn memory(&self, slot: SlotId) -> Option<Arc<Mapping>> {
-        self.pool.shared(slot).as_ref().map(|inode| Arc::clone(&inode.memory))
+        in_use(&self.pool.shared(slot)).map(|inode| Arc::clone(&inode.memory))
     }
 
     /// Freezes every slot that a process of an earlier life may still be writing (promise 7). All flags first, so that
     /// every such writer stops at once and not only when its turn to be copied comes.
     pub(crate) fn freeze_lent(&self) -> Result<(), PoolError> {
+        for slot in (0..self.pool.slots()).map(SlotId).filter(|slot| !self.pool.has(*slot)) {
+            self.release(slot)?;
+        }
         let was_lent = |slot: &SlotId| self.memory(*slot).is_some_and(|memory| memory.flag() != Flag::NeverLent);
         let lent: Vec<SlotId> = (0..self.pool.slots()).map(SlotId).filter(was_lent).collect();
         lent.iter().filter_map(|slot| self.memory(*slot)).for_each(|memory| memory.end());

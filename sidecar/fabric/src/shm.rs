@@ -25,19 +25,30 @@
 //!    former (promise 7).
 //!
 //! The argument needs nothing from the sender but the order of its three steps, which this module gives it.
+//!
+//! # Why memory may be lent again to the same writer
+//!
+//! A released slot keeps its memory if the writer had finished with it, and is lent in place to that writer alone; for
+//! any other one there is a new file, so that a revocation leaves nothing that a revoked writer maps.
+//!
+//! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
+//!    memory while it is cleared, or afterwards.
+//! 2. Each lending has a key of its own, and a post compares the key before it copies: one that names an earlier lending
+//!    of the same memory copies nothing.
+//! 3. So [`ShmSender`] may keep the mapping too. It uses one again only for the grant whose key is in it.
 
-use std::fs::OpenOptions;
+use std::fs::{self, Metadata, OpenOptions};
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
 
-use crate::buffer::SharedBuffer;
+use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
 use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
 use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping};
@@ -50,13 +61,38 @@ use crate::secret;
 pub struct ShmReceiver {
     pool: Claim,
     revoked_below: Writer,
-    /// Who may still be writing each slot. An ended lending stays here, because a late write may repeat bytes of it.
-    writers: Vec<Option<Writer>>,
+    /// Of each slot whose memory a sender may map.
+    lendings: Vec<Option<Lending>>,
+}
+
+/// Who has, or had, a grant for a slot's memory.
+#[derive(Clone, Copy, Debug)]
+struct Lending {
+    writer: Writer,
+    /// It has said so.
+    finished: bool,
 }
 
 /// The sending half.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ShmSender;
+#[derive(Debug, Default)]
+pub struct ShmSender {
+    buffers: BufferPool,
+    /// What is mapped, for the next grant of the same memory.
+    mapped: Mutex<Vec<MappedSlot>>,
+}
+
+/// A slot file that has been mapped.
+#[derive(Debug)]
+struct MappedSlot {
+    path: String,
+    /// Device and inode: what the path stood for then.
+    inode: (u64, u64),
+    memory: Arc<Mapping>,
+}
+
+/// A channel needs no preparation.
+#[derive(Debug)]
+struct ShmOpening;
 
 /// One ordered stream of writes. A post is a copy, a fence and a load, so it is complete when it returns.
 #[derive(Debug, Default)]
@@ -72,11 +108,18 @@ impl ShmReceiver {
         let slots = pool.slots() as usize;
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        Ok(ShmReceiver { pool, revoked_below: Writer(0), writers: vec![None; slots] })
+        Ok(ShmReceiver { pool, revoked_below: Writer(0), lendings: vec![None; slots] })
     }
 
     fn check(&self, writer: Writer) -> Result<(), FabricError> {
         if writer < self.revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
+    }
+
+    /// No write to the slot completes any more.
+    fn stop(&self, slot: SlotId) {
+        if let Some(memory) = self.pool.memory(slot) {
+            memory.end();
+        }
     }
 }
 
@@ -94,32 +137,46 @@ impl Receiver for ShmReceiver {
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
         self.check(writer)?;
         let key = secret::key().map_err(FabricError::io("draw a key"))?;
-        let memory = self.pool.fresh(slot)?;
+        let lending = &mut self.lendings[slot.0 as usize];
+        let theirs = lending.is_none_or(|before| before.writer == writer);
+        let memory = if theirs { self.pool.renew(slot)? } else { self.pool.fresh(slot)? };
+        *lending = Some(Lending { writer, finished: false });
         memory.lend(key);
-        self.writers[slot.0 as usize] = Some(writer);
         // The pool has made sure that its path is UTF-8.
         let path = self.pool.pool().path(slot).to_string_lossy().into_owned();
         Ok(Grant::Shm { path, key, length: memory.slot_size() })
     }
 
     fn end_lending(&mut self, slot: SlotId) {
-        if let Some(memory) = self.pool.memory(slot) {
-            memory.end();
+        self.stop(slot);
+        if let Some(lending) = &mut self.lendings[slot.0 as usize] {
+            lending.finished = true;
         }
+    }
+
+    fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        match self.lendings[slot.0 as usize] {
+            Some(Lending { finished: false, .. }) => {
+                self.pool.release(slot)?;
+                self.lendings[slot.0 as usize] = None;
+            }
+            _ => self.pool.keep(slot),
+        }
+        Ok(())
     }
 
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
         self.revoked_below = self.revoked_below.max(writer);
-        let slots = (0..).map(SlotId).zip(&self.writers);
-        let revoked: Vec<SlotId> =
-            slots.filter(|(_, held)| held.is_some_and(|held| held < writer)).map(|(slot, _)| slot).collect();
+        let slots = (0..).map(SlotId).zip(&self.lendings);
+        let held = |lending: &Option<Lending>| lending.is_some_and(|lending| lending.writer < writer);
+        let revoked: Vec<SlotId> = slots.filter(|(_, lending)| held(lending)).map(|(slot, _)| slot).collect();
         // All flags first: every revoked writer stops now, not only when its turn to be copied comes.
         for slot in &revoked {
-            self.end_lending(*slot);
+            self.stop(*slot);
         }
         for slot in revoked {
             self.pool.freeze(slot)?;
-            self.writers[slot.0 as usize] = None;
+            self.lendings[slot.0 as usize] = None;
         }
         Ok(())
     }
@@ -130,27 +187,47 @@ impl Sender for ShmSender {
         FabricKind::Shm
     }
 
+    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
+        self.buffers.allocate(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
+    }
+
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
-        Ok(Box::new(*self))
+        Ok(Box::new(ShmOpening))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
         let Grant::Shm { path, key, length } = grant else {
             return Err(FabricError::mismatch(self.kind(), grant.kind()));
         };
-        let memory = open(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
-        Ok(RemoteBuffer { address: 0, key: *key, length: *length, memory: Some(Arc::new(memory)) })
+        let memory = self.map(path, *key, *length).map_err(FabricError::io(format!("map slot file {path}")))?;
+        Ok(RemoteBuffer { address: 0, key: *key, length: *length, memory: Some(memory) })
     }
 }
 
-/// There is nothing to prepare: the sender itself is the opening.
-impl Opening for ShmSender {
+impl ShmSender {
+    /// The memory that was lent under this key: mapped already, or now.
+    fn map(&self, path: &str, key: u64, length: u32) -> io::Result<Arc<Mapping>> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        // A file that has lost its name is never lent again, and its memory is not ours to hold.
+        mapped.retain(|slot| fs::metadata(&slot.path).is_ok_and(|found| inode(&found) == slot.inode));
+        let same = |slot: &&MappedSlot| slot.path == path && slot.memory.slot_size() == length;
+        if let Some(slot) = mapped.iter().find(same).filter(|slot| is_lent(&slot.memory, key)) {
+            return Ok(Arc::clone(&slot.memory));
+        }
+        let (memory, inode) = open(path, key, length)?;
+        let memory = Arc::new(memory);
+        mapped.push(MappedSlot { path: path.to_owned(), inode, memory: Arc::clone(&memory) });
+        Ok(memory)
+    }
+}
+
+impl Opening for ShmOpening {
     fn offer(&self) -> Offer {
         Offer::Shm
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, _peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Shm = answer else { return Err(FabricError::mismatch(self.kind(), answer.kind())) };
+        let ChannelAnswer::Shm = answer else { return Err(FabricError::mismatch(FabricKind::Shm, answer.kind())) };
         Ok(Box::<ShmChannel>::default())
     }
 }
@@ -161,7 +238,7 @@ impl Channel for ShmChannel {
             return Err(failure);
         }
         let bytes = &local.published()[range.start as usize..range.end as usize];
-        if remote.memory.as_ref().is_some_and(|memory| write(memory, range.start, bytes)) {
+        if remote.memory.as_ref().is_some_and(|memory| write(memory, remote.key, range.start, bytes)) {
             self.completed += 1;
             return Ok(());
         }
@@ -184,26 +261,38 @@ impl Channel for ShmChannel {
     }
 }
 
-/// Copies `bytes` into the slot; whether the write has completed.
-fn write(memory: &Mapping, offset: u32, bytes: &[u8]) -> bool {
+/// Copies `bytes` into the slot, if it is still lent under `key`; whether the write has completed.
+fn write(memory: &Mapping, key: u64, offset: u32, bytes: &[u8]) -> bool {
+    if !is_lent(memory, key) {
+        return false;
+    }
     memory.write(offset, bytes);
-    // Between the bytes and the flag: step 1 of the module's proof rests on this line.
+    // Between the bytes and the flag: step 1 of the module's first proof rests on this line.
     fence(Ordering::SeqCst);
-    memory.flag() == Flag::Lent
+    is_lent(memory, key)
+}
+
+fn is_lent(memory: &Mapping, key: u64) -> bool {
+    key != 0 && memory.key() == key && memory.flag() == Flag::Lent
+}
+
+fn inode(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 /// Maps the file if it still is the one that was lent. The key is compared after the file has been opened, in the
 /// mapped file itself, so that a lending of the same slot in between cannot slip in: what is mapped then never changes
 /// identity.
-fn open(path: &str, key: u64, length: u32) -> io::Result<Mapping> {
+fn open(path: &str, key: u64, length: u32) -> io::Result<(Mapping, (u64, u64))> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags.bits() as i32).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
     }
     let memory = Mapping::prefaulted(&file, length)?;
-    if key == 0 || memory.key() != key || memory.flag() != Flag::Lent {
+    if !is_lent(&memory, key) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the lending is over"));
     }
-    Ok(memory)
+    Ok((memory, inode(&metadata)))
 }

@@ -19,7 +19,7 @@ impl Harness for Shm {
     }
 
     fn sender() -> Box<dyn Sender> {
-        Box::new(ShmSender)
+        Box::<ShmSender>::default()
     }
 }
 
@@ -31,7 +31,7 @@ impl Harness for Tcp {
     }
 
     fn sender() -> Box<dyn Sender> {
-        Box::new(TcpSender)
+        Box::<TcpSender>::default()
     }
 }
 
@@ -82,6 +82,8 @@ macro_rules! contract_suite {
             contract_suite!(@tests $when, $harness, lending:
                 lent_memory_is_zero
                 an_earlier_lending_reaches_no_byte_of_a_later_one
+                released_memory_is_lent_anew
+                kept_memory_is_out_of_reach_for_a_revoked_writer
                 a_grant_that_was_kept_back_opens_nothing_later
                 an_ended_lending_completes_no_write_and_keeps_its_bytes
                 the_other_fabric_is_refused

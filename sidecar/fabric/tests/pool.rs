@@ -202,21 +202,72 @@ fn memory_is_freed_while_a_stalled_writer_maps_it() {
     let dir = folder();
     let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
     let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
-    let give_back: [fn(&Pool, &mut ShmReceiver); 3] = [
-        |pool, _| pool.release(SlotId(0)).unwrap(),
-        |_, receiver| drop(receiver.lend(Writer(1), SlotId(0)).unwrap()),
-        |_, receiver| receiver.revoke_below(Writer(2)).unwrap(),
+    let give_back: [fn(&mut ShmReceiver); 3] = [
+        |receiver| receiver.release(SlotId(0)).unwrap(),
+        |receiver| drop(receiver.lend(Writer(1), SlotId(0)).unwrap()),
+        |receiver| receiver.revoke_below(Writer(2)).unwrap(),
     ];
     for give_back in give_back {
         receiver.lend(Writer(1), SlotId(0)).unwrap();
         let held = fs::File::open(pool.path(SlotId(0))).unwrap();
-        give_back(&pool, &mut receiver);
+        give_back(&mut receiver);
         assert_eq!(held.metadata().unwrap().nlink(), 0);
         assert!(held.metadata().unwrap().blocks() * 512 <= 4096, "all but the flag page");
     }
-    pool.release(SlotId(0)).unwrap();
-    pool.release(SlotId(0)).unwrap();
-    assert!(!pool.path(SlotId(0)).exists());
+    receiver.release(SlotId(0)).unwrap();
+    receiver.release(SlotId(0)).unwrap();
+    assert!(!pool.has(SlotId(0)));
+}
+
+#[test]
+fn a_finished_writer_gets_the_same_memory_again() {
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    let inode = || fs::metadata(pool.path(SlotId(0))).unwrap().ino();
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    let first = inode();
+    let held = fs::File::open(pool.path(SlotId(0))).unwrap();
+    receiver.end_lending(SlotId(0));
+    receiver.release(SlotId(0)).unwrap();
+    assert!(!pool.has(SlotId(0)));
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    assert_eq!(inode(), first);
+    receiver.end_lending(SlotId(0));
+    receiver.release(SlotId(0)).unwrap();
+    receiver.revoke_below(Writer(2)).unwrap();
+    assert_eq!((held.metadata().unwrap().nlink(), pool.path(SlotId(0)).exists()), (0, false), "a revocation drops it");
+
+    receiver.lend(Writer(2), SlotId(0)).unwrap();
+    let held = fs::File::open(pool.path(SlotId(0))).unwrap();
+    receiver.release(SlotId(0)).unwrap();
+    assert_eq!(held.metadata().unwrap().nlink(), 0, "its writer has not finished");
+    receiver.lend(Writer(2), SlotId(0)).unwrap();
+    let second = inode();
+    receiver.end_lending(SlotId(0));
+    receiver.release(SlotId(0)).unwrap();
+    receiver.lend(Writer(3), SlotId(0)).unwrap();
+    assert_ne!(inode(), second, "another writer");
+}
+
+/// A process that died while it cleared a spare, or before, leaves bytes that count for nothing.
+#[test]
+fn a_spare_of_an_earlier_process_is_no_memory() {
+    let dir = folder();
+    {
+        let mut receiver = ShmReceiver::new(Pool::open(dir.path(), 2, SLOT_SIZE).unwrap()).unwrap();
+        receiver.lend(Writer(1), SlotId(0)).unwrap();
+        let file = OpenOptions::new().write(true).open(dir.path().join("slot-0000.buf")).unwrap();
+        file.write_all_at(b"old bytes", 5).unwrap();
+        receiver.end_lending(SlotId(0));
+        receiver.release(SlotId(0)).unwrap();
+    }
+    let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    assert!(!pool.has(SlotId(0)));
+    assert!(contents(&pool, 0) == vec![0; SLOT_SIZE as usize]);
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    receiver.lend(Writer(2), SlotId(0)).unwrap();
+    assert!(pool.has(SlotId(0)) && contents(&pool, 0) == vec![0; SLOT_SIZE as usize]);
 }
 
 #[test]

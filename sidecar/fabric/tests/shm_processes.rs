@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{ChannelError, Grant, Opening, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{ChannelError, Grant, Pool, Receiver, Sender, SlotId, Writer};
 
 const SLOT_SIZE: u32 = 1 << 20;
 /// Large writes, so that the signal mostly arrives in the middle of a copy.
@@ -31,11 +31,15 @@ fn lap_bytes(lap: u8) -> Vec<u8> {
 fn sender_process() {
     let Ok(grant) = env::var(GRANT) else { return };
     let grant: Grant = serde_json::from_str(&grant).unwrap();
-    let remote = ShmSender.attach(&grant).unwrap();
-    let mut channel = Box::new(ShmSender).connect(&tailwind_fabric::ChannelAnswer::Shm, [127, 0, 0, 1].into()).unwrap();
+    let remote = ShmSender::default().attach(&grant).unwrap();
+    let mut channel = ShmSender::default()
+        .begin()
+        .unwrap()
+        .connect(&tailwind_fabric::ChannelAnswer::Shm, [127, 0, 0, 1].into())
+        .unwrap();
     let mut out = std::io::stdout().lock();
     for lap in (1..0x80).cycle() {
-        let (mut writer, local) = ShmSender.allocate(SLOT_SIZE).unwrap();
+        let (mut writer, local) = ShmSender::default().allocate(SLOT_SIZE).unwrap();
         writer.tail_mut().copy_from_slice(&lap_bytes(lap));
         writer.publish(SLOT_SIZE);
         for start in (0..SLOT_SIZE).step_by(STEP as usize) {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{ChannelAnswer, ChannelError, Grant, Offer, Opening, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{ChannelAnswer, ChannelError, Grant, Offer, Pool, Receiver, Sender, SlotId, Writer};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -212,8 +212,8 @@ fn a_secret_is_valid_once() {
     assert_eq!(first.ack(), 1, "the first goes on");
 
     let answer = backup.answer(1);
-    Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
-    let refused = Box::new(TcpSender).connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap_err();
+    TcpSender::default().begin().unwrap().connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    let refused = TcpSender::default().begin().unwrap().connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap_err();
     assert!(refused.to_string().starts_with("open a data connection to 127.0.0.1:"), "{refused}");
 }
 
@@ -374,7 +374,7 @@ fn dropping_the_receiver_ends_all_channels() {
     promptly(move || drop(receiver));
     assert_eq!(connected.until_closed(), b"");
     assert_eq!(silent.until_closed(), b"");
-    assert!(Box::new(TcpSender).connect(&answer, address.ip()).is_err());
+    assert!(TcpSender::default().begin().unwrap().connect(&answer, address.ip()).is_err());
     TcpReceiver::new(pool, TcpListener::bind(address).unwrap()).unwrap();
 }
 
@@ -387,7 +387,7 @@ fn an_unspecified_address_means_the_responding_host() {
         let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
         let mut receiver = TcpReceiver::new(pool, TcpListener::bind((address, 0)).unwrap()).unwrap();
         let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
-        Box::new(TcpSender).connect(&answer, peer).unwrap();
+        TcpSender::default().begin().unwrap().connect(&answer, peer).unwrap();
     }
 }
 
@@ -402,10 +402,11 @@ fn answered(answers: &'static [u8]) -> Result<ChannelError, tailwind_fabric::Fab
         let _ = stream.read(&mut [0; 1000]);
     });
     let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
-    let mut channel = Box::new(TcpSender).connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
-    let (mut writer, local) = TcpSender.allocate(8).unwrap();
+    let mut channel =
+        TcpSender::default().begin().unwrap().connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
+    let (mut writer, local) = TcpSender::default().allocate(8).unwrap();
     writer.publish(8);
-    let remote = TcpSender.attach(&Grant::Tcp { key: 1, length: 8 }).unwrap();
+    let remote = TcpSender::default().attach(&Grant::Tcp { key: 1, length: 8 }).unwrap();
     channel.post(&remote, &local, 0..8).unwrap();
     let error = loop {
         match channel.poll() {

@@ -14,7 +14,7 @@ use anyhow::Context;
 use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{ChannelAnswer, Grant, MappedFile, Opening, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{ChannelAnswer, Grant, MappedFile, Pool, Receiver, Sender, SlotId, Writer};
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
@@ -98,11 +98,12 @@ impl Memory for PoolMemory {
         // A lending to ourselves, written like any primary would. The receiver that is made later ends it.
         let mut receiver = ShmReceiver::new(Arc::clone(self.pool()?))?;
         let length = bytes.len() as u32;
-        let remote = ShmSender.attach(&receiver.lend(Writer(0), SlotId(slot.0))?)?;
-        let (mut local, shared) = ShmSender.allocate(length)?;
+        let sender = ShmSender::default();
+        let remote = sender.attach(&receiver.lend(Writer(0), SlotId(slot.0))?)?;
+        let (mut local, shared) = sender.allocate(length)?;
         local.tail_mut()[..bytes.len()].copy_from_slice(bytes);
         local.publish(length);
-        let mut channel = Box::new(ShmSender).connect(&ChannelAnswer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        let mut channel = sender.begin()?.connect(&ChannelAnswer::Shm, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
         channel.post(&remote, &shared, 0..length).context("write to an own buffer")
     }
 }
@@ -193,9 +194,7 @@ impl Lender for Lent {
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
         self.grants[slot.0 as usize] = None;
-        // A straggler must find its lending over before its memory is.
-        self.receiver.end_lending(SlotId(slot.0));
-        Ok(self.buffers.0.release(SlotId(slot.0))?)
+        Ok(self.receiver.release(SlotId(slot.0))?)
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
-    Channel, ChannelError, Opening, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
+    Channel, ChannelError, Offer, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
 use tailwind_protocol::config::{Durability, Time};
 use tailwind_protocol::ids::Epoch;
@@ -152,19 +152,19 @@ impl Bench {
         match output {
             Output::Connect(seat, _) => {
                 let receiver = &mut self.receivers[usize::from(seat.index)];
-                let answer = receiver.accept(writer, &ShmSender.offer()).unwrap();
-                let channel = Box::new(ShmSender).connect(&answer, [127, 0, 0, 1].into()).unwrap();
+                let answer = receiver.accept(writer, &Offer::Shm).unwrap();
+                let channel = ShmSender::default().begin().unwrap().connect(&answer, [127, 0, 0, 1].into()).unwrap();
                 let gated = Box::new(Gated { channel, shut: Arc::clone(&self.shut) });
                 self.command(Command::Connected(epoch, seat, gated));
             }
             Output::Prepare(identity) => {
-                let (fresh, shared) = ShmSender.allocate(identity.size.bytes()).unwrap();
+                let (fresh, shared) = ShmSender::default().allocate(identity.size.bytes()).unwrap();
                 self.command(Command::Prepared(identity, fresh, shared));
             }
             Output::Open(seat, identity) => {
                 let slot = SlotId(slots + identity.segment.0 as u32);
                 let grant = self.receivers[usize::from(seat.index)].lend(writer, slot).unwrap();
-                let remote = ShmSender.attach(&grant).unwrap();
+                let remote = ShmSender::default().attach(&grant).unwrap();
                 self.command(Command::Opened(epoch, seat, identity.segment, remote));
             }
             other => panic!("unexpected at the start: {other:?}"),

@@ -65,7 +65,7 @@ impl Receiver for TcpReceiver {
         self.registry.check(writer)?;
         let key = secret::key().map_err(FabricError::io("draw a key"))?;
         self.registry.end(slot);
-        let memory = self.pool.fresh(slot)?;
+        let memory = self.pool.renew(slot)?;
         let length = memory.slot_size();
         self.registry.lend(writer, slot, key, memory);
         Ok(Grant::Tcp { key, length })
@@ -73,6 +73,13 @@ impl Receiver for TcpReceiver {
 
     fn end_lending(&mut self, slot: SlotId) {
         self.registry.end(slot);
+    }
+
+    fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.registry.end(slot);
+        // Only this process maps the memory, and after the end no thread of it writes there.
+        self.pool.keep(slot);
+        Ok(())
     }
 
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {

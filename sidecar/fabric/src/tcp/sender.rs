@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
 use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer};
@@ -18,16 +19,26 @@ use super::wire::{ACK_SIZE, hello};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes channels to receivers anywhere on the network.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TcpSender;
+#[derive(Debug, Default)]
+pub struct TcpSender {
+    buffers: BufferPool,
+}
+
+/// A channel that is being opened: the receiver chooses the address and the secret.
+#[derive(Debug)]
+struct TcpOpening;
 
 impl Sender for TcpSender {
     fn kind(&self) -> FabricKind {
         FabricKind::Tcp
     }
 
+    fn allocate(&self, length: u32) -> Result<(AppendBuffer, SharedBuffer), FabricError> {
+        self.buffers.allocate(length).map_err(FabricError::io(format!("allocate a buffer of {length} bytes")))
+    }
+
     fn begin(&self) -> Result<Box<dyn Opening>, FabricError> {
-        Ok(Box::new(*self))
+        Ok(Box::new(TcpOpening))
     }
 
     fn attach(&self, grant: &Grant) -> Result<RemoteBuffer, FabricError> {
@@ -36,15 +47,14 @@ impl Sender for TcpSender {
     }
 }
 
-/// There is nothing to prepare: the receiver chooses the address and the secret.
-impl Opening for TcpSender {
+impl Opening for TcpOpening {
     fn offer(&self) -> Offer {
         Offer::Tcp
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
         let ChannelAnswer::Tcp { address, secret } = answer else {
-            return Err(FabricError::mismatch(self.kind(), answer.kind()));
+            return Err(FabricError::mismatch(FabricKind::Tcp, answer.kind()));
         };
         let host = if address.ip().is_unspecified() { peer } else { address.ip() };
         let address = SocketAddr::new(host, address.port());

@@ -207,7 +207,7 @@ impl Receiver for VerbsReceiver {
         self.check(writer)?;
         self.end_lending(slot);
         self.check(writer)?;
-        let memory = self.pool.fresh(slot)?;
+        let memory = self.pool.renew(slot)?;
         let length = memory.slot_size();
         let lend = || {
             let rights = self.rights(writer)?;
@@ -226,6 +226,16 @@ impl Receiver for VerbsReceiver {
         if let Err(error) = self.end(slot) {
             self.stuck = Some(format!("the registration of slot {} could not be ended ({error})", slot.0));
         }
+    }
+
+    fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.end_lending(slot);
+        match self.stuck {
+            // Its key is gone, and with it every way to write the memory.
+            None => self.pool.keep(slot),
+            Some(_) => self.pool.release(slot)?,
+        }
+        Ok(())
     }
 
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {

@@ -14,7 +14,7 @@ use super::memory::{Access, Domain, Region};
 use super::port::Port;
 use super::queue::{CompletionQueue, QueuePair};
 use super::select::SelectedPort;
-use crate::buffer::{AppendBuffer, Registration, SharedBuffer};
+use crate::buffer::{AppendBuffer, BufferPool, Registration, SharedBuffer};
 use crate::contract::{Channel, Opening, RemoteBuffer, Sender};
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer};
@@ -30,6 +30,8 @@ const INLINE: u32 = 256;
 /// Makes channels to receivers on the same fabric of cards and switches.
 #[derive(Debug)]
 pub struct VerbsSender {
+    /// Before the device: what is registered there goes first.
+    buffers: BufferPool,
     device: Arc<OpenDevice>,
 }
 
@@ -71,7 +73,7 @@ impl VerbsSender {
             Ok(OpenDevice { domain, port, tuning, depth, watcher })
         };
         let device = open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
-        Ok(VerbsSender { device: Arc::new(device) })
+        Ok(VerbsSender { buffers: BufferPool::default(), device: Arc::new(device) })
     }
 
     /// Bytes that the device takes with a work request itself, found by trying.
@@ -93,7 +95,8 @@ impl Sender for VerbsSender {
             let (local_key, domain) = (region.local_key(), self.device.domain.id());
             Ok(Registration { local_key, domain, _region: Box::new(region) })
         };
-        AppendBuffer::registered(length, register)
+        self.buffers
+            .allocate_registered(length, register)
             .map_err(FabricError::io(format!("allocate and register a buffer of {length} bytes")))
     }
 

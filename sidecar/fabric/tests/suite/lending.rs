@@ -34,7 +34,7 @@ pub(crate) fn lent_memory_is_zero<H: Harness>() {
         assert!(is_zero(&world.contents(1)), "after a revocation");
         fill(&mut world, writer + 1, 1);
         world.receiver.end_lending(SlotId(1));
-        world.pool.release(SlotId(1)).unwrap();
+        world.receiver.release(SlotId(1)).unwrap();
         assert!(is_zero(&world.contents(1)), "after its release");
         world.lend(writer + 1, 1);
         assert!(is_zero(&world.contents(1)), "after its release, lent");
@@ -57,6 +57,59 @@ pub(crate) fn an_earlier_lending_reaches_no_byte_of_a_later_one<H: Harness>() {
     complete(&mut *channel, 1);
 }
 
+/// Memory may be kept for the same writer's next lending. It must look like new, and be out of reach for what was.
+pub(crate) fn released_memory_is_lent_anew<H: Harness>() {
+    let mut world = World::new::<H>();
+    let full = world.local(&pattern(9));
+    for round in 0..4 {
+        let old = fill(&mut world, 1, 2);
+        world.receiver.end_lending(SlotId(2));
+        world.receiver.release(SlotId(2)).unwrap();
+        assert!(is_zero(&world.contents(2)) && !world.pool.has(SlotId(2)), "released");
+        let mut late = world.channel(1);
+        failure(&mut *late, &old, &full);
+
+        let new = world.lend(1, 2);
+        assert!(is_zero(&world.contents(2)), "lent anew");
+        let mut late = world.channel(1);
+        let _ = late.post(&old, &full, 0..SLOT_SIZE);
+        failure(&mut *late, &old, &full);
+        assert!(is_zero(&world.contents(2)), "written through the old grant");
+        let mut channel = world.channel(1);
+        channel.post(&new, &full, 1..SLOT_SIZE - round).unwrap();
+        complete(&mut *channel, 1);
+        world.receiver.end_lending(SlotId(2));
+        assert!(world.contents(2)[1..(SLOT_SIZE - round) as usize] == pattern(9)[1..(SLOT_SIZE - round) as usize]);
+        // The next round lends it once more, this time without a release.
+    }
+}
+
+/// What a revoked writer once wrote to is lent to its successor, which must be alone with it.
+pub(crate) fn kept_memory_is_out_of_reach_for_a_revoked_writer<H: Harness>() {
+    let mut world = World::new::<H>();
+    let full = world.local(&pattern(9));
+    let mut channel = world.channel(1);
+    let old = fill(&mut world, 1, 0);
+    world.receiver.end_lending(SlotId(0));
+    world.receiver.release(SlotId(0)).unwrap();
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    let new = fill(&mut world, 2, 0);
+    let _ = channel.post(&old, &full, 0..SLOT_SIZE);
+    failure(&mut *channel, &old, &full);
+    assert!(world.contents(0) == pattern(2));
+    world.receiver.end_lending(SlotId(0));
+    world.receiver.release(SlotId(0)).unwrap();
+
+    let mut world = world.restart::<H>();
+    assert!(is_zero(&world.contents(0)) && !world.pool.has(SlotId(0)), "given up before the restart");
+    world.lend(3, 0);
+    assert!(is_zero(&world.contents(0)));
+    let mut channel = world.channel(3);
+    let _ = channel.post(&new, &full, 0..SLOT_SIZE);
+    failure(&mut *channel, &new, &full);
+    assert!(is_zero(&world.contents(0)));
+}
+
 pub(crate) fn a_grant_that_was_kept_back_opens_nothing_later<H: Harness>() {
     let mut world = World::new::<H>();
     let local = world.local(&pattern(0));
@@ -76,7 +129,7 @@ pub(crate) fn a_grant_that_was_kept_back_opens_nothing_later<H: Harness>() {
     try_late(&mut world, 2, &|world| world.receiver.end_lending(SlotId(0)));
     try_late(&mut world, 2, &|world| {
         world.receiver.end_lending(SlotId(0));
-        world.pool.release(SlotId(0)).unwrap();
+        world.receiver.release(SlotId(0)).unwrap();
     });
 }
 

@@ -173,7 +173,6 @@ impl Backup {
         let idle = |image: &&Copy| image.ticks >= IMAGE_TICKS && image.slot() != verified;
         let Some(segment) = self.installs.values().find(idle).map(|image| image.identity.segment) else { return };
         if let Some(slot) = self.installs.remove(&segment).and_then(|image| image.slot()) {
-            out.push(Output::EndLending(slot));
             out.extend(Self::freed(slot));
         }
     }

@@ -159,7 +159,7 @@ pub enum Output {
     SaveSlot(Slot, Option<SlotRow>),
     /// Lend the slot, all zero, to the writer of this epoch; answer with [`Input::Lent`] before the next output.
     Lend(RequestId, Slot, Epoch),
-    /// End the slot's lending: its writer has finished.
+    /// End the slot's lending: its writer has finished, and writes nothing more.
     EndLending(Slot),
     /// Scan the slot for this segment; answer with [`Input::Scanned`] before the next output.
     Scan(Slot, SegmentIdentity),
@@ -176,7 +176,8 @@ pub enum Output {
     StartOpenFlush(RequestId, Slot, SegmentIdentity, Offset),
     /// Write an open segment to disk as it is, now, because the process is about to end.
     FlushOpen(Slot, SegmentIdentity, Closure),
-    /// Free the slot's memory: end its lending, if any, and its flush, which is then not reported.
+    /// Give the slot's bytes up: end its lending, if any, and its flush, which is then not reported. Its writer may not have
+    /// finished.
     Release(Slot),
     /// Record durably that these closed segments are now owed, each in place of what was owed of it before.
     /// Failure ends the process.
