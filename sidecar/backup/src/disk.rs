@@ -203,7 +203,7 @@ impl Disk {
                 Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
                 _ => {}
             }
-            file.write_all_at(0, bytes)?;
+            file.write_first(bytes)?;
             file.write_all_at(bytes.len() as u64, &Footer { sealed, closure: *closure }.to_bytes())
         })?;
         Ok(())

@@ -58,6 +58,12 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Writes some of `bytes` to `at`, making the file longer if need be.
     fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<usize>;
 
+    /// Writes to a new file as many of its first bytes as the disk can take from where they are, without a copy in the
+    /// cache; how many that were. Perhaps none.
+    fn write_direct(&self, _bytes: &[u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+
     /// Makes the file `length` bytes long, with space on disk for each of them, so that writing them later needs none. A
     /// file system that cannot says [`io::ErrorKind::Unsupported`].
     fn allocate(&self, length: u64) -> io::Result<()>;
@@ -81,6 +87,13 @@ impl dyn File + '_ {
             }
         }
         Ok(())
+    }
+
+    /// Writes the first bytes of a new file, which nobody will read for a while: most segments are never read again. After
+    /// an error any of them may be there.
+    pub fn write_first(&self, bytes: &[u8]) -> io::Result<()> {
+        let written = self.write_direct(bytes)?;
+        self.write_all_at(written as u64, &bytes[written..])
     }
 
     /// Writes all of `bytes`. After an error any of them may be there.

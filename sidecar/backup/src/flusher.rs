@@ -18,6 +18,7 @@ use crate::disk::Disk;
 use crate::files::File;
 use crate::flushed::Flushed;
 use crate::memory::Buffers;
+use crate::page_buffer::PageBuffer;
 
 /// Something to do on the disk.
 #[derive(Clone, Debug)]
@@ -49,7 +50,7 @@ pub struct Flusher {
     /// What is remembered of that.
     flushed: Flushed,
     /// One segment's bytes.
-    bytes: Vec<u8>,
+    bytes: PageBuffer,
     /// The last flush failed: said once, not five times a second.
     failing: bool,
 }
@@ -64,7 +65,7 @@ struct Growing {
 impl Flusher {
     /// A flusher with nothing to do.
     pub fn new(disk: Arc<Disk>, flushed: Flushed) -> Flusher {
-        let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), Vec::new());
+        let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), PageBuffer::default());
         Flusher { disk, jobs, files, unwritten: BTreeSet::new(), flushed, bytes, failing: false }
     }
 
@@ -253,7 +254,7 @@ impl Flusher {
         if flushed.end == known.end {
             return Ok(known.end);
         }
-        self.bytes.truncate((flushed.end.0 - known.end.0) as usize);
+        self.bytes.resize((flushed.end.0 - known.end.0) as usize);
         match self.files.get_mut(&identity.segment).filter(|growing| growing.identity == identity) {
             Some(growing) => {
                 growing.file.write_all_at(u64::from(known.end.0), &self.bytes)?;
@@ -325,7 +326,7 @@ impl Flusher {
     }
 
     fn read(&mut self, buffers: &dyn Buffers, slot: Slot, start: Offset, end: Offset) -> io::Result<()> {
-        self.bytes.resize((end.0 - start.0) as usize, 0);
+        self.bytes.resize((end.0 - start.0) as usize);
         buffers.read(slot, start.0, &mut self.bytes)
     }
 }

@@ -18,6 +18,7 @@ pub mod flushed;
 pub mod flusher;
 pub mod ledger;
 pub mod memory;
+mod page_buffer;
 pub mod promise;
 pub mod quarantine;
 pub mod start;

@@ -6,9 +6,11 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 
 use super::{File, Folder};
+use crate::page_buffer::PAGE;
 
 /// A flush folder, locked against other daemons for as long as this lives.
 #[derive(Debug)]
@@ -100,6 +102,17 @@ impl File for OsFile {
         self.0.write_at(bytes, at)
     }
 
+    fn write_direct(&self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len() - bytes.len() % PAGE];
+        let flags = fcntl_getfl(&self.0)?;
+        if !bytes.as_ptr().addr().is_multiple_of(PAGE) || fcntl_setfl(&self.0, flags | OFlags::DIRECT).is_err() {
+            return Ok(0);
+        }
+        let written = self.write_while_direct(bytes);
+        fcntl_setfl(&self.0, flags)?;
+        written
+    }
+
     fn allocate(&self, length: u64) -> io::Result<()> {
         Ok(fallocate(&self.0, FallocateFlags::empty(), 0, length)?)
     }
@@ -112,6 +125,23 @@ impl File for OsFile {
     fn forget_cached(&self) {
         // Without it the cache is read, and that has not rotted.
         let _ = fadvise(&self.0, 0, None, Advice::DontNeed);
+    }
+}
+
+impl OsFile {
+    /// Writes until the end, or until the file system wants no more of it: some take the flag and then no bytes.
+    fn write_while_direct(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            match self.0.write_at(&bytes[at..], at as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => at += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(at)
     }
 }
 
@@ -141,6 +171,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
+    use crate::page_buffer::PageBuffer;
 
     fn folder() -> (tempfile::TempDir, OsFolder) {
         let dir = tempfile::tempdir().unwrap();
@@ -162,6 +193,29 @@ mod tests {
         }
         assert_eq!(folder.open("file").unwrap().length().unwrap(), 5);
         assert_eq!(folder.open("nothing").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn first_bytes_arrive_whole_whatever_their_length() {
+        let (_dir, folder) = folder();
+        let mut bytes = PageBuffer::default();
+        for length in [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 40 * PAGE + 77] {
+            bytes.resize(length + 1);
+            bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+            for bytes in [&bytes[..length], &bytes[1..]] {
+                let file = folder.create("file").unwrap();
+                file.allocate(length as u64 + 5).unwrap();
+                file.write_first(bytes).unwrap();
+                file.write_all_at(length as u64, b"after").unwrap();
+                file.sync().unwrap();
+                assert_eq!(fs::read(folder.path().join("file")).unwrap(), [bytes, b"after"].concat());
+            }
+        }
+        bytes.resize(2 * PAGE);
+        let file = folder.create("file").unwrap();
+        let direct = file.write_direct(&bytes[..2 * PAGE - 1]).unwrap();
+        assert!(direct == PAGE || direct == 0, "whole pages, if this file system allows it: {direct}");
+        assert_eq!(file.write_direct(&bytes[1..]).unwrap(), 0, "not from between two pages");
     }
 
     #[test]
