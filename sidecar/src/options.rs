@@ -83,6 +83,10 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
     #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "durability", "segment_size", "fabric"])]
     pub replica_group: Option<GroupPath>,
+    /// Service that leads to the primary: while this sidecar is primary it keeps its address in the EndpointSlice of this name.
+    /// The operator makes both, and sets this
+    #[arg(long, env = "TAILWIND_PRIMARY_SERVICE", value_name = "NAME", requires = "replica_group")]
+    pub primary_service: Option<String>,
     /// The group that this sidecar belongs to; the same for its standbys and backups
     #[arg(long, env = "TAILWIND_GROUP", default_value = "default")]
     pub group: GroupName,

@@ -1,6 +1,6 @@
 //! Says in the group's EndpointSlice that this sidecar is primary, so that the service `GROUP-primary` leads here.
 //!
-//! Used by [`control`](crate::control) where the config store is the Kubernetes API: written when a term begins, kept so while
+//! Used by [`control`](crate::control) where there is such a service (`--primary-service`): written when a term begins, kept so while
 //! it lasts, taken out when it ends. The operator makes the slice and its ports. Nothing of the append path waits for it. The
 //! slice tells the epoch of whom it names, and each write replaces only what was seen, so that a primary of before, whose
 //! write was late, never stands there in place of its successor.
@@ -16,14 +16,14 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tailwind_crds::names::{ANNOTATION_TERM, DISCOVERY_GROUP, primary_service};
+use tailwind_crds::names::{ANNOTATION_TERM, DISCOVERY_GROUP};
 use tailwind_protocol::config::{Configuration, PrimaryRef};
 use tailwind_protocol::ids::{Epoch, LogId};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use crate::logging::Repeats;
-use crate::store::kubernetes::{FIELD_MANAGER, GroupPath};
+use crate::store::kubernetes::FIELD_MANAGER;
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -65,7 +65,8 @@ impl fmt::Display for Term {
 /// Writes one sidecar's address.
 pub struct PrimaryAddress {
     client: Client,
-    path: GroupPath,
+    namespace: String,
+    service: String,
     pod: String,
     address: IpAddr,
     api: OnceCell<Api<DynamicObject>>,
@@ -73,9 +74,9 @@ pub struct PrimaryAddress {
 
 impl PrimaryAddress {
     /// For this sidecar, whose name is that of its pod. `None` where its control address is none of a pod, but a name.
-    pub fn new(client: Client, path: &GroupPath, me: &PrimaryRef) -> Option<PrimaryAddress> {
+    pub fn new(client: Client, namespace: String, service: String, me: &PrimaryRef) -> Option<PrimaryAddress> {
         let address = me.control.parse::<SocketAddr>().ok()?.ip();
-        Some(PrimaryAddress { client, path: path.clone(), pod: me.id.to_string(), address, api: OnceCell::new() })
+        Some(PrimaryAddress { client, namespace, service, pod: me.id.to_string(), address, api: OnceCell::new() })
     }
 
     /// Keeps the slice leading here for as long as nobody of a later term stands there. Does not return.
@@ -84,7 +85,7 @@ impl PrimaryAddress {
         loop {
             let Err(why) = self.follow(term).await;
             if logged.is_due(why.clone(), Instant::now()) {
-                tracing::warn!(%why, "failed to write the primary's address: the service {} does not lead here", self.name());
+                tracing::warn!(%why, "failed to write the primary's address: the service {} does not lead here", self.service);
             }
             tokio::time::sleep(AGAIN).await;
         }
@@ -94,7 +95,7 @@ impl PrimaryAddress {
     pub async fn withdraw(&self, term: Term) {
         let work = async {
             let api = self.api().await?;
-            let Some(slice) = api.get_opt(&self.name()).await.map_err(|error| error.to_string())? else {
+            let Some(slice) = api.get_opt(&self.service).await.map_err(|error| error.to_string())? else {
                 return Ok(());
             };
             match Term::written_in(&slice) == Some(term) && slice.data["endpoints"] != json!([]) {
@@ -112,7 +113,7 @@ impl PrimaryAddress {
     /// Writes at every change that does not lead here. The error is for people.
     async fn follow(&self, term: Term) -> Result<Infallible, String> {
         let api = self.api().await?;
-        let mut changes = watcher::watch_object(api.clone(), &self.name()).boxed();
+        let mut changes = watcher::watch_object(api.clone(), &self.service).boxed();
         loop {
             match changes.try_next().await.map_err(|error| error.to_string())? {
                 // The operator makes it when it sees the first pod.
@@ -121,7 +122,7 @@ impl PrimaryAddress {
                 Some(Some(slice)) if Term::written_in(&slice).is_some_and(|written| term.is_before(written)) => {}
                 Some(Some(slice)) => {
                     self.write(api, &slice, term, json!([self.endpoint()])).await?;
-                    tracing::debug!(service = self.name(), address = %self.address, "wrote the primary's address");
+                    tracing::debug!(service = self.service, address = %self.address, "wrote the primary's address");
                 }
                 None => return Err("the watch has ended".to_owned()),
             }
@@ -133,7 +134,7 @@ impl PrimaryAddress {
         let make = || async {
             let of = |version: &str| {
                 let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(DISCOVERY_GROUP, version, "EndpointSlice"));
-                Api::namespaced_with(self.client.clone(), &self.path.namespace, &resource)
+                Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
             };
             match timeout(REQUEST_TIMEOUT, self.client.list_api_group_resources(&format!("{DISCOVERY_GROUP}/v1"))).await
             {
@@ -162,7 +163,7 @@ impl PrimaryAddress {
             "endpoints": endpoints,
         });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        match timeout(REQUEST_TIMEOUT, api.patch(&self.name(), &params, &Patch::Merge(patch))).await {
+        match timeout(REQUEST_TIMEOUT, api.patch(&self.service, &params, &Patch::Merge(patch))).await {
             // Somebody was faster: the watch shows what, and then it is looked at again.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
             Ok(written) => written.map(drop).map_err(|error| error.to_string()),
@@ -170,15 +171,11 @@ impl PrimaryAddress {
         }
     }
 
-    fn name(&self) -> String {
-        primary_service(self.path.name.as_str())
-    }
-
     fn endpoint(&self) -> Value {
         json!({
             "addresses": [self.address.to_string()],
             "conditions": {"ready": true},
-            "targetRef": {"kind": "Pod", "namespace": self.path.namespace, "name": self.pod},
+            "targetRef": {"kind": "Pod", "namespace": self.namespace, "name": self.pod},
         })
     }
 

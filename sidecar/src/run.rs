@@ -57,6 +57,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         advertise,
         port_file,
         metrics_listen,
+        primary_service,
         config,
         backup,
         backups,
@@ -144,8 +145,10 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let me = PrimaryRef { id: name.clone(), control };
-    let primary_address =
-        replica_group.as_ref().zip(client).and_then(|(path, client)| PrimaryAddress::new(client, path, &me));
+    let service = primary_service.zip(replica_group.as_ref());
+    let primary_address = service
+        .zip(client)
+        .and_then(|((service, group), client)| PrimaryAddress::new(client, group.namespace.clone(), service, &me));
     let context = Arc::new(Context {
         me,
         primary_address,

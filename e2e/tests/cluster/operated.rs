@@ -404,6 +404,7 @@ const API_AWAY: &[&str] = &[
     "watch the ReplicaGroup",
     "read the configuration",
     "swap the configuration",
+    "write the primary's address",
     "watch interrupted",
     "reconcile failed",
     "lease not",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
     ANNOTATION_ALLOW_UID, ANNOTATION_INJECT, ANNOTATION_INJECTED, LABEL_GROUP, PORT_SIDECAR, PORT_SIDECAR_PROBES,
-    SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, sidecar_secret,
+    SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, primary_service, sidecar_secret,
 };
 
 use crate::objects::container;
@@ -121,6 +121,7 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         format!("--socket={SOCKET}"),
         format!("--allow-uid={users}"),
         format!("--app-wait-ms={APP_WAIT_MS}"),
+        format!("--primary-service={}", primary_service(&name)),
     ];
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());

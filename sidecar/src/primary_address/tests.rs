@@ -45,7 +45,7 @@ impl Server {
         tokio::spawn(async move { axum::serve(listener, router).await });
         let client = Client::try_from(Config::new(address.parse().unwrap())).unwrap();
         let me = PrimaryRef { id: pod.parse().unwrap(), control: format!("{ip}:7410") };
-        Arc::new(PrimaryAddress::new(client, &"shop/orders".parse().unwrap(), &me).unwrap())
+        Arc::new(PrimaryAddress::new(client, "shop".to_owned(), "orders-primary".to_owned(), &me).unwrap())
     }
 
     /// Somebody else writes.
