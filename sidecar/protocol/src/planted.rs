@@ -78,6 +78,9 @@ bugs! {
     StalePromiseBelieved = "stale-promise-believed",
     /// Primary: corrupt copies at a member are not repaired. There are fewer copies than reported.
     RotIsLeft = "rot-is-left",
+    /// Primary: a copy is closed as soon as its segment is acknowledged, though its own writes are under way: while the set
+    /// changes, an ack may come before they complete. Breaks S6.
+    ClosedWhileWritten = "closed-while-written",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

@@ -236,7 +236,8 @@ impl Primary {
                     false => member.reached(self.rules.durability),
                     true => member.completed,
                 };
-                let has_it = member.opened >= id && reached >= whole && member.first_opened <= id;
+                let written = reached >= whole || planted::has(Bug::ClosedWhileWritten);
+                let has_it = member.opened >= id && written && member.first_opened <= id;
                 let has_it = has_it && member.has_written(id);
                 if has_it && !member.is_lost() && member.closing < id {
                     member.closing = id;

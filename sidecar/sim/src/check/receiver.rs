@@ -158,6 +158,13 @@ impl Checks {
         }
     }
 
+    /// A lending is about to end because its writer has finished: its memory may be lent again in place.
+    pub(crate) fn finishes(&self, host: &Host, slot: Slot, writing: bool) {
+        if writing {
+            broken("S6", format!("buffer {} of {} is taken for finished, and is being written", slot.0, host.name));
+        }
+    }
+
     /// A buffer is about to be lent.
     pub(crate) fn lends(&self, host: &Host, slot: Slot) {
         if host.lendings.contains_key(&slot) {

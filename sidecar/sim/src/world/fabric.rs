@@ -99,6 +99,16 @@ pub(crate) struct Fabric {
     count: u64,
 }
 
+impl Fabric {
+    /// True while a sender waits for the completion of a write to this lending.
+    pub(crate) fn is_writing(&self, to: HostNo, slot: Slot, key: Key) -> bool {
+        let waits =
+            |channel: &&Channel| channel.to == to && channel.sender_open && !channel.broken && !channel.given_up;
+        let theirs = |work: &Work| work.slot == slot && work.key == key && !work.acked;
+        self.channels.values().filter(waits).any(|channel| channel.works.values().any(theirs))
+    }
+}
+
 impl World {
     /// A backup accepts a queue pair of this epoch.
     pub(crate) fn accept(&mut self, from: SidecarNo, life: u32, to: HostNo, epoch: Epoch) -> ChannelId {

@@ -168,6 +168,11 @@ impl Lender for Lent<'_> {
     }
 
     fn end_lending(&mut self, slot: Slot) {
+        let host = &self.world.hosts[self.no.0];
+        if let Some(Lending { key, .. }) = host.lendings.get(&slot) {
+            let writing = self.world.fabric.is_writing(self.no, slot, *key);
+            self.world.checks.finishes(host, slot, writing);
+        }
         self.end(slot);
     }
 
