@@ -75,6 +75,11 @@ need_machines() {
     need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
 }
 
+# What counts instructions: scripts/instructions.sh.
+need_valgrind() {
+    need valgrind command -v valgrind
+}
+
 # What a cluster on this machine is made from: e2e/cluster.
 need_cluster() {
     need etcd-server command -v etcd

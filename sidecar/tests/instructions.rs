@@ -1,0 +1,92 @@
+//! Work for `scripts/instructions.sh`, which has callgrind count the instructions of the append path and of the scan.
+//!
+//! Each piece is repeated `TAILWIND_REPEAT` times. What a repetition costs is the difference between two runs, so that
+//! neither the start nor the test runner counts. The tests are ignored elsewhere: without a counter they show nothing.
+#![allow(clippy::unwrap_used, reason = "helpers of a test")]
+
+#[path = "support/bench.rs"]
+mod bench;
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+
+use bench::Bench;
+use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
+use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
+use tailwind_protocol::scan;
+use tailwind_protocol::segment::SegmentWriter;
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, Batch, Request, Response, decode_response, put_batch_record};
+
+const PAYLOAD: [u8; 100] = [7; 100];
+/// As many as a script may repeat without a second segment.
+const REPEAT_MAX: u64 = 100;
+
+fn repeat() -> u64 {
+    let repeat = std::env::var("TAILWIND_REPEAT").unwrap().parse().unwrap();
+    assert!(repeat <= REPEAT_MAX, "the log must fit into one segment");
+    repeat
+}
+
+/// Sends the frame that `encode` makes of each request's number, and turns until its `acks` are there.
+fn appends(acks: usize, mut encode: impl FnMut(u64, &mut Vec<u8>)) {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    let (mut frames, mut answers) = (Vec::new(), vec![0; acks * ACK_FRAME_SIZE]);
+    let mut request = 1;
+    for _ in 0..repeat() {
+        frames.clear();
+        for _ in 0..acks {
+            encode(request, &mut frames);
+            request += 1;
+        }
+        client.stream.write_all(&frames).unwrap();
+        bench.settle();
+        client.stream.read_exact(&mut answers).unwrap();
+    }
+    let last = decode_response(&answers[(acks - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
+    assert!(matches!(last.frame, Response::Ack { lsn } if lsn >= request - 1), "{:?}", last.frame);
+}
+
+/// One append at a time.
+#[test]
+#[ignore = "counted by scripts/instructions.sh"]
+fn one_append() {
+    appends(1, |request, frames| Request::Append { payload: &PAYLOAD }.encode(request, frames));
+}
+
+/// As many in flight as fit into one read.
+#[test]
+#[ignore = "counted by scripts/instructions.sh"]
+fn five_hundred_appends() {
+    appends(500, |request, frames| Request::Append { payload: &PAYLOAD }.encode(request, frames));
+}
+
+#[test]
+#[ignore = "counted by scripts/instructions.sh"]
+fn batch_of_a_hundred() {
+    let mut records = Vec::new();
+    (0..100).for_each(|_| put_batch_record(&mut records, &PAYLOAD));
+    let batch = Batch::new(100, &records).unwrap();
+    appends(1, |request, frames| Request::Batch(batch).encode(request, frames));
+}
+
+#[test]
+#[ignore = "counted by scripts/instructions.sh"]
+fn scan_of_a_megabyte() {
+    let identity = SegmentIdentity {
+        log: LogId(1),
+        segment: SegmentId(1),
+        epoch: Epoch(1),
+        generation: Generation(1),
+        size: SegmentSize::try_from(1 << 20).unwrap(),
+    };
+    let mut bytes = vec![0; 1 << 20];
+    let (mut writer, mut end) = SegmentWriter::open(identity, Lsn(1), &mut bytes);
+    while writer.room() >= 200 {
+        end += writer.append(&mut bytes[end as usize..], std::iter::once(&PAYLOAD[..]));
+    }
+    for _ in 0..repeat() {
+        let report = scan::scan(black_box(&bytes), &identity);
+        assert_eq!(report.closure.end.0, end);
+    }
+}
