@@ -48,7 +48,7 @@ use role::RoleState;
 use sleep::Sleeper;
 pub use sleep::Waker;
 pub use slots::CONNECTIONS_MAX;
-use slots::{ClientSlots, SLOTS};
+use slots::ClientSlots;
 use stall::Stall;
 
 /// How often the protocol core gets the time.
@@ -137,7 +137,7 @@ impl Path {
         let began = Instant::now();
         let now = Time(began.duration_since(self.started).as_millis() as u64);
         let mut progress = self.process_commands(now);
-        for slot in 0..SLOTS {
+        for slot in self.clients.held() {
             progress |= self.serve(slot);
         }
         self.pending.end_turn(began);
@@ -211,7 +211,7 @@ impl Path {
 
     /// Sends what waits for the clients.
     fn send(&mut self) {
-        for slot in 0..SLOTS {
+        for slot in self.clients.held() {
             if self.clients.in_slot(slot).is_some_and(|client| !client.send()) {
                 self.close(slot);
             }

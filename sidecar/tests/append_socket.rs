@@ -43,6 +43,27 @@ fn a_barrier_has_the_epoch_of_its_connection() {
     assert_eq!(bench.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
 }
 
+/// Where each write costs a system call and a wake-up, appends wait for one that is on its way and go together.
+#[test]
+fn appends_are_gathered_up_to_the_channels_depth() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.settle();
+    bench.depth.store(2, Ordering::Relaxed);
+    bench.shut.store(true, Ordering::Relaxed);
+    let before = bench.posts.load(Ordering::Relaxed);
+    for payload in [b"one", b"two", b"six", b"ten"] {
+        client.send(&[append(payload)]);
+        bench.settle();
+    }
+    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 2, "to each of three backups");
+    bench.shut.store(false, Ordering::Relaxed);
+    for lsn in 1..=4 {
+        assert_eq!(bench.hear(&mut client), ack(lsn));
+    }
+    assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
+}
+
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.
 #[test]
 fn a_read_waits_for_appends_of_a_dead_client() {

@@ -108,6 +108,11 @@ pub trait Channel: Send + fmt::Debug {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError>;
     /// How many further writes have completed, in the order they were posted. Also moves queued bytes along.
     fn poll(&mut self) -> Result<u32, ChannelError>;
+    /// How many writes it is worth having on their way: with more, each one costs more than it gains, and what waits is better
+    /// gathered into a larger one. A hint.
+    fn depth(&self) -> u32 {
+        u32::MAX
+    }
     /// Readable when [`Channel::poll`] has something to report, if [`Channel::arm`] was called since the last time that it
     /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;

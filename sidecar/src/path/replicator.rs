@@ -53,6 +53,14 @@ impl ActiveSegment {
 struct MemberChannel {
     seat: Seat,
     channel: Box<dyn Channel>,
+    /// Writes that are on their way.
+    in_flight: u32,
+}
+
+impl MemberChannel {
+    fn takes_more(&self) -> bool {
+        self.in_flight < self.channel.depth()
+    }
 }
 
 /// Joins a primary's machine with the data channels.
@@ -171,11 +179,11 @@ impl Replicator {
         self.primary.seats_in_set().filter(has_channel).count()
     }
 
-    /// Posts everything that is not posted yet, one contiguous range per work request.
+    /// Posts what is not posted yet, one contiguous range per work request, as far as the channels want it now.
     pub(super) fn post(&mut self, now: Time) {
         let mut posted = false;
         for index in 0..MEMBERS_MAX {
-            while self.members[index].is_some()
+            while self.members[index].as_ref().is_some_and(MemberChannel::takes_more)
                 && let Some((segment, from, to)) = self.primary.next_post(index, POST_SIZE_MAX)
             {
                 self.post_range(index, segment, from.0..to.0, now);
@@ -210,8 +218,9 @@ impl Replicator {
         let segment = self.segments.iter().find(|open| open.identity.segment == segment);
         let segment = segment.expect("the machine posts from prepared memory only");
         let remote = segment.remotes[index].as_ref().expect("the machine posts to lent buffers only");
-        if member.channel.post(remote, &segment.shared, range).is_err() {
-            self.lose(index, now);
+        match member.channel.post(remote, &segment.shared, range) {
+            Ok(()) => member.in_flight += 1,
+            Err(_) => self.lose(index, now),
         }
     }
 
@@ -223,6 +232,7 @@ impl Replicator {
             match member.channel.poll() {
                 Ok(0) => {}
                 Ok(count) => {
+                    member.in_flight -= count;
                     self.primary.completed(index, count);
                     (progress, self.completed) = (true, true);
                 }
@@ -282,7 +292,7 @@ impl Replicator {
 
     /// A member's data channel.
     pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>, now: Time) {
-        self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel });
+        self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel, in_flight: 0 });
         self.step(now, Input::Connected(seat));
     }
 

@@ -3,6 +3,7 @@
 //! Part of [`Path`]. An ordinary slot is held until the connection ends, also while the reader has the connection. When all
 //! are held, a few more admit status requests, so that an administrator can find out why clients cannot connect.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(super) fn refuse_slot(outbox: &mut Outbox, request: u64) {
 /// The clients, by slot.
 pub(super) struct ClientSlots {
     slots: Vec<Option<ClientConnection>>,
+    /// Beyond the last one that is held: every turn looks at all before it.
+    end: usize,
     /// The slot whose client is out of it, while its requests are processed.
     taken: Option<usize>,
     /// Connections that are with the reader: each keeps its claim to a slot.
@@ -52,12 +55,29 @@ pub(super) struct ClientSlots {
 
 impl ClientSlots {
     pub(super) fn new() -> ClientSlots {
-        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), taken: None, with_reader: 0, last_id: 0 }
+        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), end: 0, taken: None, with_reader: 0, last_id: 0 }
     }
 
     /// Connections, also those with the reader.
     pub(super) fn count(&self) -> usize {
         self.slots.iter().flatten().count() + self.with_reader
+    }
+
+    /// All held slots are in here.
+    pub(super) fn held(&self) -> Range<usize> {
+        0..self.end
+    }
+
+    fn hold(&mut self, slot: usize, client: ClientConnection) {
+        self.slots[slot] = Some(client);
+        self.end = self.end.max(slot + 1);
+    }
+
+    /// Frees a slot, if it is held.
+    fn free(&mut self, slot: usize) -> Option<ClientConnection> {
+        let client = self.slots[slot].take();
+        self.end = self.slots.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        client
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ClientConnection> {
@@ -87,7 +107,7 @@ impl ClientSlots {
 
     pub(super) fn put_back(&mut self, slot: usize, client: ClientConnection) {
         self.taken = None;
-        self.slots[slot] = Some(client);
+        self.hold(slot, client);
     }
 
     /// The client that was taken out is with the reader from now on.
@@ -199,7 +219,7 @@ impl Path {
             return;
         }
         self.counters.clients.send_modify(|clients| *clients += 1);
-        self.clients.slots[slot] = Some(client);
+        self.clients.hold(slot, client);
     }
 
     fn check_user(&self, client: &ClientConnection) -> Result<(), String> {
@@ -227,7 +247,7 @@ impl Path {
 
     /// Closes a connection. Its appends that were taken are replicated all the same.
     pub(super) fn close(&mut self, slot: usize) {
-        if let Some(client) = self.clients.slots[slot].take() {
+        if let Some(client) = self.clients.free(slot) {
             self.sleeper.forget(client.fd());
             self.pending.on_close(&client);
             self.batch_memory.leave(client.id, &client.inbox);
@@ -238,7 +258,7 @@ impl Path {
     /// Closes connections that keep others from what they need.
     pub(super) fn close_slow(&mut self) {
         let timeout = self.options.client_timeout;
-        for slot in 0..SLOTS {
+        for slot in self.clients.held() {
             let Some(client) = self.clients.in_slot(slot) else { continue };
             let age = client.since.elapsed();
             let silent = !client.outbox.greeted && client.outbox.held.is_none() && age > HELLO_TIMEOUT;

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
@@ -41,6 +41,10 @@ pub struct Bench {
     pub path: Path,
     pub from_path: ControlReceivers,
     pub shut: Arc<AtomicBool>,
+    /// Of every data channel: see `Channel::depth`.
+    pub depth: Arc<AtomicU32>,
+    /// Writes posted to backups.
+    pub posts: Arc<AtomicU32>,
     pub counters: Arc<Counters>,
     segment_size: SegmentSize,
     receivers: Vec<ShmReceiver>,
@@ -54,15 +58,22 @@ pub struct Bench {
 struct Gated {
     channel: Box<dyn Channel>,
     shut: Arc<AtomicBool>,
+    depth: Arc<AtomicU32>,
+    posts: Arc<AtomicU32>,
 }
 
 impl Channel for Gated {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+        self.posts.fetch_add(1, Ordering::Relaxed);
         self.channel.post(remote, local, range)
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
         if self.shut.load(Ordering::Relaxed) { Ok(0) } else { self.channel.poll() }
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
@@ -110,6 +121,8 @@ impl Bench {
             path: path.unwrap(),
             from_path,
             shut: Arc::new(AtomicBool::new(false)),
+            depth: Arc::new(AtomicU32::new(u32::MAX)),
+            posts: Arc::default(),
             counters,
             segment_size,
             receivers: receivers.collect(),
@@ -154,7 +167,8 @@ impl Bench {
                 let receiver = &mut self.receivers[usize::from(seat.index)];
                 let answer = receiver.accept(writer, &Offer::Shm).unwrap();
                 let channel = ShmSender::default().begin().unwrap().connect(&answer, [127, 0, 0, 1].into()).unwrap();
-                let gated = Box::new(Gated { channel, shut: Arc::clone(&self.shut) });
+                let (shut, depth, posts) = (Arc::clone(&self.shut), Arc::clone(&self.depth), Arc::clone(&self.posts));
+                let gated = Box::new(Gated { channel, shut, depth, posts });
                 self.command(Command::Connected(epoch, seat, gated));
             }
             Output::Prepare(identity) => {
