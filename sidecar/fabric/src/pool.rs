@@ -13,9 +13,9 @@
 //! of the pool. Only its flag page stays, which is where that writer finds that its lending has ended.
 //!
 //! A new file costs a page fault for every page, in the pool and in the writer that maps it. So a slot whose earlier
-//! writers cannot touch it any more keeps its file when it is released ([`Claim::keep`]; each receiver says when that
-//! is so), and the next lending clears it in place. Such a spare file has no mark: it reads as zero, counts as no memory,
-//! and a process that finds it at its start does not use it.
+//! writers cannot touch it any more keeps its file when it is released, cleared, for the next lending ([`Claim::keep`];
+//! each receiver says when that is so). Such a spare file has no mark: it counts as no memory, and a process that finds it
+//! at its start does not use it.
 
 mod error;
 mod folder;
@@ -70,7 +70,7 @@ pub struct Pool {
 struct Inode {
     file: File,
     memory: Arc<Mapping>,
-    /// Kept for the next lending: nothing in it counts.
+    /// Cleared, and kept for the next lending.
     spare: bool,
 }
 
@@ -290,8 +290,6 @@ impl Claim {
     pub(crate) fn renew(&self, slot: SlotId) -> Result<Arc<Mapping>, PoolError> {
         let mut current = self.pool.exclusive(slot);
         if let Some(inode) = current.as_mut().filter(|inode| inode.spare) {
-            inode.memory.clear();
-            // Zero before it counts: a process that is killed in between has cleared a spare.
             inode.memory.mark();
             inode.spare = false;
             return Ok(Arc::clone(&inode.memory));
@@ -306,12 +304,14 @@ impl Claim {
         self.pool.remove(slot, &mut self.pool.exclusive(slot))
     }
 
-    /// The same, but keeps the memory for [`Claim::renew`]. The caller answers for this: whoever may write the memory
+    /// The same, but clears the memory and keeps it for [`Claim::renew`]. The caller answers for this: whoever may write the memory
     /// through an earlier grant is not in the middle of a write, and begins none.
     pub(crate) fn keep(&self, slot: SlotId) {
         if let Some(inode) = &mut *self.pool.exclusive(slot) {
             inode.memory.end();
+            // It counts no more before it is cleared, whenever this process may be killed.
             inode.memory.unmark();
+            inode.memory.clear();
             inode.spare = true;
         }
     }
