@@ -10,7 +10,7 @@ use fake::{Peer, Server, WELCOME, sidecar, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Epoch, Error, Event, Lsn, Options, PassedBarrier, Role};
-use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Welcome};
+use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
 
@@ -227,7 +227,7 @@ fn refused_hello_gives_the_reason() {
 #[test]
 fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
-        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD });
+        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD | HELLO_RING });
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };

@@ -87,6 +87,7 @@ impl Bench {
             segment_size: SegmentSize::DEFAULT,
             batch_memory: 64 << 20,
             client_timeout: Duration::from_secs(60),
+            rings_max: 64,
             spin: Duration::ZERO,
         }
     }

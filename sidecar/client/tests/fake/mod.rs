@@ -49,6 +49,7 @@ pub struct Peer {
 pub const WELCOME: Welcome<'static> = Welcome {
     version: 1,
     role: Role::Primary,
+    ring: false,
     record_size_max: 1 << 20,
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
@@ -122,7 +123,7 @@ impl Peer {
 
     /// Takes the hello and sends the welcome.
     pub fn welcome(&mut self) {
-        let request = self.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        let request = self.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_RING });
         self.send(request, Response::Welcome(WELCOME));
     }
 }
@@ -151,7 +152,7 @@ pub fn sidecar(mut peer: Peer) {
             Request::Barrier => OwnedRequest::Barrier,
             Request::Trim { below } => OwnedRequest::Trim(below),
             Request::Status => OwnedRequest::Status,
-            Request::Hello { .. } => panic!("a second hello"),
+            Request::Hello { .. } | Request::Wake => panic!("nothing for a sidecar without a ring: {frame:?}"),
         };
         (request, requested)
     }) {
