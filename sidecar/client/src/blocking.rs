@@ -53,7 +53,8 @@ impl Client {
         let stream = UnixStream::connect(path).map_err(failed)?;
         let session = Session::new(options.hold, !options.socket_only);
         // On a single core whoever spins keeps the sidecar from working.
-        let spin = if available_parallelism().is_ok_and(|cores| cores.get() > 1) { options.spin } else { Duration::ZERO };
+        let spin =
+            if available_parallelism().is_ok_and(|cores| cores.get() > 1) { options.spin } else { Duration::ZERO };
         let mut client = Client { stream, session, timeout: None, spin };
         client.set_timeout(options.timeout).map_err(failed)?;
         client.wait(Session::take_reply)?.welcome()?;

@@ -51,10 +51,8 @@ pub fn create() -> io::Result<(OwnedFd, SidecarEnd)> {
     let file = memory::create()?;
     let memory = Arc::new(Memory::map(&file)?);
     memory.describe();
-    let end = SidecarEnd {
-        requests: Consumer::new(memory.ring(REQUESTS)),
-        answers: Producer::new(memory.ring(ANSWERS)),
-    };
+    let end =
+        SidecarEnd { requests: Consumer::new(memory.ring(REQUESTS)), answers: Producer::new(memory.ring(ANSWERS)) };
     Ok((file, end))
 }
 

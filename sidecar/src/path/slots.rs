@@ -43,6 +43,7 @@ pub(super) fn refuse_slot(outbox: &mut Outbox, request: u64) {
 /// The clients, by slot.
 pub(super) struct ClientSlots {
     slots: Vec<Option<ClientConnection>>,
+    in_use: usize,
     /// The slot whose client is out of it, while its requests are processed.
     taken: Option<usize>,
     /// Connections that are with the reader: each keeps its claim to a slot.
@@ -52,7 +53,12 @@ pub(super) struct ClientSlots {
 
 impl ClientSlots {
     pub(super) fn new() -> ClientSlots {
-        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), taken: None, with_reader: 0, last_id: 0 }
+        ClientSlots { slots: (0..SLOTS).map(|_| None).collect(), in_use: 0, taken: None, with_reader: 0, last_id: 0 }
+    }
+
+    /// One more than the highest slot in use: the slots that a turn looks at.
+    pub(super) fn in_use(&self) -> usize {
+        self.in_use
     }
 
     /// Connections, also those with the reader.
@@ -88,6 +94,8 @@ impl ClientSlots {
     pub(super) fn put_back(&mut self, slot: usize, client: ClientConnection) {
         self.taken = None;
         self.slots[slot] = Some(client);
+        // Others may have been closed meanwhile.
+        self.in_use = self.in_use.max(slot + 1);
     }
 
     /// The client that was taken out is with the reader from now on.
@@ -200,6 +208,7 @@ impl Path {
         }
         self.counters.clients.send_modify(|clients| *clients += 1);
         self.clients.slots[slot] = Some(client);
+        self.clients.in_use = self.clients.in_use.max(slot + 1);
     }
 
     fn check_user(&self, client: &ClientConnection) -> Result<(), String> {
@@ -232,6 +241,7 @@ impl Path {
             self.pending.on_close(&client);
             self.batch_memory.leave(client.id, &client.inbox);
             self.counters.clients.send_modify(|clients| *clients -= 1);
+            self.clients.in_use = self.clients.slots.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         }
     }
 

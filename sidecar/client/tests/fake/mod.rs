@@ -104,7 +104,9 @@ impl Peer {
             match self.stream.read(&mut chunk) {
                 Ok(0) | Err(_) => return None,
                 Ok(size) if self.ring.is_some() => {
-                    self.aside.extend(chunk[..size].chunks(FRAME_HEADER_SIZE).filter(|f| **f != WAKE_SIDECAR_FRAME).flatten());
+                    self.aside.extend(
+                        chunk[..size].chunks(FRAME_HEADER_SIZE).filter(|f| **f != WAKE_SIDECAR_FRAME).flatten(),
+                    );
                 }
                 Ok(size) => self.bytes.extend_from_slice(&chunk[..size]),
             }
@@ -187,7 +189,10 @@ impl Peer {
     /// The Python client does not ask for a ring.
     fn hello(&mut self) -> u64 {
         let take = |request, frame: Request<'_>| {
-            assert!(matches!(frame, Request::Hello { version_min: 1, version_max: 1, flags: 0 | HELLO_RING }), "{frame:?}");
+            assert!(
+                matches!(frame, Request::Hello { version_min: 1, version_max: 1, flags: 0 | HELLO_RING }),
+                "{frame:?}"
+            );
             request
         };
         self.next(take).expect("the client has gone")
@@ -264,7 +269,11 @@ fn serve(mut peer: Peer) {
 
 /// A sidecar with back-pressure at its hardest: reads `group` appends, then nothing until their acks have been taken.
 pub fn with_backpressure(mut peer: Peer, group: usize, ring: bool) {
-    if ring { peer.welcome_with_ring() } else { peer.welcome() }
+    if ring {
+        peer.welcome_with_ring()
+    } else {
+        peer.welcome()
+    }
     let mut lsn = 0;
     loop {
         let mut requested = Vec::with_capacity(group);
