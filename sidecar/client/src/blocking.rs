@@ -156,11 +156,11 @@ impl Client {
         self.session.check()?;
         self.transmit();
         self.receive(RecvFlags::DONTWAIT);
-        // The caller may sleep on the socket now.
+        // The caller may sleep on the socket now. The sidecar may wait for the room of the answers that were taken.
         while !self.session.may_sleep() {
+            self.transmit();
             self.session.receive_from_ring();
         }
-        // The sidecar may wait for the room of the answers that were just taken.
         self.transmit();
         Ok(())
     }

@@ -419,9 +419,10 @@ impl Session {
         came
     }
 
-    /// Before the caller sleeps on the socket. True if it may: without a ring, or while the ring has nothing new.
+    /// Before the caller sleeps on the socket. True if it may: without a ring, or while the ring has nothing new. Whatever a
+    /// connection that is over has in its ring is not looked at any more.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        self.ring.as_mut().is_none_or(|ring| ring.may_sleep(&self.outbox))
+        self.end.is_some() || self.ring.as_mut().is_none_or(|ring| ring.may_sleep(&self.outbox))
     }
 
     /// The caller is awake again.

@@ -170,7 +170,7 @@ impl fmt::Display for SidecarStatus {
         writeln!(f, "segments   {closed} closed, of {size}; {} of memory here", HumanBytes(self.memory_bytes))?;
         writeln!(
             f,
-            "clients    {}, of them through shared memory: {}; appends in flight: {}",
+            "clients    {}; through shared memory: {}; appends in flight: {}",
             self.clients,
             self.rings,
             HumanCount(self.pending.unwrap_or_default())
@@ -217,7 +217,7 @@ backups    3 wanted, 2 needed to go on; member set version 7
 promise    memory durability over shm
 log        LSN 1 to 42 can be read
 segments   1,234 closed, of 8 MiB; 48.00 MiB of memory here
-clients    2, of them through shared memory: 1; appends in flight: 1
+clients    2; through shared memory: 1; appends in flight: 1
 positions  flushed 1:0 ≤ acked 2:8 ≤ completed 2:8 ≤ posted 2:16 ≤ appended 2:16
 
 MEMBER    STATE        COMPLETED  CONTROL
