@@ -152,6 +152,10 @@ pub struct RunOptions {
     /// the others wait. At least half of --segment-size and 16 bytes, so that the largest batch fits
     #[arg(long, env = "TAILWIND_BATCH_MEMORY", default_value = "64MiB", value_parser = parse_size, value_name = "SIZE")]
     pub batch_memory: u64,
+    /// Clients that may append through shared memory at a time: 384 KiB each, and no system calls while both sides are busy.
+    /// Further ones, and those that do not ask for it, use the socket; with 0 all do
+    #[arg(long, env = "TAILWIND_RINGS", default_value_t = 64, value_parser = value_parser!(u64).range(0..=64))]
+    pub rings: u64,
     /// A client is disconnected after this time if it reads none of its data, or leaves a batch half sent while others wait
     /// for its memory: a longer time tolerates stopped processes, a shorter one frees their slots sooner
     #[arg(long, env = "TAILWIND_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]

@@ -6,9 +6,9 @@
 //! lock and allocates nothing.
 //!
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
-//! `batch_memory` (where large ones find room), `requests` (what they mean), `replicator` (placing and posting), `pending`
-//! (the acks). Beside them: `role` (primary or not), `description` (the status), `latency` and `stall` (for the metrics and
-//! the report), `messages`, `options`, `sleep`.
+//! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` (what they mean),
+//! `replicator` (placing and posting), `pending` (the acks). Beside them: `role` (primary or not), `description` (the
+//! status), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
 
 mod batch_memory;
 pub mod connection;
@@ -19,6 +19,7 @@ mod options;
 mod pending;
 mod replicator;
 mod requests;
+mod ring;
 mod role;
 mod sleep;
 mod slots;
@@ -36,7 +37,7 @@ use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::{Response, Role};
 
 use batch_memory::BatchMemory;
-use connection::Later;
+use connection::{ClientConnection, Later};
 pub use description::{Description, MemberDescription, PositionsDescription};
 pub use messages::{
     COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, control_channels,
@@ -76,6 +77,8 @@ pub struct Path {
     ready: Vec<sleep::Token>,
     started: Instant,
     ticked: Instant,
+    /// When the last turn began.
+    turned: Instant,
     ended: bool,
 }
 
@@ -110,6 +113,7 @@ impl Path {
             ready: Vec::with_capacity(sleep::EVENTS),
             started: now,
             ticked: now,
+            turned: now,
             ended: false,
         })
     }
@@ -119,12 +123,16 @@ impl Path {
         let mut idle_since = Instant::now();
         let mut turns = 0_u32;
         while !self.ended {
+            // The time at which the turn began will do: reading the clock is a good part of an idle turn.
             if self.turn()? {
-                idle_since = Instant::now();
+                idle_since = self.turned;
             }
             turns = turns.wrapping_add(1);
-            if idle_since.elapsed() >= self.options.spin && !self.arm() {
-                self.sleep(TICK)?;
+            if self.turned.duration_since(idle_since) >= self.options.spin {
+                if !self.arm() {
+                    self.sleep(TICK)?;
+                }
+                self.clients.iter_mut().for_each(ClientConnection::awake);
             } else if turns.is_multiple_of(LOOK_AROUND_TURNS) {
                 self.sleep(Duration::ZERO)?;
             }
@@ -135,6 +143,7 @@ impl Path {
     /// Looks at everything once. Returns true if there was anything to do.
     pub fn turn(&mut self) -> io::Result<bool> {
         let began = Instant::now();
+        self.turned = began;
         let now = Time(began.duration_since(self.started).as_millis() as u64);
         let mut progress = self.process_commands(now);
         for slot in self.clients.held() {
@@ -187,8 +196,11 @@ impl Path {
         Time(self.started.elapsed().as_millis() as u64)
     }
 
-    /// Has the data channels wake the path when something completes. True if something has completed already.
+    /// Has the data channels and the clients' rings wake the path. True if there is something already.
     fn arm(&mut self) -> bool {
+        if !self.clients.iter_mut().all(ClientConnection::may_sleep) {
+            return true;
+        }
         match &mut self.state {
             RoleState::Leading(replicator) => replicator.arm(),
             RoleState::Waiting { .. } => false,
@@ -197,11 +209,14 @@ impl Path {
 
     /// Receives from a busy client and processes its requests. Returns true if there was anything to do.
     fn serve(&mut self, slot: usize) -> bool {
-        let Some(client) = self.clients.in_slot(slot).filter(|client| client.busy) else { return false };
+        let Some(client) = self.clients.in_slot(slot) else { return false };
+        if !client.is_busy() {
+            return false;
+        }
         let closed = !client.receive();
-        let before = client.inbox.pending().len();
+        let before = Some(client.progress());
         self.process_requests(slot);
-        let after = self.clients.in_slot(slot).map_or(0, |client| client.inbox.pending().len());
+        let after = self.clients.in_slot(slot).map(|client| client.progress());
         if closed {
             // What it sent before it went has been taken as far as there was room; the rest is dropped.
             self.close(slot);

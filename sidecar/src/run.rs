@@ -69,6 +69,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         rdma,
         allow_uid,
         batch_memory,
+        rings,
         client_timeout_ms,
         heartbeat_interval_ms,
         heartbeat_silence_ms,
@@ -141,7 +142,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let shared = Arc::new(Counters::default());
     let batch_memory = usize::try_from(batch_memory).unwrap_or(usize::MAX);
     let spin = Duration::from_micros(spin_us);
-    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, spin };
+    let path_options = PathOptions { allowed, segment_size, batch_memory, client_timeout, rings_max: rings, spin };
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let me = PrimaryRef { id: name.clone(), control };

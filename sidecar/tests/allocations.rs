@@ -39,6 +39,36 @@ fn an_append_allocates_nothing() {
 }
 
 #[test]
+fn an_append_through_a_ring_allocates_nothing() {
+    let mut bench = Bench::new();
+    let mut client = bench.ring_client();
+    const APPENDS: usize = 500;
+    let mut frames = Vec::new();
+    for request in 0..APPENDS as u64 {
+        Request::Append { payload: &[7; 100] }.encode(request, &mut frames);
+    }
+    let mut acks = vec![0; APPENDS * ACK_FRAME_SIZE];
+    let mut exchange = |sleeps: bool| {
+        let ring = client.ring.as_mut().unwrap();
+        ring.answers.pending().unwrap();
+        // A client that sleeps is woken through its socket, which allocates nothing either.
+        assert!(!sleeps || ring.answers.may_sleep());
+        assert_eq!(ring.requests.write(&frames).unwrap(), frames.len());
+        ring.requests.publish();
+        bench.settle();
+        assert_eq!(ring.answers.read(&mut acks).unwrap(), acks.len());
+        ring.answers.release();
+        let woken = client.stream.read(&mut [0; 100]).is_ok();
+        assert_eq!(woken, sleeps);
+    };
+    exchange(true);
+    let counted = allocation_counter::measure(|| (0..20).for_each(|round| exchange(round % 2 == 0)));
+    let last = decode_response(&acks[(APPENDS - 1) * ACK_FRAME_SIZE..]).unwrap().unwrap();
+    assert_eq!(last.frame, Response::Ack { lsn: 21 * APPENDS as u64 }, "every append was acknowledged");
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+#[test]
 fn a_batch_allocates_nothing() {
     let mut bench = Bench::new();
     let mut client = bench.client();

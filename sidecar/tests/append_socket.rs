@@ -88,6 +88,23 @@ fn a_read_waits_for_appends_of_a_dead_client() {
     assert_eq!(bench.hear(&mut other), ack(3));
 }
 
+/// The dead one had the highest slot, and the reader the next one.
+#[test]
+fn a_read_that_waits_keeps_its_slot() {
+    let mut bench = Bench::new();
+    let (mut reading, mut dying) = (bench.client(), bench.client());
+    bench.shut.store(true, Ordering::Relaxed);
+    dying.send(&[append(b"one")]);
+    bench.settle();
+    drop(dying);
+    reading.send(&[READ]);
+    // Without sleeping, the read itself finds out that the other is dead.
+    bench.path.turn().unwrap();
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    bench.until("the read", Bench::handed_over);
+}
+
 /// What the dead client's socket still holds when the read is requested never lands.
 #[test]
 fn unread_appends_of_a_dead_client_never_land() {

@@ -42,6 +42,7 @@ impl Bench {
             spin: Duration::ZERO,
             client_timeout: Duration::from_secs(30),
             batch_memory: 1 << 20,
+            rings_max: 64,
         };
         let (shared, waker) = (Arc::new(Counters::default()), Waker::new().unwrap());
         let path = Path::new(options, "a".into(), listener, inbox, to_control, shared, &waker).unwrap();

@@ -57,7 +57,10 @@ impl Observer {
 
     /// A sidecar's status; `Null` if it does not answer.
     pub fn status(&self, index: usize) -> Value {
-        let status = self.client_with(index, false, ANSWER_TIMEOUT).and_then(|mut client| Ok(client.status()?));
+        // A ring of its own would count among those that the status tells of.
+        let options = Options { timeout: Some(ANSWER_TIMEOUT), socket_only: true, ..Options::default() };
+        let client = Client::connect_with(self.socket(index), &options);
+        let status = client.and_then(|mut client| client.status());
         status.ok().and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
     }
 

@@ -15,4 +15,5 @@ mod examples;
 mod kills;
 mod kv;
 mod pods;
+mod ring;
 mod silent_connections;

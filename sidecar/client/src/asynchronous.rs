@@ -18,6 +18,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::RecvFlags;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::socket::Request;
 use tokio::io::Interest;
@@ -25,7 +26,7 @@ use tokio::net::UnixStream;
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
 use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
-use crate::{Error, Result};
+use crate::{Error, Reserved, Result};
 
 /// One connection to a sidecar.
 pub struct Client {
@@ -43,9 +44,19 @@ impl Client {
     /// Connects.
     pub async fn connect_with(path: impl AsRef<Path>, options: &Options) -> Result<Client> {
         let path = path.as_ref();
+        let mut client = Client::greet(path, options).await?;
+        if client.session.open_ring().is_err() {
+            // Whatever keeps this process from mapping it, the socket does without.
+            client = Client::greet(path, &Options { socket_only: true, ..options.clone() }).await?;
+        }
+        Ok(client)
+    }
+
+    async fn greet(path: &Path, options: &Options) -> Result<Client> {
         let failed = |source| Error::Connect { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).await.map_err(failed)?;
-        let mut client = Client { stream, session: Session::new(options.hold), timeout: options.timeout };
+        let session = Session::new(options.hold, !options.socket_only);
+        let mut client = Client { stream, session, timeout: options.timeout };
         client.wait(Session::take_reply).await?.welcome()?;
         Ok(client)
     }
@@ -98,6 +109,13 @@ impl Client {
         self.session.submit_batch(records)
     }
 
+    /// Room for a record of this length that is made where it is sent from, without a copy if the client has a ring.
+    pub async fn reserve(&mut self, length: usize) -> Result<Reserved<'_>> {
+        self.make_room().await?;
+        self.session.reserve(length)?;
+        Ok(Reserved { session: &mut self.session, length })
+    }
+
     /// Waits for the answer to one append. Answers to others are kept.
     pub async fn wait_for(&mut self, ticket: Ticket) -> Result<Lsn> {
         self.wait(|session| session.take_answer(ticket)).await
@@ -110,6 +128,10 @@ impl Client {
 
     /// The oldest answer that has been received and not been taken, without waiting.
     pub fn try_next_ack(&mut self) -> Option<Ack> {
+        if let Some(Some(ack)) = self.session.take_ack() {
+            return Some(ack);
+        }
+        self.session.receive_from_ring();
         self.session.take_ack().flatten()
     }
 
@@ -196,17 +218,23 @@ impl Client {
     /// Bounds what `submit` gathers. Never waits for an ack.
     async fn make_room(&mut self) -> Result<()> {
         self.finish_read().await?;
-        if self.session.unsent().len() < SEND_AT {
+        if self.session.is_due() {
+            self.transmit();
+        }
+        if self.session.gathered() < SEND_AT {
             return Ok(());
         }
         loop {
             self.session.check()?;
             self.transmit();
             self.receive();
-            if self.session.unsent().is_empty() {
+            if self.session.gathered() == 0 {
                 return Ok(());
             }
-            self.ready(Interest::READABLE | Interest::WRITABLE).await?;
+            if self.session.may_sleep() {
+                self.ready().await?;
+            }
+            self.session.awake();
         }
     }
 
@@ -215,16 +243,20 @@ impl Client {
     async fn exchange(&mut self) -> Result<()> {
         self.session.check()?;
         self.transmit();
-        let interest = match self.session.unsent() {
-            [] => Interest::READABLE,
-            _ => Interest::READABLE | Interest::WRITABLE,
-        };
-        self.ready(interest).await?;
-        self.receive();
+        if self.session.receive_from_ring() {
+            return Ok(());
+        }
+        if self.session.may_sleep() {
+            self.ready().await?;
+            self.receive();
+        }
+        self.session.awake();
         Ok(())
     }
 
-    async fn ready(&self, interest: Interest) -> Result<()> {
+    async fn ready(&self) -> Result<()> {
+        let out = self.session.waits_for_socket();
+        let interest = if out { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         // Errors show when the socket is read.
         let ready = async { self.stream.ready(interest).await.map_or((), |_| ()) };
         match self.timeout {
@@ -241,7 +273,19 @@ impl Client {
 
     fn receive(&mut self) {
         let stream = &self.stream;
-        self.session.receive(|room| stream.try_read(room));
+        if self.session.expects_file() {
+            let mut file = None;
+            self.session.receive(|room| {
+                stream.try_io(Interest::READABLE, || {
+                    let (size, passed) = tailwind_ring::receive(stream, room, RecvFlags::DONTWAIT)?;
+                    file = passed;
+                    Ok(size)
+                })
+            });
+            self.session.keep_file(file);
+        } else {
+            self.session.receive(|room| stream.try_read(room));
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +18,10 @@ use tailwind_protocol::socket::Request;
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
 use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
-use crate::{Error, Result};
+use crate::{Error, Reserved, Result};
+
+/// Looks at the ring between two looks at the clock: both cost some 25 ns.
+const SPINS_PER_CLOCK: u32 = 16;
 
 /// One connection to a sidecar.
 pub struct Client {
@@ -36,9 +40,22 @@ impl Client {
     /// Connects.
     pub fn connect_with(path: impl AsRef<Path>, options: &Options) -> Result<Client> {
         let path = path.as_ref();
+        let mut client = Client::greet(path, options)?;
+        if client.session.open_ring().is_err() {
+            // Whatever keeps this process from mapping it, the socket does without.
+            client = Client::greet(path, &Options { socket_only: true, ..options.clone() })?;
+        }
+        Ok(client)
+    }
+
+    fn greet(path: &Path, options: &Options) -> Result<Client> {
         let failed = |source| Error::Connect { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).map_err(failed)?;
-        let mut client = Client { stream, session: Session::new(options.hold), timeout: None, spin: options.spin };
+        let session = Session::new(options.hold, !options.socket_only);
+        // On a single core whoever spins keeps the sidecar from working.
+        let spin =
+            if available_parallelism().is_ok_and(|cores| cores.get() > 1) { options.spin } else { Duration::ZERO };
+        let mut client = Client { stream, session, timeout: None, spin };
         client.set_timeout(options.timeout).map_err(failed)?;
         client.wait(Session::take_reply)?.welcome()?;
         Ok(client)
@@ -83,7 +100,7 @@ impl Client {
         self.wait_for(ticket)
     }
 
-    /// Takes one record without waiting for its ack. Small records gather here until 64 KiB have come together or a call
+    /// Takes one record without waiting for its ack. Small records gather here until some KiB have come together or a call
     /// waits; [`pump`](Client::pump) sends them at once. An error means that this record was not taken.
     pub fn submit(&mut self, payload: &[u8]) -> Result<Ticket> {
         self.make_room()?;
@@ -94,6 +111,13 @@ impl Client {
     pub fn submit_batch<B: AsRef<[u8]>>(&mut self, records: &[B]) -> Result<Ticket> {
         self.make_room()?;
         self.session.submit_batch(records)
+    }
+
+    /// Room for a record of this length that is made where it is sent from, without a copy if the client has a ring.
+    pub fn reserve(&mut self, length: usize) -> Result<Reserved<'_>> {
+        self.make_room()?;
+        self.session.reserve(length)?;
+        Ok(Reserved { session: &mut self.session, length })
     }
 
     /// Waits for the answer to one append. Answers to others are kept for `wait`, `next_ack` or `flush`.
@@ -107,8 +131,12 @@ impl Client {
     }
 
     /// The oldest answer that has been received and not been taken, without a system call. Submitting receives answers on
-    /// the side, `pump` on demand.
+    /// the side, `pump` on demand; with a ring this looks for them itself.
     pub fn try_next_ack(&mut self) -> Option<Ack> {
+        if let Some(Some(ack)) = self.session.take_ack() {
+            return Some(ack);
+        }
+        self.session.receive_from_ring();
         self.session.take_ack().flatten()
     }
 
@@ -128,6 +156,12 @@ impl Client {
         self.session.check()?;
         self.transmit();
         self.receive(RecvFlags::DONTWAIT);
+        // The caller may sleep on the socket now. The sidecar may wait for the room of the answers that were taken.
+        while !self.session.may_sleep() {
+            self.transmit();
+            self.session.receive_from_ring();
+        }
+        self.transmit();
         Ok(())
     }
 
@@ -197,17 +231,24 @@ impl Client {
     /// that have come, so that the sidecar seldom finds its way blocked.
     fn make_room(&mut self) -> Result<()> {
         self.finish_read()?;
-        if self.session.unsent().len() < SEND_AT {
+        if self.session.is_due() {
+            self.transmit();
+        }
+        if self.session.gathered() < SEND_AT {
             return Ok(());
         }
         loop {
             self.session.check()?;
             self.transmit();
-            self.receive(RecvFlags::DONTWAIT);
-            if self.session.unsent().is_empty() {
+            self.look();
+            if self.session.gathered() == 0 {
                 return Ok(());
             }
-            self.poll_both_ways()?;
+            if self.session.may_sleep() {
+                self.poll_both_ways()?;
+                self.receive(RecvFlags::DONTWAIT);
+            }
+            self.session.awake();
         }
     }
 
@@ -215,12 +256,20 @@ impl Client {
     fn exchange(&mut self) -> Result<()> {
         self.session.check()?;
         self.transmit();
-        if !self.session.unsent().is_empty() {
+        if self.session.receive_from_ring() {
+            return Ok(());
+        }
+        if self.session.waits_for_socket() {
             self.poll_both_ways()?;
             self.receive(RecvFlags::DONTWAIT);
             return Ok(());
         }
-        if self.spin() || self.receive(RecvFlags::empty()) { Ok(()) } else { Err(self.timed_out()) }
+        if self.spin() {
+            return Ok(());
+        }
+        let came = !self.session.may_sleep() || self.receive(RecvFlags::empty());
+        self.session.awake();
+        if came { Ok(()) } else { Err(self.timed_out()) }
     }
 
     fn spin(&mut self) -> bool {
@@ -229,19 +278,29 @@ impl Client {
         }
         let deadline = Instant::now() + self.spin;
         loop {
-            if self.receive(RecvFlags::DONTWAIT) {
-                return true;
+            // The clock costs more than a look at the ring.
+            for _ in 0..if self.session.has_ring() { SPINS_PER_CLOCK } else { 1 } {
+                if self.look() {
+                    return true;
+                }
+                std::hint::spin_loop();
             }
             if Instant::now() >= deadline {
                 return false;
             }
-            std::hint::spin_loop();
         }
     }
 
+    /// Takes what has come, without waiting.
+    fn look(&mut self) -> bool {
+        if self.session.has_ring() { self.session.receive_from_ring() } else { self.receive(RecvFlags::DONTWAIT) }
+    }
+
+    /// Sleeps until the sidecar has sent something or, if bytes wait for the socket, has taken something.
     fn poll_both_ways(&self) -> Result<()> {
         let timeout = self.timeout.and_then(|t| Timespec::try_from(t).ok());
-        let mut fds = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::OUT)];
+        let out = if self.session.waits_for_socket() { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = [PollFd::new(&self.stream, PollFlags::IN | out)];
         match rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref())) {
             Ok(0) => Err(self.timed_out()),
             // Other errors show when the socket is read.
@@ -257,6 +316,16 @@ impl Client {
 
     fn receive(&mut self, flags: RecvFlags) -> bool {
         let stream = &self.stream;
+        if self.session.expects_file() {
+            let mut file = None;
+            let came = self.session.receive(|room| {
+                let (size, passed) = tailwind_ring::receive(stream, room, flags)?;
+                file = passed;
+                Ok(size)
+            });
+            self.session.keep_file(file);
+            return came;
+        }
         self.session
             .receive(|room| Ok(rustix::io::retry_on_intr(|| recv(stream, &mut *room, flags).map(|(size, _)| size))?))
     }
@@ -266,7 +335,8 @@ impl Client {
     }
 }
 
-/// For an app that waits in its own poll loop: readable means that `pump` finds an answer, a role frame or the end.
+/// For an app that waits in its own poll loop: call [`pump`](Client::pump) before each wait. Readable then means that `pump`
+/// finds an answer, a role frame or the end.
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()

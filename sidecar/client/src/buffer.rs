@@ -1,4 +1,4 @@
-//! The bytes on their way: an outbox of frames to send and an inbox of frames received. Used by `session`.
+//! The bytes on their way: an outbox of frames to send and an inbox of frames received. Used by `session`, and by `ring`.
 
 use tailwind_protocol::socket::{FRAME_BODY_MAX, FRAME_HEADER_SIZE};
 

@@ -4,6 +4,9 @@
 //! (feature `async`, on by default). Both are thin: they wait for the socket, and everything else happens in one core
 //! without I/O. The bytes are in `docs/append-socket.md`.
 //!
+//! If the sidecar agrees, requests and answers go through memory that both share ([`Welcome::ring`]), and the socket only wakes
+//! whoever sleeps. Nothing else changes; [`Options::socket_only`] does without.
+//!
 //! ```no_run
 //! use tailwind_client::{Lsn, blocking::Client};
 //!
@@ -42,10 +45,13 @@ pub mod asynchronous;
 pub mod blocking;
 mod buffer;
 mod error;
+mod reserved;
+mod ring;
 mod session;
 mod types;
 
 pub use error::Error;
+pub use reserved::Reserved;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
 pub use types::{Ack, Event, Limits, Options, PassedBarrier, RoleInfo, Ticket, Welcome};

@@ -7,13 +7,15 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{
-    self, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION, decode_response, encode_batch,
+    self, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Role, VERSION, decode_response, encode_batch,
 };
 
 use crate::buffer::{Inbox, Outbox};
+use crate::ring::Ring;
 use crate::types::{Ack, Limits, PassedBarrier, RoleInfo, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
 
@@ -24,8 +26,15 @@ const HELLO_REQUEST: u64 = 1;
 
 /// One connection's state.
 pub(crate) struct Session {
+    /// For the socket; with a ring, what that has no room for.
     outbox: Outbox,
     inbox: Inbox,
+    ring: Option<Ring>,
+    /// The ring's file, which comes with the welcome.
+    file: Option<OwnedFd>,
+    /// The record that was reserved last is in the ring; otherwise it is in `apart`.
+    reserved_in_ring: bool,
+    apart: Vec<u8>,
     /// What the hello was answered with; nothing is allowed before.
     welcome: Welcome,
     role_info: RoleInfo,
@@ -104,6 +113,13 @@ enum Found {
     Ended(Result<(), Error>),
 }
 
+/// Where bytes come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Socket,
+    Ring,
+}
+
 /// What a read has to hand out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadItem {
@@ -115,10 +131,11 @@ pub(crate) enum ReadItem {
 
 impl Session {
     /// A session whose hello is in the outbox; its answer is a [`Reply::Welcome`].
-    pub(crate) fn new(hold: bool) -> Session {
+    pub(crate) fn new(hold: bool, ring: bool) -> Session {
         let welcome = Welcome {
             version: VERSION,
             role: Role::Standby,
+            ring: false,
             limits: Limits::default(),
             epoch: Epoch(0),
             first: Lsn(0),
@@ -128,6 +145,10 @@ impl Session {
         let mut session = Session {
             outbox: Outbox::default(),
             inbox: Inbox::new(),
+            ring: None,
+            file: None,
+            reserved_in_ring: false,
+            apart: Vec::new(),
             role_info: welcome.role_info(),
             welcome,
             role_changed: false,
@@ -140,9 +161,29 @@ impl Session {
             send_failed: false,
             end: None,
         };
-        let flags = if hold { HELLO_HOLD } else { 0 };
+        let flags = if hold { HELLO_HOLD } else { 0 } | if ring { HELLO_RING } else { 0 };
         session.ask(&Request::Hello { version_min: VERSION, version_max: VERSION, flags });
         session
+    }
+
+    /// A file has come with bytes from the socket: the welcome's, if it comes in time.
+    pub(crate) fn keep_file(&mut self, file: Option<OwnedFd>) {
+        self.file = file.or(self.file.take());
+    }
+
+    /// True while the welcome has not come, with which a file may come.
+    pub(crate) fn expects_file(&self) -> bool {
+        self.ring.is_none() && self.next_request == HELLO_REQUEST + 1
+    }
+
+    /// Begins to use the ring that the welcome has announced. An error means that this process cannot, while the sidecar
+    /// counts on it: the connection is of no use.
+    pub(crate) fn open_ring(&mut self) -> io::Result<()> {
+        if self.welcome.ring {
+            let file = self.file.take().ok_or_else(|| io::Error::other("no file came with the welcome"))?;
+            self.ring = Some(Ring::open(file)?);
+        }
+        Ok(())
     }
 
     /// What the sidecar answered to the hello.
@@ -168,8 +209,47 @@ impl Session {
         self.check_submit()?;
         check_size("record", payload.len(), self.welcome.limits.record_size_max)?;
         let ticket = self.next_ticket();
-        Request::Append { payload }.encode(ticket.0, self.outbox.tail());
+        match self.ring.as_mut().and_then(|ring| ring.reserve(&mut self.outbox, payload.len())) {
+            Some(room) => {
+                room.copy_from_slice(payload);
+                self.commit(ticket, payload.len());
+            }
+            None => Request::Append { payload }.encode(ticket.0, self.outbox.tail()),
+        }
         Ok(ticket)
+    }
+
+    /// Finds room for one record, which [`Session::reserved_mut`] lends and [`Session::submit_reserved`] takes.
+    pub(crate) fn reserve(&mut self, length: usize) -> Result<(), Error> {
+        self.check_submit()?;
+        check_size("record", length, self.welcome.limits.record_size_max)?;
+        let ring = self.ring.as_mut();
+        self.reserved_in_ring = ring.and_then(|ring| ring.reserve(&mut self.outbox, length)).is_some();
+        if !self.reserved_in_ring {
+            self.apart.resize(length, 0);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reserved_mut(&mut self, length: usize) -> &mut [u8] {
+        match &mut self.ring {
+            Some(ring) if self.reserved_in_ring => ring.reserved(length),
+            _ => &mut self.apart,
+        }
+    }
+
+    pub(crate) fn submit_reserved(&mut self, length: usize) -> Ticket {
+        let ticket = self.next_ticket();
+        if self.reserved_in_ring {
+            self.commit(ticket, length);
+        } else {
+            Request::Append { payload: &self.apart }.encode(ticket.0, self.outbox.tail());
+        }
+        ticket
+    }
+
+    fn commit(&mut self, ticket: Ticket, length: usize) {
+        self.ring.as_mut().expect("room was found in it").commit(ticket.0, length);
     }
 
     /// Takes a batch. An error means that none of it was taken.
@@ -222,7 +302,10 @@ impl Session {
                     self.inbox.consume(size);
                 }
                 read.stopping = true;
-                Request::Stop.encode(read.request, self.outbox.tail());
+                match &mut self.ring {
+                    Some(ring) => ring.stop = Some(read.request),
+                    None => Request::Stop.encode(read.request, self.outbox.tail()),
+                }
             }
         }
         self.decode();
@@ -265,41 +348,93 @@ fn check_size(what: &str, size: usize, max: u32) -> Result<(), Error> {
 
 /// Bytes.
 impl Session {
-    /// What is to be sent.
-    pub(crate) fn unsent(&self) -> &[u8] {
-        self.outbox.unsent()
+    /// Bytes that `submit` has gathered and that neither the socket nor the ring has taken.
+    pub(crate) fn gathered(&self) -> usize {
+        self.outbox.unsent().len()
     }
 
-    /// Offers what is to be sent to `write`, which must not block.
+    /// True while bytes wait for the socket to take them.
+    pub(crate) fn waits_for_socket(&self) -> bool {
+        !self.ring.as_ref().map_or(&self.outbox, |ring| &ring.aside).unsent().is_empty()
+    }
+
+    /// True when `submit` has written so much into the ring that it is time to `transmit`.
+    pub(crate) fn is_due(&self) -> bool {
+        self.ring.as_ref().is_some_and(Ring::is_due)
+    }
+
+    /// Moves what is to be sent into the ring, and offers what goes through the socket to `write`, which must not block.
     pub(crate) fn transmit(&mut self, write: impl FnOnce(&[u8]) -> io::Result<usize>) {
-        if self.send_failed {
-            self.outbox.clear();
+        if let Some(Err(error)) = self.ring.as_mut().map(|ring| ring.publish(&mut self.outbox)) {
+            self.fail(Error::Protocol { what: error.to_string() });
         }
-        if self.unsent().is_empty() {
+        let outbox = self.ring.as_mut().map_or(&mut self.outbox, |ring| &mut ring.aside);
+        if self.send_failed {
+            outbox.clear();
+        }
+        if outbox.unsent().is_empty() {
             return;
         }
-        match write(self.unsent()) {
-            Ok(size) => self.outbox.mark_sent(size),
+        match write(outbox.unsent()) {
+            Ok(size) => outbox.mark_sent(size),
             Err(error) if is_transient(&error) => {}
             Err(_) => {
                 self.send_failed = true;
-                self.outbox.clear();
+                outbox.clear();
             }
         }
     }
 
-    /// Lets `read` fill the inbox and decodes what came. False: nothing came.
+    /// Lets `read` fill the inbox from the socket and decodes what came. False: nothing came.
     pub(crate) fn receive(&mut self, read: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> bool {
-        match read(self.inbox.room()) {
-            Ok(0) => self.fail(Error::Disconnected { why: "the sidecar closed the connection".to_owned() }),
+        let end = match read(self.inbox.room()) {
+            Ok(0) => Some("the sidecar closed the connection".to_owned()),
             Ok(size) => {
                 self.inbox.mark_received(size);
-                self.decode();
+                None
             }
-            Err(error) if is_transient(&error) => return false,
-            Err(error) => self.fail(Error::Disconnected { why: error.to_string() }),
+            Err(error) if is_transient(&error) => return self.receive_from_ring(),
+            Err(error) => Some(error.to_string()),
+        };
+        // What went into the ring before comes before what came through the socket, and before the end.
+        self.receive_from_ring();
+        self.decode();
+        if let Some(why) = end {
+            self.fail(Error::Disconnected { why });
         }
         true
+    }
+
+    /// Takes what the ring holds and decodes it. False: nothing. No system call.
+    pub(crate) fn receive_from_ring(&mut self) -> bool {
+        let mut came = false;
+        while let Some(ring) = self.ring.as_mut().filter(|_| self.end.is_none()) {
+            match ring.receive() {
+                Ok(true) => came = true,
+                Ok(false) => return came,
+                Err(error) => self.fail(Error::Protocol { what: error.to_string() }),
+            }
+            while self.end.is_none() && self.decode_next(Way::Ring) {}
+        }
+        came
+    }
+
+    /// Before the caller sleeps on the socket. True if it may: without a ring, or while the ring has nothing new. Whatever a
+    /// connection that is over has in its ring is not looked at any more.
+    pub(crate) fn may_sleep(&mut self) -> bool {
+        self.end.is_some() || self.ring.as_mut().is_none_or(|ring| ring.may_sleep(&self.outbox))
+    }
+
+    /// The caller is awake again.
+    pub(crate) fn awake(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.awake();
+        }
+    }
+
+    /// True if answers can be looked for without a system call.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.ring.is_some()
     }
 
     /// The error of a connection that is over. Asked only by a caller whose answer has not come: what came before the end
@@ -402,21 +537,41 @@ impl Session {
     /// Decodes frames until one is incomplete, the read has something to be taken first, or the connection is over.
     fn decode(&mut self) {
         while self.end.is_none() && matches!(self.read, None | Some(Read { found: Found::Nothing, .. })) {
-            match self.decode_one() {
-                Ok(Some(size)) => self.inbox.consume(size),
-                Ok(None) => return,
-                Err(what) => self.fail(Error::Protocol { what }),
+            if !self.decode_next(Way::Socket) {
+                return;
             }
         }
     }
 
+    /// Decodes one frame. False: it is incomplete, or the connection is over.
+    fn decode_next(&mut self, way: Way) -> bool {
+        match self.decode_one(way) {
+            Ok(Some(size)) => self.inbox(way).consume(size),
+            Ok(None) => return false,
+            Err(what) => self.fail(Error::Protocol { what }),
+        }
+        true
+    }
+
+    fn inbox(&mut self, way: Way) -> &mut Inbox {
+        match (way, &mut self.ring) {
+            (Way::Ring, Some(ring)) => &mut ring.inbox,
+            _ => &mut self.inbox,
+        }
+    }
+
     /// Decodes the frame at the front of the inbox and says how much of it to consume: 0 if the read keeps it.
-    fn decode_one(&mut self) -> Result<Option<usize>, String> {
-        let Some(decoded) = decode_response(self.inbox.unread()).map_err(|error| error.to_string())? else {
+    fn decode_one(&mut self, way: Way) -> Result<Option<usize>, String> {
+        let inbox = match (way, &self.ring) {
+            (Way::Ring, Some(ring)) => &ring.inbox,
+            _ => &self.inbox,
+        };
+        let Some(decoded) = decode_response(inbox.unread()).map_err(|error| error.to_string())? else {
             return Ok(None);
         };
         let (request, size) = (decoded.request, decoded.size);
-        let is_unsolicited = matches!(decoded.frame, Response::Role { .. } | Response::Error { fatal: true, .. });
+        let is_unsolicited =
+            matches!(decoded.frame, Response::Role { .. } | Response::Wake | Response::Error { fatal: true, .. });
         if !is_unsolicited && !(HELLO_REQUEST..self.next_request).contains(&request) {
             return Err(format!("an answer to request {request}, which was never sent"));
         }
@@ -428,6 +583,7 @@ impl Session {
                 self.in_flight.pop_front();
                 self.answer(Ticket(request), Ok(Lsn(lsn)));
             }
+            Response::Records { .. } if way == Way::Ring => return Err("records in the ring".to_owned()),
             Response::Records { first, records } => {
                 let found = Found::Records { left: records.len(), at: size - records.as_bytes().len(), size };
                 return self.on_records(request, Lsn(first), found, size).map(Some);
@@ -443,6 +599,7 @@ impl Session {
                 self.role_info = RoleInfo { role, epoch: Epoch(epoch), last: Lsn(last), primary: known(primary) };
                 self.role_changed = true;
             }
+            Response::Wake => {}
             Response::Welcome(socket::Welcome { version, .. }) if version != VERSION => {
                 return Err(format!("a welcome in version {version}, which was not offered"));
             }

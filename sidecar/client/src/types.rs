@@ -16,8 +16,10 @@ pub struct Options {
     /// connection lives. It bounds the wait of `connect` with `hold`, and of a tail for its next record, as well.
     pub timeout: Option<Duration>,
     /// How long the blocking client polls for an answer before it sleeps. Spares the wake-up (some 10 µs) at the price of a
-    /// busy core; zero, the default, sleeps at once. The asynchronous client ignores it.
+    /// busy core; zero, the default, sleeps at once. Ignored by the asynchronous client, and where there is only one core.
     pub spin: Duration,
+    /// Let every byte go through the socket, also where the sidecar offers shared memory.
+    pub socket_only: bool,
 }
 
 /// The sidecar's answer to the hello.
@@ -27,6 +29,8 @@ pub struct Welcome {
     pub version: u16,
     /// The sidecar's role then; for the role now see `role_info`.
     pub role: Role,
+    /// Appends go through shared memory, not through the socket.
+    pub ring: bool,
     /// What it accepts.
     pub limits: Limits,
     /// The epoch then; 0 if unknown.
@@ -118,6 +122,7 @@ impl From<socket::Welcome<'_>> for Welcome {
         Welcome {
             version: welcome.version,
             role: welcome.role,
+            ring: welcome.ring,
             limits: Limits {
                 record_size_max: body(welcome.record_size_max),
                 batch_size_max: body(welcome.batch_size_max),

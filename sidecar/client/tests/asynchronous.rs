@@ -7,15 +7,24 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{Server, sidecar, with_backpressure};
+use fake::{Server, sidecar, sidecar_with_ring, with_backpressure};
 use tailwind_client::asynchronous::Client;
 use tailwind_client::{Error, Event, Lsn, Options};
 use tailwind_protocol::socket::{Request, Response};
 
 #[tokio::test]
 async fn all_functions_work() {
-    let server = Server::new(sidecar);
+    all_functions(Server::new(sidecar), false).await;
+}
+
+#[tokio::test]
+async fn all_functions_work_with_a_ring() {
+    all_functions(Server::new(sidecar_with_ring), true).await;
+}
+
+async fn all_functions(server: Server, ring: bool) {
     let mut client = Client::connect(server.path()).await.unwrap();
+    assert_eq!(client.welcome().ring, ring);
     assert_eq!(client.welcome().limits.inflight_max, 1000);
     assert_eq!(client.append(b"one").await.unwrap(), Lsn(1));
     assert_eq!(client.append_batch(&["two", "three"]).await.unwrap(), Lsn(3));
@@ -36,13 +45,17 @@ async fn all_functions_work() {
     assert_eq!(tail.stop().await.unwrap(), Lsn(5));
     drop(client.tail(Lsn(1)).await.unwrap());
     assert_eq!(client.append(b"five").await.unwrap(), Lsn(5));
+    let mut reserved = client.reserve(3).await.unwrap();
+    reserved.bytes_mut().copy_from_slice(b"six");
+    let ticket = reserved.submit();
+    assert_eq!(client.wait_for(ticket).await.unwrap(), Lsn(6));
     drop(client);
     server.join();
 }
 
 /// Submits records of this size to a sidecar that reads nothing while acks of `group` appends are not taken.
-async fn pipeline(group: usize, count: u64, size: usize) {
-    let server = Server::new(move |peer| with_backpressure(peer, group));
+async fn pipeline(group: usize, count: u64, size: usize, ring: bool) {
+    let server = Server::new(move |peer| with_backpressure(peer, group, ring));
     let mut client = Client::connect(server.path()).await.unwrap();
     for _ in 0..count {
         client.submit(&vec![1; size]).await.unwrap();
@@ -54,12 +67,14 @@ async fn pipeline(group: usize, count: u64, size: usize) {
 
 #[tokio::test]
 async fn pipelining_does_not_deadlock() {
-    pipeline(1000, 100_000, 100).await;
+    pipeline(1000, 100_000, 100, false).await;
+    pipeline(1000, 100_000, 100, true).await;
 }
 
 #[tokio::test]
 async fn large_records_do_not_deadlock() {
-    pipeline(4, 40, 1 << 20).await;
+    pipeline(4, 40, 1 << 20, false).await;
+    pipeline(4, 40, 1 << 20, true).await;
 }
 
 #[tokio::test]

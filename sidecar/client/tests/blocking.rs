@@ -6,11 +6,11 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{Peer, Server, WELCOME, sidecar, with_backpressure};
+use fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
 use tailwind_client::{Epoch, Error, Event, Lsn, Options, PassedBarrier, Role};
-use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Welcome};
+use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
 
@@ -33,9 +33,18 @@ fn refused_hello(script: impl FnOnce(&mut Peer) + Send + 'static) -> Error {
 
 #[test]
 fn all_functions_work() {
-    let server = Server::new(sidecar);
+    all_functions(Server::new(sidecar), false);
+}
+
+#[test]
+fn all_functions_work_with_a_ring() {
+    all_functions(Server::new(sidecar_with_ring), true);
+}
+
+fn all_functions(server: Server, ring: bool) {
     let mut client = Client::connect(server.path()).unwrap();
     let welcome = client.welcome();
+    assert_eq!(welcome.ring, ring);
     assert_eq!((welcome.role, welcome.epoch, welcome.first, welcome.last), (Role::Primary, Epoch(3), Lsn(1), Lsn(9)));
     assert_eq!((welcome.limits.record_size_max, welcome.limits.inflight_max), (1 << 20, 1000));
     assert_eq!(welcome.primary.as_deref(), Some("db-0"));
@@ -61,8 +70,41 @@ fn all_functions_work() {
     assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(6) }));
     assert_eq!(tail.stop().unwrap(), Lsn(6));
     assert_eq!(client.append(b"six").unwrap(), Lsn(6));
+    drop(client.tail(Lsn(1)).unwrap());
+    assert_eq!(client.append(b"seven").unwrap(), Lsn(7));
     drop(client);
     server.join();
+}
+
+/// Records that are made in place, small and larger than any ring, among others and dropped.
+#[test]
+fn reserved_records_are_appended_in_order() {
+    for script in [sidecar, sidecar_with_ring] {
+        let server = Server::new(script);
+        let mut client = Client::connect(server.path()).unwrap();
+        let mut expected = Vec::new();
+        for n in 0..5000_u32 {
+            let length = if n % 1000 == 0 { 1 << 20 } else { n as usize % 300 };
+            let mut reserved = client.reserve(length).unwrap();
+            assert_eq!(reserved.bytes_mut().len(), length);
+            reserved.bytes_mut().fill(n as u8);
+            if n % 7 == 0 {
+                continue;
+            }
+            reserved.submit();
+            expected.push(vec![n as u8; length]);
+            if n % 5 == 0 {
+                client.submit(&n.to_le_bytes()).unwrap();
+                expected.push(n.to_le_bytes().to_vec());
+            }
+        }
+        assert!(matches!(client.reserve((1 << 20) + 1), Err(Error::TooLarge { .. })));
+        assert_eq!(client.flush().unwrap(), Some(Lsn(expected.len() as u64)));
+        let read: Vec<_> = client.read(Lsn(1), 0).unwrap().map(|record| record.unwrap().1).collect();
+        assert!(read == expected, "every record is as it was filled in");
+        drop(client);
+        server.join();
+    }
 }
 
 #[test]
@@ -78,8 +120,8 @@ fn frames_may_arrive_byte_by_byte() {
 }
 
 /// Submits records of this size to a sidecar that reads nothing while acks of `group` appends are not taken.
-fn pipeline(group: usize, count: u64, size: usize) {
-    let server = Server::new(move |peer| with_backpressure(peer, group));
+fn pipeline(group: usize, count: u64, size: usize, ring: bool) {
+    let server = Server::new(move |peer| with_backpressure(peer, group, ring));
     let mut client = Client::connect(server.path()).unwrap();
     for _ in 0..count {
         client.submit(&vec![1; size]).unwrap();
@@ -92,12 +134,14 @@ fn pipeline(group: usize, count: u64, size: usize) {
 
 #[test]
 fn pipelining_does_not_deadlock() {
-    pipeline(1000, 100_000, 100);
+    pipeline(1000, 100_000, 100, false);
+    pipeline(1000, 100_000, 100, true);
 }
 
 #[test]
 fn large_records_do_not_deadlock() {
-    pipeline(4, 40, 1 << 20);
+    pipeline(4, 40, 1 << 20, false);
+    pipeline(4, 40, 1 << 20, true);
 }
 
 #[test]
@@ -227,7 +271,7 @@ fn refused_hello_gives_the_reason() {
 #[test]
 fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
-        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD });
+        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD | HELLO_RING });
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };
@@ -385,30 +429,85 @@ fn timeout_loses_nothing() {
 
 #[test]
 fn spinning_gives_the_same_results() {
-    let server = Server::new(sidecar);
-    let options = Options { spin: Duration::from_micros(50), ..Options::default() };
-    let mut client = Client::connect_with(server.path(), &options).unwrap();
-    for lsn in 1..=100 {
-        assert_eq!(client.append(b"x").unwrap(), Lsn(lsn));
+    for script in [sidecar, sidecar_with_ring] {
+        let server = Server::new(script);
+        let options = Options { spin: Duration::from_micros(50), ..Options::default() };
+        let mut client = Client::connect_with(server.path(), &options).unwrap();
+        for lsn in 1..=100 {
+            assert_eq!(client.append(b"x").unwrap(), Lsn(lsn));
+        }
+        drop(client);
+        server.join();
     }
+}
+
+#[test]
+fn a_client_may_do_without_a_ring() {
+    let server = Server::new(|mut peer| {
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        peer.send(request, Response::Welcome(WELCOME));
+    });
+    let options = Options { socket_only: true, ..Options::default() };
+    assert!(!Client::connect_with(server.path(), &options).unwrap().welcome().ring);
+    server.join();
+}
+
+/// The sidecar dies with its last words in the ring: they come before the end.
+#[test]
+fn answers_in_the_ring_survive_their_sidecar() {
+    let server = Server::new(|mut peer| {
+        peer.welcome_with_ring();
+        let request = peer.expect(APPEND);
+        peer.send(request, Response::Ack { lsn: 10 });
+        peer.fatal(0, ErrorCode::ShuttingDown, "this sidecar is ending");
+    });
+    let mut client = Client::connect(server.path()).unwrap();
+    client.submit(b"x").unwrap();
+    let lost = client.submit(b"y").unwrap();
+    assert_eq!(client.next_ack().unwrap().unwrap().outcome.unwrap(), Lsn(10));
+    let error = client.wait_for(lost).unwrap_err();
+    assert!(matches!(&error, Error::Disconnected { why } if why == "this sidecar is ending"), "{error}");
+    server.join();
+}
+
+/// The welcome speaks of a ring, and none comes with it.
+#[test]
+fn a_ring_that_cannot_be_mapped_is_done_without() {
+    let server = Server::new(|mut peer| {
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_RING });
+        peer.send(request, Response::Welcome(Welcome { ring: true, ..WELCOME }));
+        let mut peer = peer.next_connection();
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        peer.send(request, Response::Welcome(WELCOME));
+        let request = peer.expect(APPEND);
+        peer.send(request, Response::Ack { lsn: 10 });
+    });
+    let mut client = Client::connect(server.path()).unwrap();
+    assert!(!client.welcome().ring);
+    assert_eq!(client.append(b"x").unwrap(), Lsn(10));
     drop(client);
     server.join();
 }
 
 #[test]
 fn pump_does_not_wait() {
-    let server = Server::new(sidecar);
-    let mut client = Client::connect(server.path()).unwrap();
-    client.pump().unwrap();
-    let ticket = client.submit(b"x").unwrap();
-    client.pump().unwrap();
-    // The answer is on its way: readable is the sign to pump again.
-    if client.in_flight() == 1 {
-        let mut fds = [PollFd::new(&client, PollFlags::IN)];
-        assert_eq!(poll(&mut fds, None).unwrap(), 1);
+    for script in [sidecar, sidecar_with_ring] {
+        let server = Server::new(script);
+        let mut client = Client::connect(server.path()).unwrap();
         client.pump().unwrap();
+        for size in [1, 1 << 20] {
+            let ticket = client.submit(&vec![7; size]).unwrap();
+            client.pump().unwrap();
+            // The answer is on its way, or the sidecar makes room: readable is the sign to pump again.
+            while client.in_flight() == 1 {
+                let out = if client.welcome().ring { PollFlags::empty() } else { PollFlags::OUT };
+                let mut fds = [PollFd::new(&client, PollFlags::IN | out)];
+                assert_eq!(poll(&mut fds, None).unwrap(), 1);
+                client.pump().unwrap();
+            }
+            assert_eq!(client.try_next_ack().unwrap().ticket, ticket);
+        }
+        drop(client);
+        server.join();
     }
-    assert_eq!(client.try_next_ack().unwrap().ticket, ticket);
-    drop(client);
-    server.join();
 }

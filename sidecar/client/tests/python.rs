@@ -65,7 +65,7 @@ with client as same:
 #[test]
 fn pipelining_does_not_deadlock() {
     python(
-        Server::new(|peer| with_backpressure(peer, 1000)),
+        Server::new(|peer| with_backpressure(peer, 1000, false)),
         "for _ in range(100_000): client.submit(bytes(100))\nassert client.flush() == 100_000",
     );
 }
@@ -73,7 +73,7 @@ fn pipelining_does_not_deadlock() {
 #[test]
 fn large_records_do_not_deadlock() {
     python(
-        Server::new(|peer| with_backpressure(peer, 4)),
+        Server::new(|peer| with_backpressure(peer, 4, false)),
         "for _ in range(40): client.submit(bytes(1 << 20))\nassert client.flush() == 40",
     );
 }

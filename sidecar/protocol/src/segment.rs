@@ -23,6 +23,25 @@ pub struct SegmentWriter {
     marked: bool,
 }
 
+/// A record's bytes, wherever they are: copied once, to where the log wants them.
+#[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
+pub trait Payload {
+    /// Number of bytes.
+    fn len(&self) -> usize;
+    /// Copies all of them to `target`, which is as long.
+    fn copy_to(&self, target: &mut [u8]);
+}
+
+impl Payload for &[u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn copy_to(&self, target: &mut [u8]) {
+        target.copy_from_slice(self);
+    }
+}
+
 /// Bytes that an append of these payload lengths takes in the log, checksum entry included.
 pub fn append_size(lengths: impl Iterator<Item = usize>) -> usize {
     lengths.map(record_size).sum::<usize>() + CHECKSUM_SIZE
@@ -91,26 +110,28 @@ impl SegmentWriter {
 
     /// Places one append, all records of it, at the start of `tail` and seals it. The caller has checked that
     /// [`append_size`] fits [`SegmentWriter::room`]; `payloads` must not be empty. Returns the bytes written.
-    pub fn append<'a>(&mut self, tail: &mut [u8], payloads: impl Iterator<Item = &'a [u8]>) -> u32 {
+    pub fn append(&mut self, tail: &mut [u8], payloads: impl Iterator<Item = impl Payload>) -> u32 {
         let mut at = 0;
         let mut chain = self.chain;
         let mut next = self.next;
         for payload in payloads {
+            let length = payload.len();
+            let (head, body) = tail[at..at + record_size(length)].split_at_mut(RECORD_HEADER_SIZE);
+            let (data, padding) = body.split_at_mut(length);
+            payload.copy_to(data);
+            padding.fill(0);
             let header = RecordHeader {
-                length: payload.len() as u32,
-                payload_crc: if planted::has(Bug::NoPayloadCrc) { 0 } else { crc32fast::hash(payload) },
+                length: length as u32,
+                // Of what was placed: the payload may lie in memory that its app changes meanwhile.
+                payload_crc: if planted::has(Bug::NoPayloadCrc) { 0 } else { crc32fast::hash(data) },
                 lsn: next,
                 epoch: self.identity.epoch,
             };
             let header = header.to_bytes();
             chain = chain.extend(&header);
             next = next.next();
-            let (head, body) = tail[at..at + record_size(payload.len())].split_at_mut(RECORD_HEADER_SIZE);
             head.copy_from_slice(&header);
-            let (data, padding) = body.split_at_mut(payload.len());
-            data.copy_from_slice(payload);
-            padding.fill(0);
-            at += RECORD_HEADER_SIZE + padded(payload.len());
+            at += RECORD_HEADER_SIZE + padded(length);
         }
         assert!(next > self.next, "an append has at least one record");
         let entry = self.seal(chain, self.end + at as u32);

@@ -29,6 +29,7 @@ mod kind {
     pub(super) const TRIM: u8 = 6;
     pub(super) const STATUS: u8 = 7;
     pub(super) const STOP: u8 = 8;
+    pub(super) const WAKE: u8 = 9;
 
     pub(super) const WELCOME: u8 = 129;
     pub(super) const ACK: u8 = 130;
@@ -39,10 +40,15 @@ mod kind {
     pub(super) const TRIMMED: u8 = 135;
     pub(super) const STATUS_REPORT: u8 = 136;
     pub(super) const ROLE: u8 = 137;
+    pub(super) const WAKE_CLIENT: u8 = 138;
 }
 
 /// Flag of `Hello`: answer only once this sidecar is primary.
 pub const HELLO_HOLD: u32 = 1;
+/// Flag of `Hello`: the client can use a ring. See "The ring" in `docs/append-socket.md`.
+pub const HELLO_RING: u32 = 2;
+/// Flag of `Welcome`: a ring comes with this frame.
+const WELCOME_RING: u8 = 1;
 /// Flag of `Read`: after the last acknowledged record go on with new ones, until `Stop`.
 pub const READ_TAIL: u32 = 1;
 /// Flag of `End`: the reader has caught up and the tail goes on.
@@ -137,7 +143,7 @@ pub enum Request<'a> {
         version_min: u16,
         /// Highest version the client speaks.
         version_max: u16,
-        /// [`HELLO_HOLD`].
+        /// [`HELLO_HOLD`] and [`HELLO_RING`].
         flags: u32,
     },
     /// Append one record.
@@ -167,6 +173,8 @@ pub enum Request<'a> {
     Status,
     /// End the read of this very request number. A stop whose read has already ended has no answer: the two may cross.
     Stop,
+    /// Look at the ring, in which something has changed. Has no answer.
+    Wake,
 }
 
 /// What a sidecar answers. Each carries the request number of what it answers; `Role` carries 0.
@@ -232,6 +240,8 @@ pub enum Response<'a> {
         /// Who is primary; empty if unknown.
         primary: &'a str,
     },
+    /// Look at the ring, in which something has changed. Answers nothing: request 0.
+    Wake,
 }
 
 /// What the server says of itself.
@@ -241,6 +251,8 @@ pub struct Welcome<'a> {
     pub version: u16,
     /// The server's role.
     pub role: Role,
+    /// A ring comes with this frame.
+    pub ring: bool,
     /// Largest record, in bytes.
     pub record_size_max: u32,
     /// Largest batch, in bytes of log: see [`batch_log_size`]. No frame body may be larger either.
@@ -395,6 +407,27 @@ pub fn announces_append(bytes: &[u8]) -> bool {
     matches!(bytes.get(4), Some(&(kind::APPEND | kind::BATCH)))
 }
 
+/// The whole frame [`Request::Wake`], number 0.
+pub const WAKE_SIDECAR_FRAME: [u8; FRAME_HEADER_SIZE] = [0, 0, 0, 0, kind::WAKE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The whole frame [`Response::Wake`].
+pub const WAKE_CLIENT_FRAME: [u8; FRAME_HEADER_SIZE] = [0, 0, 0, 0, kind::WAKE_CLIENT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// The header of an `Append` whose payload has this length: for those who write the payload in place.
+pub fn append_header(request: u64, length: usize) -> [u8; FRAME_HEADER_SIZE] {
+    assert!(length <= FRAME_BODY_MAX, "frame body of {length} bytes: the caller must keep to the announced limits");
+    let mut header = [0; FRAME_HEADER_SIZE];
+    header[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    header[4] = kind::APPEND;
+    header[8..].copy_from_slice(&request.to_le_bytes());
+    header
+}
+
+/// The request number and the length of the payload, if this is the header of an `Append`.
+pub fn read_append_header(header: &[u8; FRAME_HEADER_SIZE]) -> Option<(u64, usize)> {
+    let [l0, l1, l2, l3, kind::APPEND, _, 0, 0, request @ ..] = *header else { return None };
+    Some((u64::from_le_bytes(request), u32::from_le_bytes([l0, l1, l2, l3]) as usize))
+}
+
 /// Reads one request from the start of `bytes`. `None`: more bytes are needed. `body_max` bounds what is accepted.
 pub fn decode_request(bytes: &[u8], body_max: usize) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
     decode(bytes, body_max, request_from)
@@ -500,6 +533,7 @@ fn request_from(mut body: Body<'_>) -> Result<Request<'_>, FrameError> {
         kind::TRIM => Request::Trim { below: body.u64()? },
         kind::STATUS => Request::Status,
         kind::STOP => Request::Stop,
+        kind::WAKE => Request::Wake,
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(request)
@@ -511,10 +545,11 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
             let version = body.u16()?;
             let role = body.u8()?;
             let role = Role::from_byte(role).ok_or_else(|| body.malformed("unknown role"))?;
-            body.u8()?;
+            let flags = body.u8()?;
             Response::Welcome(Welcome {
                 version,
                 role,
+                ring: flags & WELCOME_RING != 0,
                 record_size_max: body.u32()?,
                 batch_size_max: body.u32()?,
                 batch_records_max: body.u32()?,
@@ -545,6 +580,7 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
             let role = Role::from_byte(role).ok_or_else(|| body.malformed("unknown role"))?;
             Response::Role { role, epoch: body.u64()?, last: body.u64()?, primary: body.text()? }
         }
+        kind::WAKE_CLIENT => Response::Wake,
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(response)
@@ -587,6 +623,7 @@ impl Request<'_> {
             }
             Request::Status => frame(out, kind::STATUS, 0, request, |_| {}),
             Request::Stop => frame(out, kind::STOP, 0, request, |_| {}),
+            Request::Wake => frame(out, kind::WAKE, 0, request, |_| {}),
         }
     }
 }
@@ -597,7 +634,7 @@ impl Response<'_> {
         match self {
             Response::Welcome(welcome) => frame(out, kind::WELCOME, 0, request, |out| {
                 out.extend_from_slice(&welcome.version.to_le_bytes());
-                out.extend_from_slice(&[welcome.role as u8, 0]);
+                out.extend_from_slice(&[welcome.role as u8, if welcome.ring { WELCOME_RING } else { 0 }]);
                 let limits =
                     [welcome.record_size_max, welcome.batch_size_max, welcome.batch_records_max, welcome.inflight_max];
                 limits.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
@@ -640,6 +677,7 @@ impl Response<'_> {
                 out.extend_from_slice(&last.to_le_bytes());
                 out.extend_from_slice(primary.as_bytes());
             }),
+            Response::Wake => frame(out, kind::WAKE_CLIENT, 0, request, |_| {}),
         }
     }
 }

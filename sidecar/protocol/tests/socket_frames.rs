@@ -42,6 +42,7 @@ fn decode_request_all(bytes: &[u8]) -> Result<Option<Decoded<Request<'_>>>, Fram
 const WELCOME: Welcome<'static> = Welcome {
     version: 1,
     role: Role::Primary,
+    ring: false,
     record_size_max: 1 << 20,
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
@@ -78,6 +79,7 @@ fn requests_have_golden_bytes() {
         (Request::Trim { below: 258 }, "08000000 06 00 0000 0600000000000000 | 0201000000000000"),
         (Request::Status, "00000000 07 00 0000 0700000000000000 |"),
         (Request::Stop, "00000000 08 00 0000 0807060504030201 |"),
+        (Request::Wake, "00000000 09 00 0000 0807060504030201 |"),
     ];
     for (frame, text) in golden {
         let bytes = hex(text);
@@ -96,6 +98,12 @@ fn responses_have_golden_bytes() {
             "34000000 81 00 0000 0100000000000000 | 0100 01 00 00001000 00004000 00000100 00100000 2000 0800
              0300000000000000 0100000000000000 0900000000000000 64622d30",
         ),
+        (
+            Response::Welcome(Welcome { ring: true, primary: "", ..WELCOME }),
+            "30000000 81 00 0000 0100000000000000 | 0100 01 01 00001000 00004000 00000100 00100000 2000 0800
+             0300000000000000 0100000000000000 0900000000000000",
+        ),
+        (Response::Wake, "00000000 8a 00 0000 0000000000000000 |"),
         (Response::Ack { lsn: 10 }, "08000000 82 00 0000 0200000000000000 | 0a00000000000000"),
         (
             Response::Error { code: ErrorCode::Busy, fatal: true, retry_after_ms: 250, message: "full" },
@@ -124,6 +132,24 @@ fn responses_have_golden_bytes() {
         assert_eq!(response_bytes(request, &frame), bytes, "{frame:?}");
         assert_eq!(decode_response(&bytes), Ok(Some(Decoded { request, frame, size: bytes.len() })));
     }
+}
+
+#[test]
+fn an_append_may_be_written_in_place() {
+    let frame = request_bytes(7, &Request::Append { payload: b"hello" });
+    assert_eq!(append_header(7, 5), frame[..FRAME_HEADER_SIZE]);
+    assert_eq!(read_append_header(frame.first_chunk().unwrap()), Some((7, 5)));
+    for (byte, value) in [(4, 3), (6, 1), (7, 1)] {
+        let mut other = append_header(7, 5);
+        other[byte] = value;
+        assert_eq!(read_append_header(&other), None, "byte {byte} is {value}");
+    }
+}
+
+#[test]
+fn wake_frames_are_what_the_encoder_writes() {
+    assert_eq!(request_bytes(0, &Request::Wake), WAKE_SIDECAR_FRAME);
+    assert_eq!(response_bytes(0, &Response::Wake), WAKE_CLIENT_FRAME);
 }
 
 #[test]
@@ -321,7 +347,7 @@ struct Arbitrary {
 impl Arbitrary {
     fn request<'a>(&'a self, run: &'a [u8]) -> Request<'a> {
         let [a, b, c] = self.numbers;
-        match self.choice % 8 {
+        match self.choice % 9 {
             0 => Request::Hello { version_min: a as u16, version_max: b as u16, flags: c as u32 },
             1 => Request::Append { payload: self.text.as_bytes() },
             2 if !self.records.is_empty() => Request::Batch(Batch::new(self.records.len() as u32, run).unwrap()),
@@ -329,17 +355,19 @@ impl Arbitrary {
             4 => Request::Barrier,
             5 => Request::Trim { below: a },
             6 => Request::Status,
-            _ => Request::Stop,
+            7 => Request::Stop,
+            _ => Request::Wake,
         }
     }
 
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
         let role = [Role::Primary, Role::Standby, Role::Recovering][(a % 3) as usize];
-        match self.choice % 9 {
+        match self.choice % 10 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
+                ring: c % 2 == 0,
                 record_size_max: b as u32,
                 batch_size_max: c as u32,
                 batch_records_max: a as u32,
@@ -363,7 +391,8 @@ impl Arbitrary {
             5 => Response::BarrierPassed { epoch: a, last: b },
             6 => Response::Trimmed { first: a },
             7 => Response::StatusReport { json: &self.text },
-            _ => Response::Role { role, epoch: b, last: c, primary: &self.text },
+            8 => Response::Role { role, epoch: b, last: c, primary: &self.text },
+            _ => Response::Wake,
         }
     }
 }

@@ -49,6 +49,8 @@ struct SidecarStatus {
     positions: Option<PositionStatus>,
     members: Vec<MemberStatus>,
     clients: u64,
+    /// Clients that append through shared memory.
+    rings: u64,
     /// Appends of all clients that wait for their ack.
     pending: Option<u64>,
     /// What keeps it from becoming primary.
@@ -168,8 +170,9 @@ impl fmt::Display for SidecarStatus {
         writeln!(f, "segments   {closed} closed, of {size}; {} of memory here", HumanBytes(self.memory_bytes))?;
         writeln!(
             f,
-            "clients    {}; appends in flight: {}",
+            "clients    {}; through shared memory: {}; appends in flight: {}",
             self.clients,
+            self.rings,
             HumanCount(self.pending.unwrap_or_default())
         )?;
         if let Some(at) = &self.positions {
@@ -206,7 +209,7 @@ mod tests {
             "primary":"db-0","version":7,"acked":42,"first":1,"positions":{"flushed":"1:0","acked":"2:8",
             "completed":"2:8","posted":"2:16","appended":"2:16"},"members":[{"name":"b0","control":"10.0.0.1:7420",
             "state":"in set","completed":"2:8"},{"name":"backup-1","control":"10.0.0.2:7420","state":"catching up",
-            "completed":"1:0"}],"clients":2,"pending":1,"from a later version":true}"#;
+            "completed":"1:0"}],"clients":2,"rings":1,"pending":1,"from a later version":true}"#;
         let expected = "\
 group      db
 sidecar    db-0: primary, epoch 3
@@ -214,7 +217,7 @@ backups    3 wanted, 2 needed to go on; member set version 7
 promise    memory durability over shm
 log        LSN 1 to 42 can be read
 segments   1,234 closed, of 8 MiB; 48.00 MiB of memory here
-clients    2; appends in flight: 1
+clients    2; through shared memory: 1; appends in flight: 1
 positions  flushed 1:0 ≤ acked 2:8 ≤ completed 2:8 ≤ posted 2:16 ≤ appended 2:16
 
 MEMBER    STATE        COMPLETED  CONTROL

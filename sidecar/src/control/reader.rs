@@ -52,8 +52,8 @@ pub struct Wanted {
 enum End {
     /// At the end of the log or at the limit.
     Done,
-    /// The client said stop; the number of that request.
-    Stopped(u64),
+    /// The client said stop.
+    Stopped,
     /// Something is in the way; the connection goes on.
     Refused(ErrorCode, String),
     /// The client is gone.
@@ -109,7 +109,7 @@ impl Drop for Claim<'_> {
 pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: Wanted) {
     let claim = Claim(Some(&context.path));
     let place = Place::take();
-    let DetachedConnection { stream, received, unsent, read_only, epoch } = detached;
+    let DetachedConnection { stream, ring, received, unsent, read_only, epoch } = detached;
     let Ok(stream) = UnixStream::from_std(stream) else { return };
     let mut reader = Reader {
         term: context.log.term(),
@@ -138,7 +138,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
     let answered = reader.finish(end).await;
     let Reader { stream, received, .. } = reader;
     if let (true, Ok(stream)) = (answered, stream.into_std()) {
-        claim.give_back(DetachedConnection { stream, received, unsent: Vec::new(), read_only, epoch });
+        claim.give_back(DetachedConnection { stream, ring, received, unsent: Vec::new(), read_only, epoch });
     }
 }
 
@@ -339,14 +339,21 @@ impl Reader<'_> {
             }
         }
         loop {
-            let (request, size, stop) = match decode_request(&self.received, self.request_max) {
+            let (request, size, stop, wake) = match decode_request(&self.received, self.request_max) {
                 Ok(None) => return Ok(()),
-                Ok(Some(decoded)) => (decoded.request, decoded.size, decoded.frame == Request::Stop),
+                Ok(Some(decoded)) => {
+                    let (stop, wake) = (decoded.frame == Request::Stop, decoded.frame == Request::Wake);
+                    (decoded.request, decoded.size, stop, wake)
+                }
                 Err(error) => return Err(End::Refused(ErrorCode::BadFrame, error.to_string())),
             };
             self.received.drain(..size);
-            if stop {
-                return Err(End::Stopped(request));
+            if stop && request == self.request {
+                return Err(End::Stopped);
+            }
+            // The stop of an earlier read, whose end has crossed it, or a wake-up for the append path.
+            if stop || wake {
+                continue;
             }
             let message = "a read runs on this connection: stop it first, or use another connection";
             let refusal = Response::Error { code: ErrorCode::Reading, fatal: false, retry_after_ms: 0, message };
@@ -378,11 +385,7 @@ impl Reader<'_> {
         let sent = match end {
             End::Gone => return false,
             End::Stuck(patience) => Err(End::Stuck(patience)),
-            End::Done => self.send(&Response::End { next, tailing: false }).await,
-            End::Stopped(request) => {
-                self.request = request;
-                self.send(&Response::End { next, tailing: false }).await
-            }
+            End::Done | End::Stopped => self.send(&Response::End { next, tailing: false }).await,
             End::Refused(code, message) => {
                 let fatal = code == ErrorCode::BadFrame;
                 let passes = matches!(code, ErrorCode::Busy | ErrorCode::Unavailable);

@@ -158,6 +158,7 @@ pub async fn metrics(context: &Context) -> Snapshot {
     let help = "Time from there until every member held the log.";
     now.histogram("tailwind_promotion_repair_seconds", help, &times.repair);
     now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
+    now.gauge("tailwind_rings", "Clients that append through shared memory.", count(&shared.rings));
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);
     now.gauge("tailwind_memory_bytes", "Memory of open segments.", memory_bytes as u64);
     context.access.measure(&mut now);

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, frame_size};
+use tailwind_ring::BadPosition;
 
 use super::messages::ClientId;
+use super::ring::{ASIDE_SIZE, ClientRing};
 
 /// Unacknowledged appends of one connection. With 128-byte records it keeps 1 MiB in flight; more only adds latency.
 pub(super) const INFLIGHT_MAX: u32 = 8192;
@@ -33,7 +35,9 @@ const SILENT_TURNS: u32 = 64;
 pub struct DetachedConnection {
     /// The socket, non-blocking.
     pub stream: UnixStream,
-    /// Bytes received and not yet decoded.
+    /// What takes the socket's place, except for a read.
+    pub ring: Option<ClientRing>,
+    /// Bytes received through the socket and not yet decoded.
     pub received: Vec<u8>,
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
@@ -74,9 +78,10 @@ pub(super) struct ClientConnection {
     stream: UnixStream,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
+    pub(super) ring: Option<ClientRing>,
     /// When it connected; a hello must follow soon.
     pub(super) since: Instant,
-    /// Served in every turn: bytes have arrived lately, or its frames wait for room.
+    /// Its socket is looked at in every turn: bytes have arrived lately, or its frames wait for room.
     pub(super) busy: bool,
     /// Turns without a byte.
     silent_turns: u32,
@@ -105,6 +110,8 @@ pub(super) struct Outbox {
     pub(super) greeted: bool,
     /// The hello that waits for this sidecar to become primary.
     pub(super) held: Option<u64>,
+    /// The hello has asked for a ring.
+    pub(super) wants_ring: bool,
     /// Requests whose answer is owed, by [`Later`].
     owed: [u32; 3],
     /// Why it takes no append and passes no barrier any more, if so.
@@ -132,37 +139,62 @@ impl ClientConnection {
         let own = FRAME_HEADER_SIZE + segment_size.record_size_max() as usize + READ_SIZE;
         let mut unsent = Vec::with_capacity((OUTBOX_SIZE + OUTBOX_SLACK).max(detached.unsent.len()));
         unsent.extend_from_slice(&detached.unsent);
-        ClientConnection {
+        let has_ring = detached.ring.is_some();
+        let mut client = ClientConnection {
             id,
             stream: detached.stream,
-            inbox: Inbox::new(own, &detached.received),
+            inbox: Inbox::new(own, if has_ring { &[] } else { &detached.received }),
             outbox: Outbox { bytes: unsent, read_only: detached.read_only, ..Outbox::default() },
+            ring: detached.ring,
             since: Instant::now(),
             busy: true,
             silent_turns: 0,
+        };
+        if has_ring {
+            client.take_aside(&detached.received);
+        }
+        client
+    }
+
+    /// Takes the connection apart, to hand it to the reader of this read.
+    pub(super) fn detach(mut self, epoch: u64, read: u64) -> DetachedConnection {
+        self.release();
+        let received = match &mut self.ring {
+            Some(ring) => ring.hand_over(read),
+            None => self.inbox.pending().to_vec(),
+        };
+        DetachedConnection {
+            epoch,
+            received,
+            unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
+            read_only: self.outbox.read_only,
+            ring: self.ring,
+            stream: self.stream,
         }
     }
 
-    /// Takes the connection apart, to hand it to the reader.
-    pub(super) fn detach(self, epoch: u64) -> DetachedConnection {
-        DetachedConnection {
-            epoch,
-            received: self.inbox.pending().to_vec(),
-            unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
-            read_only: self.outbox.read_only,
-            stream: self.stream,
-        }
+    /// True if it may have something to be processed.
+    pub(super) fn is_busy(&mut self) -> bool {
+        self.busy || self.ring.as_mut().is_some_and(|ring| ring.has_requests() || !self.inbox.pending().is_empty())
+    }
+
+    /// Changes with everything that is processed.
+    pub(super) fn progress(&self) -> (usize, u64) {
+        (self.inbox.pending().len(), self.ring.as_ref().map_or(0, ClientRing::position))
     }
 
     /// One read, if there is room for it; false when the client has closed its end. A full inbox means that the frames in it
     /// wait: back-pressure.
     pub(super) fn receive(&mut self) -> bool {
+        if self.ring.is_some() {
+            return self.receive_aside();
+        }
         let room = self.inbox.room();
         let received = if room.is_empty() { Err(ErrorKind::WouldBlock.into()) } else { self.stream.read(room) };
         match received {
             Ok(0) => return false,
             Ok(count) => {
-                self.inbox.end += count;
+                self.inbox.add(count);
                 self.silent_turns = 0;
                 return true;
             }
@@ -174,6 +206,62 @@ impl ClientConnection {
         true
     }
 
+    /// One read of the socket beside a ring, if `epoll` has reported it; false when the client has closed its end.
+    fn receive_aside(&mut self) -> bool {
+        if !self.busy {
+            return true;
+        }
+        let mut bytes = [0; ASIDE_SIZE];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => return false,
+            Ok(count) => self.take_aside(&bytes[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.busy = false,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn take_aside(&mut self, bytes: &[u8]) {
+        let taken = self.ring.as_mut().map_or(Ok(()), |ring| ring.receive_aside(bytes));
+        if let Err(why) = taken {
+            self.outbox.refuse(0, ErrorCode::BadFrame, true, 0, &why);
+        }
+    }
+
+    /// Copies what has come of the next frame from the ring, if there is one, to the inbox.
+    pub(super) fn fill(&mut self) -> Result<(), BadPosition> {
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.fill(&mut self.inbox))
+    }
+
+    /// Gives the ring's room back.
+    pub(super) fn release(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.release(&self.stream);
+        }
+    }
+
+    /// The client has put into the ring what no client of the protocol does: it is told so through the socket.
+    pub(super) fn break_ring(&mut self, why: &str) {
+        tracing::warn!(why, "disconnected a client whose ring is broken");
+        self.ring = None;
+        self.outbox.bytes.clear();
+        self.outbox.sent = 0;
+        self.outbox.refuse(0, ErrorCode::BadFrame, true, 0, why);
+    }
+
+    /// Before the path sleeps. True if it may: nothing has come in through the ring, or can go out.
+    pub(super) fn may_sleep(&mut self) -> bool {
+        self.ring.as_mut().is_none_or(|ring| ring.may_sleep(self.outbox.waiting() > 0))
+    }
+
+    /// The path is awake: its client need not wake it.
+    pub(super) fn awake(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.awake();
+        }
+    }
+
     /// Has it served in the next turns.
     pub(super) fn wake(&mut self) {
         (self.busy, self.silent_turns) = (true, 0);
@@ -181,18 +269,23 @@ impl ClientConnection {
 
     /// Sends what waits, as far as the socket takes it; false when the connection is over.
     pub(super) fn send(&mut self) -> bool {
-        let outbox = &mut self.outbox;
-        while outbox.sent < outbox.bytes.len() {
-            match self.stream.write(&outbox.bytes[outbox.sent..]) {
-                Ok(count) => outbox.sent += count,
+        while self.outbox.waiting() > 0 {
+            let bytes = &self.outbox.bytes[self.outbox.sent..];
+            let sent = match &mut self.ring {
+                Some(ring) => ring.send(&self.stream, bytes),
+                None => self.stream.write(bytes),
+            };
+            match sent {
+                Ok(count) => self.outbox.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => self.break_ring(&error.to_string()),
                 Err(_) => return false,
             }
         }
-        outbox.bytes.clear();
-        outbox.sent = 0;
-        !outbox.closing
+        self.outbox.bytes.clear();
+        self.outbox.sent = 0;
+        !self.outbox.closing
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -261,7 +354,12 @@ impl Inbox {
         self.large_since.filter(|_| self.end < self.limit).map(|since| since.elapsed())
     }
 
-    fn room(&mut self) -> &mut [u8] {
+    /// The first bytes of the room have been filled.
+    pub(super) fn add(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    pub(super) fn room(&mut self) -> &mut [u8] {
         if self.limit - self.end < READ_SIZE && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -298,8 +396,8 @@ impl Outbox {
         self.owed[Later::Append as usize] > 0
     }
 
-    /// Bytes that wait for the socket to take them.
-    fn waiting(&self) -> usize {
+    /// Bytes that wait for the socket, or the ring, to take them.
+    pub(super) fn waiting(&self) -> usize {
         self.bytes.len() - self.sent
     }
 

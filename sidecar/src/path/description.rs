@@ -37,6 +37,8 @@ pub struct Description {
     pub appends_wait: Option<AppendsWaitFor>,
     /// Clients connected.
     pub clients: usize,
+    /// Those of them that have a ring.
+    pub rings: u64,
     /// Appends that wait for their ack.
     pub pending: usize,
 }
@@ -107,6 +109,7 @@ impl Path {
             connected: replicator.map_or(0, |replicator| replicator.members_connected()),
             appends_wait: replicator.and_then(|replicator| self.appends_wait(replicator)),
             clients: self.clients.count(),
+            rings: self.counters.rings.load(Ordering::Relaxed),
             pending: self.pending.appends(),
         }
     }

@@ -125,6 +125,8 @@ pub struct Counters {
     pub bytes: AtomicU64,
     /// Clients connected now. A standby watches it: without an app it lets others go first.
     pub clients: watch::Sender<u64>,
+    /// Clients that have a ring.
+    pub rings: AtomicU64,
     /// Frames refused.
     pub refused: AtomicU64,
     /// From the turn in which an append was received to its ack.

@@ -38,6 +38,8 @@ pub struct Options {
     pub batch_memory: usize,
     /// How long a client may leave a large batch half sent while others wait for memory.
     pub client_timeout: Duration,
+    /// Clients that may append through rings at a time; the others use the socket.
+    pub rings_max: u64,
     /// How long to look for work before going to sleep.
     pub spin: Duration,
 }

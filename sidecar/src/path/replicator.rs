@@ -12,7 +12,7 @@ use tailwind_protocol::config::{MEMBERS_MAX, Time};
 use tailwind_protocol::ids::{Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Post, Primary, SEGMENTS_MAX, Seat};
-use tailwind_protocol::segment::SegmentWriter;
+use tailwind_protocol::segment::{Payload, SegmentWriter};
 use tailwind_runtime::histogram::Histogram;
 
 use super::latency::Latency;
@@ -109,7 +109,7 @@ impl Replicator {
 
     /// Places one append of these payloads, which take `size` bytes in all. `None`: no room until the next segment's
     /// buffers are lent; try again in a later turn.
-    pub(super) fn append<'a>(&mut self, size: usize, payloads: impl Iterator<Item = &'a [u8]>) -> Option<Placed> {
+    pub(super) fn append(&mut self, size: usize, payloads: impl Iterator<Item = impl Payload>) -> Option<Placed> {
         if self.active.as_ref().is_none_or(|active| active.writer.room() < size) {
             self.activate()?;
         }

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
 use tailwind_protocol::primary::Input;
-use tailwind_protocol::segment::append_size;
+use tailwind_protocol::segment::{Payload, append_size};
 use tailwind_protocol::socket::{
-    BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, READ_TAIL, Request, Response, Role, VERSION, Welcome,
+    BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Role, VERSION, Welcome,
     announces_append, decode_request,
 };
+use tailwind_ring::BadPosition;
 
 use super::connection::{ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox, ReadOnlyReason};
 use super::options::frame_body_max;
+use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
 use super::{ClientId, ClientRequest, Path, RoleState};
 
@@ -35,6 +37,8 @@ struct RequestContext<'a> {
     client: ClientId,
     slot: usize,
     outbox: &'a mut Outbox,
+    /// Its ring, or where one goes that it is given.
+    ring: &'a mut Option<ClientRing>,
 }
 
 impl Path {
@@ -43,8 +47,18 @@ impl Path {
         // Out of its slot while the rest of the path works on its requests.
         let Some(mut client) = self.clients.take(slot) else { return };
         loop {
-            let ClientConnection { id, inbox, outbox, .. } = &mut client;
-            let mut context = RequestContext { request: 0, client: *id, slot, outbox };
+            if client.inbox.pending().is_empty() {
+                match self.append_from_ring(slot, &mut client) {
+                    None => {}
+                    Some(Outcome::Done) => continue,
+                    Some(_) => break,
+                }
+            }
+            if let Err(error) = client.fill() {
+                self.break_ring(&mut client, error);
+            }
+            let ClientConnection { id, inbox, outbox, ring, .. } = &mut client;
+            let mut context = RequestContext { request: 0, client: *id, slot, outbox, ring };
             let (outcome, size) = self.process_frame(inbox, &mut context);
             match outcome {
                 Outcome::Later => break,
@@ -54,7 +68,7 @@ impl Path {
                     self.sleeper.forget(client.fd());
                     self.batch_memory.leave(client.id, &client.inbox);
                     self.clients.give_to_reader();
-                    let detached = client.detach(self.epoch);
+                    let detached = client.detach(self.epoch, request);
                     // Control is gone only when the process ends.
                     drop(self.control.requests.try_send(ClientRequest::Read { detached, request, from, limit, tail }));
                     return;
@@ -64,7 +78,40 @@ impl Path {
         if let Some(size) = client.inbox.wants().filter(|_| !client.outbox.closing) {
             self.make_room(&mut client, size);
         }
+        client.release();
         self.clients.put_back(slot, client);
+    }
+
+    /// Places the next append straight from the ring. `None`: there is no ring, or something else comes next.
+    fn append_from_ring(&mut self, slot: usize, client: &mut ClientConnection) -> Option<Outcome> {
+        let ClientConnection { id, outbox, ring, .. } = client;
+        let ring = ring.as_mut()?;
+        if outbox.closing || !outbox.may_answer() {
+            return Some(Outcome::Later);
+        }
+        let payload_max = self.options.segment_size.record_size_max() as usize;
+        match ring.whole_append(payload_max) {
+            Ok(None) => None,
+            Ok(Some((request, payload))) => {
+                let length = payload.len();
+                let mut context = RequestContext { request, client: *id, slot, outbox, ring: &mut None };
+                let size = append_size(std::iter::once(length));
+                let outcome = self.append(&mut context, size, 1, std::iter::once(payload));
+                if outcome == Outcome::Done {
+                    ring.take_append(length);
+                }
+                Some(outcome)
+            }
+            Err(error) => {
+                self.break_ring(client, error);
+                None
+            }
+        }
+    }
+
+    fn break_ring(&self, client: &mut ClientConnection, error: BadPosition) {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        client.break_ring(&error.to_string());
     }
 
     fn process_frame(&mut self, inbox: &Inbox, context: &mut RequestContext<'_>) -> (Outcome, usize) {
@@ -92,6 +139,7 @@ impl Path {
     fn on_request(&mut self, context: &mut RequestContext<'_>, frame: &Request<'_>) -> Outcome {
         match frame {
             Request::Hello { version_min, version_max, flags } => {
+                context.outbox.wants_ring = flags & HELLO_RING != 0 && !is_for_status(context.slot);
                 self.on_hello(context, *version_min..=*version_max, flags & HELLO_HOLD != 0)
             }
             _ if !context.outbox.greeted => {
@@ -110,8 +158,8 @@ impl Path {
             Request::Barrier => self.on_barrier(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
             Request::Read { from, limit, flags } => self.on_read(context, *from, *limit, flags & READ_TAIL != 0),
-            // Its read has ended by itself meanwhile.
-            Request::Stop => Outcome::Done,
+            // Its read has ended by itself meanwhile; and this is awake.
+            Request::Stop | Request::Wake => Outcome::Done,
         }
     }
 
@@ -142,19 +190,26 @@ impl Path {
         if hold && self.role() != Role::Primary {
             context.outbox.held = Some(context.request);
         } else {
-            self.welcome(context.outbox, context.request);
+            self.welcome(context.outbox, context.ring, context.request);
         }
         Outcome::Done
     }
 
-    fn welcome(&self, outbox: &mut Outbox, request: u64) {
+    fn welcome(&self, outbox: &mut Outbox, ring: &mut Option<ClientRing>, request: u64) {
         outbox.greeted = true;
+        if outbox.wants_ring && self.counters.rings.load(Ordering::Relaxed) < self.options.rings_max {
+            match ClientRing::create(&self.counters) {
+                Ok(created) => *ring = Some(created),
+                Err(error) => tracing::warn!(%error, "failed to make a ring for a client; it goes on with the socket"),
+            }
+        }
         let segment = self.options.segment_size;
         outbox.answer(
             request,
             &Response::Welcome(Welcome {
                 version: VERSION,
                 role: self.role(),
+                ring: ring.is_some(),
                 record_size_max: segment.record_size_max(),
                 batch_size_max: frame_body_max(self.options.segment_size) as u32,
                 batch_records_max: BATCH_RECORDS_MAX,
@@ -174,7 +229,7 @@ impl Path {
         for slot in 0..SLOTS {
             let Some(mut client) = self.clients.take(slot) else { continue };
             if let Some(request) = client.outbox.held.take() {
-                self.welcome(&mut client.outbox, request);
+                self.welcome(&mut client.outbox, &mut client.ring, request);
                 client.busy = true;
             }
             self.clients.put_back(slot, client);
@@ -208,12 +263,12 @@ impl Path {
         self.append(context, size, u64::from(batch.len()), batch.iter())
     }
 
-    fn append<'a>(
+    fn append(
         &mut self,
         context: &mut RequestContext<'_>,
         size: usize,
         records: u64,
-        payloads: impl Iterator<Item = &'a [u8]>,
+        payloads: impl Iterator<Item = impl Payload>,
     ) -> Outcome {
         let RoleState::Leading(replicator) = &mut self.state else {
             context.outbox.read_only.get_or_insert(ReadOnlyReason::NotTaken);
@@ -284,7 +339,7 @@ impl Path {
     fn on_read(&mut self, context: &mut RequestContext<'_>, from: u64, limit: u64, tail: bool) -> Outcome {
         let RoleState::Leading(_) = &self.state else { return self.not_primary(context) };
         // Answers come in order: what was appended before the read is acknowledged before the first record.
-        if !context.outbox.is_settled() {
+        if !context.outbox.is_settled() || (context.ring.is_some() && context.outbox.waiting() > 0) {
             return Outcome::Later;
         }
         // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.

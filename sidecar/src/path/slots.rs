@@ -143,9 +143,9 @@ impl Path {
                         tracing::warn!(%error, "failed to make a client's socket non-blocking");
                         continue;
                     }
-                    let (received, unsent) = (Vec::new(), Vec::new());
-                    let client =
-                        self.connection(DetachedConnection { stream, received, unsent, read_only: None, epoch: 0 });
+                    let (received, unsent, read_only) = (Vec::new(), Vec::new(), None);
+                    let fresh = DetachedConnection { stream, ring: None, received, unsent, read_only, epoch: 0 };
+                    let client = self.connection(fresh);
                     self.admit(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,

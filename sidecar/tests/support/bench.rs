@@ -5,6 +5,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -20,10 +21,12 @@ use tailwind_fabric::{
 };
 use tailwind_protocol::config::{Durability, Time};
 use tailwind_protocol::ids::Epoch;
-use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::primary::{Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
-use tailwind_protocol::socket::{Request, Response, Role, VERSION, decode_response};
+use tailwind_protocol::scan::{ScanReport, scan};
+use tailwind_protocol::socket::{HELLO_RING, Request, Response, Role, VERSION, decode_response};
+use tailwind_ring::ClientEnd;
 use tailwind_sidecar::path::{
     Allowed, COMMANDS_MAX, ClientRequest, Command, ControlReceivers, Counters, Options, Path, Waker, control_channels,
 };
@@ -48,6 +51,9 @@ pub struct Bench {
     pub counters: Arc<Counters>,
     segment_size: SegmentSize,
     receivers: Vec<ShmReceiver>,
+    pools: Vec<Arc<Pool>>,
+    /// The segments of the first term, of which the backups hold copies.
+    segments: Vec<SegmentIdentity>,
     terms: u64,
     commands: std::sync::mpsc::SyncSender<Command>,
     folder: tempfile::TempDir,
@@ -98,6 +104,7 @@ impl Bench {
             segment_size: SegmentSize::DEFAULT,
             batch_memory: 64 << 20,
             client_timeout: Duration::from_secs(60),
+            rings_max: 64,
             spin: Duration::ZERO,
         }
     }
@@ -113,10 +120,9 @@ impl Bench {
         let waker = Waker::new().unwrap();
         let counters = Arc::new(Counters::default());
         let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
-        let receivers = (0..BACKUPS).map(|n| {
-            let pool = Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
-            ShmReceiver::new(pool).unwrap()
-        });
+        let pool = |n| Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
+        let pools: Vec<_> = (0..BACKUPS).map(pool).collect();
+        let receivers = pools.iter().map(|pool| ShmReceiver::new(Arc::clone(pool)).unwrap());
         let mut bench = Bench {
             path: path.unwrap(),
             from_path,
@@ -126,6 +132,8 @@ impl Bench {
             counters,
             segment_size,
             receivers: receivers.collect(),
+            pools,
+            segments: Vec::new(),
             terms: 0,
             commands,
             folder,
@@ -174,6 +182,7 @@ impl Bench {
             Output::Prepare(identity) => {
                 let (fresh, shared) = ShmSender::default().allocate(identity.size.bytes()).unwrap();
                 self.command(Command::Prepared(identity, fresh, shared));
+                self.segments.push(identity);
             }
             Output::Open(seat, identity) => {
                 let slot = SlotId(slots + identity.segment.0 as u32);
@@ -183,6 +192,17 @@ impl Bench {
             }
             other => panic!("unexpected at the start: {other:?}"),
         }
+    }
+
+    /// What a scan finds in each backup's copy of the first segment.
+    pub fn scan(&self) -> Vec<ScanReport> {
+        let identity = &self.segments[0];
+        let scan = |pool: &Arc<Pool>| {
+            let mut bytes = vec![0; identity.size.bytes() as usize];
+            pool.read(SlotId(identity.segment.0 as u32), 0, &mut bytes).unwrap();
+            scan(&bytes, identity)
+        };
+        self.pools.iter().map(scan).collect()
     }
 
     /// Another sidecar leads `epoch` now.
@@ -229,7 +249,29 @@ impl Bench {
     pub fn stranger(&self) -> Client {
         let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_nonblocking(true).unwrap();
-        Client { stream, received: Vec::new(), next: 1 }
+        Client { stream, ring: None, received: Vec::new(), aside: Vec::new(), next: 1 }
+    }
+
+    /// A client that has been welcomed with a ring.
+    pub fn ring_client(&mut self) -> Client {
+        let (client, file) = self.ring_client_and_file();
+        drop(file);
+        client
+    }
+
+    /// The same, and the ring's file.
+    pub fn ring_client_and_file(&mut self) -> (Client, File) {
+        let mut client = self.stranger();
+        client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: HELLO_RING }]);
+        let mut bytes = vec![0; 4096];
+        let (size, file) = self.until("a ring", |_| {
+            tailwind_ring::receive(&client.stream, &mut bytes, rustix::net::RecvFlags::DONTWAIT).ok()
+        });
+        let welcome = format!("{:?}", decode_response(&bytes[..size]).unwrap().unwrap().frame);
+        assert!(welcome.contains("ring: true"), "{welcome}");
+        let file = file.unwrap();
+        client.ring = Some(tailwind_ring::open(file.try_clone().unwrap()).unwrap());
+        (client, file.into())
     }
 
     /// Turns until the path has something to say to this client: the frame, or `Closed`.
@@ -247,7 +289,10 @@ impl Bench {
 /// One client, which never blocks: the path runs in the same thread.
 pub struct Client {
     pub stream: UnixStream,
+    pub ring: Option<ClientEnd>,
     received: Vec<u8>,
+    /// What comes through the socket beside a ring.
+    aside: Vec<u8>,
     next: u64,
 }
 
@@ -262,17 +307,47 @@ impl Client {
         self.send_bytes(&bytes);
     }
 
+    /// Through the ring, if there is one, which has to have room.
     pub fn send_bytes(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        match &mut self.ring {
+            Some(ring) => {
+                assert_eq!(ring.requests.write(bytes).unwrap(), bytes.len(), "no room in the ring");
+                ring.requests.publish();
+            }
+            None => self.stream.write_all(bytes).unwrap(),
+        }
     }
 
     /// The next frame as its `Debug` text, if it is there.
     pub fn heard(&mut self) -> Option<String> {
+        if let Some(ring) = &mut self.ring {
+            let mut bytes = [0; 4096];
+            let size = ring.answers.read(&mut bytes).unwrap();
+            ring.answers.release();
+            self.received.extend_from_slice(&bytes[..size]);
+            let said = self.decode();
+            if said.is_some() {
+                return said;
+            }
+            std::mem::swap(&mut self.received, &mut self.aside);
+            let heard = self.heard_through_socket();
+            std::mem::swap(&mut self.received, &mut self.aside);
+            return heard;
+        }
+        self.heard_through_socket()
+    }
+
+    fn decode(&mut self) -> Option<String> {
+        let decoded = decode_response(&self.received).unwrap()?;
+        let said = format!("{:?}", decoded.frame);
+        let size = decoded.size;
+        self.received.drain(..size);
+        Some(said)
+    }
+
+    fn heard_through_socket(&mut self) -> Option<String> {
         loop {
-            if let Some(decoded) = decode_response(&self.received).unwrap() {
-                let said = format!("{:?}", decoded.frame);
-                let size = decoded.size;
-                self.received.drain(..size);
+            if let Some(said) = self.decode() {
                 return Some(said);
             }
             let mut bytes = [0; 4096];

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use tailwind_protocol::socket::*;
+use tailwind_ring::SidecarEnd;
 
 /// A listening socket in a folder of its own, and the script that answers its one connection.
 pub struct Server {
@@ -21,8 +22,7 @@ impl Server {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("append.sock")).unwrap();
         let script = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            script(Peer { stream, bytes: Vec::new(), start: 0 });
+            script(Peer::accept(listener));
         });
         Server { folder, script: Some(script) }
     }
@@ -41,14 +41,19 @@ impl Server {
 
 /// One connection, from the sidecar's side.
 pub struct Peer {
+    listener: UnixListener,
     stream: UnixStream,
     bytes: Vec<u8>,
     start: usize,
+    ring: Option<SidecarEnd>,
+    /// What comes through the socket beside a ring.
+    aside: Vec<u8>,
 }
 
 pub const WELCOME: Welcome<'static> = Welcome {
     version: 1,
     role: Role::Primary,
+    ring: false,
     record_size_max: 1 << 20,
     batch_size_max: 4 << 20,
     batch_records_max: 65_536,
@@ -62,6 +67,16 @@ pub const WELCOME: Welcome<'static> = Welcome {
 };
 
 impl Peer {
+    fn accept(listener: UnixListener) -> Peer {
+        let (stream, _) = listener.accept().unwrap();
+        Peer { listener, stream, bytes: Vec::new(), start: 0, ring: None, aside: Vec::new() }
+    }
+
+    /// The client's next connection, in place of this one.
+    pub fn next_connection(self) -> Peer {
+        Peer::accept(self.listener)
+    }
+
     /// The next request; `None` once the client has gone.
     pub fn next<T>(&mut self, take: impl FnOnce(u64, Request<'_>) -> T) -> Option<T> {
         loop {
@@ -72,8 +87,27 @@ impl Peer {
             self.bytes.drain(..self.start);
             self.start = 0;
             let mut chunk = [0; 64 << 10];
+            if let Some(ring) = &mut self.ring {
+                let size = ring.requests.read(&mut chunk).unwrap();
+                self.bytes.extend_from_slice(&chunk[..size]);
+                if ring.requests.release() {
+                    self.stream.write_all(&WAKE_CLIENT_FRAME).unwrap();
+                }
+                // A stop comes behind everything that was in the ring before it.
+                if size == 0 && self.aside.len() >= FRAME_HEADER_SIZE {
+                    self.bytes.extend(self.aside.drain(..FRAME_HEADER_SIZE));
+                }
+                if size > 0 || !self.bytes.is_empty() || !ring.requests.may_sleep() {
+                    continue;
+                }
+            }
             match self.stream.read(&mut chunk) {
                 Ok(0) | Err(_) => return None,
+                Ok(size) if self.ring.is_some() => {
+                    self.aside.extend(
+                        chunk[..size].chunks(FRAME_HEADER_SIZE).filter(|f| **f != WAKE_SIDECAR_FRAME).flatten(),
+                    );
+                }
                 Ok(size) => self.bytes.extend_from_slice(&chunk[..size]),
             }
         }
@@ -94,8 +128,24 @@ impl Peer {
         self.send_bytes(&bytes);
     }
 
-    pub fn send_bytes(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+    pub fn send_bytes(&mut self, mut bytes: &[u8]) {
+        // A read's records go through the socket.
+        let Some(ring) = self.ring.as_mut().filter(|_| !matches!(bytes.get(4), Some(132 | 133))) else {
+            return self.stream.write_all(bytes).unwrap();
+        };
+        while !bytes.is_empty() {
+            let size = ring.answers.write(bytes).unwrap();
+            bytes = &bytes[size..];
+            if ring.answers.publish() {
+                self.stream.write_all(&WAKE_CLIENT_FRAME).unwrap();
+            }
+            if size == 0 && ring.answers.may_sleep() {
+                // The client makes room, and wakes this.
+                let mut chunk = [0; FRAME_HEADER_SIZE];
+                self.stream.read_exact(&mut chunk).unwrap();
+                self.aside.extend(chunk.iter().filter(|_| chunk != WAKE_SIDECAR_FRAME));
+            }
+        }
     }
 
     pub fn refuse(&mut self, request: u64, code: ErrorCode, message: &str) {
@@ -122,8 +172,30 @@ impl Peer {
 
     /// Takes the hello and sends the welcome.
     pub fn welcome(&mut self) {
-        let request = self.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        let request = self.hello();
         self.send(request, Response::Welcome(WELCOME));
+    }
+
+    /// Takes the hello and sends the welcome, with a ring for all that follows.
+    pub fn welcome_with_ring(&mut self) {
+        let request = self.hello();
+        let (file, ring) = tailwind_ring::create().unwrap();
+        let mut bytes = Vec::new();
+        Response::Welcome(Welcome { ring: true, ..WELCOME }).encode(request, &mut bytes);
+        assert_eq!(tailwind_ring::send(&self.stream, &bytes, file).unwrap(), bytes.len());
+        self.ring = Some(ring);
+    }
+
+    /// The Python client does not ask for a ring.
+    fn hello(&mut self) -> u64 {
+        let take = |request, frame: Request<'_>| {
+            assert!(
+                matches!(frame, Request::Hello { version_min: 1, version_max: 1, flags: 0 | HELLO_RING }),
+                "{frame:?}"
+            );
+            request
+        };
+        self.next(take).expect("the client has gone")
     }
 }
 
@@ -140,6 +212,16 @@ enum OwnedRequest {
 /// A sidecar with one connection, which acknowledges each append at once.
 pub fn sidecar(mut peer: Peer) {
     peer.welcome();
+    serve(peer);
+}
+
+/// The same, with a ring.
+pub fn sidecar_with_ring(mut peer: Peer) {
+    peer.welcome_with_ring();
+    serve(peer);
+}
+
+fn serve(mut peer: Peer) {
     let mut log: Vec<Vec<u8>> = Vec::new();
     let mut tailing = false;
     while let Some((request, requested)) = peer.next(|request, frame| {
@@ -151,7 +233,7 @@ pub fn sidecar(mut peer: Peer) {
             Request::Barrier => OwnedRequest::Barrier,
             Request::Trim { below } => OwnedRequest::Trim(below),
             Request::Status => OwnedRequest::Status,
-            Request::Hello { .. } => panic!("a second hello"),
+            Request::Hello { .. } | Request::Wake => panic!("nothing for a sidecar without a ring: {frame:?}"),
         };
         (request, requested)
     }) {
@@ -186,8 +268,12 @@ pub fn sidecar(mut peer: Peer) {
 }
 
 /// A sidecar with back-pressure at its hardest: reads `group` appends, then nothing until their acks have been taken.
-pub fn with_backpressure(mut peer: Peer, group: usize) {
-    peer.welcome();
+pub fn with_backpressure(mut peer: Peer, group: usize, ring: bool) {
+    if ring {
+        peer.welcome_with_ring()
+    } else {
+        peer.welcome()
+    }
     let mut lsn = 0;
     loop {
         let mut requested = Vec::with_capacity(group);
