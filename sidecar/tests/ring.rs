@@ -154,7 +154,7 @@ fn rings_are_given_only_where_they_may_be() {
     let mut bench = Bench::with(Options { rings_max: 1, ..Bench::options() });
     let first = bench.ring_client();
     let mut second = bench.stranger();
-    second.send(&[hello.clone()]);
+    second.send(std::slice::from_ref(&hello));
     assert!(bench.hear(&mut second).contains("ring: false"), "more rings than there may be");
     second.send(&[append(b"one")]);
     assert_eq!(bench.hear(&mut second), ack(1));

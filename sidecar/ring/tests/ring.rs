@@ -143,7 +143,8 @@ proptest! {
         let taken = taken.min(sent);
         client.requests.write(&vec![1; sent as usize]).unwrap();
         sidecar.answers.write(&vec![1; sent as usize]).unwrap();
-        (client.requests.publish(), sidecar.answers.publish());
+        client.requests.publish();
+        sidecar.answers.publish();
         let mut room = vec![0; taken as usize];
         sidecar.requests.read(&mut room).unwrap();
         sidecar.requests.release();

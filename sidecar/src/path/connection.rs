@@ -36,7 +36,7 @@ pub struct DetachedConnection {
     /// The socket, non-blocking.
     pub stream: UnixStream,
     /// What takes the socket's place, except for a read.
-    pub ring: Option<ClientRing>,
+    pub ring: Option<Box<ClientRing>>,
     /// Bytes received through the socket and not yet decoded.
     pub received: Vec<u8>,
     /// Bytes to be sent first.
@@ -78,7 +78,7 @@ pub(super) struct ClientConnection {
     stream: UnixStream,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
-    pub(super) ring: Option<ClientRing>,
+    pub(super) ring: Option<Box<ClientRing>>,
     /// When it connected; a hello must follow soon.
     pub(super) since: Instant,
     /// Its socket is looked at in every turn: bytes have arrived lately, or its frames wait for room.
@@ -180,7 +180,7 @@ impl ClientConnection {
 
     /// Changes with everything that is processed.
     pub(super) fn progress(&self) -> (usize, u64) {
-        (self.inbox.pending().len(), self.ring.as_ref().map_or(0, ClientRing::position))
+        (self.inbox.pending().len(), self.ring.as_ref().map_or(0, |ring| ring.position()))
     }
 
     /// One read, if there is room for it; false when the client has closed its end. A full inbox means that the frames in it

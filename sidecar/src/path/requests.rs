@@ -38,7 +38,7 @@ struct RequestContext<'a> {
     slot: usize,
     outbox: &'a mut Outbox,
     /// Its ring, or where one goes that it is given.
-    ring: &'a mut Option<ClientRing>,
+    ring: &'a mut Option<Box<ClientRing>>,
 }
 
 impl Path {
@@ -195,11 +195,11 @@ impl Path {
         Outcome::Done
     }
 
-    fn welcome(&self, outbox: &mut Outbox, ring: &mut Option<ClientRing>, request: u64) {
+    fn welcome(&self, outbox: &mut Outbox, ring: &mut Option<Box<ClientRing>>, request: u64) {
         outbox.greeted = true;
         if outbox.wants_ring && self.counters.rings.load(Ordering::Relaxed) < self.options.rings_max {
             match ClientRing::create(&self.counters) {
-                Ok(created) => *ring = Some(created),
+                Ok(created) => *ring = Some(Box::new(created)),
                 Err(error) => tracing::warn!(%error, "failed to make a ring for a client; it goes on with the socket"),
             }
         }
