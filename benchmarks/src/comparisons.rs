@@ -3,8 +3,11 @@
 mod cpu;
 mod floors;
 mod peers;
+mod recovery;
+mod scale;
 
 pub(crate) use floors::echo;
+pub(crate) use recovery::TEN_MILLION;
 
 use anyhow::Result;
 
@@ -23,6 +26,8 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "floors", about: floors::ABOUT, run: floors::run },
     Definition { name: "peers", about: peers::ABOUT, run: peers::run },
     Definition { name: "cpu", about: cpu::ABOUT, run: cpu::run },
+    Definition { name: "scale", about: scale::ABOUT, run: scale::run },
+    Definition { name: "recovery", about: recovery::ABOUT, run: recovery::run },
 ];
 
 /// The one of this name.

@@ -18,12 +18,10 @@ use crate::statistics::{distribution, histogram, percentiles};
 
 /// A connection that answers records in the order in which they were submitted.
 pub(crate) trait Connection {
-    /// Takes one record; need not send it before [`flush`](Connection::flush).
+    /// Takes one record; need not send it before [`answers`](Connection::answers).
     fn submit(&mut self, payload: &[u8]) -> Result<()>;
-    /// Sends what has been submitted, as far as that goes without waiting.
-    fn flush(&mut self) -> Result<()>;
-    /// Sends as `flush` does, and receives; the number of records answered since the last call. With `wait`, sleeps until
-    /// there is one at least; something must be in flight.
+    /// Sends what has been submitted and receives, as far as either goes without waiting; how many records were answered
+    /// since the last call. With `wait`, sleeps until there is one at least; something must be in flight.
     fn answers(&mut self, wait: bool) -> Result<usize>;
     /// What to poll: it becomes readable with an answer.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -50,8 +48,16 @@ impl Measured {
     /// Rate and percentiles.
     pub(crate) fn figures(&self) -> BTreeMap<Metric, f64> {
         let mut figures = percentiles(&self.latency);
-        figures.insert(Metric::Rate, self.records as f64 / self.elapsed.as_secs_f64());
+        figures.insert(Metric::Rate, self.rate());
+        if self.due > 0 {
+            figures.insert(Metric::Kept, 100.0 * self.records as f64 / self.due as f64);
+        }
         figures
+    }
+
+    /// Records per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.records as f64 / self.elapsed.as_secs_f64()
     }
 
     pub(crate) fn distribution(&self) -> Vec<(f64, f64)> {
@@ -113,8 +119,9 @@ pub(crate) fn closed_loop<C: Connection + ?Sized>(
         if now < end && room >= depth.div_ceil(4) {
             (0..room).try_for_each(|_| connection.submit(payload))?;
             flight.waiting[index].extend(std::iter::repeat_n(now, room));
+            return anyhow::Ok(true);
         }
-        anyhow::Ok(())
+        Ok(false)
     };
     if let [connection] = connections {
         // Alone, it can sleep in the receiving call itself.
@@ -130,10 +137,14 @@ pub(crate) fn closed_loop<C: Connection + ?Sized>(
     let mut ready = vec![true; connections.len()];
     loop {
         for (index, connection) in connections.iter_mut().enumerate().filter(|(index, _)| ready[*index]) {
-            let answers = connection.answers(false)?;
-            flight.land(index, answers)?;
-            top_up(&mut flight, index, connection)?;
-            connection.flush()?;
+            // What was submitted is sent by the next call, and no answer stays unseen in the connection.
+            loop {
+                let answers = connection.answers(false)?;
+                flight.land(index, answers)?;
+                if !top_up(&mut flight, index, connection)? {
+                    break;
+                }
+            }
         }
         if flight.is_empty() {
             return Ok(flight.measured(started, 0));

@@ -1,6 +1,7 @@
 //! What machine this is, and how busy it is: for the head of the report.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,18 @@ impl Machine {
             system: system.unwrap_or_else(|| "unknown".to_owned()),
         }
     }
+}
+
+/// Memory that programs may still use, in GiB.
+pub(crate) fn memory_available_gib() -> f64 {
+    let kib = field("/proc/meminfo", "MemAvailable").and_then(|text| text.trim_end_matches(" kB").parse::<f64>().ok());
+    kib.unwrap_or(0.0) / f64::from(1 << 20)
+}
+
+/// Room in a folder, in GiB.
+pub(crate) fn free_gib(folder: &Path) -> f64 {
+    let bytes = rustix::fs::statvfs(folder).map_or(0, |found| found.f_bavail * found.f_frsize);
+    bytes as f64 / f64::from(1 << 30)
 }
 
 /// The load average of the last minute.

@@ -1,15 +1,17 @@
 //! `./bench`: measures Tailwind beside the limits of the machine and beside what else one would take.
 //!
 //! Started by the script of that name, which builds first and cleans up afterwards whatever happens. [`comparisons`] are
-//! [`run`] one after the other; each starts its contestants ([`ours`], peers) and puts [`load`] on them in turns. What they
+//! [`run`] one after the other; each starts its contestants ([`ours`], [`peers`]) and puts [`load`] on them in turns. What they
 //! show is kept as [`results`], which become the [`report`].
 
 mod comparisons;
+mod costs;
 mod cpu;
 mod load;
 mod machine;
 mod options;
 mod ours;
+mod peers;
 mod plots;
 mod report;
 mod results;

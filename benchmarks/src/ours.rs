@@ -4,15 +4,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tailwind_client::{Lsn, Options, blocking::Client};
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 
 use crate::load::Connection;
+use crate::machine;
 use crate::results::Contestant;
 
 /// No processor may be so busy that a process of ours counts as dead.
 const SILENCE_MS: &str = "10000";
+/// Size of a segment, so of a buffer.
+const SEGMENT_MIB: f64 = 8.0;
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -43,11 +46,20 @@ pub(crate) struct Ours {
 impl Ours {
     /// Starts a group and waits until all copies are in the set.
     pub(crate) fn start(name: &str, program: &Path, memory: &Path, shape: &Shape) -> Result<Ours> {
+        // A quarter more, for what else lies there. Without room a write into the mapped memory would end a process.
+        let needed = shape.copies as f64 * shape.buffers as f64 * SEGMENT_MIB * 1.25 / 1024.0;
+        let free = machine::free_gib(memory);
+        ensure!(
+            free >= needed,
+            "{name} needs {needed:.1} GiB in {}, and {free:.1} GiB are free: make room, or name another folder in memory by \
+             --memory",
+            memory.display()
+        );
         let mut setup = Setup::new(program.to_owned(), shape.fabric);
         setup.backups = shape.copies;
         setup.copies = shape.copies;
         setup.sidecars = shape.sidecars;
-        setup.segment_size = "8MiB".to_owned();
+        setup.segment_size = format!("{SEGMENT_MIB}MiB");
         setup.buffers = shape.buffers;
         setup.memory = memory.to_owned();
         if !shape.default_timeouts {
@@ -72,7 +84,7 @@ impl Ours {
             version,
             claim: format!("in the memory of all {copies} backups"),
             configuration: format!(
-                "--fabric {fabric} --backups {copies} --segment-size 8MiB --durability memory, {buffers} buffers a backup; \
+                "--fabric {fabric} --backups {copies} --segment-size {SEGMENT_MIB}MiB --durability memory, {buffers} buffers a backup; \
                  control by token{timeouts}"
             ),
         }
@@ -84,7 +96,7 @@ impl Ours {
     }
 
     pub(crate) fn connection(&self) -> Result<Box<dyn Connection>> {
-        Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)?, submitted: false }))
+        Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)? }))
     }
 
     pub(crate) fn sidecar(&self) -> Result<u32> {
@@ -110,7 +122,6 @@ impl Ours {
 
 struct OurConnection {
     client: Client,
-    submitted: bool,
 }
 
 impl OurConnection {
@@ -127,19 +138,10 @@ impl OurConnection {
 impl Connection for OurConnection {
     fn submit(&mut self, payload: &[u8]) -> Result<()> {
         self.client.submit(payload)?;
-        self.submitted = true;
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.submitted) {
-            self.client.pump()?;
-        }
         Ok(())
     }
 
     fn answers(&mut self, wait: bool) -> Result<usize> {
-        self.submitted = false;
         if !wait {
             self.client.pump()?;
             return self.take();

@@ -90,7 +90,117 @@ fn short(value: f64) -> String {
 
 /// The plots of a comparison.
 pub(crate) fn plots(comparison: &Comparison) -> Vec<Plot> {
-    distributions(comparison)
+    let mut plots = distributions(comparison);
+    match comparison.name.as_str() {
+        "peers" => plots.extend([Metric::P50, Metric::P99].map(|metric| throughput(comparison, metric))),
+        "cpu" => plots.push(processor_time(comparison)),
+        "scale" => plots.extend(costs(comparison)),
+        "recovery" => plots.push(recovery(comparison)),
+        _ => {}
+    }
+    plots.retain(|plot| plot.lines.iter().any(|line| !line.points.is_empty()));
+    plots
+}
+
+/// Open loop: what an answer takes at the rate that was answered.
+fn throughput(comparison: &Comparison, metric: Metric) -> Plot {
+    let open = |sample: &&Sample| sample.at.is_some();
+    let line = |name: &str| Line {
+        name: name.to_owned(),
+        points: medians(comparison.samples.iter().filter(open).filter(|s| s.contestant == name), |sample| {
+            Some((*sample.figures.get(&Metric::Rate)?, *sample.figures.get(&metric)?))
+        }),
+    };
+    Plot {
+        title: format!("{}: throughput and latency, {}", comparison.name, metric.title().trim_end_matches(", µs")),
+        x: Axis { title: "records/s", scale: Scale::Logarithmic },
+        y: Axis { title: metric.title(), scale: Scale::Logarithmic },
+        lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
+    }
+}
+
+/// The four parts of each contestant's time, from the sidecar's to the backups', added up.
+fn processor_time(comparison: &Comparison) -> Plot {
+    let parts = [Metric::SidecarUser, Metric::SidecarKernel, Metric::BackupsUser, Metric::BackupsKernel];
+    let line = |name: &str| {
+        let mut sum = 0.0;
+        let mut points = vec![(0.0, 0.0)];
+        for (number, part) in parts.into_iter().enumerate() {
+            let found = comparison.samples.iter().filter(|s| s.contestant == name);
+            sum += Summary::of(found.filter_map(|s| s.figures.get(&part).copied())).map_or(0.0, |s| s.median);
+            points.push((number as f64 + 1.0, sum));
+        }
+        Line { name: name.to_owned(), points }
+    };
+    Plot {
+        title: format!("{}: CPU per record, added up", comparison.name),
+        x: Axis { title: "1 sidecar, user; 2 sidecar, kernel; 3 backups, user; 4 backups, kernel", scale: Scale::FromZero },
+        y: Axis { title: "ns/record", scale: Scale::FromZero },
+        lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
+    }
+}
+
+/// For each axis: how long a record takes, and how much CPU time.
+fn costs(comparison: &Comparison) -> Vec<Plot> {
+    let axes = [("record size", "record size, bytes"), ("backups", "backups"), ("clients", "clients"), ("depth", "records in flight")];
+    let sum = |sample: &Sample, parts: [Metric; 2]| -> Option<f64> { parts.iter().map(|m| sample.figures.get(m).copied()).sum() };
+    let plot = |(axis, title): (&'static str, &'static str)| {
+        let of_axis = || comparison.samples.iter().filter(move |s| s.case.split(": ").next() == Some(axis));
+        let line = |name: &str, y: &dyn Fn(&Sample) -> Option<f64>| Line {
+            name: name.to_owned(),
+            points: medians(of_axis(), |sample| Some((sample.at?, y(sample)?))),
+        };
+        let lines = vec![
+            line("time between two records", &|sample| sample.figures.get(&Metric::Rate).map(|rate| 1e9 / rate)),
+            line("CPU of the sidecar", &|sample| sum(sample, [Metric::SidecarUser, Metric::SidecarKernel])),
+            line("CPU of all backups", &|sample| sum(sample, [Metric::BackupsUser, Metric::BackupsKernel])),
+        ];
+        let axis_of = |title, scale| Axis { title, scale };
+        Plot {
+            title: format!("{}: cost by {axis}", comparison.name),
+            x: axis_of(title, Scale::Logarithmic),
+            y: axis_of("ns/record", Scale::Logarithmic),
+            lines,
+        }
+    };
+    axes.map(plot).into()
+}
+
+fn recovery(comparison: &Comparison) -> Plot {
+    let line = |name: &str, what: &str, metric: Metric| Line {
+        name: format!("{name}: {what}"),
+        points: medians(comparison.samples.iter().filter(|s| s.contestant == name), |sample| {
+            Some((sample.at?, *sample.figures.get(&metric)?))
+        }),
+    };
+    let lines = comparison.contestants.iter().flat_map(|contestant| {
+        [("first ack", Metric::FirstAck), ("whole log", Metric::WholeLog)].map(|(what, metric)| line(&contestant.name, what, metric))
+    });
+    Plot {
+        title: format!("{}: time after the kill", comparison.name),
+        x: Axis { title: "log, MiB", scale: Scale::Logarithmic },
+        y: Axis { title: "ms", scale: Scale::Logarithmic },
+        lines: lines.collect(),
+    }
+}
+
+/// One point for each case, the median of both coordinates over the rounds, from left to right.
+fn medians<'a>(
+    samples: impl Iterator<Item = &'a Sample>,
+    point: impl Fn(&Sample) -> Option<(f64, f64)>,
+) -> Vec<(f64, f64)> {
+    let mut cases: BTreeMap<&str, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
+    for sample in samples {
+        if let Some((x, y)) = point(sample) {
+            let case = cases.entry(&sample.case).or_default();
+            case.0.push(x);
+            case.1.push(y);
+        }
+    }
+    let median = |values: Vec<f64>| Summary::of(values).map(|summary| summary.median);
+    let mut points: Vec<(f64, f64)> = cases.into_values().filter_map(|(x, y)| Some((median(x)?, median(y)?))).collect();
+    points.sort_by(|a, b| f64::total_cmp(&a.0, &b.0));
+    points
 }
 
 /// For each case: which share of answers came within which time. Of the rounds, the one whose median is the median.

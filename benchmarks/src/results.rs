@@ -105,7 +105,7 @@ pub(crate) enum Metric {
     P999,
     /// Records per second.
     Rate,
-    /// Of those that were due, the share that was answered in time, in percent.
+    /// Open loop: of the records that were due, the share that was answered, in percent.
     Kept,
     SidecarUser,
     SidecarKernel,
@@ -129,7 +129,7 @@ impl Metric {
             Metric::P99 => "p99, µs",
             Metric::P999 => "p99.9, µs",
             Metric::Rate => "records/s",
-            Metric::Kept => "answered in time, %",
+            Metric::Kept => "answered, %",
             Metric::SidecarUser => "sidecar, user, ns/record",
             Metric::SidecarKernel => "sidecar, kernel, ns/record",
             Metric::BackupsUser => "all backups, user, ns/record",

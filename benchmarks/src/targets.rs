@@ -1,5 +1,6 @@
 //! What the product wants to reach, and whether this run shows it. Nothing fails by it: a machine may be busy.
 
+use crate::comparisons::TEN_MILLION;
 use crate::results::{Comparison, Metric, Results};
 use crate::run::cell;
 use crate::statistics::{Summary, ratios};
@@ -49,6 +50,16 @@ const TARGETS: &[Target] = &[
         text: "pipelined 100 B through the socket: at least 4 million records/s",
         figure: Figure::Value("cpu", SHM, "pipelined, 100 B", Metric::Rate),
         bound: Bound::AtLeast(4e6),
+    },
+    Target {
+        text: "10 million records of 100 B, kill of the primary to the whole log read, `shm`: at most 1000 ms",
+        figure: Figure::Value("recovery", SHM, TEN_MILLION, Metric::WholeLog),
+        bound: Bound::AtMost(1000.0),
+    },
+    Target {
+        text: "1 GiB of log, kill of the primary to the first ack, `shm`: at most 150 ms",
+        figure: Figure::Value("recovery", SHM, "1 GiB", Metric::FirstAck),
+        bound: Bound::AtMost(150.0),
     },
     Target {
         text: "through the shared-memory ring, both sides spinning: median at most 1 µs",

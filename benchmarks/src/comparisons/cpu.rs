@@ -1,11 +1,8 @@
 //! `cpu`: what a record costs the processors, sidecar and backups separately, user and kernel separately.
 
-use std::time::Instant;
-
 use anyhow::Result;
 
-use crate::cpu::{settle, used};
-use crate::load::closed_loop;
+use crate::costs::{self, Appends};
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
 use crate::run::Run;
@@ -35,29 +32,8 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
 
 fn measure(run: &mut Run<'_>, ours: &Ours) -> Result<()> {
     run.say(&ours.name);
-    let (sidecar, backups) = ([ours.sidecar()?], ours.backups()?);
-    let all: Vec<u32> = sidecar.iter().chain(&backups).copied().collect();
-    settle(&all)?;
-    let before = (used(&sidecar)?, used(&backups)?);
-    let mut connection = [ours.connection()?];
-    let cost = ours.record_cost(SIZE)?;
-    let started = Instant::now();
-    let measured = closed_loop(&mut connection, DEPTH, &[7; SIZE], run.time() * 2)?;
-    let elapsed = started.elapsed();
-    drop(connection);
-    settle(&all)?;
-    let (s, b) = (used(&sidecar)? - before.0, used(&backups)? - before.1);
-    let records = measured.records as f64;
-    let bytes = records * cost as f64 * backups.len() as f64;
-    let mut figures = measured.figures();
-    figures.insert(Metric::Rate, records / elapsed.as_secs_f64());
-    figures.extend([
-        (Metric::SidecarUser, s.user / records),
-        (Metric::SidecarKernel, s.kernel / records),
-        (Metric::BackupsUser, b.user / records),
-        (Metric::BackupsKernel, b.kernel / records),
-        (Metric::BackupPerByte, (b.user + b.kernel) / bytes),
-    ]);
-    run.note_all(&ours.name, CASE, None, figures, measured.distribution());
+    let appends = Appends { clients: 1, depth: DEPTH, size: SIZE };
+    let (figures, distribution) = costs::measure(ours, &appends, run.time() * 2)?;
+    run.note_all(&ours.name, CASE, None, figures, distribution);
     ours.trim()
 }
