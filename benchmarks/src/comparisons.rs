@@ -7,7 +7,6 @@ mod recovery;
 mod scale;
 
 pub(crate) use floors::echo;
-pub(crate) use recovery::TEN_MILLION;
 
 use anyhow::Result;
 

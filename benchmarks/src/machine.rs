@@ -23,9 +23,9 @@ impl Machine {
     /// This one.
     pub(crate) fn find() -> Machine {
         let memory = field("/proc/meminfo", "MemTotal").and_then(|text| text.trim_end_matches(" kB").parse().ok());
-        let system = read("/etc/os-release").lines().find_map(|line| {
-            Some(line.strip_prefix("PRETTY_NAME=")?.trim_matches('"').to_owned())
-        });
+        let system = read("/etc/os-release")
+            .lines()
+            .find_map(|line| Some(line.strip_prefix("PRETTY_NAME=")?.trim_matches('"').to_owned()));
         Machine {
             processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -65,7 +65,8 @@ pub(crate) fn busy() -> f64 {
 /// Busy and all ticks since the machine started, from proc(5).
 fn ticks() -> (u64, u64) {
     let text = read("/proc/stat");
-    let fields: Vec<u64> = text.lines().next().unwrap_or_default().split_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
+    let fields: Vec<u64> =
+        text.lines().next().unwrap_or_default().split_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
     let all: u64 = fields.iter().take(8).sum();
     let idle: u64 = fields.iter().skip(3).take(2).sum();
     (all - idle, all)

@@ -22,7 +22,7 @@ mod targets;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
 use crate::options::{Options, choose};
@@ -54,6 +54,10 @@ fn main() -> Result<()> {
 
 fn measure(options: &Options, names: &[&str]) -> Result<Results> {
     let program = options.program.clone().map_or_else(tailwind_e2e::processes::process::program, Ok)?;
+    for program in [&program].into_iter().chain(&options.beside) {
+        ensure!(program.is_file(), "{} is not a program", program.display());
+    }
+    ensure!(options.memory.is_dir(), "{} is not a folder", options.memory.display());
     let about = About {
         command: command(),
         date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),

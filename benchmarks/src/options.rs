@@ -112,7 +112,9 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        for bad in [&["--rounds", "0"][..], &["--rounds", "many"], &["--effort", "0"], &["--report-from", "f", "--quick"]] {
+        for bad in
+            [&["--rounds", "0"][..], &["--rounds", "many"], &["--effort", "0"], &["--report-from", "f", "--quick"]]
+        {
             assert!(Options::try_parse_from(["bench"].iter().chain(bad)).is_err(), "{bad:?}");
         }
     }

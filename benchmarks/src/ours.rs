@@ -77,8 +77,11 @@ impl Ours {
         let version = std::process::Command::new(&program).arg("--version").output();
         let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
         let Shape { fabric, copies, buffers, default_timeouts, .. } = self.shape;
-        let timeouts =
-            if default_timeouts { String::new() } else { format!("; --heartbeat-silence-ms, --fence-wait-ms, --rpc-timeout-ms {SILENCE_MS}") };
+        let timeouts = if default_timeouts {
+            String::new()
+        } else {
+            format!("; --heartbeat-silence-ms, --fence-wait-ms, --rpc-timeout-ms {SILENCE_MS}")
+        };
         Contestant {
             name: self.name.clone(),
             version,

@@ -134,7 +134,10 @@ fn processor_time(comparison: &Comparison) -> Plot {
     };
     Plot {
         title: format!("{}: CPU per record, added up", comparison.name),
-        x: Axis { title: "1 sidecar, user; 2 sidecar, kernel; 3 backups, user; 4 backups, kernel", scale: Scale::FromZero },
+        x: Axis {
+            title: "1 sidecar, user; 2 sidecar, kernel; 3 backups, user; 4 backups, kernel",
+            scale: Scale::FromZero,
+        },
         y: Axis { title: "ns/record", scale: Scale::FromZero },
         lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
     }
@@ -142,8 +145,15 @@ fn processor_time(comparison: &Comparison) -> Plot {
 
 /// For each axis: how long a record takes, and how much CPU time.
 fn costs(comparison: &Comparison) -> Vec<Plot> {
-    let axes = [("record size", "record size, bytes"), ("backups", "backups"), ("clients", "clients"), ("depth", "records in flight")];
-    let sum = |sample: &Sample, parts: [Metric; 2]| -> Option<f64> { parts.iter().map(|m| sample.figures.get(m).copied()).sum() };
+    let axes = [
+        ("record size", "record size, bytes"),
+        ("backups", "backups"),
+        ("clients", "clients"),
+        ("depth", "records in flight"),
+    ];
+    let sum = |sample: &Sample, parts: [Metric; 2]| -> Option<f64> {
+        parts.iter().map(|m| sample.figures.get(m).copied()).sum()
+    };
     let plot = |(axis, title): (&'static str, &'static str)| {
         let of_axis = || comparison.samples.iter().filter(move |s| s.case.split(": ").next() == Some(axis));
         let line = |name: &str, y: &dyn Fn(&Sample) -> Option<f64>| Line {
@@ -174,7 +184,8 @@ fn recovery(comparison: &Comparison) -> Plot {
         }),
     };
     let lines = comparison.contestants.iter().flat_map(|contestant| {
-        [("first ack", Metric::FirstAck), ("whole log", Metric::WholeLog)].map(|(what, metric)| line(&contestant.name, what, metric))
+        [("first ack", Metric::FirstAck), ("whole log", Metric::WholeLog)]
+            .map(|(what, metric)| line(&contestant.name, what, metric))
     });
     Plot {
         title: format!("{}: time after the kill", comparison.name),
@@ -246,7 +257,10 @@ pub(crate) fn draw(plot: &Plot) -> Result<String> {
     Ok(svg)
 }
 
-fn draw_on(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<(), Box<dyn std::error::Error>> {
+fn draw_on(
+    plot: &Plot,
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+) -> Result<(), Box<dyn std::error::Error>> {
     area.fill(&WHITE)?;
     let place = |&(x, y): &(f64, f64)| Some((plot.x.scale.place(x)?, plot.y.scale.place(y)?));
     let lines: Vec<(&str, Vec<(f64, f64)>)> =

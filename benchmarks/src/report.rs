@@ -17,11 +17,13 @@ use crate::targets::verdicts;
 /// Writes `benchmarks.md` and `benchmarks/*.svg` into a folder.
 pub(crate) fn write(results: &Results, folder: &Path) -> Result<()> {
     let images = folder.join("benchmarks");
-    // Plots of an earlier run that this one does not have would stay for ever.
-    if images.exists() {
-        fs::remove_dir_all(&images).with_context(|| format!("remove {}", images.display()))?;
-    }
     fs::create_dir_all(&images).with_context(|| format!("make the folder {}", images.display()))?;
+    // Plots of an earlier run that this one does not have would stay for ever.
+    for entry in fs::read_dir(&images).with_context(|| format!("list {}", images.display()))?.flatten() {
+        if entry.path().extension() == Some("svg".as_ref()) {
+            fs::remove_file(entry.path()).with_context(|| format!("remove {}", entry.path().display()))?;
+        }
+    }
     let mut pictures = Vec::new();
     for comparison in &results.comparisons {
         let plots = plots::plots(comparison);
@@ -100,8 +102,8 @@ fn section(out: &mut String, comparison: &Comparison, plots: &[Plot]) {
         line!(out, "**{} could not run here**: {}.\n", absent.name, absent.why.trim_end_matches('.'));
     }
     contestants(out, comparison);
-    for case in distinct(comparison.samples.iter().map(|sample| sample.case.as_str())) {
-        figures(out, comparison, case);
+    for group in distinct(comparison.samples.iter().map(|sample| group_of(&sample.case).0)) {
+        figures(out, comparison, group);
     }
     ratio_table(out, comparison);
     for plot in plots {
@@ -128,15 +130,26 @@ fn contestants(out: &mut String, comparison: &Comparison) {
     line!(out);
 }
 
-fn figures(out: &mut String, comparison: &Comparison, case: &str) {
-    let samples: Vec<_> = comparison.samples.iter().filter(|sample| sample.case == case).collect();
+/// Cases `NAME: VALUE` share a table, with a row for each value.
+pub(crate) fn group_of(case: &str) -> (&str, Option<&str>) {
+    case.split_once(": ").map_or((case, None), |(group, value)| (group, Some(value)))
+}
+
+fn figures(out: &mut String, comparison: &Comparison, group: &str) {
+    let samples: Vec<_> = comparison.samples.iter().filter(|sample| group_of(&sample.case).0 == group).collect();
     let metrics: Vec<Metric> =
         Metric::iter().filter(|metric| samples.iter().any(|s| s.figures.contains_key(metric))).collect();
-    line!(out, "### {}: {case}\n", comparison.name);
+    line!(out, "### {}: {group}\n", comparison.name);
     let titles: Vec<&str> = metrics.iter().map(|metric| metric.title()).collect();
     line!(out, "| | {} |\n|---|{}", titles.join(" | "), "---|".repeat(titles.len()));
-    for contestant in distinct(samples.iter().map(|sample| sample.contestant.as_str())) {
-        let _ = write!(out, "| {} |", cell_text(contestant));
+    let alone = distinct(samples.iter().map(|sample| sample.contestant.as_str())).len() == 1;
+    for (contestant, case) in distinct(samples.iter().map(|s| (s.contestant.as_str(), s.case.as_str()))) {
+        let label = match group_of(case).1 {
+            None => contestant.to_owned(),
+            Some(value) if alone => value.to_owned(),
+            Some(value) => format!("{contestant}, {value}"),
+        };
+        let _ = write!(out, "| {} |", cell_text(&label));
         for metric in &metrics {
             let summary = Summary::of(comparison.figures(&cell(contestant, case, *metric)).into_values());
             let _ = write!(out, " {} |", summary.map(|summary| range(&summary)).unwrap_or_default());
@@ -164,7 +177,7 @@ fn ratio_table(out: &mut String, comparison: &Comparison) {
 }
 
 /// In the order of their first appearance.
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+fn distinct<T: PartialEq>(names: impl Iterator<Item = T>) -> Vec<T> {
     let mut found = Vec::new();
     for name in names {
         if !found.contains(&name) {

@@ -28,7 +28,12 @@ pub(crate) struct Run<'a> {
 }
 
 /// Runs one comparison.
-pub(crate) fn run(definition: &Definition, program: PathBuf, options: &Options, progress: &ProgressBar) -> Result<Comparison> {
+pub(crate) fn run(
+    definition: &Definition,
+    program: PathBuf,
+    options: &Options,
+    progress: &ProgressBar,
+) -> Result<Comparison> {
     progress.set_message(format!("{}: starting", definition.name));
     let comparison =
         Comparison { name: definition.name.to_owned(), busy_before: machine::busy(), ..Comparison::default() };

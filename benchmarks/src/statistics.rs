@@ -23,8 +23,11 @@ impl Summary {
         values.sort_by(f64::total_cmp);
         let (min, max) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
-        let median =
-            if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] };
+        let median = if values.len().is_multiple_of(2) {
+            f64::midpoint(values[middle - 1], values[middle])
+        } else {
+            values[middle]
+        };
         Some(Summary { median, min, max })
     }
 }
@@ -113,7 +116,9 @@ mod tests {
             latency.record(value * 1000).unwrap();
         }
         let found = percentiles(&latency);
-        for (metric, wanted) in [(Metric::P50, 500.0), (Metric::P90, 900.0), (Metric::P99, 990.0), (Metric::P999, 999.0)] {
+        for (metric, wanted) in
+            [(Metric::P50, 500.0), (Metric::P90, 900.0), (Metric::P99, 990.0), (Metric::P999, 999.0)]
+        {
             assert!((found[&metric] - wanted).abs() <= wanted / 500.0, "{metric:?}: {}", found[&metric]);
         }
         let points = distribution(&latency);

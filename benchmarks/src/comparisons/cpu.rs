@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::costs::{self, Appends};
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
-use crate::run::Run;
+use crate::run::{Run, cell};
 
 pub(crate) const ABOUT: &str = "CPU time per record of 100 B, pipelined by one client with 2048 in flight, 3 backups. It \
     counts everything until the processes have come to rest: lending, zeroing, CRC, closing and flushing too. The kernel \
@@ -25,6 +25,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             run.ratio_beside(&name, CASE, metric);
         }
         run.ratio_beside(&name, CASE, Metric::BackupPerByte);
+        run.ratio(format!("{name}: p99 / p50"), cell(&name, CASE, Metric::P99), cell(&name, CASE, Metric::P50));
         run.ratio_beside(&name, CASE, Metric::Rate);
     }
     run.rounds(|run| all.iter().try_for_each(|ours| measure(run, ours)))

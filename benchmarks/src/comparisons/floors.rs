@@ -25,6 +25,8 @@ pub(crate) const ABOUT: &str = "One record of 128 B at a time, 3 backups, beside
 const THERE: usize = 144;
 const BACK: usize = 24;
 const PAYLOAD: usize = 128;
+/// Of a backup: one record at a time fills few.
+const BUFFERS: usize = 8;
 const CASE: &str = "one at a time, 128 B";
 /// A client that never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
@@ -45,7 +47,8 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             configuration: String::new(),
         });
     }
-    let groups = [run.ours("Tailwind shm", &Shape::new("shm", 3))?, run.ours("Tailwind tcp", &Shape::new("tcp", 3))?];
+    let shape = |fabric| Shape { buffers: BUFFERS, ..Shape::new(fabric, 3) };
+    let groups = [run.ours("Tailwind shm", &shape("shm"))?, run.ours("Tailwind tcp", &shape("tcp"))?];
     for name in ["Tailwind shm", "Tailwind tcp"] {
         let spin = spinning(name);
         run.ratio(format!("{name} / {BLOCKING}"), p50(name), p50(BLOCKING));

@@ -71,10 +71,12 @@ impl Contender {
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let mut contenders = Vec::new();
     let copies: &[usize] = if run.options.quick { &[3] } else { &[3, 2] };
-    let ours: Vec<(&str, usize)> = ["shm", "tcp"].into_iter().flat_map(|f| copies.iter().map(move |c| (f, *c))).collect();
+    let ours: Vec<(&str, usize)> =
+        ["shm", "tcp"].into_iter().flat_map(|f| copies.iter().map(move |c| (f, *c))).collect();
     let name = |(fabric, copies): (&str, usize)| format!("Tailwind {fabric}, {copies} backups");
     for (fabric, copies) in ours.iter().copied() {
-        contenders.extend(run.ours(&name((fabric, copies)), &Shape::new(fabric, copies))?.into_iter().map(Contender::Ours));
+        contenders
+            .extend(run.ours(&name((fabric, copies)), &Shape::new(fabric, copies))?.into_iter().map(Contender::Ours));
     }
     for (peer, start) in peers::ALL {
         run.say(format!("starting {peer}"));
@@ -96,6 +98,12 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             run.ratio_beside(&ours, case.name, Metric::P50);
             run.ratio_beside(&ours, case.name, Metric::Rate);
         }
+        let open = open_case(70);
+        run.ratio(
+            format!("{ours}: p99 / p50, {open}"),
+            cell(&ours, &open, Metric::P99),
+            cell(&ours, &open, Metric::P50),
+        );
     }
     let mut capacity: BTreeMap<String, f64> = BTreeMap::new();
     run.rounds(|run| {

@@ -35,9 +35,14 @@ const LENGTHS: &[(&str, Length, f64)] = &[
     (TEN_MILLION, Length::Records(10_000_000), 8.0),
     ("10 GiB", Length::Mebibytes(10 << 10), 40.0),
 ];
-pub(crate) const TEN_MILLION: &str = "10 million records";
+const TEN_MILLION: &str = "10 million records";
 /// With --quick, so many of them.
 const QUICK: usize = 2;
+
+/// The case of a length.
+pub(crate) fn case(length: &str) -> String {
+    format!("log: {length}")
+}
 
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let memory = machine::memory_available_gib();
@@ -63,7 +68,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
                 if !entered {
                     run.enter(ours.contestant());
                 }
-                measure(run, &mut ours, name, *length).with_context(|| format!("{contestant}, {name}"))?;
+                measure(run, &mut ours, &case(name), *length).with_context(|| format!("{contestant}, {name}"))?;
             }
             entered = true;
         }
@@ -71,7 +76,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     })
 }
 
-fn measure(run: &mut Run<'_>, ours: &mut Ours, name: &str, length: Length) -> Result<()> {
+fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Length) -> Result<()> {
     let cost = ours.record_cost(SIZE)? as u64;
     let records = match length {
         Length::Mebibytes(mebibytes) => (mebibytes << 20) / cost,
@@ -108,7 +113,7 @@ fn measure(run: &mut Run<'_>, ours: &mut Ours, name: &str, length: Length) -> Re
         (Metric::ReadRate, mebibytes / (whole_log - first_ack).as_secs_f64()),
     ];
     let log = (records * cost) as f64 / f64::from(1 << 20);
-    run.note_all(&ours.name, name, Some(log), figures.into(), Vec::new());
+    run.note_all(&ours.name, case, Some(log), figures.into(), Vec::new());
     Ok(())
 }
 

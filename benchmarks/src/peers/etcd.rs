@@ -20,8 +20,22 @@ use crate::results::Contestant;
 const MEMBERS: usize = 3;
 /// Keys are used again and again; more than are in flight at once, since a transaction may name a key once only.
 const KEYS: u32 = 10_000;
-const OPTIONS: &[&str] = &["--max-txn-ops", "4096", "--snapshot-count", "1000000", "--auto-compaction-retention", "1m",
-    "--auto-compaction-mode", "periodic", "--quota-backend-bytes", "8000000000", "--logger", "zap", "--log-level", "error"];
+const OPTIONS: &[&str] = &[
+    "--max-txn-ops",
+    "4096",
+    "--snapshot-count",
+    "1000000",
+    "--auto-compaction-retention",
+    "1m",
+    "--auto-compaction-mode",
+    "periodic",
+    "--quota-backend-bytes",
+    "8000000000",
+    "--logger",
+    "zap",
+    "--log-level",
+    "error",
+];
 
 struct Etcd {
     _processes: Processes,
@@ -102,7 +116,8 @@ fn chunks(input: &[u8]) -> Result<Option<usize>> {
     let mut at = 0;
     loop {
         let Some(head) = line(&input[at..]) else { return Ok(None) };
-        let size = std::str::from_utf8(&input[at..at + head - 2]).ok().and_then(|hex| usize::from_str_radix(hex, 16).ok());
+        let size =
+            std::str::from_utf8(&input[at..at + head - 2]).ok().and_then(|hex| usize::from_str_radix(hex, 16).ok());
         let size = size.with_context(|| format!("etcd answered with a bad chunk: {}", excerpt(&input[at..])))?;
         at += head + size + 2;
         if size == 0 || at > input.len() {

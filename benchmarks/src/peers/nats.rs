@@ -18,7 +18,8 @@ use crate::results::Contestant;
 const SERVERS: usize = 3;
 /// Older messages go, so that memory is bounded.
 const BYTES_MAX: u64 = 256 << 20;
-const HELLO: &str = "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"bench\",\"version\":\"0\"}\r\nSUB _INBOX.bench.%d 1\r\n";
+const HELLO: &str =
+    "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"bench\",\"version\":\"0\"}\r\nSUB _INBOX.bench.%d 1\r\n";
 
 struct Nats {
     _processes: Processes,

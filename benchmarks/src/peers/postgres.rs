@@ -260,7 +260,7 @@ mod tests {
         let mut inserts = Inserts::default();
         let mut out = Vec::new();
         inserts.encode(b"ab", &mut out);
-        assert_eq!(out, b"B\0\0\0\x16\0i\0\0\x01\0\x01\0\x01\0\0\0\x02ab\0\0E\0\0\0\x09\0\0\0\0\0");
+        assert_eq!(out, b"B\0\0\0\x15\0i\0\0\x01\0\x01\0\x01\0\0\0\x02ab\0\0E\0\0\0\x09\0\0\0\0\0");
         inserts.encode(b"", &mut out);
         inserts.seal(&mut out);
         assert!(out.ends_with(b"S\0\0\0\x04"));

@@ -17,7 +17,8 @@ use crate::results::Contestant;
 const REPLICAS: usize = 2;
 /// Keys are used again and again, so that memory is bounded.
 const KEYS: u32 = 10_000;
-const OPTIONS: &[&str] = &["--save", "", "--appendonly", "no", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"];
+const OPTIONS: &[&str] =
+    &["--save", "", "--appendonly", "no", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"];
 
 struct Redis {
     _processes: Processes,
