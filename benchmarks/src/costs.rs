@@ -2,7 +2,6 @@
 //!
 //! Used by the comparisons `cpu` and `scale`.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -11,7 +10,7 @@ use tailwind_e2e::processes::process::resident_memory;
 use crate::cpu::{settle, used};
 use crate::load::closed_loop;
 use crate::ours::Ours;
-use crate::results::Metric;
+use crate::results::{Distribution, Figures, Metric};
 
 /// The load that is put on.
 pub(crate) struct Appends {
@@ -21,11 +20,7 @@ pub(crate) struct Appends {
 }
 
 /// Figures and distribution of latencies. Everything counts that the processes do until they have come to rest.
-pub(crate) fn measure(
-    ours: &Ours,
-    appends: &Appends,
-    time: Duration,
-) -> Result<(BTreeMap<Metric, f64>, Vec<(f64, f64)>)> {
+pub(crate) fn measure(ours: &Ours, appends: &Appends, time: Duration) -> Result<(Figures, Distribution)> {
     let (sidecar, backups) = (ours.sidecar()?, ours.backups()?);
     let all: Vec<u32> = [sidecar].iter().chain(&backups).copied().collect();
     settle(&all)?;

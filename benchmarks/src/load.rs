@@ -5,7 +5,7 @@
 //! counts from the time at which its record was due: a contestant that stalls is charged with all that came due
 //! meanwhile (no coordinated omission).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::results::Metric;
+use crate::results::{Distribution, Figures, Metric};
 use crate::statistics::{distribution, histogram, percentiles};
 
 /// A connection that answers records in the order in which they were submitted.
@@ -46,7 +46,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// Rate and percentiles.
-    pub(crate) fn figures(&self) -> BTreeMap<Metric, f64> {
+    pub(crate) fn figures(&self) -> Figures {
         let mut figures = percentiles(&self.latency);
         figures.insert(Metric::Rate, self.rate());
         if self.due > 0 {
@@ -60,7 +60,7 @@ impl Measured {
         self.records as f64 / self.elapsed.as_secs_f64()
     }
 
-    pub(crate) fn distribution(&self) -> Vec<(f64, f64)> {
+    pub(crate) fn distribution(&self) -> Distribution {
         distribution(&self.latency)
     }
 }

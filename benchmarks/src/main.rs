@@ -40,19 +40,18 @@ fn main() -> Result<()> {
     let results = match &options.report_from {
         Some(path) => Results::load(path)?,
         None => {
-            let results = measure(&options, &choose(&names, &options.only)?)?;
             let raw = options.raw();
             make_folder(&raw)?;
-            results.save(&raw)?;
-            results
+            measure(&options, &choose(&names, &options.only)?, &raw)?
         }
     };
-    let output = options.output();
+    let output = options.output(results.are_whole());
     report::write(&results, &output)?;
     say(&format!("the report is in {}", output.join("benchmarks.md").display()))
 }
 
-fn measure(options: &Options, names: &[&str]) -> Result<Results> {
+/// Runs the comparisons. What has been measured is saved after each, so that a failure of a later one loses nothing.
+fn measure(options: &Options, names: &[&str], raw: &Path) -> Result<Results> {
     let program = options.program.clone().map_or_else(tailwind_e2e::processes::process::program, Ok)?;
     for program in [&program].into_iter().chain(&options.beside) {
         ensure!(program.is_file(), "{} is not a program", program.display());
@@ -63,15 +62,19 @@ fn measure(options: &Options, names: &[&str]) -> Result<Results> {
         date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
         rounds: options.rounds(),
         effort: options.effort(),
+        quick: options.quick,
         machine: machine::Machine::find(),
     };
     let progress = run::progress(names.len() as u64 * u64::from(options.rounds()));
-    let mut comparisons = Vec::new();
+    let mut results = Results { format: FORMAT, about, comparisons: Vec::new() };
     for definition in names.iter().filter_map(|name| comparisons::find(name)) {
-        comparisons.push(run::run(definition, program.clone(), options, &progress)?);
+        let measured = run::run(definition, program.clone(), options, &progress);
+        let measured = measured.with_context(|| format!("what was measured before is in {}", raw.display()))?;
+        results.comparisons.push(measured);
+        results.save(raw)?;
     }
     progress.finish_and_clear();
-    Ok(Results { format: FORMAT, about, comparisons })
+    Ok(results)
 }
 
 /// What a person types to run this again: the script stands for this program and for what it sets itself.

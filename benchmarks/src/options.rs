@@ -31,18 +31,18 @@ pub(crate) struct Options {
     /// Another build of tailwind-sidecar that takes turns with this one in floors, peers and cpu: judges a change in one run
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) beside: Option<PathBuf>,
-    /// Folder for benchmarks.md, the plots and the raw results [default: docs, raw results in target/bench; target/bench with
-    /// --quick or --only]
+    /// Folder for benchmarks.md, the plots and the raw results [default: target/bench; but a whole run writes its report to
+    /// docs]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) output: Option<PathBuf>,
     /// Measure nothing: write the report from the raw results of an earlier run
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "list", "rounds", "quick", "effort", "beside"])]
     pub(crate) report_from: Option<PathBuf>,
     /// The sidecar program; found beside this one if not given
-    #[arg(long, value_name = "PROGRAM")]
+    #[arg(long, value_name = "PROGRAM", overrides_with = "program")]
     pub(crate) program: Option<PathBuf>,
     /// Folder in memory for the backups' buffers and what peers keep in memory
-    #[arg(long, default_value = "/dev/shm")]
+    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm", overrides_with = "memory")]
     pub(crate) memory: PathBuf,
     /// The other side of a ping-pong over this socket. For the comparison `floors`, which starts itself
     #[arg(long, hide = true, value_name = "SOCKET")]
@@ -61,10 +61,9 @@ impl Options {
         self.effort.unwrap_or(if self.quick { 10 } else { 100 })
     }
 
-    /// A short or partial run is no replacement for the committed report.
-    pub(crate) fn output(&self) -> PathBuf {
-        let partial = self.quick || !self.only.is_empty() || self.effort() < 100;
-        self.output.clone().unwrap_or_else(|| if partial { "target/bench" } else { "docs" }.into())
+    /// A run that is not whole is no replacement for the committed report.
+    pub(crate) fn output(&self, whole: bool) -> PathBuf {
+        self.output.clone().unwrap_or_else(|| if whole { "docs" } else { "target/bench" }.into())
     }
 
     /// Raw results lie beside the report, except that none are committed.
@@ -100,14 +99,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_full_run_replaces_the_committed_report() {
-        assert_eq!(parse(&[]).output(), PathBuf::from("docs"));
-        for partial in [&["--quick"][..], &["--only", "cpu"], &["--effort", "50"]] {
-            assert_eq!(parse(partial).output(), PathBuf::from("target/bench"), "{partial:?}");
-        }
-        let told = parse(&["--quick", "--output", "docs"]);
-        assert_eq!((told.output(), told.raw()), ("docs".into(), "docs/results.json".into()));
+    fn only_a_whole_run_replaces_the_committed_report() {
+        assert_eq!(parse(&[]).output(true), PathBuf::from("docs"));
+        assert_eq!(parse(&["--quick"]).output(false), PathBuf::from("target/bench"));
         assert_eq!(parse(&[]).raw(), PathBuf::from("target/bench/results.json"));
+        let told = parse(&["--quick", "--output", "here"]);
+        assert_eq!((told.output(false), told.raw()), ("here".into(), "here/results.json".into()));
+    }
+
+    #[test]
+    fn what_the_script_gives_can_be_given_again() {
+        let given = parse(&["--memory", "/a", "--program", "b", "--memory", "/c", "--program", "d"]);
+        assert_eq!((given.memory, given.program), ("/c".into(), Some("d".into())));
     }
 
     #[test]

@@ -98,6 +98,8 @@ impl Ours {
         Client::connect_with(self.group.socket(0), &options).with_context(|| format!("connect to {}", self.name))
     }
 
+    /// A connection by the socket. Another way to append is another implementation of [`Connection`], and a contestant of its
+    /// own beside this one.
     pub(crate) fn connection(&self) -> Result<Box<dyn Connection>> {
         Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)? }))
     }

@@ -33,6 +33,10 @@ pub(crate) trait Peer {
     fn contestant(&self) -> Contestant;
     /// A connection to the process that takes writes.
     fn connection(&self) -> Result<Box<dyn Connection>>;
+    /// Lets go of what was written, where memory is not bounded otherwise.
+    fn rest(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A peer's name, and how it is started with its data in a folder in memory.

@@ -1,40 +1,47 @@
-//! The plots: which there are of a comparison, and how they are drawn.
+//! The plots that there are of a comparison; [`draw`] makes pictures of them.
+
+mod draw;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, anyhow};
-use plotters::prelude::*;
+pub(crate) use draw::draw;
 
 use crate::results::{Comparison, Metric, Sample};
 use crate::statistics::Summary;
 
-/// A plot: lines over two axes, of which each may be logarithmic.
-#[derive(Clone, Debug, PartialEq)]
+/// A plot, and its title.
+#[derive(Clone, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    pub(crate) x: Axis,
-    pub(crate) y: Axis,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) content: Content,
+}
+
+/// What a plot shows.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// Lines over two axes.
+    Lines { x: Axis, y: Axis, lines: Vec<Line> },
+    /// A bar for each row, made of parts.
+    Bars { x: &'static str, parts: Vec<&'static str>, rows: Vec<(String, Vec<f64>)> },
 }
 
 /// An axis.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Axis {
     pub(crate) title: &'static str,
     pub(crate) scale: Scale,
 }
 
 /// How an axis runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Scale {
-    FromZero,
     Logarithmic,
     /// A share of answers from 0 to 1, where each step is a tenth of what is left: 90 %, 99 %, 99.9 %.
     Nines,
 }
 
 /// A line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
@@ -50,44 +57,6 @@ impl Plot {
     }
 }
 
-impl Scale {
-    /// Where a value lies on a linear axis; `None` if it has no place.
-    fn place(self, value: f64) -> Option<f64> {
-        match self {
-            Scale::FromZero => Some(value),
-            Scale::Logarithmic => (value > 0.0).then(|| value.log10()),
-            Scale::Nines => (value < 1.0).then(|| -(1.0 - value).log10()),
-        }
-    }
-
-    /// What to write at a place.
-    fn label(self, place: f64) -> String {
-        match self {
-            Scale::FromZero => short(place),
-            Scale::Logarithmic => short(10f64.powf(place)),
-            Scale::Nines => {
-                let percent = 100.0 * (1.0 - 10f64.powf(-place));
-                let digits = (place - 2.0).clamp(0.0, 6.0).ceil() as usize;
-                format!("{percent:.digits$} %")
-            }
-        }
-    }
-}
-
-/// A number in few characters: 20k, 1.5M.
-fn short(value: f64) -> String {
-    let (scaled, unit) = match value.abs() {
-        big if big >= 1e9 => (value / 1e9, "G"),
-        big if big >= 1e6 => (value / 1e6, "M"),
-        big if big >= 1e3 => (value / 1e3, "k"),
-        _ => (value, ""),
-    };
-    let digits = if scaled != 0.0 && scaled.abs() < 0.1 { 3 } else { 1 };
-    let text = format!("{scaled:.digits$}");
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{unit}")
-}
-
 /// The plots of a comparison.
 pub(crate) fn plots(comparison: &Comparison) -> Vec<Plot> {
     let mut plots = distributions(comparison);
@@ -98,7 +67,10 @@ pub(crate) fn plots(comparison: &Comparison) -> Vec<Plot> {
         "recovery" => plots.push(recovery(comparison)),
         _ => {}
     }
-    plots.retain(|plot| plot.lines.iter().any(|line| !line.points.is_empty()));
+    plots.retain(|plot| match &plot.content {
+        Content::Lines { lines, .. } => lines.iter().any(|line| !line.points.is_empty()),
+        Content::Bars { rows, .. } => !rows.is_empty(),
+    });
     plots
 }
 
@@ -113,33 +85,34 @@ fn throughput(comparison: &Comparison, metric: Metric) -> Plot {
     };
     Plot {
         title: format!("{}: throughput and latency, {}", comparison.name, metric.title().trim_end_matches(", µs")),
-        x: Axis { title: "records/s", scale: Scale::Logarithmic },
-        y: Axis { title: metric.title(), scale: Scale::Logarithmic },
-        lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
+        content: Content::Lines {
+            x: Axis { title: "records/s", scale: Scale::Logarithmic },
+            y: Axis { title: metric.title(), scale: Scale::Logarithmic },
+            lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
+        },
     }
 }
 
-/// The four parts of each contestant's time, from the sidecar's to the backups', added up.
+/// A bar for each contestant, of the four parts of its time.
 fn processor_time(comparison: &Comparison) -> Plot {
-    let parts = [Metric::SidecarUser, Metric::SidecarKernel, Metric::BackupsUser, Metric::BackupsKernel];
-    let line = |name: &str| {
-        let mut sum = 0.0;
-        let mut points = vec![(0.0, 0.0)];
-        for (number, part) in parts.into_iter().enumerate() {
-            let found = comparison.samples.iter().filter(|s| s.contestant == name);
-            sum += Summary::of(found.filter_map(|s| s.figures.get(&part).copied())).map_or(0.0, |s| s.median);
-            points.push((number as f64 + 1.0, sum));
-        }
-        Line { name: name.to_owned(), points }
+    let parts = [
+        ("sidecar, user", Metric::SidecarUser),
+        ("sidecar, kernel", Metric::SidecarKernel),
+        ("all backups, user", Metric::BackupsUser),
+        ("all backups, kernel", Metric::BackupsKernel),
+    ];
+    let median = |name: &str, metric: Metric| {
+        let of_contestant = comparison.samples.iter().filter(|s| s.contestant == name);
+        Summary::of(of_contestant.filter_map(|s| s.figures.get(&metric).copied())).map_or(0.0, |s| s.median)
     };
+    let row = |name: &str| (name.to_owned(), parts.iter().map(|(_, metric)| median(name, *metric)).collect());
     Plot {
-        title: format!("{}: CPU per record, added up", comparison.name),
-        x: Axis {
-            title: "1 sidecar, user; 2 sidecar, kernel; 3 backups, user; 4 backups, kernel",
-            scale: Scale::FromZero,
+        title: format!("{}: CPU per record", comparison.name),
+        content: Content::Bars {
+            x: "ns/record",
+            parts: parts.map(|(name, _)| name).into(),
+            rows: comparison.contestants.iter().map(|contestant| row(&contestant.name)).collect(),
         },
-        y: Axis { title: "ns/record", scale: Scale::FromZero },
-        lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
     }
 }
 
@@ -165,12 +138,13 @@ fn costs(comparison: &Comparison) -> Vec<Plot> {
             line("CPU of the sidecar", &|sample| sum(sample, [Metric::SidecarUser, Metric::SidecarKernel])),
             line("CPU of all backups", &|sample| sum(sample, [Metric::BackupsUser, Metric::BackupsKernel])),
         ];
-        let axis_of = |title, scale| Axis { title, scale };
         Plot {
             title: format!("{}: cost by {axis}", comparison.name),
-            x: axis_of(title, Scale::Logarithmic),
-            y: axis_of("ns/record", Scale::Logarithmic),
-            lines,
+            content: Content::Lines {
+                x: Axis { title, scale: Scale::Logarithmic },
+                y: Axis { title: "ns/record", scale: Scale::Logarithmic },
+                lines,
+            },
         }
     };
     axes.map(plot).into()
@@ -189,9 +163,11 @@ fn recovery(comparison: &Comparison) -> Plot {
     });
     Plot {
         title: format!("{}: time after the kill", comparison.name),
-        x: Axis { title: "log, MiB", scale: Scale::Logarithmic },
-        y: Axis { title: "ms", scale: Scale::Logarithmic },
-        lines: lines.collect(),
+        content: Content::Lines {
+            x: Axis { title: "log, MiB", scale: Scale::Logarithmic },
+            y: Axis { title: "ms", scale: Scale::Logarithmic },
+            lines: lines.collect(),
+        },
     }
 }
 
@@ -224,9 +200,11 @@ fn distributions(comparison: &Comparison) -> Vec<Plot> {
     }
     let of_case = |case: &str| Plot {
         title: format!("{}: latency, {case}", comparison.name),
-        x: Axis { title: "latency, µs", scale: Scale::Logarithmic },
-        y: Axis { title: "share of answers", scale: Scale::Nines },
-        lines: typical_rounds(comparison, case),
+        content: Content::Lines {
+            x: Axis { title: "latency, µs", scale: Scale::Logarithmic },
+            y: Axis { title: "share of answers", scale: Scale::Nines },
+            lines: typical_rounds(comparison, case),
+        },
     };
     cases.into_iter().map(of_case).collect()
 }
@@ -246,65 +224,4 @@ fn typical_rounds(comparison: &Comparison, case: &str) -> Vec<Line> {
         Line { name: names[index].to_owned(), points: samples[samples.len() / 2].distribution.clone() }
     };
     by_contestant.into_iter().map(line).collect()
-}
-
-/// The plot as SVG.
-pub(crate) fn draw(plot: &Plot) -> Result<String> {
-    let mut svg = String::new();
-    draw_on(plot, &SVGBackend::with_string(&mut svg, (960, 540)).into_drawing_area())
-        .map_err(|error| anyhow!("{error}"))?;
-    svg.push('\n');
-    Ok(svg)
-}
-
-fn draw_on(
-    plot: &Plot,
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<(), Box<dyn std::error::Error>> {
-    area.fill(&WHITE)?;
-    let place = |&(x, y): &(f64, f64)| Some((plot.x.scale.place(x)?, plot.y.scale.place(y)?));
-    let lines: Vec<(&str, Vec<(f64, f64)>)> =
-        plot.lines.iter().map(|line| (line.name.as_str(), line.points.iter().filter_map(place).collect())).collect();
-    let points = || lines.iter().flat_map(|(_, points)| points);
-    let (x, y) = (span(plot.x.scale, points().map(|p| p.0)), span(plot.y.scale, points().map(|p| p.1)));
-    let mut chart = ChartBuilder::on(area)
-        .caption(&plot.title, ("sans-serif", 22))
-        .margin(15)
-        .x_label_area_size(45)
-        .y_label_area_size(75)
-        .build_cartesian_2d(x, y)?;
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .x_desc(plot.x.title)
-        .y_desc(plot.y.title)
-        .x_label_formatter(&|place| plot.x.scale.label(*place))
-        .y_label_formatter(&|place| plot.y.scale.label(*place))
-        .draw()?;
-    for (index, (name, points)) in lines.into_iter().enumerate() {
-        let color = Palette99::pick(index).to_rgba();
-        let few = points.len() <= 20;
-        let line = chart.draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?;
-        line.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        if few {
-            chart.draw_series(points.into_iter().map(|point| Circle::new(point, 3, color.filled())))?;
-        }
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
-    area.present()?;
-    Ok(())
-}
-
-/// The part of the axis that is shown: never empty.
-fn span(scale: Scale, places: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
-    let found = Summary::of(places).unwrap_or(Summary { median: 0.0, min: 0.0, max: 1.0 });
-    let low = if scale == Scale::Logarithmic { found.min } else { 0.0 };
-    let room = ((found.max - low) * 0.05).max(1e-9);
-    let high = if found.max > low { found.max + room } else { low + 1.0 };
-    (if scale == Scale::Logarithmic { low - room } else { low })..high
 }

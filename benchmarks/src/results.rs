@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::comparisons;
 use crate::machine::Machine;
 
 /// Raised when older files can no longer be read.
@@ -28,8 +29,10 @@ pub(crate) struct About {
     pub(crate) command: String,
     pub(crate) date: String,
     pub(crate) rounds: u32,
-    /// In percent of a full run.
+    /// How long each measurement took, in percent of the usual time.
     pub(crate) effort: u32,
+    /// Whether cases were left out.
+    pub(crate) quick: bool,
     pub(crate) machine: Machine,
 }
 
@@ -73,11 +76,15 @@ pub(crate) struct Sample {
     /// Where the case stands on the axis of its plot, if it has one.
     pub(crate) at: Option<f64>,
     pub(crate) round: u32,
-    pub(crate) figures: BTreeMap<Metric, f64>,
-    /// Latency in microseconds, and the share of answers that took no longer.
+    pub(crate) figures: Figures,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) distribution: Vec<(f64, f64)>,
+    pub(crate) distribution: Distribution,
 }
+
+/// What one measurement shows.
+pub(crate) type Figures = BTreeMap<Metric, f64>;
+/// Latency in microseconds, and the share of answers that took no longer.
+pub(crate) type Distribution = Vec<(f64, f64)>;
 
 /// Two figures of the same round, divided.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -154,6 +161,12 @@ impl Comparison {
 }
 
 impl Results {
+    /// True if nothing was left out or shortened.
+    pub(crate) fn are_whole(&self) -> bool {
+        let measured = |name: &str| self.comparisons.iter().any(|comparison| comparison.name == name);
+        !self.about.quick && self.about.effort >= 100 && comparisons::ALL.iter().all(|c| measured(c.name))
+    }
+
     /// Reads what [`save`](Results::save) wrote.
     pub(crate) fn load(path: &Path) -> Result<Results> {
         let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;

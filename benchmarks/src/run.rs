@@ -1,6 +1,5 @@
 //! One run: the comparisons that were chosen, one after the other, and what each of them needs from the outside.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use crate::load::Measured;
 use crate::machine;
 use crate::options::Options;
 use crate::ours::{Ours, Shape};
-use crate::results::{Absent, Cell, Comparison, Contestant, Metric, Ratio, Sample};
+use crate::results::{Absent, Cell, Comparison, Contestant, Distribution, Figures, Metric, Ratio, Sample};
 
 /// How long one measurement takes at full effort.
 const MEASUREMENT: Duration = Duration::from_secs(2);
@@ -104,8 +103,8 @@ impl Run<'_> {
         contestant: &str,
         case: &str,
         at: Option<f64>,
-        figures: BTreeMap<Metric, f64>,
-        distribution: Vec<(f64, f64)>,
+        figures: Figures,
+        distribution: Distribution,
     ) {
         let (contestant, case) = (contestant.to_owned(), case.to_owned());
         self.comparison.samples.push(Sample { contestant, case, at, round: self.round, figures, distribution });

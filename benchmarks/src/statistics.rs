@@ -2,11 +2,9 @@
 //!
 //! Called by [`load`](crate::load) and [`report`](crate::report); pure.
 
-use std::collections::BTreeMap;
-
 use hdrhistogram::Histogram;
 
-use crate::results::{Comparison, Metric, Ratio};
+use crate::results::{Comparison, Distribution, Figures, Metric, Ratio};
 
 /// A figure over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,16 +44,16 @@ pub(crate) fn histogram() -> Histogram<u64> {
 }
 
 /// Percentiles in microseconds.
-pub(crate) fn percentiles(latency: &Histogram<u64>) -> BTreeMap<Metric, f64> {
+pub(crate) fn percentiles(latency: &Histogram<u64>) -> Figures {
     if latency.is_empty() {
-        return BTreeMap::new();
+        return Figures::new();
     }
     let shares = [(Metric::P50, 0.5), (Metric::P90, 0.9), (Metric::P99, 0.99), (Metric::P999, 0.999)];
     shares.into_iter().map(|(metric, share)| (metric, microseconds(latency.value_at_quantile(share)))).collect()
 }
 
 /// Points of the cumulative distribution, dense where a logarithmic plot of the tail needs them.
-pub(crate) fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
+pub(crate) fn distribution(latency: &Histogram<u64>) -> Distribution {
     if latency.is_empty() {
         return Vec::new();
     }

@@ -40,7 +40,7 @@ const OFFERED_QUICK: &[u32] = &[30, 70];
 
 /// Somebody who takes part.
 enum Contender {
-    Ours(Ours),
+    Ours(Box<Ours>),
     Peer { name: &'static str, peer: Box<dyn Peer> },
 }
 
@@ -63,7 +63,7 @@ impl Contender {
     fn rest(&self) -> Result<()> {
         match self {
             Contender::Ours(ours) => ours.trim(),
-            Contender::Peer { .. } => Ok(()),
+            Contender::Peer { peer, .. } => peer.rest(),
         }
     }
 }
@@ -75,8 +75,11 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         ["shm", "tcp"].into_iter().flat_map(|f| copies.iter().map(move |c| (f, *c))).collect();
     let name = |(fabric, copies): (&str, usize)| format!("Tailwind {fabric}, {copies} backups");
     for (fabric, copies) in ours.iter().copied() {
-        contenders
-            .extend(run.ours(&name((fabric, copies)), &Shape::new(fabric, copies))?.into_iter().map(Contender::Ours));
+        contenders.extend(
+            run.ours(&name((fabric, copies)), &Shape::new(fabric, copies))?
+                .into_iter()
+                .map(|ours| Contender::Ours(Box::new(ours))),
+        );
     }
     for (peer, start) in peers::ALL {
         run.say(format!("starting {peer}"));
@@ -143,10 +146,10 @@ fn each(
     let mut index = 0;
     while let Some(contender) = contenders.get(index) {
         run.say(format!("{}, {case}", contender.name()));
-        match (measure(run, contender), contender) {
+        let measured = measure(run, contender).and_then(|measured| contender.rest().map(|()| measured));
+        match (measured, contender) {
             (Ok((measured, at)), _) => {
                 run.note_all(contender.name(), case, at, measured.figures(), measured.distribution());
-                contender.rest()?;
                 index += 1;
             }
             (Err(error), Contender::Ours(_)) => return Err(error.context(format!("{}, {case}", contender.name()))),

@@ -150,6 +150,10 @@ impl Peer for Postgres {
         session.stream.set_read_timeout(None)?;
         Ok(Box::new(Wire::new(session.stream, Inserts::default())?))
     }
+
+    fn rest(&self) -> Result<()> {
+        Session::open(self.port)?.query("truncate log").map(|_| ())
+    }
 }
 
 /// A message of the frontend/backend protocol: kind, length, body.

@@ -15,6 +15,7 @@ fn results() -> Results {
         date: "2026-01-02 03:04 UTC".to_owned(),
         rounds: 2,
         effort: 100,
+        quick: false,
         machine,
     };
     let sample = |contestant: &str, case: &str, round, p50: f64, at| Sample {
@@ -95,6 +96,20 @@ fn plots_of_an_earlier_run_go_and_other_files_stay() {
     fs::write(images.join("notes.md"), "").unwrap();
     write(&results(), folder.path()).unwrap();
     assert!(!images.join("old.svg").exists() && images.join("notes.md").exists());
+}
+
+#[test]
+fn a_run_is_whole_if_nothing_was_left_out() {
+    let mut whole = results();
+    assert!(!whole.are_whole(), "comparisons are missing");
+    let named = |name: &str| Comparison { name: name.to_owned(), ..Comparison::default() };
+    whole.comparisons = comparisons::ALL.iter().map(|definition| named(definition.name)).collect();
+    assert!(whole.are_whole());
+    whole.about.effort = 99;
+    assert!(!whole.are_whole());
+    whole.about.effort = 100;
+    whole.about.quick = true;
+    assert!(!whole.are_whole());
 }
 
 #[test]
