@@ -220,3 +220,81 @@ fn wait<C: Connection + ?Sized>(connections: &[Box<C>], ready: &mut [bool], long
     }
     Ok(count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::rc::Rc;
+
+    /// What was seen of all connections.
+    #[derive(Default)]
+    struct Seen {
+        submitted: u64,
+        most_in_flight: usize,
+    }
+
+    /// Answers everything at the next call, after a stall if it has one.
+    struct Fake {
+        stream: UnixStream,
+        waiting: usize,
+        stall: Duration,
+        seen: Rc<RefCell<Seen>>,
+    }
+
+    impl Connection for Fake {
+        fn submit(&mut self, _: &[u8]) -> Result<()> {
+            self.waiting += 1;
+            let mut seen = self.seen.borrow_mut();
+            seen.submitted += 1;
+            seen.most_in_flight = seen.most_in_flight.max(self.waiting);
+            Ok(())
+        }
+
+        fn answers(&mut self, _: bool) -> Result<usize> {
+            std::thread::sleep(std::mem::take(&mut self.stall));
+            Ok(std::mem::take(&mut self.waiting))
+        }
+
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.stream.as_fd()
+        }
+
+        fn unsent(&self) -> bool {
+            false
+        }
+    }
+
+    fn fakes(count: usize, stall: Duration) -> (Vec<Box<Fake>>, Rc<RefCell<Seen>>) {
+        let seen = Rc::new(RefCell::new(Seen::default()));
+        let fake = |_| {
+            let (stream, _) = UnixStream::pair().unwrap();
+            Box::new(Fake { stream, waiting: 0, stall, seen: Rc::clone(&seen) })
+        };
+        ((0..count).map(fake).collect(), seen)
+    }
+
+    #[test]
+    fn a_closed_loop_keeps_to_its_depth() {
+        for clients in [1, 3] {
+            let (mut connections, seen) = fakes(clients, Duration::ZERO);
+            let measured = closed_loop(&mut connections, 4, b"x", Duration::from_millis(5)).unwrap();
+            let seen = seen.borrow();
+            assert_eq!((measured.records, measured.latency.len()), (seen.submitted, seen.submitted));
+            assert_eq!(seen.most_in_flight, 4);
+        }
+    }
+
+    #[test]
+    fn an_open_loop_charges_a_stall_to_all_records_due() {
+        const MILLISECOND: Duration = Duration::from_millis(1);
+        let (mut connections, seen) = fakes(1, 50 * MILLISECOND);
+        let measured = open_loop(&mut connections, 1000.0, b"x", 100 * MILLISECOND).unwrap();
+        assert_eq!((measured.due, measured.records, seen.borrow().submitted), (100, 100, 100));
+        // One record comes due each millisecond: those of the stall's first 40 wait for at least 10 more.
+        let charged = measured.latency.count_between((10 * MILLISECOND).as_nanos() as u64, u64::MAX);
+        assert!(charged >= 40, "{charged} records were charged for a stall of 50 ms");
+    }
+}

@@ -1,4 +1,4 @@
-//! The plots that there are of a comparison; [`draw`] makes pictures of them.
+//! The plots that there are of a comparison; [`draw()`] makes pictures of them.
 
 mod draw;
 

@@ -47,6 +47,10 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             configuration: String::new(),
         });
     }
+    run.absent(
+        "RDMA (`ib_write_lat`, and Tailwind over `verbs`)",
+        "it takes a card: what soft-RoCE needs says nothing about one",
+    );
     let shape = |fabric| Shape { buffers: BUFFERS, ..Shape::new(fabric, 3) };
     let groups = [run.ours("Tailwind shm", &shape("shm"))?, run.ours("Tailwind tcp", &shape("tcp"))?];
     for name in ["Tailwind shm", "Tailwind tcp"] {
