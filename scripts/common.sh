@@ -1,4 +1,4 @@
-# Shared by ./check and ./quickstart: messages, packages, the Rust toolchain. Sourced from the top of the repository.
+# Shared by ./check, ./quickstart and ./bench: messages, packages, the Rust toolchain. Sourced from the top of the repository.
 # shellcheck shell=bash disable=SC2034 # its variables are for those who source it
 
 # Tools that are built once for all clones.

@@ -11,5 +11,5 @@ pub mod context;
 pub mod logs;
 pub mod machines;
 pub mod processes;
-mod wait;
+pub mod wait;
 pub mod workload;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Looks every `interval` until there is something to find; `None` once `timeout` has passed. Looks once at least.
-pub(crate) fn poll<T>(timeout: Duration, interval: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll<T>(timeout: Duration, interval: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + timeout;
     loop {
         match find() {

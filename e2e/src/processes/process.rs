@@ -150,7 +150,7 @@ impl Daemon {
     }
 
     /// Sends a signal.
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+    pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill_process(self.pid()?, signal)?)
     }
 
@@ -164,7 +164,7 @@ impl Daemon {
     }
 
     /// Waits until it has ended by itself; its exit code.
-    pub(crate) fn wait_for_end(&mut self) -> Result<Option<i32>> {
+    pub fn wait_for_end(&mut self) -> Result<Option<i32>> {
         let child = self.child.as_mut().with_context(|| format!("{} does not run", self.name))?;
         let ended = poll(TIMEOUT, POLL_INTERVAL, || child.try_wait().transpose());
         let status = ended.with_context(|| format!("{} does not end", self.name))??;

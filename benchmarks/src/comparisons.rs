@@ -1,0 +1,35 @@
+//! The comparisons, by name.
+
+mod cpu;
+mod floors;
+mod peers;
+mod recovery;
+mod scale;
+
+pub(crate) use floors::echo;
+
+use anyhow::Result;
+
+use crate::run::Run;
+
+/// A comparison that can be run.
+pub(crate) struct Definition {
+    pub(crate) name: &'static str,
+    /// What it compares: a paragraph of the report.
+    pub(crate) about: &'static str,
+    pub(crate) run: fn(&mut Run<'_>) -> Result<()>,
+}
+
+/// All of them, in the order in which they run and are reported.
+pub(crate) const ALL: &[Definition] = &[
+    Definition { name: "floors", about: floors::ABOUT, run: floors::run },
+    Definition { name: "peers", about: peers::ABOUT, run: peers::run },
+    Definition { name: "cpu", about: cpu::ABOUT, run: cpu::run },
+    Definition { name: "scale", about: scale::ABOUT, run: scale::run },
+    Definition { name: "recovery", about: recovery::ABOUT, run: recovery::run },
+];
+
+/// The one of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Definition> {
+    ALL.iter().find(|definition| definition.name == name)
+}

@@ -1,0 +1,40 @@
+//! `cpu`: what a record costs the processors, sidecar and backups separately, user and kernel separately.
+
+use anyhow::Result;
+
+use crate::costs::{self, Appends};
+use crate::ours::{Ours, Shape};
+use crate::results::Metric;
+use crate::run::{Run, cell};
+
+pub(crate) const ABOUT: &str = "CPU time per record of 100 B, pipelined by one client with 2048 in flight, 3 backups. It \
+    counts everything until the processes have come to rest: lending, zeroing, CRC, closing and flushing too. The kernel \
+    counts in ticks of 10 ms.";
+
+/// Payload bytes of a record.
+const SIZE: usize = 100;
+const DEPTH: usize = 2048;
+const CASE: &str = "pipelined, 100 B";
+
+pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
+    let mut all = Vec::new();
+    for fabric in ["shm", "tcp"] {
+        let name = format!("Tailwind {fabric}");
+        all.extend(run.ours(&name, &Shape::new(fabric, 3))?);
+        for metric in [Metric::SidecarUser, Metric::SidecarKernel, Metric::BackupsUser, Metric::BackupsKernel] {
+            run.ratio_beside(&name, CASE, metric);
+        }
+        run.ratio_beside(&name, CASE, Metric::BackupPerByte);
+        run.ratio(format!("{name}: p99 / p50"), cell(&name, CASE, Metric::P99), cell(&name, CASE, Metric::P50));
+        run.ratio_beside(&name, CASE, Metric::Rate);
+    }
+    run.rounds(|run| all.iter().try_for_each(|ours| measure(run, ours)))
+}
+
+fn measure(run: &mut Run<'_>, ours: &Ours) -> Result<()> {
+    run.say(&ours.name);
+    let appends = Appends { clients: 1, depth: DEPTH, size: SIZE };
+    let (figures, distribution) = costs::measure(ours, &appends, run.time() * 2)?;
+    run.note_all(&ours.name, CASE, None, figures, distribution);
+    ours.trim()
+}

@@ -1,0 +1,168 @@
+//! Tailwind as a contestant: a group of real processes, and connections by the client library.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tailwind_client::{Lsn, Options, blocking::Client};
+use tailwind_e2e::processes::group::{Group, Process, Setup};
+
+use crate::load::Connection;
+use crate::machine;
+use crate::results::Contestant;
+
+/// No processor may be so busy that a process of ours counts as dead.
+const SILENCE_MS: &str = "10000";
+/// Size of a segment, so of a buffer.
+const SEGMENT_MIB: f64 = 8.0;
+/// How long one answer may take.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// How a group is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) fabric: &'static str,
+    pub(crate) copies: usize,
+    pub(crate) sidecars: usize,
+    pub(crate) buffers: usize,
+    /// With the time-outs that users get, for measuring failovers.
+    pub(crate) default_timeouts: bool,
+}
+
+impl Shape {
+    pub(crate) fn new(fabric: &'static str, copies: usize) -> Shape {
+        Shape { fabric, copies, sidecars: 1, buffers: 16, default_timeouts: false }
+    }
+}
+
+/// A running group of ours. Ends when dropped.
+pub(crate) struct Ours {
+    pub(crate) name: String,
+    pub(crate) group: Group,
+    shape: Shape,
+}
+
+impl Ours {
+    /// Starts a group and waits until all copies are in the set.
+    pub(crate) fn start(name: &str, program: &Path, memory: &Path, shape: &Shape) -> Result<Ours> {
+        // A quarter more, for what else lies there. Without room a write into the mapped memory would end a process.
+        let needed = shape.copies as f64 * shape.buffers as f64 * SEGMENT_MIB * 1.25 / 1024.0;
+        let free = machine::free_gib(memory);
+        ensure!(
+            free >= needed,
+            "{name} needs {needed:.1} GiB in {}, and {free:.1} GiB are free: make room, or name another folder in memory by \
+             --memory",
+            memory.display()
+        );
+        let mut setup = Setup::new(program.to_owned(), shape.fabric);
+        setup.backups = shape.copies;
+        setup.copies = shape.copies;
+        setup.sidecars = shape.sidecars;
+        setup.segment_size = format!("{SEGMENT_MIB}MiB");
+        setup.buffers = shape.buffers;
+        setup.memory = memory.to_owned();
+        if !shape.default_timeouts {
+            let flags = ["--heartbeat-silence-ms", "--fence-wait-ms", "--rpc-timeout-ms"];
+            setup.sidecar_options = flags.map(|flag| (flag, SILENCE_MS.to_owned())).to_vec();
+        }
+        let group = Group::start(setup).with_context(|| format!("start {name}"))?;
+        group.wait_for_full_set().with_context(|| format!("start {name}"))?;
+        Ok(Ours { name: name.to_owned(), group, shape: shape.clone() })
+    }
+
+    /// How it stands in the report.
+    pub(crate) fn contestant(&self) -> Contestant {
+        let program = self.group.setup().program.clone();
+        let version = std::process::Command::new(&program).arg("--version").output();
+        let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
+        let Shape { fabric, copies, buffers, default_timeouts, .. } = self.shape;
+        let timeouts = if default_timeouts {
+            String::new()
+        } else {
+            format!("; --heartbeat-silence-ms, --fence-wait-ms, --rpc-timeout-ms {SILENCE_MS}")
+        };
+        Contestant {
+            name: self.name.clone(),
+            version,
+            claim: format!("in the memory of all {copies} backups"),
+            configuration: format!(
+                "--fabric {fabric} --backups {copies} --segment-size {SEGMENT_MIB}MiB --durability memory, {buffers} buffers a backup; \
+                 control by token{timeouts}"
+            ),
+        }
+    }
+
+    pub(crate) fn client(&self, spin: Duration) -> Result<Client> {
+        let options = Options { hold: true, timeout: Some(ANSWER), spin };
+        Client::connect_with(self.group.socket(0), &options).with_context(|| format!("connect to {}", self.name))
+    }
+
+    /// A connection by the socket. Another way to append is another implementation of [`Connection`], and a contestant of its
+    /// own beside this one.
+    pub(crate) fn connection(&self) -> Result<Box<dyn Connection>> {
+        Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)? }))
+    }
+
+    pub(crate) fn sidecar(&self) -> Result<u32> {
+        self.group.pid(Process::Sidecar(0))
+    }
+
+    pub(crate) fn backups(&self) -> Result<Vec<u32>> {
+        (0..self.group.backups()).map(|index| self.group.pid(Process::Backup(index))).collect()
+    }
+
+    /// Bytes of log that a record of this size takes, appended alone.
+    pub(crate) fn record_cost(&self, size: usize) -> Result<usize> {
+        Ok(self.client(Duration::ZERO)?.welcome().limits.batch_size(std::iter::once(size)))
+    }
+
+    /// Lets go of all records, so that the next measurement finds room on the disks. The last of them may stay.
+    pub(crate) fn trim(&self) -> Result<()> {
+        let mut client = self.client(Duration::ZERO)?;
+        let last = client.barrier()?.last;
+        client.trim(Lsn(last.0 + 1)).map(|_| ()).with_context(|| format!("trim the log of {}", self.name))
+    }
+}
+
+struct OurConnection {
+    client: Client,
+}
+
+impl OurConnection {
+    fn take(&mut self) -> Result<usize> {
+        let mut count = 0;
+        while let Some(ack) = self.client.try_next_ack() {
+            ack.outcome?;
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+impl Connection for OurConnection {
+    fn submit(&mut self, payload: &[u8]) -> Result<()> {
+        self.client.submit(payload)?;
+        Ok(())
+    }
+
+    fn answers(&mut self, wait: bool) -> Result<usize> {
+        if !wait {
+            self.client.pump()?;
+            return self.take();
+        }
+        if let Some(ack) = self.client.next_ack()? {
+            ack.outcome?;
+        }
+        Ok(1 + self.take()?)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.client.as_fd()
+    }
+
+    /// What it has sent is answered, then the descriptor becomes readable, and the rest goes out.
+    fn unsent(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,135 @@
+//! One run: the comparisons that were chosen, one after the other, and what each of them needs from the outside.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::comparisons::Definition;
+use crate::load::Measured;
+use crate::machine;
+use crate::options::Options;
+use crate::ours::{Ours, Shape};
+use crate::results::{Absent, Cell, Comparison, Contestant, Distribution, Figures, Metric, Ratio, Sample};
+
+/// How long one measurement takes at full effort.
+const MEASUREMENT: Duration = Duration::from_secs(2);
+
+/// What a comparison gets, and where it leaves its figures.
+pub(crate) struct Run<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) program: PathBuf,
+    progress: &'a ProgressBar,
+    comparison: Comparison,
+    round: u32,
+}
+
+/// Runs one comparison.
+pub(crate) fn run(
+    definition: &Definition,
+    program: PathBuf,
+    options: &Options,
+    progress: &ProgressBar,
+) -> Result<Comparison> {
+    progress.set_message(format!("{}: starting", definition.name));
+    let comparison =
+        Comparison { name: definition.name.to_owned(), busy_before: machine::busy(), ..Comparison::default() };
+    let mut run = Run { options, program, progress, comparison, round: 0 };
+    (definition.run)(&mut run).with_context(|| format!("comparison {}", definition.name))?;
+    Ok(run.comparison)
+}
+
+/// A bar over all rounds of all comparisons; it shows on terminals only.
+pub(crate) fn progress(rounds: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("[{elapsed}, {eta} left] {bar:20} {pos}/{len} rounds  {wide_msg}");
+    ProgressBar::new(rounds).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+impl Run<'_> {
+    /// Rounds of this run, each noted as it begins.
+    pub(crate) fn rounds(&mut self, mut measure: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        for round in 1..=self.options.rounds() {
+            self.round = round;
+            self.comparison.load.push(machine::load());
+            measure(self).with_context(|| format!("round {round}"))?;
+            self.progress.inc(1);
+        }
+        Ok(())
+    }
+
+    /// How long a measurement shall take that usually takes two seconds.
+    pub(crate) fn time(&self) -> Duration {
+        MEASUREMENT * self.options.effort() / 100
+    }
+
+    /// Says what is going on.
+    pub(crate) fn say(&self, what: impl Display) {
+        let (name, round, rounds) = (&self.comparison.name, self.round, self.options.rounds());
+        self.progress.set_message(format!("{name}, round {round} of {rounds}: {what}"));
+    }
+
+    /// Somebody takes part.
+    pub(crate) fn enter(&mut self, contestant: Contestant) {
+        self.comparison.contestants.push(contestant);
+    }
+
+    /// Somebody cannot take part.
+    pub(crate) fn absent(&mut self, name: &str, why: impl Display) {
+        self.comparison.absent.push(Absent { name: name.to_owned(), why: why.to_string() });
+    }
+
+    /// Our group, and the one of `--beside`.
+    pub(crate) fn ours(&mut self, name: &str, shape: &Shape) -> Result<Vec<Ours>> {
+        let mut all = vec![Ours::start(name, &self.program, &self.options.memory, shape)?];
+        if let Some(beside) = &self.options.beside {
+            all.push(Ours::start(&beside_name(name), beside, &self.options.memory, shape)?);
+        }
+        for ours in &all {
+            self.enter(ours.contestant());
+        }
+        Ok(all)
+    }
+
+    /// Notes what a contestant did in this round.
+    pub(crate) fn note(&mut self, contestant: &str, case: &str, measured: &Measured) {
+        self.note_all(contestant, case, None, measured.figures(), measured.distribution());
+    }
+
+    /// The same with all that a sample may have.
+    pub(crate) fn note_all(
+        &mut self,
+        contestant: &str,
+        case: &str,
+        at: Option<f64>,
+        figures: Figures,
+        distribution: Distribution,
+    ) {
+        let (contestant, case) = (contestant.to_owned(), case.to_owned());
+        self.comparison.samples.push(Sample { contestant, case, at, round: self.round, figures, distribution });
+    }
+
+    /// Has the report divide one figure by another.
+    pub(crate) fn ratio(&mut self, name: impl Into<String>, of: Cell, to: Cell) {
+        self.comparison.ratios.push(Ratio { name: name.into(), of, to });
+    }
+
+    /// With `--beside`: this build's figure divided by the other's.
+    pub(crate) fn ratio_beside(&mut self, name: &str, case: &str, metric: Metric) {
+        if self.options.beside.is_some() {
+            let label = format!("this build / the other: {name}, {case}, {}", metric.title());
+            self.ratio(label, cell(name, case, metric), cell(&beside_name(name), case, metric));
+        }
+    }
+}
+
+/// The name of a contestant of the other build.
+pub(crate) fn beside_name(name: &str) -> String {
+    format!("{name} (other build)")
+}
+
+/// Shorthand.
+pub(crate) fn cell(contestant: &str, case: &str, metric: Metric) -> Cell {
+    Cell { contestant: contestant.to_owned(), case: case.to_owned(), metric }
+}
