@@ -158,7 +158,7 @@ impl Path {
             if began.duration_since(self.ticked) >= TICK {
                 self.ticked = began;
                 replicator.tick(now);
-                self.stall.tick(now, replicator.primary().acked(), self.pending.appends() > 0);
+                self.stall.tick(now, self.pending.progress(replicator.primary().acked()), self.pending.waits());
             }
         }
         let acked = self.acknowledge();

@@ -63,6 +63,28 @@ fn appends_without_a_next_segment_wait_for_room() {
 }
 
 #[test]
+fn barriers_that_nobody_confirms_wait_for_members() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.shut.store(true, Ordering::Relaxed);
+    client.send(&[Request::Barrier]);
+    wait_until(&mut bench, Some(AppendsWaitFor::Members));
+    bench.shut.store(false, Ordering::Relaxed);
+    assert_eq!(bench.hear(&mut client), "BarrierPassed { epoch: 1, last: 0 }");
+    wait_until(&mut bench, None);
+}
+
+#[test]
+fn a_barrier_in_a_full_group_waits_for_room() {
+    let mut bench = Bench::new();
+    bench.follow(2);
+    bench.lead_without_room(3);
+    let mut client = bench.client();
+    client.send(&[Request::Barrier]);
+    wait_until(&mut bench, Some(AppendsWaitFor::Room));
+}
+
+#[test]
 fn members_are_counted_while_they_are_connected() {
     let mut bench = Bench::new();
     let mut client = bench.client();

@@ -10,6 +10,7 @@
 
 mod lanes;
 mod membership;
+mod refusals;
 mod repair;
 mod requests;
 mod seats;
@@ -30,6 +31,7 @@ pub use seats::{Membership, Post, Seat};
 
 use lanes::Lanes;
 use membership::Search;
+use refusals::Refusals;
 use seats::{Member, Stall};
 use segments::Segments;
 
@@ -219,6 +221,7 @@ pub struct Primary {
     recruit_after: Time,
     /// Members lost in this epoch, the latest last. As spares they are tried after all others.
     lost: Vec<MemberId>,
+    refusals: Refusals,
     lanes: Lanes,
     /// Number of the latest post to any seat.
     posts: Post,
@@ -255,6 +258,7 @@ impl Primary {
             search: Search::Idle,
             recruit_after: now,
             lost: Vec::new(),
+            refusals: Refusals::default(),
             lanes: Lanes::default(),
             posts: Post::default(),
             segment_stall: None,
@@ -470,6 +474,7 @@ impl Primary {
         self.forget_trimmed_damage();
         // An app that trims for every record must not cost a call to each member for every record (S9).
         if self.closed.len() < before {
+            self.refusals.forget();
             out.extend(self.seats().map(|seat| Output::Trim(seat, below)));
         }
     }

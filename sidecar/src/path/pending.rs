@@ -16,6 +16,7 @@ use super::connection::{ClientConnection, Later};
 use super::latency::Latency;
 use super::messages::ClientId;
 use super::replicator::Placed;
+use super::stall::Progress;
 use super::{Path, RoleState};
 
 /// Appends that wait for their ack, over all connections: 64 Ki × 48 bytes = 3 MiB, allocated at the start.
@@ -42,6 +43,8 @@ struct PendingBarrier {
 pub(super) struct Pending {
     appends: VecDeque<PendingAppend>,
     barriers: Vec<PendingBarrier>,
+    /// Barriers that have passed.
+    passed: u64,
     latency: Latency,
     /// Appends that this turn has added.
     fresh: u64,
@@ -55,6 +58,7 @@ impl Pending {
         Pending {
             appends: VecDeque::with_capacity(APPENDS_MAX),
             barriers: Vec::with_capacity(BARRIERS_MAX),
+            passed: 0,
             latency: Latency::new(),
             fresh: 0,
             left_behind: Position::default(),
@@ -64,6 +68,16 @@ impl Pending {
     /// Appends that wait.
     pub(super) fn appends(&self) -> usize {
         self.appends.len()
+    }
+
+    /// True while an append or a barrier waits for its answer.
+    pub(super) fn waits(&self) -> bool {
+        !self.appends.is_empty() || !self.barriers.is_empty()
+    }
+
+    /// How far the answers have come.
+    pub(super) fn progress(&self, acked: Position) -> Progress {
+        Progress { acked, passed: self.passed }
     }
 
     pub(super) fn may_append(&self) -> bool {
@@ -140,6 +154,7 @@ impl Path {
         let Some(newest) = self.pending.barriers.last() else { return };
         replicator.probe(newest.after, now);
         let passed = Response::BarrierPassed { epoch: self.epoch, last: self.counters.acked.load(Ordering::Relaxed) };
+        let waiting = self.pending.barriers.len();
         self.pending.barriers.retain(|barrier| {
             if !replicator.primary().passed(barrier.after) {
                 return true;
@@ -149,6 +164,7 @@ impl Path {
             }
             false
         });
+        self.pending.passed += (waiting - self.pending.barriers.len()) as u64;
     }
 
     /// Refuses every append and barrier that waits.

@@ -308,7 +308,11 @@ impl Path {
             return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
         }
         // A seat proves itself in the active segment's buffer, so there has to be one.
-        if !self.pending.may_add_barrier() || !replicator.is_ready() {
+        if !replicator.is_ready() {
+            self.stall.refuse();
+            return Outcome::Later;
+        }
+        if !self.pending.may_add_barrier() {
             return Outcome::Later;
         }
         context.outbox.owe(Later::Barrier);

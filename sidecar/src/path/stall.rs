@@ -1,4 +1,4 @@
-//! Whether appends wait: they find no room, or are placed and not acknowledged, and nothing moves.
+//! Whether appends or barriers wait: they find no room, or are not acknowledged or passed, and nothing moves.
 //!
 //! Kept by [`Path`](super::Path), which tells it of every tick; told in the [`Description`](super::Description).
 
@@ -8,28 +8,36 @@ use tailwind_protocol::ids::Position;
 /// A shorter wait belongs to every roll-over, swap and slow disk.
 const WORTH_TELLING_MS: u64 = 1000;
 
-/// Since when appends wait, if they do.
+/// Since when appends or barriers wait, if they do.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
-    /// Since the last tick an append has found no room.
+    /// Since the last tick an append or a barrier has found no room.
     refused: bool,
     /// So it was at the last tick.
     no_room: bool,
-    acked: Position,
+    progress: Progress,
     since: Option<Time>,
 }
 
+/// What moves while nothing has to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) acked: Position,
+    /// Barriers that have passed.
+    pub(super) passed: u64,
+}
+
 impl Stall {
-    /// An append finds no room in the open segment, and the next one is not lent yet.
+    /// An append finds no room in the open segment, or a barrier none to prove itself in, and the next one is not lent yet.
     pub(super) fn refuse(&mut self) {
         self.refused = true;
     }
 
-    /// Time passes. `pending`: appends have been placed and wait for their ack.
-    pub(super) fn tick(&mut self, now: Time, acked: Position, pending: bool) {
+    /// Time passes. `pending`: appends have been placed, or barriers taken, that wait for their answer.
+    pub(super) fn tick(&mut self, now: Time, progress: Progress, pending: bool) {
         self.no_room = std::mem::take(&mut self.refused);
-        let waits = (self.no_room || pending) && acked == self.acked;
-        self.acked = acked;
+        let waits = (self.no_room || pending) && progress == self.progress;
+        self.progress = progress;
         self.since = if waits { self.since.or(Some(now)) } else { None };
     }
 
@@ -46,8 +54,8 @@ mod tests {
 
     use super::*;
 
-    fn at(offset: u32) -> Position {
-        Position::new(SegmentId(1), Offset(offset))
+    fn at(offset: u32) -> Progress {
+        Progress { acked: Position::new(SegmentId(1), Offset(offset)), passed: 0 }
     }
 
     #[test]
@@ -59,6 +67,13 @@ mod tests {
         assert_eq!(stall.told(Time(1005)), Some(false));
         stall.tick(Time(1010), at(9), true);
         assert_eq!(stall.told(Time(3000)), None, "an ack has come");
+    }
+
+    #[test]
+    fn barriers_that_pass_do_not_wait() {
+        let mut stall = Stall::default();
+        (0..1000).for_each(|tick| stall.tick(Time(tick * 5), Progress { passed: tick, ..at(8) }, true));
+        assert_eq!(stall.told(Time(5000)), None);
     }
 
     #[test]

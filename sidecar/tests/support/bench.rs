@@ -144,6 +144,15 @@ impl Bench {
 
     /// Has the path lead `epoch`, over a log that is empty.
     pub fn lead(&mut self, epoch: u64) {
+        self.begin(epoch, true);
+    }
+
+    /// As `lead`, in a group whose members have no room for the first segment.
+    pub fn lead_without_room(&mut self, epoch: u64) {
+        self.begin(epoch, false);
+    }
+
+    fn begin(&mut self, epoch: u64, room: bool) {
         let rules = Rules {
             backups: BACKUPS as u8,
             min_in_sync: 2,
@@ -160,7 +169,7 @@ impl Bench {
         let (writer, slots) = (Writer(epoch), 2 * self.terms as u32);
         self.terms += 1;
         while !outputs.is_empty() {
-            for output in outputs.drain(..) {
+            for output in outputs.drain(..).filter(|output| room || !matches!(output, Output::Open(..))) {
                 self.execute(writer, slots, output);
             }
             self.path.turn().unwrap();

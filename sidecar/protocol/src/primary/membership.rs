@@ -215,7 +215,9 @@ impl Primary {
         let is_member = |found: &MemberRef| self.config.member(&found.id).is_some_and(|known| known.is_same(found));
         let (members, mut spares): (Vec<_>, Vec<_>) = found.into_iter().partition(is_member);
         members.iter().filter(|member| lost.contains(&member.id)).for_each(|member| self.on_returned(member));
-        spares.retain(|spare| !self.is_seated(spare));
+        // With too few members left, a backup that refused is asked all the same: the log may have room there by now.
+        let short = self.is_short();
+        spares.retain(|spare| !self.is_seated(spare) && (short || !self.refusals.has(spare, now)));
         spares.sort_by_key(|spare| self.lost.iter().position(|id| *id == spare.id));
         self.fence_next(now, spares.into(), out);
     }
@@ -323,7 +325,12 @@ impl Primary {
         let held_up = (self.segments.oldest(), self.segments.active_id(), everybody);
         self.segment_stall = Stall::follow(self.segment_stall, held_up, now, !slow.is_empty());
         if self.segment_stall.is_some_and(|stall| self.is_too_long(stall.since, now)) {
-            self.count_as_lost(slow, out);
+            let wanted = self.wanted_segment();
+            let refuses = |member: &&Member| slow.contains(&member.seat) && member.opened < wanted;
+            let refusing: Vec<_> = self.members.iter().flatten().filter(refuses).map(|m| m.reference.clone()).collect();
+            if self.count_as_lost(slow, out) {
+                refusing.into_iter().for_each(|member| self.note_refusal(member, now));
+            }
         }
         let slow = self.members_stalling_acks();
         self.ack_stall = Stall::follow(self.ack_stall, self.acked, now, !slow.is_empty());
@@ -332,10 +339,15 @@ impl Primary {
         }
     }
 
-    fn members_stalling_segments(&self) -> Vec<Seat> {
+    /// The segment that appends need next.
+    fn wanted_segment(&self) -> SegmentId {
         let active = self.segments.active_id();
+        if self.is_ready() { active.next() } else { active }
+    }
+
+    fn members_stalling_segments(&self) -> Vec<Seat> {
         let oldest = self.segments.oldest();
-        let wanted = if self.is_ready() { active.next() } else { active };
+        let wanted = self.wanted_segment();
         // If the open end is full, the next one has not been requested: then the oldest is what holds up.
         let requested = self.segments.get(wanted).is_some();
         let full = self.segments.len() == SEGMENTS_MAX;
@@ -384,25 +396,35 @@ impl Primary {
             let stall = Stall::follow(member.stall, progress, now, stalls);
             let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_timeout_ms);
             if stall.is_some_and(too_long) {
-                stuck.push(member.seat);
+                let refuses = member.opened < self.segments.active_id().min(self.lent_by_members());
+                stuck.push((member.seat, refuses.then(|| member.reference.clone())));
             }
             if let Some(member) = &mut self.members[index] {
                 member.stall = stall;
             }
         }
-        stuck.into_iter().for_each(|seat| self.on_lost(seat, out));
+        for (seat, refusing) in stuck {
+            self.on_lost(seat, out);
+            refusing.into_iter().for_each(|member| self.note_refusal(member, now));
+        }
+    }
+
+    fn note_refusal(&mut self, member: MemberRef, now: Time) {
+        self.refusals.note(member, self.rules.open_timeout_ms, now);
     }
 
     fn is_too_long(&self, since: Time, now: Time) -> bool {
         now >= since.plus(self.rules.open_timeout_ms)
     }
 
-    /// Counts them as lost if enough others are left.
-    fn count_as_lost(&mut self, slow: Vec<Seat>, out: &mut Vec<Output>) {
+    /// Counts them as lost if enough others are left; true if so.
+    fn count_as_lost(&mut self, slow: Vec<Seat>, out: &mut Vec<Output>) -> bool {
         let left = self.required().filter(|m| !m.is_lost() && !slow.contains(&m.seat)).count();
-        if left >= usize::from(self.rules.min_in_sync.max(1)) {
+        let enough = left >= usize::from(self.rules.min_in_sync.max(1));
+        if enough {
             slow.into_iter().for_each(|seat| self.on_lost(seat, out));
         }
+        enough
     }
 }
 

@@ -47,6 +47,7 @@ scripts! { Script, "tests/golden/scripts":
     rejoin,
     roll_over,
     room_for_an_image,
+    room_refused,
     stalled,
     too_few,
     torn_across_segments,
