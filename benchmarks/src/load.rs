@@ -267,6 +267,7 @@ mod tests {
         }
     }
 
+    #[allow(clippy::vec_box, reason = "the loops take boxes")]
     fn fakes(count: usize, stall: Duration) -> (Vec<Box<Fake>>, Rc<RefCell<Seen>>) {
         let seen = Rc::new(RefCell::new(Seen::default()));
         let fake = |_| {

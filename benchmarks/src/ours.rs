@@ -28,11 +28,18 @@ pub(crate) struct Shape {
     pub(crate) buffers: usize,
     /// With the time-outs that users get, for measuring failovers.
     pub(crate) default_timeouts: bool,
+    /// Clients use the ring, not the socket.
+    pub(crate) ring: bool,
 }
 
 impl Shape {
     pub(crate) fn new(fabric: &'static str, copies: usize) -> Shape {
-        Shape { fabric, copies, sidecars: 1, buffers: 16, default_timeouts: false }
+        Shape { fabric, copies, sidecars: 1, buffers: 16, default_timeouts: false, ring: false }
+    }
+
+    /// The same, by the ring.
+    pub(crate) fn by_ring(self) -> Shape {
+        Shape { ring: true, ..self }
     }
 }
 
@@ -76,7 +83,8 @@ impl Ours {
         let program = self.group.setup().program.clone();
         let version = std::process::Command::new(&program).arg("--version").output();
         let version = version.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
-        let Shape { fabric, copies, buffers, default_timeouts, .. } = self.shape;
+        let Shape { fabric, copies, buffers, default_timeouts, ring, .. } = self.shape;
+        let way = if ring { "ring" } else { "socket" };
         let timeouts = if default_timeouts {
             String::new()
         } else {
@@ -88,18 +96,17 @@ impl Ours {
             claim: format!("in the memory of all {copies} backups"),
             configuration: format!(
                 "--fabric {fabric} --backups {copies} --segment-size {SEGMENT_MIB}MiB --durability memory, {buffers} buffers a backup; \
-                 control by token{timeouts}"
+                 control by token; appends by the {way}{timeouts}"
             ),
         }
     }
 
     pub(crate) fn client(&self, spin: Duration) -> Result<Client> {
-        let options = Options { hold: true, timeout: Some(ANSWER), spin };
+        let options = Options { hold: true, timeout: Some(ANSWER), spin, socket_only: !self.shape.ring };
         Client::connect_with(self.group.socket(0), &options).with_context(|| format!("connect to {}", self.name))
     }
 
-    /// A connection by the socket. Another way to append is another implementation of [`Connection`], and a contestant of its
-    /// own beside this one.
+    /// A connection, by the socket or the ring.
     pub(crate) fn connection(&self) -> Result<Box<dyn Connection>> {
         Ok(Box::new(OurConnection { client: self.client(Duration::ZERO)? }))
     }

@@ -18,15 +18,19 @@ const CASE: &str = "pipelined, 100 B";
 
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let mut all = Vec::new();
-    for fabric in ["shm", "tcp"] {
-        let name = format!("Tailwind {fabric}");
-        all.extend(run.ours(&name, &Shape::new(fabric, 3))?);
+    let ours = [
+        ("Tailwind shm", Shape::new("shm", 3)),
+        ("Tailwind shm by ring", Shape::new("shm", 3).by_ring()),
+        ("Tailwind tcp", Shape::new("tcp", 3)),
+    ];
+    for (name, shape) in ours {
+        all.extend(run.ours(name, &shape)?);
         for metric in [Metric::SidecarUser, Metric::SidecarKernel, Metric::BackupsUser, Metric::BackupsKernel] {
-            run.ratio_beside(&name, CASE, metric);
+            run.ratio_beside(name, CASE, metric);
         }
-        run.ratio_beside(&name, CASE, Metric::BackupPerByte);
-        run.ratio(format!("{name}: p99 / p50"), cell(&name, CASE, Metric::P99), cell(&name, CASE, Metric::P50));
-        run.ratio_beside(&name, CASE, Metric::Rate);
+        run.ratio_beside(name, CASE, Metric::BackupPerByte);
+        run.ratio(format!("{name}: p99 / p50"), cell(name, CASE, Metric::P99), cell(name, CASE, Metric::P50));
+        run.ratio_beside(name, CASE, Metric::Rate);
     }
     run.rounds(|run| all.iter().try_for_each(|ours| measure(run, ours)))
 }

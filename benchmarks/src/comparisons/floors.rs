@@ -52,8 +52,13 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         "it takes a card: what soft-RoCE needs says nothing about one",
     );
     let shape = |fabric| Shape { buffers: BUFFERS, ..Shape::new(fabric, 3) };
-    let groups = [run.ours("Tailwind shm", &shape("shm"))?, run.ours("Tailwind tcp", &shape("tcp"))?];
-    for name in ["Tailwind shm", "Tailwind tcp"] {
+    let ours = [
+        ("Tailwind shm", shape("shm")),
+        ("Tailwind shm by ring", shape("shm").by_ring()),
+        ("Tailwind tcp", shape("tcp")),
+    ];
+    let groups = ours.iter().map(|(name, shape)| run.ours(name, shape)).collect::<Result<Vec<_>>>()?;
+    for (name, _) in ours {
         let spin = spinning(name);
         run.ratio(format!("{name} / {BLOCKING}"), p50(name), p50(BLOCKING));
         run.ratio(format!("{spin} / {SPINNING}"), p50(&spin), p50(SPINNING));

@@ -71,15 +71,15 @@ impl Contender {
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let mut contenders = Vec::new();
     let copies: &[usize] = if run.options.quick { &[3] } else { &[3, 2] };
-    let ours: Vec<(&str, usize)> =
-        ["shm", "tcp"].into_iter().flat_map(|f| copies.iter().map(move |c| (f, *c))).collect();
-    let name = |(fabric, copies): (&str, usize)| format!("Tailwind {fabric}, {copies} backups");
-    for (fabric, copies) in ours.iter().copied() {
-        contenders.extend(
-            run.ours(&name((fabric, copies)), &Shape::new(fabric, copies))?
-                .into_iter()
-                .map(|ours| Contender::Ours(Box::new(ours))),
-        );
+    let socket =
+        ["shm", "tcp"].into_iter().flat_map(|fabric| copies.iter().map(move |copies| Shape::new(fabric, *copies)));
+    let ours: Vec<Shape> = socket.chain([Shape::new("shm", 3).by_ring()]).collect();
+    let name = |shape: &Shape| {
+        let way = if shape.ring { " by ring" } else { "" };
+        format!("Tailwind {}{way}, {} backups", shape.fabric, shape.copies)
+    };
+    for shape in &ours {
+        contenders.extend(run.ours(&name(shape), shape)?.into_iter().map(|ours| Contender::Ours(Box::new(ours))));
     }
     for (peer, start) in peers::ALL {
         run.say(format!("starting {peer}"));
@@ -91,7 +91,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             Err(error) => run.absent(peer, format!("{error:#}")),
         }
     }
-    for ours in ours.into_iter().map(name) {
+    for ours in ours.iter().map(name) {
         for case in CASES {
             let metric = if case.depth == 1 { Metric::P50 } else { Metric::Rate };
             for (peer, _) in peers::ALL {

@@ -6,8 +6,10 @@ use crate::config::{MemberRef, Time};
 
 /// The first pause is `open_timeout_ms`, each later one twice the one before: 2 s × 2⁵ = 64 s at most.
 const DOUBLINGS_MAX: u32 = 5;
+/// A pause that ended so long ago is forgotten: members come and go while a primary lives.
+const FORGOTTEN_AFTER_MS: u64 = 120_000;
 
-/// At most one entry for each backup that was a member or newcomer in this epoch.
+/// At most one entry for each backup that was a member or newcomer lately.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Refusals(Vec<Refusal>);
 
@@ -23,6 +25,7 @@ struct Refusal {
 impl Refusals {
     /// This member was lost because it lent no buffer. Other memory under its name starts afresh.
     pub(super) fn note(&mut self, member: MemberRef, open_timeout_ms: u64, now: Time) {
+        self.0.retain(|known| now < known.until.plus(FORGOTTEN_AFTER_MS));
         let known = self.0.iter().position(|known| known.member.id == member.id).map(|index| self.0.swap_remove(index));
         let before = known.filter(|known| known.member.is_same(&member)).map_or(0, |known| known.times);
         let until = now.plus(open_timeout_ms << before);
