@@ -230,10 +230,10 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
         let unknown = FrameError::UnknownKind(kind);
         assert_eq!(
             decode_request_all(&header).err() == Some(unknown.clone()),
-            !(1..=8).contains(&kind),
+            !(1..=9).contains(&kind),
             "request {kind}"
         );
-        assert_eq!(decode_response(&header).err() == Some(unknown), !(129..=137).contains(&kind), "response {kind}");
+        assert_eq!(decode_response(&header).err() == Some(unknown), !(129..=138).contains(&kind), "response {kind}");
     }
 }
 
