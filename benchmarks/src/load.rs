@@ -267,10 +267,9 @@ mod tests {
         }
     }
 
-    #[allow(clippy::vec_box, reason = "the loops take boxes")]
-    fn fakes(count: usize, stall: Duration) -> (Vec<Box<Fake>>, Rc<RefCell<Seen>>) {
+    fn fakes(count: usize, stall: Duration) -> (Vec<Box<dyn Connection>>, Rc<RefCell<Seen>>) {
         let seen = Rc::new(RefCell::new(Seen::default()));
-        let fake = |_| {
+        let fake = |_| -> Box<dyn Connection> {
             let (stream, _) = UnixStream::pair().unwrap();
             Box::new(Fake { stream, waiting: 0, stall, seen: Rc::clone(&seen) })
         };

@@ -69,7 +69,10 @@ fn measure(options: &Options, names: &[&str], raw: &Path) -> Result<Results> {
     let mut results = Results { format: FORMAT, about, comparisons: Vec::new() };
     for definition in names.iter().filter_map(|name| comparisons::find(name)) {
         let measured = run::run(definition, program.clone(), options, &progress);
-        let measured = measured.with_context(|| format!("what was measured before is in {}", raw.display()))?;
+        let measured = measured.with_context(|| match results.comparisons.len() {
+            0 => "nothing was measured".to_owned(),
+            count => format!("the first {count} of {} comparisons are in {}", names.len(), raw.display()),
+        })?;
         results.comparisons.push(measured);
         results.save(raw)?;
     }
