@@ -119,7 +119,7 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_resources: Option<ResourceRequirements>,
 
-    /// CPU and memory of the sidecar container in app pods. It needs ten segments of memory at least.
+    /// CPU and memory of the sidecar container in app pods. It needs twelve segments of memory at least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sidecar_resources: Option<ResourceRequirements>,
 

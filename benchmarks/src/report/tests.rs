@@ -71,7 +71,7 @@ fn the_report_is_as_the_golden_file_says() {
     let folder = tempfile::tempdir().unwrap();
     write(&results(), folder.path()).unwrap();
     let written = fs::read_to_string(folder.path().join("benchmarks.md")).unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/golden.md");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/golden.txt");
     if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
         fs::write(&golden, &written).unwrap();
     }

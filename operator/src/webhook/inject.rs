@@ -25,8 +25,9 @@ const SOCKET_VOLUME_SIZE: &str = "1Mi";
 const TOKEN_SECONDS: u32 = 3607;
 /// Memory of the sidecar beside its segments.
 const PROGRAM_BYTES: u64 = 96 << 20;
-/// Segments that it holds: those being written and closed, and images on their way to a backup that catches up.
-const SEGMENTS: u64 = 10;
+/// Segments that it holds: those being written and closed, two kept for the next ones, and what one reader or one backup that
+/// catches up needs.
+const SEGMENTS: u64 = 12;
 
 /// The group that a pod belongs to and wants a sidecar for.
 pub fn wanted_group(pod: &Value) -> Option<&str> {

@@ -410,7 +410,7 @@ impl Primary {
     }
 
     fn note_refusal(&mut self, member: MemberRef, now: Time) {
-        self.refusals.note(member, self.rules.open_timeout_ms, now);
+        self.refusals.note(member, self.rules.recruit_interval_ms, now);
     }
 
     fn is_too_long(&self, since: Time, now: Time) -> bool {

@@ -4,8 +4,8 @@
 
 use crate::config::{MemberRef, Time};
 
-/// The first pause is `open_timeout_ms`, each later one twice the one before: 2 s × 2⁵ = 64 s at most.
-const DOUBLINGS_MAX: u32 = 5;
+/// The first pause is `recruit_interval_ms`, each later one twice the one before: 250 ms × 2⁸ = 64 s at most.
+const DOUBLINGS_MAX: u32 = 8;
 /// A pause that ended so long ago is forgotten: members come and go while a primary lives.
 const FORGOTTEN_AFTER_MS: u64 = 120_000;
 
@@ -23,12 +23,16 @@ struct Refusal {
 }
 
 impl Refusals {
-    /// This member was lost because it lent no buffer. Other memory under its name starts afresh.
-    pub(super) fn note(&mut self, member: MemberRef, open_timeout_ms: u64, now: Time) {
+    /// This member was lost because it lent no buffer. Other memory under its name starts afresh. Who searches without an
+    /// interval makes no pause either.
+    pub(super) fn note(&mut self, member: MemberRef, recruit_interval_ms: u64, now: Time) {
+        if recruit_interval_ms == 0 {
+            return;
+        }
         self.0.retain(|known| now < known.until.plus(FORGOTTEN_AFTER_MS));
         let known = self.0.iter().position(|known| known.member.id == member.id).map(|index| self.0.swap_remove(index));
         let before = known.filter(|known| known.member.is_same(&member)).map_or(0, |known| known.times);
-        let until = now.plus(open_timeout_ms << before);
+        let until = now.plus(recruit_interval_ms << before);
         self.0.push(Refusal { member, times: (before + 1).min(DOUBLINGS_MAX), until });
     }
 
