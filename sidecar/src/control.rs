@@ -13,6 +13,7 @@ pub mod promote;
 pub mod reader;
 pub mod refusals;
 pub mod seat;
+pub mod sources;
 pub mod standby;
 pub mod status;
 pub mod times;

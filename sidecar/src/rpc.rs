@@ -174,14 +174,39 @@ impl BackupClient {
         }
     }
 
-    /// Fetches the bytes of a closed segment. As many as the closure says; whether they are right is for the caller to scan.
-    pub async fn fetch(&self, request: &FetchRequest, timeout: Duration) -> Result<Bytes, CallError> {
+    /// Fetches the bytes of a closed segment, and hands them on as they come. As many as the closure says; whether they are
+    /// right is for the caller to scan.
+    pub async fn fetch(
+        &self,
+        request: &FetchRequest,
+        timeout: Duration,
+        each: impl FnMut(&[u8]),
+    ) -> Result<(), CallError> {
+        let silent = |_| Err(self.unreachable(path::FETCH, &format!("not done within {timeout:?}")));
+        tokio::time::timeout(timeout, self.receive_segment(request, each)).await.unwrap_or_else(silent)
+    }
+
+    async fn receive_segment(&self, request: &FetchRequest, mut each: impl FnMut(&[u8])) -> Result<(), CallError> {
         let wanted = request.closure.end.0 as usize;
-        let bytes = self.post(path::FETCH, request, wanted, timeout).await?;
-        if bytes.len() != wanted {
-            return Err(self.unreachable(path::FETCH, &format!("{} bytes instead of {wanted}", bytes.len())));
+        let body = self.encode(path::FETCH, request)?;
+        let request = || (Method::POST, body.clone());
+        let (link, response) = self.ask(path::FETCH, request, true, REFUSAL_SIZE_MAX).await?;
+        let mut body = response.into_body();
+        let mut received = 0;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| self.unreachable(path::FETCH, &format!("reply broken off: {error}")))?;
+            let Ok(piece) = frame.into_data() else { continue };
+            received += piece.len();
+            if received > wanted {
+                break;
+            }
+            each(&piece);
         }
-        Ok(bytes)
+        if received != wanted {
+            return Err(self.unreachable(path::FETCH, &format!("{received} bytes instead of {wanted}")));
+        }
+        self.keep(link);
+        Ok(())
     }
 
     /// Listens to heartbeats. Returns when they end, or nothing is heard for so long, with the reason.
@@ -218,11 +243,16 @@ impl BackupClient {
     where
         Req: Serialize + ?Sized,
     {
-        let body = serde_json::to_vec(request).map_err(|error| self.unreachable(path, &error.to_string()))?;
-        match timeout(time, self.exchange(path, body.into(), limit)).await {
+        let body = self.encode(path, request)?;
+        match timeout(time, self.exchange(path, body, limit)).await {
             Ok(result) => result,
             Err(_) => Err(self.unreachable(path, &format!("no answer within {time:?}"))),
         }
+    }
+
+    fn encode<Req: Serialize + ?Sized>(&self, path: &str, request: &Req) -> Result<Bytes, CallError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.unreachable(path, &error.to_string()))?;
+        Ok(body.into())
     }
 
     async fn exchange(&self, path: &str, body: Bytes, limit: usize) -> Result<Bytes, CallError> {

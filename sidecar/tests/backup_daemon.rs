@@ -135,7 +135,7 @@ impl Primary {
     }
 
     async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<bytes::Bytes, CallError> {
-        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure };
+        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check: true };
         self.client.fetch(&request, TIMEOUT).await
     }
 

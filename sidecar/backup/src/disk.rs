@@ -267,10 +267,7 @@ impl Disk {
 
     /// Reads a closed segment and checks every byte.
     pub fn read_closed(&self, identity: &SegmentIdentity, closure: &Closure) -> Result<Vec<u8>, ReadError> {
-        let file = self.folder.open(&name(identity.segment, Sealed::Closed)).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => ReadError::Missing,
-            _ => ReadError::Io(error),
-        })?;
+        let file = self.open_closed(identity.segment)?;
         let mut bytes = vec![0; closure.end.0 as usize];
         match file.read_exact_at(0, &mut bytes) {
             Ok(()) if scan::verify(&bytes, identity, closure) => Ok(bytes),
@@ -278,6 +275,14 @@ impl Disk {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(ReadError::Corrupt),
             Err(error) => Err(ReadError::Io(error)),
         }
+    }
+
+    /// The file of a closed segment.
+    pub fn open_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
+        self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ReadError::Missing,
+            _ => ReadError::Io(error),
+        })
     }
 
     /// True when a closed segment's file ends with the footer that says so.

@@ -6,11 +6,12 @@
 
 use std::io;
 
-use tailwind_protocol::backup::Place;
+use tailwind_protocol::backup::{Place, Slot};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan;
 
 use crate::disk::{Disk, ReadError};
+use crate::files::File;
 use crate::memory::Buffers;
 
 /// The segment's bytes, every one of them checked.
@@ -30,6 +31,55 @@ pub fn fetch(
             let mut bytes = vec![0; closure.end.0 as usize];
             buffers.read(slot, 0, &mut bytes).map_err(|error| ReadError::Io(io::Error::other(error)))?;
             if scan::verify(&bytes, identity, closure) { Ok(bytes) } else { Err(ReadError::Corrupt) }
+        }
+    }
+}
+
+/// A closed segment's bytes as they are, for a caller who checks them.
+#[derive(Debug)]
+pub struct Unchecked {
+    from: Source,
+    end: u32,
+}
+
+#[derive(Debug)]
+enum Source {
+    Buffer(Slot),
+    File(Box<dyn File>),
+}
+
+impl Unchecked {
+    /// The copy at this place. A file that is too short is corrupt; what else may be wrong is seen only when it is read. A buffer
+    /// may be given to another segment meanwhile.
+    pub fn open(
+        disk: &Disk,
+        place: Place,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+    ) -> Result<Unchecked, ReadError> {
+        let end = closure.end.0;
+        let from = match place {
+            _ if end > identity.size.bytes() => return Err(ReadError::Corrupt),
+            Place::Memory(slot) => Source::Buffer(slot),
+            Place::Disk => Source::File(disk.open_closed(identity.segment)?),
+        };
+        match &from {
+            Source::File(file) if file.length().map_err(ReadError::Io)? < u64::from(end) => Err(ReadError::Corrupt),
+            _ => Ok(Unchecked { from, end }),
+        }
+    }
+
+    /// Bytes of the segment.
+    #[allow(clippy::len_without_is_empty, reason = "a segment has at least its header")]
+    pub fn len(&self) -> u32 {
+        self.end
+    }
+
+    /// Reads bytes of the segment from `at` on.
+    pub fn read(&self, buffers: &dyn Buffers, at: u32, out: &mut [u8]) -> io::Result<()> {
+        match &self.from {
+            Source::Buffer(slot) => buffers.read(*slot, at, out),
+            Source::File(file) => file.read_exact_at(at.into(), out),
         }
     }
 }

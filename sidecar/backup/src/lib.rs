@@ -26,7 +26,7 @@ pub mod table;
 
 pub use daemon::{Daemon, DaemonCounters, OutputResult};
 pub use disk::{Disk, FileName, Listing, ReadError};
-pub use fetch::{fetch, is_rot, scrub};
+pub use fetch::{Unchecked, fetch, is_rot, scrub};
 pub use files::{File, Folder, OsFolder};
 pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};

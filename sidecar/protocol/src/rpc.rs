@@ -165,6 +165,14 @@ pub struct FetchRequest {
     pub identity: SegmentIdentity,
     /// Where it ends.
     pub closure: Closure,
+    /// The backup looks at the bytes first, and remembers that its copy is corrupt. Otherwise it sends what is there, for a
+    /// caller who looks anyway: and who asks again with this if something is wrong.
+    #[serde(default = "checked")]
+    pub check: bool,
+}
+
+fn checked() -> bool {
+    true
 }
 
 /// Closed segments that end below this LSN may be forgotten.

@@ -253,6 +253,71 @@ fn sealed(bytes: &[u8], chain: Chain) -> Option<(Chain, Lag)> {
     (found == chain.seal(lag).0).then_some((found, lag))
 }
 
+/// Scans a segment whose bytes come in pieces, the first from its beginning. Keeps only what is not part of a whole append.
+#[derive(Clone, Debug)]
+pub struct PiecewiseScanner {
+    identity: SegmentIdentity,
+    /// What has been accepted; the default before the segment header is.
+    known: Closure,
+    /// Bytes from there on.
+    rest: Vec<u8>,
+    /// It is worth looking again once there are so many of them: an append in many pieces is not scanned from its beginning with
+    /// each.
+    look_at: usize,
+}
+
+impl PiecewiseScanner {
+    /// A scanner of this segment.
+    pub fn new(identity: SegmentIdentity) -> PiecewiseScanner {
+        PiecewiseScanner { identity, known: Closure::default(), rest: Vec::new(), look_at: 0 }
+    }
+
+    /// Takes the bytes that follow, and hands out the records of appends that are whole now.
+    pub fn push(&mut self, piece: &[u8], each: impl FnMut(Record<'_>)) {
+        if self.rest.is_empty() {
+            let taken = self.scan(piece, each);
+            self.rest.extend_from_slice(&piece[taken..]);
+        } else {
+            self.rest.extend_from_slice(piece);
+            if self.rest.len() < self.look_at {
+                return;
+            }
+            self.look(each);
+        }
+        self.look_at = 2 * self.rest.len();
+    }
+
+    /// Nothing follows: where the valid log ends.
+    pub fn finish(mut self, each: impl FnMut(Record<'_>)) -> Closure {
+        self.look(each);
+        self.known
+    }
+
+    fn look(&mut self, each: impl FnMut(Record<'_>)) {
+        let mut rest = std::mem::take(&mut self.rest);
+        let taken = self.scan(&rest, each);
+        rest.drain(..taken);
+        self.rest = rest;
+    }
+
+    /// Accepts what is whole at the beginning of these bytes, which follow what is known. Returns how many were accepted.
+    fn scan(&mut self, bytes: &[u8], mut each: impl FnMut(Record<'_>)) -> usize {
+        let before = self.known.end.0;
+        let mut scanner = match self.known.end {
+            Offset(0) => match Scanner::new(bytes, &self.identity) {
+                Ok(scanner) => scanner,
+                Err(_) => return 0,
+            },
+            _ => Scanner::resume_tail(bytes, &self.identity, self.known),
+        };
+        while let Ok(append) = scanner.next_append() {
+            append.records().for_each(&mut each);
+        }
+        self.known = scanner.closure();
+        (self.known.end.0 - before) as usize
+    }
+}
+
 /// What a scan of a whole buffer found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanReport {

@@ -365,6 +365,76 @@ pub fn put_batch_record(out: &mut Vec<u8>, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
+/// `Records` frames in a row, each record copied once.
+#[derive(Debug)]
+pub struct RecordsFrames {
+    request: u64,
+    bytes: Vec<u8>,
+    /// Where each whole frame ends, and the record after its last one.
+    ends: Vec<(usize, u64)>,
+    /// Where the frame that is being filled begins, and its records.
+    start: usize,
+    count: u32,
+    /// The record after the last one put.
+    next: u64,
+}
+
+impl RecordsFrames {
+    /// Frames that answer this request.
+    pub fn new(request: u64) -> RecordsFrames {
+        RecordsFrames { request, bytes: Vec::new(), ends: Vec::new(), start: 0, count: 0, next: 0 }
+    }
+
+    /// Adds a record. Within a frame LSNs follow one another: the caller puts them in order, without gaps.
+    pub fn put(&mut self, lsn: u64, payload: &[u8]) {
+        let size = self.bytes.len() - self.start;
+        if self.count > 0 && size + payload.len() > RECORDS_FRAME_TARGET {
+            self.end_frame();
+        }
+        if self.count == 0 {
+            self.start = self.bytes.len();
+            self.bytes.extend_from_slice(&[0, 0, 0, 0, kind::RECORDS, 0, 0, 0]);
+            self.bytes.extend_from_slice(&self.request.to_le_bytes());
+            self.bytes.extend_from_slice(&lsn.to_le_bytes());
+            self.bytes.extend_from_slice(&[0; 8]);
+        }
+        put_batch_record(&mut self.bytes, payload);
+        self.count += 1;
+        self.next = lsn + 1;
+    }
+
+    fn end_frame(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        let length = self.bytes.len() - self.start - FRAME_HEADER_SIZE;
+        self.bytes[self.start..self.start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+        let count = self.start + FRAME_HEADER_SIZE + 8;
+        self.bytes[count..count + 4].copy_from_slice(&self.count.to_le_bytes());
+        self.ends.push((self.bytes.len(), self.next));
+        self.count = 0;
+    }
+
+    /// The frames, in pieces of whole frames with this many bytes or a little more: each with the record that follows.
+    pub fn pieces(&mut self, size: usize) -> impl Iterator<Item = (&[u8], u64)> {
+        self.end_frame();
+        let (mut start, mut ends) = (0, self.ends.iter());
+        let bytes = &self.bytes;
+        std::iter::from_fn(move || {
+            let enough = ends.by_ref().find(|(end, _)| end - start >= size || *end == bytes.len());
+            let (end, next) = enough?;
+            Some((&bytes[std::mem::replace(&mut start, *end)..*end], *next))
+        })
+    }
+
+    /// Forgets all records; the memory is kept.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        self.count = 0;
+    }
+}
+
 /// Appends a whole batch request to `out`, each record copied once. Allocates only if `out` lacks room.
 pub fn encode_batch<'a>(request: u64, records: impl ExactSizeIterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     frame(out, kind::BATCH, 0, request, |out| {

@@ -227,7 +227,9 @@ fn segment_larger_than_the_buffers_is_refused() {
 #[test]
 fn fetch_serves_closed_segments_only() {
     let mut fixture = promised();
-    let fetch = |identity, last| Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last) });
+    let fetch = |identity, last| {
+        Request::Fetch(FetchRequest { group: group("g"), identity, closure: closure(last), check: true })
+    };
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Refused(Refusal::NoSuchCopy { .. }))));
     assert_eq!(fixture.ask(close(caller(5), identity(1, 5), 3)), Some(Reply::Done));
     assert!(matches!(fixture.ask(fetch(identity(1, 5), 3)), Some(Reply::Fetch(..))));

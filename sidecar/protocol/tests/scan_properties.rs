@@ -14,7 +14,7 @@ use tailwind_protocol::layout::{
     CHECKSUM_SIZE, Chain, Closure, FIRST_LSN_MAX, Lag, MARKS_SIZE, RECORD_HEADER_SIZE, RecordHeader,
     SEGMENT_HEADER_SIZE, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize, record_size,
 };
-use tailwind_protocol::scan::{Scanner, StopReason, scan, scan_on, verify};
+use tailwind_protocol::scan::{PiecewiseScanner, Record, Scanner, StopReason, scan, scan_on, verify};
 use tailwind_protocol::segment::SegmentWriter;
 
 /// What one PCIe write or one cache line carries: a torn write is made of whole ones.
@@ -467,6 +467,36 @@ proptest! {
             torn[at..at + 8].fill(0);
         }
         log.check(&torn);
+    }
+
+    #[test]
+    fn pieces_hold_what_the_whole_holds(
+        log in any_log(),
+        cuts in vec(any::<prop::sample::Index>(), 0..12),
+        hit in proptest::option::of((any::<prop::sample::Index>(), any::<u8>())),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = log.bytes[..log.end() - end.index(log.end() / 4)].to_vec();
+        if let Some((at, byte)) = hit {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let mut whole = Vec::new();
+        if let Ok(mut scanner) = Scanner::new(&bytes, &log.identity) {
+            while let Ok(append) = scanner.next_append() {
+                whole.extend(append.records().map(|record| (record.lsn, record.payload.to_vec())));
+            }
+        }
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+        cuts.extend([0, bytes.len()]);
+        cuts.sort_unstable();
+        let mut found = Vec::new();
+        let mut take = |record: Record<'_>| found.push((record.lsn, record.payload.to_vec()));
+        let mut scanner = PiecewiseScanner::new(log.identity);
+        cuts.windows(2).for_each(|cut| scanner.push(&bytes[cut[0]..cut[1]], &mut take));
+        let closure = scanner.finish(&mut take);
+        prop_assert_eq!(found, whole);
+        prop_assert_eq!(closure, scan(&bytes, &log.identity).closure);
     }
 
     #[test]

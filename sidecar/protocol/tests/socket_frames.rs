@@ -419,7 +419,53 @@ fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+#[test]
+fn records_frames_are_those_of_single_responses() {
+    let two = run(&["first", "second"]);
+    let mut frames = RecordsFrames::new(4);
+    frames.put(11, b"first");
+    frames.put(12, b"second");
+    let single = response_bytes(4, &Response::Records { first: 11, records: Batch::new(2, &two).unwrap() });
+    let pieces: Vec<_> = frames.pieces(1).collect();
+    assert_eq!(pieces, [(&single[..], 13)]);
+}
+
 proptest! {
+    #[test]
+    fn records_frames_hold_all_records_in_pieces_of_whole_frames(
+        sizes in proptest::collection::vec(prop_oneof![0..200_usize, 0..100_000_usize], 0..40),
+        first in 1..1_000_000_u64,
+        piece_size in 1..200_000_usize,
+    ) {
+        let payload = |nth: usize| vec![nth as u8; sizes[nth]];
+        let mut frames = RecordsFrames::new(7);
+        // What was put before is forgotten.
+        frames.put(5, b"earlier");
+        frames.clear();
+        for nth in 0..sizes.len() {
+            frames.put(first + nth as u64, &payload(nth));
+        }
+        let mut taken = 0;
+        let mut pieces = frames.pieces(piece_size).peekable();
+        while let Some((mut piece, next)) = pieces.next() {
+            prop_assert!(piece.len() >= piece_size || pieces.peek().is_none(), "only the last piece is smaller");
+            while !piece.is_empty() {
+                let Decoded { request, frame, size } = decode_response(piece).unwrap().unwrap();
+                let Response::Records { first: found, records } = frame else { panic!("{frame:?}") };
+                prop_assert_eq!((request, found), (7, first + taken as u64));
+                let fits = records.payload_size() <= RECORDS_FRAME_TARGET;
+                prop_assert!(fits || records.len() == 1, "only a single record may be larger than a frame");
+                for record in records.iter() {
+                    prop_assert_eq!(record, &payload(taken));
+                    taken += 1;
+                }
+                piece = &piece[size..];
+            }
+            prop_assert_eq!(next, first + taken as u64);
+        }
+        prop_assert_eq!(taken, sizes.len());
+    }
+
     #[test]
     fn frames_round_trip_and_truncations_need_more(case in arbitrary(), request: u64, behind in any::<[u8; 5]>()) {
         let run = run(&case.records);

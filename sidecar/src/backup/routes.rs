@@ -3,6 +3,7 @@
 //! Served by [`run`](super::run) through [`http`](crate::http). Bodies become checked types here and nowhere else.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use axum::{Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tailwind_backup::{Disk, ReadError};
+use tailwind_backup::{Disk, ReadError, Unchecked};
 use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_crds::report;
 use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool};
@@ -37,7 +38,7 @@ use super::scrub::Scrub;
 use super::status::{self, About};
 use crate::rpc::MEMBER_HEADER;
 
-/// Segments being sent at a time: 4 × 64 MiB of memory at most.
+/// Segments being sent at a time: 4 × 64 MiB of memory at most, when they are checked first.
 const FETCHES_MAX: usize = 4;
 /// Bytes of a segment handed to the connection at a time.
 const FETCH_PIECE: usize = 256 << 10;
@@ -231,11 +232,14 @@ async fn fetch(State(service): State<Service>, Decoded(request): Decoded<FetchRe
     for _ in 0..FETCH_LOOKS {
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
         let ActorReply::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
-        let (disk, pool) = (Arc::clone(&service.disk), Arc::clone(&service.pool));
-        let look = move || tailwind_backup::fetch(&disk, &PoolBuffers(pool), place, &identity, &closure);
-        let read = tokio::task::spawn_blocking(look);
-        match read.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-            Ok(bytes) => return Ok(send(bytes, permit)),
+        let (disk, buffers) = (Arc::clone(&service.disk), PoolBuffers(Arc::clone(&service.pool)));
+        let check = request.check;
+        let look = move || match check {
+            true => tailwind_backup::fetch(&disk, &buffers, place, &identity, &closure).map(Segment::checked),
+            false => Unchecked::open(&disk, place, &identity, &closure).map(|copy| Segment::unchecked(copy, buffers)),
+        };
+        match blocking(look).await {
+            Ok(segment) => return Ok(segment.send(permit)),
             Err(ReadError::Io(error)) => {
                 let why = format!("read segment {} from {}: {error}", identity.segment, service.disk.path().display());
                 return Err(Refusal::Failed { why }.into());
@@ -253,19 +257,63 @@ async fn fetch(State(service): State<Service>, Decoded(request): Decoded<FetchRe
     Err(Refusal::RetryLater { after_ms: 10, why }.into())
 }
 
-/// The bytes in pieces; the permit goes with the last one, so that slow readers do not add up.
-fn send(bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> Response {
-    let length = bytes.len();
-    let pieces = stream::unfold((Bytes::from(bytes), permit), |(mut rest, permit)| async move {
-        if rest.is_empty() {
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(job).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// A segment that is being sent.
+struct Segment {
+    bytes: SegmentBytes,
+    /// Bytes of it.
+    length: usize,
+    sent: usize,
+}
+
+enum SegmentBytes {
+    Checked(Bytes),
+    Unchecked(Arc<(Unchecked, PoolBuffers)>),
+}
+
+impl Segment {
+    fn checked(bytes: Vec<u8>) -> Segment {
+        Segment { length: bytes.len(), bytes: SegmentBytes::Checked(bytes.into()), sent: 0 }
+    }
+
+    fn unchecked(copy: Unchecked, buffers: PoolBuffers) -> Segment {
+        Segment { length: copy.len() as usize, bytes: SegmentBytes::Unchecked(Arc::new((copy, buffers))), sent: 0 }
+    }
+
+    /// The bytes in pieces; the permit goes with the last one, so that slow readers do not add up.
+    fn send(self, permit: OwnedSemaphorePermit) -> Response {
+        let length = self.length.to_string();
+        let pieces = stream::unfold((self, permit), |(mut segment, permit)| async move {
+            segment.next_piece().await.map(|piece| (piece, (segment, permit)))
+        });
+        let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, length)];
+        (headers, Body::from_stream(pieces)).into_response()
+    }
+
+    /// An error breaks the response off.
+    async fn next_piece(&mut self) -> Option<io::Result<Bytes>> {
+        let at = self.sent;
+        let size = FETCH_PIECE.min(self.length - at);
+        self.sent += size;
+        if size == 0 {
             return None;
         }
-        let piece = rest.split_to(FETCH_PIECE.min(rest.len()));
-        Some((Ok::<_, Infallible>(piece), (rest, permit)))
-    });
-    let headers =
-        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
-    (headers, Body::from_stream(pieces)).into_response()
+        Some(match &self.bytes {
+            SegmentBytes::Checked(bytes) => Ok(bytes.slice(at..at + size)),
+            SegmentBytes::Unchecked(copy) => {
+                let copy = Arc::clone(copy);
+                let read = move || {
+                    let mut piece = vec![0; size];
+                    copy.0.read(&copy.1, at as u32, &mut piece).map(|()| piece.into())
+                };
+                blocking(read).await
+            }
+        })
+    }
 }
 
 async fn heartbeats(State(service): State<Service>) -> Response {

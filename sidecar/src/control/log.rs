@@ -1,79 +1,18 @@
 //! The log as readers see it: open segments in this process's memory, closed ones at the members.
 //!
 //! Filled by [`lead`](super::lead), read by [`reader`](super::reader). The primary keeps only the open end in memory;
-//! everything before is fetched when it is wanted: from members, or from whoever else still has it.
+//! everything before is fetched when it is wanted, from its [`Sources`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use bytes::Bytes;
 use tailwind_fabric::SharedBuffer;
-use tailwind_protocol::ids::{Lsn, MemberId, SegmentId};
+use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
-use tailwind_protocol::scan::verify;
 
-use super::member::{MemberLink, fetch_elsewhere};
-use super::{Context, random_below};
-use crate::rpc::CallError;
-
-/// Who is asked first for closed segments: members that should have them.
-pub struct Sources {
-    links: Vec<Arc<MemberLink>>,
-}
-
-impl Sources {
-    /// These members.
-    pub fn new(links: Vec<Arc<MemberLink>>) -> Sources {
-        Sources { links }
-    }
-
-    /// A closed segment's bytes from the first member whose copy is sound, beginning with any of them at random, or else
-    /// from any other backup: a closure that is known vouches for every byte, whoever brings them. The error says what
-    /// each of them answered.
-    pub async fn fetch(&self, context: &Context, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, String> {
-        // Not in turn: a log of as many segments as there are members would be read from the same copies every time.
-        let first = random_below(self.links.len().max(1) as u64) as usize;
-        let mut answers = Vec::new();
-        for nth in 0..self.links.len() {
-            let link = &self.links[(first + nth) % self.links.len()];
-            match sound(&link.member().id, &identity, &closure, link.fetch(identity, closure).await) {
-                Ok(bytes) => return Ok(bytes),
-                Err(answer) => answers.push(answer),
-            }
-        }
-        let asked = |id: &MemberId| self.links.iter().any(|link| link.member().id == *id);
-        for (id, _) in context.desired().backups.iter().filter(|(id, _)| !asked(id)) {
-            match sound(id, &identity, &closure, fetch_elsewhere(context, id, identity, closure).await) {
-                Ok(bytes) => {
-                    let (segment, why) = (identity.segment, answers.join("; "));
-                    tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");
-                    return Ok(bytes);
-                }
-                Err(answer) => answers.push(answer),
-            }
-        }
-        let answers = if answers.is_empty() { "no backup is known".to_owned() } else { answers.join("; ") };
-        Err(format!("segment {} cannot be fetched: {answers}", identity.segment))
-    }
-}
-
-/// The bytes that a backup gave, if they are what the closure says; what it answered, for people, if not.
-fn sound(
-    backup: &MemberId,
-    identity: &SegmentIdentity,
-    closure: &Closure,
-    given: Result<Bytes, CallError>,
-) -> Result<Bytes, String> {
-    match given {
-        Ok(bytes) if verify(&bytes, identity, closure) => Ok(bytes),
-        Ok(_) => {
-            tracing::warn!(%backup, segment = %identity.segment, "corrupt copy");
-            Err(format!("{backup}: its copy is corrupt"))
-        }
-        Err(error) => Err(format!("{backup}: {error}")),
-    }
-}
+use super::member::MemberLink;
+use super::sources::Sources;
 
 /// Where a record is.
 pub enum Location {

@@ -1,6 +1,6 @@
 //! One backup as a sidecar sees it within one epoch: the control RPCs, the data channels, the bulk copy of images.
 //!
-//! Used by [`promote`](super::promote), [`lead`](super::lead) and [`log`](super::log).
+//! Used by [`promote`](super::promote), [`lead`](super::lead) and [`sources`](super::sources).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_fabric::{Channel, ChannelAnswer, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
-use tailwind_protocol::ids::{Epoch, GroupName, Lsn, MemberId, Offset};
+use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
-    FenceRequest, FetchRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose,
-    Refusal, TrimRequest, path,
+    FenceRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose, Refusal,
+    TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -25,8 +25,8 @@ use crate::rpc::{BackupClient, CallError, FenceError};
 
 /// Bytes of one write of a bulk copy: large, since an image is whole, but not so large that appends wait behind it.
 const BULK_WRITE: u32 = 1 << 20;
-/// How long a bulk write may go without any completion.
-const BULK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a bulk write may go without any completion, and a segment be on its way.
+pub const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 /// How long a survey waits for one backup.
@@ -65,6 +65,11 @@ impl MemberLink {
     /// The backup.
     pub fn member(&self) -> &MemberRef {
         &self.member
+    }
+
+    /// How it is asked.
+    pub fn client(&self) -> &BackupClient {
+        &self.client
     }
 
     /// The epoch.
@@ -141,11 +146,6 @@ impl MemberLink {
     pub async fn flush(&self, identity: SegmentIdentity, end: Offset) -> Result<Offset, Failure> {
         let request = FlushRequest { caller: self.caller(), identity, end };
         self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end)
-    }
-
-    /// A closed segment's bytes, as the backup has them.
-    pub async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, CallError> {
-        fetch(&self.client, self.caller.group.clone(), (identity, closure), self.timeout).await
     }
 
     /// The closed copies that are gone or corrupt there.
@@ -253,26 +253,6 @@ pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
         Some((MemberRef { id: id.clone(), boot: inventory.boot, control: control.clone() }, inventory))
     });
     futures_util::future::join_all(asked).await.into_iter().flatten().collect()
-}
-
-/// A closed segment's bytes, as a backup has them that may be no member.
-pub async fn fetch_elsewhere(
-    context: &Context,
-    backup: &MemberId,
-    identity: SegmentIdentity,
-    closure: Closure,
-) -> Result<Bytes, CallError> {
-    let client = context.backup(backup, None);
-    fetch(&client, context.group.clone(), (identity, closure), context.rules.rpc_timeout).await
-}
-
-async fn fetch(
-    client: &BackupClient,
-    group: GroupName,
-    (identity, closure): (SegmentIdentity, Closure),
-    timeout: Duration,
-) -> Result<Bytes, CallError> {
-    client.fetch(&FetchRequest { group, identity, closure }, timeout.max(BULK_TIMEOUT)).await
 }
 
 fn failure(error: CallError) -> Failure {

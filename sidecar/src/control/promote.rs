@@ -13,8 +13,8 @@ use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{Failure, Inventory};
 use tokio::task::JoinSet;
 
-use super::log::Sources;
 use super::member::{MemberLink, survey};
+use super::sources::Sources;
 use super::times::Steps;
 use super::{Context, waits};
 

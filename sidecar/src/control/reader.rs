@@ -1,28 +1,28 @@
 //! Serves one read: replays acknowledged records from an LSN on and, if asked, goes on with new ones.
 //!
 //! Started by [`control`](super) when the append path hands a connection over; gives it back when the read has ended.
-//! Memory per reader: [`AHEAD`] + 1 segments and one frame; readers at once: [`READERS_MAX`]. A client that takes no byte for
-//! too long gives its place up: what it reads, others may be waiting for.
+//! Closed segments are fetched and checked side by side, ahead of the one that is being sent, and sent in order. Memory per
+//! reader: the records of [`AHEAD`] + 1 segments; readers at once: [`READERS_MAX`]. A client that takes no byte for too long
+//! gives its place up: what it reads, others may be waiting for.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::scan::{Scanner, Stop};
-use tailwind_protocol::socket::{
-    Batch, ErrorCode, RECORDS_FRAME_TARGET, Request, Response, decode_request, put_batch_record,
-};
+use tailwind_protocol::scan::{PiecewiseScanner, Record, Scanner, Stop};
+use tailwind_protocol::socket::{ErrorCode, RecordsFrames, Request, Response, decode_request};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use super::log::Location;
+use super::sources::Intake;
 use super::{Context, PathHandle};
 use crate::path::connection::DetachedConnection;
 use crate::path::{Command, trimmed};
@@ -33,6 +33,8 @@ pub const READERS_MAX: usize = 16;
 const AHEAD: usize = 2;
 /// A tail looks up at least so often, to notice that this sidecar is no longer primary.
 const TAIL_LOOKS_UP: Duration = Duration::from_millis(20);
+/// Bytes sent between two looks at what the client says: some of the frames of [`RecordsFrames`].
+const PIECE_SIZE: usize = 256 << 10;
 /// When it may be worth trying again for a place, or for a segment that nobody could give.
 const RETRY_MS: u32 = 1000;
 
@@ -119,10 +121,8 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         request_max: context.rules.segment_size.record_size_max() as usize,
         request: wanted.request,
         next: Lsn(wanted.from),
-        left: if wanted.limit == 0 { u64::MAX } else { wanted.limit },
-        records: Vec::new(),
-        first: Lsn(wanted.from),
-        count: 0,
+        until: Lsn(if wanted.limit == 0 { u64::MAX } else { wanted.from.saturating_add(wanted.limit) }),
+        spare: Spare::default(),
         frame: Vec::new(),
         ahead: VecDeque::new(),
         read_so_far: None,
@@ -153,13 +153,11 @@ struct Reader<'a> {
     request: u64,
     /// The record to send next.
     next: Lsn,
-    left: u64,
-    /// Records gathered for the next frame.
-    records: Vec<u8>,
-    first: Lsn,
-    count: u32,
+    /// The record before which it ends.
+    until: Lsn,
+    spare: Spare,
     frame: Vec<u8>,
-    ahead: VecDeque<(SegmentId, JoinHandle<Result<Bytes, String>>)>,
+    ahead: VecDeque<(SegmentId, JoinHandle<Result<RecordsFrames, String>>)>,
     /// How far the open segment has been read, so that a tail does not read it from the start each time.
     read_so_far: Option<(SegmentId, Closure)>,
 }
@@ -174,13 +172,13 @@ impl Reader<'_> {
 
     async fn read_until_end(&mut self, tail: bool) -> Result<(), End> {
         let mut caught_up = false;
+        self.listen().await?;
         loop {
             let acked = Lsn(self.context.shared.acked.load(Ordering::Acquire));
-            if self.left == 0 || (self.next > acked && !tail) {
-                return self.flush().await;
+            if self.next >= self.until || (self.next > acked && !tail) {
+                return Ok(());
             }
             if self.next > acked {
-                self.flush().await?;
                 if !caught_up {
                     caught_up = true;
                     self.send(&Response::End { next: self.next.0, tailing: true }).await?;
@@ -190,10 +188,10 @@ impl Reader<'_> {
             }
             self.check_term()?;
             match self.context.log.locate(self.next) {
-                Some(Location::Open(identity, memory)) => self.send_from(memory.published(), &identity, acked).await?,
+                Some(Location::Open(identity, memory)) => self.send_open(memory.published(), &identity, acked).await?,
                 Some(Location::Closed(identity, closure)) => {
-                    let bytes = self.fetch(identity, closure).await?;
-                    self.send_from(&bytes, &identity, acked).await?;
+                    let frames = self.fetch(identity, closure, acked).await?;
+                    self.send_frames(frames).await?;
                 }
                 None => {
                     self.check_term()?;
@@ -215,34 +213,25 @@ impl Reader<'_> {
         Err(End::Refused(ErrorCode::NotPrimary, "this sidecar is no longer primary".to_owned()))
     }
 
-    /// Gathers and sends the records of one segment, from the next wanted one to the last acknowledged one.
-    async fn send_from(&mut self, bytes: &[u8], identity: &SegmentIdentity, acked: Lsn) -> Result<(), End> {
+    /// Sends records of an open segment, from the next wanted one to the last acknowledged one.
+    async fn send_open(&mut self, bytes: &[u8], identity: &SegmentIdentity, acked: Lsn) -> Result<(), End> {
         let mut scanner = match self.read_so_far.take_if(|(segment, _)| *segment == identity.segment) {
             Some((_, closure)) => Scanner::resume(bytes, identity, closure),
             None => Scanner::new(bytes, identity).map_err(|stop| unreadable(identity, stop))?,
         };
+        let wanted = self.next..self.until.min(acked.next());
+        let mut frames = self.spare.take(self.request);
         let before = self.next;
         'segment: while let Ok(append) = scanner.next_append() {
             for record in append.records() {
-                if record.lsn > acked || self.left == 0 {
+                if record.lsn >= wanted.end {
                     break 'segment;
                 }
-                if record.lsn < self.next {
-                    continue;
-                }
-                if self.records.len() + record.payload.len() > RECORDS_FRAME_TARGET {
-                    self.flush().await?;
-                }
-                if self.count == 0 {
-                    self.first = record.lsn;
-                }
-                put_batch_record(&mut self.records, record.payload);
-                self.count += 1;
-                self.left -= 1;
-                self.next = record.lsn.next();
+                put(record, &wanted, &mut frames);
             }
             self.read_so_far = Some((identity.segment, scanner.closure()));
         }
+        self.send_frames(frames).await?;
         if self.next == before {
             // The segment does not hold what it should; its neighbours in the list may have changed meanwhile.
             self.check_term()?;
@@ -251,18 +240,25 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A closed segment's bytes; the ones after it are on their way from other members meanwhile.
-    async fn fetch(&mut self, identity: SegmentIdentity, closure: Closure) -> Result<Bytes, End> {
+    /// The wanted records of a closed segment; the ones after it are on their way from other members meanwhile. What was not
+    /// acknowledged when it was sent for is missing.
+    async fn fetch(&mut self, identity: SegmentIdentity, closure: Closure, acked: Lsn) -> Result<RecordsFrames, End> {
+        let until = self.until.min(acked.next());
         let mut wanted = vec![(identity, closure)];
-        wanted.extend(self.context.log.following(identity.segment, AHEAD));
+        let following = self.context.log.following(identity.segment, AHEAD);
+        wanted.extend(following.into_iter().filter(|(_, closure)| closure.first < until));
         self.ahead.retain(|(segment, _)| wanted.iter().any(|(identity, _)| identity.segment == *segment));
         for (identity, closure) in wanted {
             if self.ahead.iter().any(|(segment, _)| *segment == identity.segment) {
                 continue;
             }
             let Some(sources) = self.context.log.sources() else { break };
-            let context = Arc::clone(self.context);
-            let fetch = tokio::spawn(async move { sources.fetch(&context, identity, closure).await });
+            let (context, request, records) = (Arc::clone(self.context), self.request, self.next..until);
+            let spare = self.spare.clone();
+            let fetch = tokio::spawn(async move {
+                let packer = || Packer::new(identity, closure, records.clone(), spare.take(request));
+                sources.fetch_into(&context, identity, closure, packer).await
+            });
             self.ahead.push_back((identity.segment, fetch));
         }
         let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);
@@ -272,7 +268,7 @@ impl Reader<'_> {
         };
         let fetched = fetch.await.map_err(|error| unavailable(error.to_string()))?;
         match fetched {
-            Ok(bytes) => Ok(bytes),
+            Ok(frames) => Ok(frames),
             Err(why) => {
                 self.check_term()?;
                 Err(unavailable(why))
@@ -280,20 +276,15 @@ impl Reader<'_> {
         }
     }
 
-    /// Sends the gathered records, and looks whether the client has said anything.
-    async fn flush(&mut self) -> Result<(), End> {
-        if self.count > 0 {
-            let mut frame = std::mem::take(&mut self.frame);
-            frame.clear();
-            let batch = Batch::new(self.count, &self.records).expect("gathered as a batch");
-            Response::Records { first: self.first.0, records: batch }.encode(self.request, &mut frame);
-            let written = self.write(&frame).await;
-            self.frame = frame;
-            written?;
-            self.records.clear();
-            self.count = 0;
+    /// Sends frames, and looks now and then whether the client has said anything.
+    async fn send_frames(&mut self, mut frames: RecordsFrames) -> Result<(), End> {
+        for (piece, next) in frames.pieces(PIECE_SIZE) {
+            self.write(piece).await?;
+            self.next = Lsn(next);
+            self.listen().await?;
         }
-        self.listen().await
+        self.spare.keep(frames);
+        Ok(())
     }
 
     async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
@@ -381,7 +372,7 @@ impl Reader<'_> {
     /// Says how the read ended. False if the connection is not to go on.
     async fn finish(&mut self, end: End) -> bool {
         self.ahead.iter().for_each(|(_, fetch)| fetch.abort());
-        let next = self.next.0 - u64::from(self.count);
+        let next = self.next.0;
         let sent = match end {
             End::Gone => return false,
             End::Stuck(patience) => Err(End::Stuck(patience)),
@@ -400,6 +391,59 @@ impl Reader<'_> {
             tracing::warn!(uid, pid, next = %self.next, ?patience, "disconnected a reader that read nothing for too long");
         }
         sent.is_ok()
+    }
+}
+
+/// Frames that have been sent: their memory is filled again.
+#[derive(Clone, Default)]
+struct Spare(Arc<Mutex<Vec<RecordsFrames>>>);
+
+impl Spare {
+    fn take(&self, request: u64) -> RecordsFrames {
+        self.lock().pop().unwrap_or_else(|| RecordsFrames::new(request))
+    }
+
+    fn keep(&self, mut frames: RecordsFrames) {
+        frames.clear();
+        self.lock().push(frames);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordsFrames>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes frames of the wanted records of a closed segment.
+struct Packer {
+    scanner: PiecewiseScanner,
+    closure: Closure,
+    wanted: Range<Lsn>,
+    frames: RecordsFrames,
+}
+
+impl Packer {
+    fn new(identity: SegmentIdentity, closure: Closure, wanted: Range<Lsn>, frames: RecordsFrames) -> Packer {
+        Packer { scanner: PiecewiseScanner::new(identity), closure, wanted, frames }
+    }
+}
+
+impl Intake for Packer {
+    type Taken = RecordsFrames;
+
+    fn take(&mut self, piece: &[u8]) {
+        let Packer { scanner, wanted, frames, .. } = self;
+        scanner.push(piece, |record| put(record, wanted, frames));
+    }
+
+    fn finish(mut self) -> Option<RecordsFrames> {
+        let closure = self.scanner.finish(|record| put(record, &self.wanted, &mut self.frames));
+        (closure == self.closure).then_some(self.frames)
+    }
+}
+
+fn put(record: Record<'_>, wanted: &Range<Lsn>, frames: &mut RecordsFrames) {
+    if wanted.contains(&record.lsn) {
+        frames.put(record.lsn.0, record.payload);
     }
 }
 

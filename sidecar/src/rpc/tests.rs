@@ -165,10 +165,20 @@ async fn a_segment_has_the_length_of_its_closure() {
             size: SegmentSize::MIN,
         },
         closure: Closure { first: Lsn(1), last: Lsn(0), end: Offset(end), chain: Chain(0) },
+        check: false,
     };
-    assert_eq!(client.fetch(&request(100), TIMEOUT).await.unwrap(), vec![7; 100]);
-    let why = client.fetch(&request(99_999), TIMEOUT).await.unwrap_err().to_string();
-    assert!(why.contains("100 bytes instead of 99999"), "{why}");
+    let mut bytes = Vec::new();
+    client.fetch(&request(100), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await.unwrap();
+    assert_eq!(bytes, vec![7; 100]);
+    for wanted in [99, 99_999] {
+        bytes.clear();
+        let fetched = client.fetch(&request(wanted), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await;
+        assert_eq!(
+            fetched.unwrap_err().to_string(),
+            format!("/v1/fetch of {}: 100 bytes instead of {wanted}", client.whom())
+        );
+        assert!(bytes.len() <= wanted as usize, "{} bytes handed on", bytes.len());
+    }
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ impl World {
                     Some(copy) => (copy.identity, copy.closure),
                     None => (identity(input, epoch), closure(input)),
                 };
-                Order::Ask(Request::Fetch(FetchRequest { group: group(), identity, closure }))
+                Order::Ask(Request::Fetch(FetchRequest { group: group(), identity, closure, check: true }))
             }
             12 | 13 => {
                 let slot = Slot(input.below(u64::from(SLOTS)) as u32);

@@ -150,7 +150,7 @@ impl World {
             (app.reading, app.unreadable) = (None, app.unreadable + 1);
             return;
         };
-        let request = FetchRequest { group: group(), identity, closure };
+        let request = FetchRequest { group: group(), identity, closure, check: true };
         self.call(of, source, Request::Fetch(request), Purpose::Read);
     }
 

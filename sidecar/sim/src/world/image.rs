@@ -105,7 +105,9 @@ impl World {
         let (identity, closure, caller) = (image.identity, image.closure, image.caller.clone());
         let (to, request) = match image.step {
             Step::Fetch => match image.sources.pop() {
-                Some(source) => (source, Request::Fetch(FetchRequest { group: group(), identity, closure })),
+                Some(source) => {
+                    (source, Request::Fetch(FetchRequest { group: group(), identity, closure, check: true }))
+                }
                 None => return self.end_image(of, id, Err(Failure::Unreachable("nobody can give it".to_owned()))),
             },
             Step::Connect => (image.host, Request::Connect(caller)),
