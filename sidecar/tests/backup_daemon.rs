@@ -134,9 +134,20 @@ impl Primary {
         (*open.writer.identity(), open.writer.closure())
     }
 
-    async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<bytes::Bytes, CallError> {
-        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check: true };
-        self.client.fetch(&request, TIMEOUT).await
+    async fn fetch(&self, identity: SegmentIdentity, closure: Closure) -> Result<Vec<u8>, CallError> {
+        self.fetch_with(identity, closure, true).await
+    }
+
+    async fn fetch_with(
+        &self,
+        identity: SegmentIdentity,
+        closure: Closure,
+        check: bool,
+    ) -> Result<Vec<u8>, CallError> {
+        let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check };
+        let mut bytes = Vec::new();
+        self.client.fetch(&request, TIMEOUT, |piece| bytes.extend_from_slice(piece)).await?;
+        Ok(bytes)
     }
 
     async fn flush(&self, open: &Open) {
@@ -210,8 +221,10 @@ async fn life(fabric: FabricKind) {
     })
     .await;
     for (identity, closure) in [first, second] {
-        let bytes = primary.fetch(identity, closure).await.unwrap();
-        assert!(scan::verify(&bytes, &identity, &closure));
+        for check in [true, false] {
+            let bytes = primary.fetch_with(identity, closure, check).await.unwrap();
+            assert!(scan::verify(&bytes, &identity, &closure), "check {check}");
+        }
     }
 
     // Trim deletes whole closed segments, in memory and on disk, but for the last.
@@ -449,11 +462,28 @@ async fn a_corrupt_file_is_not_copied() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[200] ^= 1;
     fs::write(&path, bytes).unwrap();
+    let unchecked = primary.fetch_with(identity, closure, false).await.unwrap();
+    assert!(!scan::verify(&unchecked, &identity, &closure), "sent as it is, for the caller to find out");
+    assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 0);
     assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
     assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
     assert_eq!(metric(&daemon, "tailwind_backup_segments_corrupt"), 1);
     let reported = r#"{"version":1,"group":"db","name":"b0","damaged":1,"quarantined":0}"#;
     assert_eq!(report(&daemon.control()), reported);
+}
+
+#[tokio::test]
+async fn a_file_that_is_too_short_is_corrupt_without_a_check() {
+    let daemon = Daemon::started(&[]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.fence().await;
+    let (identity, closure) = primary.write_closed(1, 1).await;
+    until("the segment leaves the memory", async || metric(&daemon, "tailwind_backup_segments_on_disk") == 1).await;
+    let file = fs::OpenOptions::new().write(true).open(closed_file(&daemon, 1)).unwrap();
+    file.set_len(u64::from(closure.end.0) - 1).unwrap();
+    let refused = refusal(primary.fetch_with(identity, closure, false).await);
+    assert_eq!(refused, Refusal::Corrupt { segment: SegmentId(1) });
+    assert_eq!(primary.inventory().await.copies[0].state, CopyState::Corrupt);
 }
 
 /// An end beyond the segment, in a closure that is as sound as its sender: refused, whatever the copy is, and remembered
@@ -772,8 +802,10 @@ async fn a_full_disk_delays_lending_and_loses_nothing() {
     fs::create_dir(&obstacle).unwrap();
     let (identity, closure) = primary.write_closed(1, 1).await;
     until("the flush is tried again", async || metric(&daemon, "tailwind_backup_flush_failures_total") >= 2).await;
-    let bytes = primary.fetch(identity, closure).await.unwrap();
-    assert!(scan::verify(&bytes, &identity, &closure), "served from memory meanwhile");
+    for check in [true, false] {
+        let bytes = primary.fetch_with(identity, closure, check).await.unwrap();
+        assert!(scan::verify(&bytes, &identity, &closure), "served from memory meanwhile");
+    }
     // The fourth and last buffer is for images.
     for segment in 2..=3 {
         primary.lend(segment, Durability::Memory).await.unwrap();
