@@ -126,10 +126,13 @@ fn every_append_is_timed_once() {
 fn appends_pause_for_a_newcomer_and_go_on() {
     let mut bench = Bench::new();
     let mut client = bench.client();
+    // What is acknowledged before the newcomer comes keeps it from joining at once.
+    client.send(&[Request::Append { payload: b"load" }]);
+    assert_eq!(bench.hear(&mut client), ack(1));
     bench.spare_shut.store(true, Ordering::Relaxed);
     bench.recruit();
     let pauses = |bench: &Bench| bench.counters.join_pauses.snapshot().count();
-    let (mut sent, deadline) = (0, Instant::now() + PATIENCE);
+    let (mut sent, deadline) = (1, Instant::now() + PATIENCE);
     // The newcomer completes nothing while the app appends: a pause ends in vain, and so does the next one.
     while pauses(&bench) < 2 {
         assert!(Instant::now() < deadline, "no pause");
