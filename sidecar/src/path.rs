@@ -160,6 +160,7 @@ impl Path {
                 replicator.tick(now);
                 self.stall.tick(now, self.pending.progress(replicator.primary().acked()), self.pending.waits());
             }
+            replicator.measure_pause(began, &self.counters.join_pauses);
         }
         let acked = self.acknowledge();
         self.pass_barriers(now);

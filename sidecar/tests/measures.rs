@@ -121,3 +121,31 @@ fn every_append_is_timed_once() {
     assert_eq!(counts(&bench)[0], 1000);
     assert!((1..=21).contains(&counts(&bench)[1]), "one time for each turn that has posted");
 }
+
+#[test]
+fn appends_pause_for_a_newcomer_and_go_on() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    // What is acknowledged before the newcomer comes keeps it from joining at once.
+    client.send(&[Request::Append { payload: b"load" }]);
+    assert_eq!(bench.hear(&mut client), ack(1));
+    bench.spare_shut.store(true, Ordering::Relaxed);
+    bench.recruit();
+    let pauses = |bench: &Bench| bench.counters.join_pauses.snapshot().count();
+    let (mut sent, deadline) = (1, Instant::now() + PATIENCE);
+    // The newcomer completes nothing while the app appends: a pause ends in vain, and so does the next one.
+    while pauses(&bench) < 2 {
+        assert!(Instant::now() < deadline, "no pause");
+        client.send(&[Request::Append { payload: b"load" }]);
+        sent += 1;
+        bench.settle();
+        while client.heard().is_some() {}
+    }
+    bench.until("all acks", |bench| (bench.counters.acked.load(Ordering::Relaxed) == sent).then_some(()));
+    bench.spare_shut.store(false, Ordering::Relaxed);
+    let joins = |bench: &mut Bench| {
+        let output = bench.from_path.outputs.try_recv().ok()?;
+        matches!(output, Output::Swap(swap) if swap.proposed.members.len() == 4).then_some(())
+    };
+    bench.until("a larger set", joins);
+}

@@ -3,6 +3,8 @@
 //! An app appends while processes are killed under it; then the log is read back from its members and compared. Segments
 //! are of 64 KiB, so that kills coincide with roll-overs, closes and re-replication by chance, over and over.
 
+use std::cell::Cell;
+
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Lsn};
@@ -11,6 +13,7 @@ use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
 use tailwind_e2e::processes::checker::compare;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
+use tailwind_e2e::processes::http;
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, read_back, submit, wait_for_standby};
 use tailwind_e2e::workload::{InputSequence, Numbered};
 
@@ -19,6 +22,7 @@ on_every_fabric!(
     backup_is_killed,
     two_of_three_backups_are_killed,
     two_of_three_backups_lose_their_data,
+    replaced_backup_joins_under_load,
     new_group_keeps_its_first_primary,
     all_processes_are_killed_at_once,
     resumed_old_primary_cannot_acknowledge,
@@ -29,6 +33,9 @@ on_every_fabric!(
 
 /// Appends in flight at most: enough for a roll-over to catch some of them.
 const WINDOW: u64 = 64;
+
+/// Records that an app appends before its mark is moved on, if it is to append without a pause.
+const LOAD: u64 = 5_000;
 
 /// A group, and an app that appends to it.
 struct Fixture {
@@ -154,6 +161,40 @@ fn two_of_three_backups_lose_their_data(fabric: &str) {
     let primary = fixture.group.wait_for_primary().unwrap();
     fixture.kill_two(5, |group, victim| group.replace_backup(victim).unwrap());
     assert_eq!(fixture.group.status(primary)["epoch"], 1, "the primary goes on");
+    fixture.end();
+}
+
+/// The app never stops appending, and an empty backup takes a member's place all the same.
+#[expect(clippy::print_stdout, reason = "how long appends have paused is what a reader of the test wants to see")]
+fn replaced_backup_joins_under_load(fabric: &str) {
+    let test = TestContext::start();
+    let setup = test.setup(fabric).unwrap();
+    let mut fixture = Fixture::start_with(test, Setup { backups: 3, segment_size: "1MiB".to_owned(), ..setup });
+    let primary = fixture.group.wait_for_primary().unwrap();
+    let version = |group: &Group| group.status(primary)["version"].as_u64();
+    let mark = Cell::new(fixture.app.go_on(LOAD));
+    for _ in 0..rounds(2) {
+        let victim = fixture.members()[0];
+        let before = version(&fixture.group).unwrap();
+        fixture.group.replace_backup(victim).unwrap();
+        let app = &fixture.app;
+        let load = |group: &Group| {
+            // The app is never close to its mark, so it never pauses.
+            if mark.get() < app.acked() + LOAD / 2 {
+                mark.set(app.go_on(LOAD));
+            }
+            // The member that died left the set, and the empty one joined it.
+            version(group) >= Some(before + 2) && group.members().len() == 3
+        };
+        fixture.group.wait("the empty backup to be a member, under load", load).unwrap();
+    }
+    let page = http::get(fixture.group.port(Process::Sidecar(primary)), "/metrics").unwrap().body;
+    let page = String::from_utf8(page).unwrap();
+    let pauses: Vec<&str> = page.lines().filter(|line| line.starts_with("tailwind_join_pause_seconds")).collect();
+    assert!(pauses.iter().any(|line| line.contains("_count{")), "{page}");
+    let whole = pauses.iter().filter(|line| !line.contains("_bucket{")).copied().collect::<Vec<_>>();
+    println!("{fabric}: pauses of appends for newcomers\n{}", whole.join("\n"));
+    fixture.check(mark.get());
     fixture.end();
 }
 

@@ -44,6 +44,10 @@ bugs! {
     ShrinkWithoutSwap = "shrink-without-swap",
     /// Primary: a newcomer is proposed before it holds what the group owes. Breaks S8.
     NewcomerTooEarly = "newcomer-too-early",
+    /// Primary: appends never pause for a newcomer. Breaks liveness.
+    NeverPauses = "never-pauses",
+    /// Primary: a newcomer for which appends have paused in vain is proposed all the same. Breaks S8.
+    PauseAdmits = "pause-admits",
     /// Primary: with too few members left it steps down, although those it lost will never be back. Breaks liveness.
     StepsDownAtOnce = "steps-down-at-once",
     /// Primary: a newcomer's segment counts when it has completed, though durability is `Flushed`. Breaks S8.

@@ -5,9 +5,10 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`repair`] (corrupt closed copies), [`lanes`] (what waits for
-//! what). See "The primary" in `docs/protocol.md`.
+//! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`repair`]
+//! (corrupt closed copies), [`lanes`] (what waits for what). See "The primary" in `docs/protocol.md`.
 
+mod joining;
 mod lanes;
 mod membership;
 mod refusals;
@@ -29,6 +30,7 @@ pub use lanes::{INSTALLS_MAX, REPAIRS_AT_ONCE};
 pub use repair::REPAIRS_MAX;
 pub use seats::{Membership, Post, Seat};
 
+use joining::Joining;
 use lanes::Lanes;
 use membership::Search;
 use refusals::Refusals;
@@ -222,6 +224,7 @@ pub struct Primary {
     /// Members lost in this epoch, the latest last. As spares they are tried after all others.
     lost: Vec<MemberId>,
     refusals: Refusals,
+    joining: Joining,
     lanes: Lanes,
     /// Number of the latest post to any seat.
     posts: Post,
@@ -259,6 +262,7 @@ impl Primary {
             recruit_after: now,
             lost: Vec::new(),
             refusals: Refusals::default(),
+            joining: Joining::default(),
             lanes: Lanes::default(),
             posts: Post::default(),
             segment_stall: None,
@@ -321,6 +325,7 @@ impl Primary {
         self.flush_completed(out);
         self.ask_for_buffers(out);
         self.plan_swap(out);
+        self.end_needless_pause();
         self.check();
     }
 
@@ -500,6 +505,7 @@ impl Primary {
         self.retry_repairs(now, out);
         self.swap_again(now, out);
         self.recruit(now, out);
+        self.pause_for_newcomer(now);
     }
 
     /// What must be true between any two inputs.

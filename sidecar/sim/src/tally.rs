@@ -133,6 +133,9 @@ faults! {
     /// Everything is well, and then all members but one are damaged at rest, the primary dies, and they return in any order.
     /// Strikes once, after the faults have stopped. Drawn apart.
     AllButOneDamaged = 0 "all members but one damaged, and the primary killed",
+    /// Everything is well, and then one member is replaced by an empty one, all links to backups outside the set are slow, and
+    /// the app appends without a pause. Strikes once, after the faults have stopped. Drawn apart.
+    MemberEmptiedUnderLoad = 0 "member replaced by an empty one under load",
     /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.
     DesiredChanges = 0 "another number of copies wanted",
 }
@@ -162,12 +165,16 @@ pub struct Tally {
     pub failovers: u64,
     /// Changes of the member set.
     pub swaps: u64,
+    /// Times that appends have paused for a newcomer.
+    pub pauses: u64,
     /// Barriers passed.
     pub barriers: u64,
     /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
     pub outage_max: u64,
     /// Longest time from the end of the faults to the first new ack, microseconds.
     pub return_max: u64,
+    /// Longest time from the loss of a member to the full size under load, microseconds.
+    pub grown_max: u64,
     /// Seeds in which too few members kept their memory for the group to go on: nothing wrong was said.
     pub lost_for_good: u64,
     /// Seeds in which a flipped bit hit the only copy that could be had.
@@ -192,9 +199,11 @@ impl Tally {
         self.read += other.read;
         self.failovers += other.failovers;
         self.swaps += other.swaps;
+        self.pauses += other.pauses;
         self.barriers += other.barriers;
         self.outage_max = self.outage_max.max(other.outage_max);
         self.return_max = self.return_max.max(other.return_max);
+        self.grown_max = self.grown_max.max(other.grown_max);
         self.lost_for_good += other.lost_for_good;
         self.rotten_for_good += other.rotten_for_good;
         self.damaged_for_good += other.damaged_for_good;
@@ -209,14 +218,16 @@ impl fmt::Display for Tally {
         writeln!(f, "{} records acknowledged and checked, {} read back and compared", self.acked, self.read)?;
         writeln!(
             f,
-            "{} failovers, {} changes of the member set, {} barriers",
-            self.failovers, self.swaps, self.barriers
+            "{} failovers, {} changes of the member set, {} pauses for newcomers, {} barriers",
+            self.failovers, self.swaps, self.pauses, self.barriers
         )?;
         writeln!(
             f,
-            "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped",
+            "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped; full size under load \
+             after {:.1} s at most",
             seconds(self.outage_max),
-            seconds(self.return_max)
+            seconds(self.return_max),
+            seconds(self.grown_max)
         )?;
         writeln!(
             f,

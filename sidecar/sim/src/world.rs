@@ -51,6 +51,8 @@ use store::{Store, StoreCall};
 const RETURN_MAX: Micros = 60_000 * MS;
 /// By then every call that was made while faults struck has been answered or given up.
 const SETTLED: Micros = 3000 * MS;
+/// The slowest link to a newcomer that is as well as a slow disk, in milliseconds.
+const SLOW_LINK_MAX: u64 = 30;
 /// How often a backup's machine hears of time passing.
 const HOST_TICK: Micros = 100 * MS;
 /// Pause between two looks for queue pairs that nobody has any more.
@@ -114,6 +116,8 @@ pub struct World {
     pub(crate) keeps_all: bool,
     /// No app appends.
     pub(crate) quiet: bool,
+    /// Apps append without a pause.
+    pub(crate) load: bool,
     /// Requests that backups have taken.
     pub(crate) requests: u64,
     /// When a record was acknowledged last.
@@ -183,6 +187,7 @@ impl World {
             by_hand: false,
             keeps_all: false,
             quiet: false,
+            load: false,
             requests: 0,
             last_ack: 0,
             acks_without_faults: 0,
@@ -223,6 +228,7 @@ impl World {
             Some(after) => {
                 self.tally.return_max = after;
                 self.repair_all();
+                self.grow();
                 self.refill();
                 self.survive_damage();
             }
@@ -261,6 +267,43 @@ impl World {
         while self.queue.now() < end {
             self.step();
         }
+    }
+
+    /// A member is replaced by an empty one while the app appends without a pause, and the links to all backups outside the set
+    /// are slow: the group has its full size again all the same.
+    fn grow(&mut self) {
+        if !self.plan.has(Fault::MemberEmptiedUnderLoad) {
+            return;
+        }
+        self.let_calls_end();
+        let Some(config) = self.whole_group() else { return };
+        self.tally.count(Fault::MemberEmptiedUnderLoad);
+        let emptied = self.random.pick(&config.members).id.clone();
+        self.replace_host(self.host_of(&emptied));
+        let lag = self.random.within(2, SLOW_LINK_MAX);
+        for no in (0..self.hosts.len()).map(HostNo) {
+            let stays = self.hosts[no.0].name != emptied && config.member(&self.hosts[no.0].name).is_some();
+            self.hosts[no.0].link_lag = if stays { 0 } else { lag * MS };
+        }
+        trace!(self, "the app appends without a pause; {lag} ms to newcomers");
+        self.load = true;
+        let calm = self.queue.now();
+        while !self.has_full_size() && self.queue.now() < calm + RETURN_MAX {
+            self.step();
+        }
+        self.load = false;
+        self.hosts.iter_mut().for_each(|host| host.link_lag = 0);
+        self.tally.grown_max = self.queue.now() - calm;
+        if !self.has_full_size() {
+            broken("Liveness", format!("under load no newcomer joins in {} s", RETURN_MAX / MS / 1000));
+        }
+    }
+
+    /// True when the set has all members that are wanted, with the memory that they had when they joined.
+    fn has_full_size(&self) -> bool {
+        let Some(config) = self.store.content() else { return false };
+        let present = config.members.iter().filter(|member| self.hosts[self.host_of(&member.id).0].boot == member.boot);
+        present.count() >= usize::from(self.desired.backups)
     }
 
     /// A primary that is well refills all members but one from what that one has: here nothing excuses an absence.
@@ -336,7 +379,8 @@ impl World {
             }
             Event::AppTurn(no) => {
                 self.on_notice(no, self.sidecars[no.0].life, Notice::App);
-                let pause = self.plan.app_pause / 2 + self.random.below(self.plan.app_pause);
+                let app_pause = if self.load { app::LOAD_PAUSE } else { self.plan.app_pause };
+                let pause = app_pause / 2 + self.random.below(app_pause);
                 self.queue.plan(pause, Event::AppTurn(no));
             }
             Event::Land(channel, number, nth) => self.on_land(channel, number, nth),

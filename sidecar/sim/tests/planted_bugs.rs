@@ -51,6 +51,8 @@ hunts! {
     ack_old_set_only AckOldSetOnly within 3000;
     shrink_without_swap ShrinkWithoutSwap within 3000;
     newcomer_too_early NewcomerTooEarly within 3000;
+    never_pauses NeverPauses within 3000;
+    pause_admits PauseAdmits within 3000;
     steps_down_at_once StepsDownAtOnce within 3000;
     newcomer_unflushed NewcomerUnflushed within 3000 under Flushed;
     unknown_is_refused UnknownIsRefused within 3000;

@@ -149,6 +149,8 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.histogram("tailwind_append_seconds", "Time from the receipt of an append to its ack.", times);
     let times = &shared.replication_times;
     now.histogram("tailwind_replication_seconds", "Time from posting to the last member's completion.", times);
+    let help = "Time that appends have paused so that a newcomer could join under load.";
+    now.histogram("tailwind_join_pause_seconds", help, &shared.join_pauses);
     let times = &context.times;
     let help = "Time from the moment at which this standby missed its primary until it was primary itself.";
     now.histogram("tailwind_failover_seconds", help, &times.failover);

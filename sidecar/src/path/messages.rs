@@ -133,6 +133,8 @@ pub struct Counters {
     pub append_times: Histogram,
     /// From the posting of a part of the log to its completion at the last member that acks need.
     pub replication_times: Histogram,
+    /// Pauses of appends in which a newcomer could join.
+    pub join_pauses: Histogram,
     /// Readers that wait for new records, and their wake-up.
     pub tailing: AtomicU64,
     /// Woken once per turn in which records were acknowledged, if anybody waits.

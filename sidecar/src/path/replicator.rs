@@ -75,6 +75,8 @@ pub(super) struct Replicator {
     latency: Latency,
     /// Something has completed in this turn.
     completed: bool,
+    /// Since when appends have paused for a newcomer.
+    paused: Option<Instant>,
     /// What the machine wants done by others; drained after every turn.
     pub(super) outputs: Vec<Output>,
 }
@@ -98,6 +100,7 @@ impl Replicator {
             members: [const { None }; MEMBERS_MAX],
             latency: Latency::new(),
             completed: false,
+            paused: None,
             outputs: Vec::with_capacity(64),
         }
     }
@@ -108,8 +111,11 @@ impl Replicator {
     }
 
     /// Places one append of these payloads, which take `size` bytes in all. `None`: no room until the next segment's
-    /// buffers are lent; try again in a later turn.
+    /// buffers are lent, or a pause for a newcomer; try again in a later turn.
     pub(super) fn append(&mut self, size: usize, payloads: impl Iterator<Item = impl Payload>) -> Option<Placed> {
+        if !self.primary.takes_appends() {
+            return None;
+        }
         if self.active.as_ref().is_none_or(|active| active.writer.room() < size) {
             self.activate()?;
         }
@@ -199,6 +205,15 @@ impl Replicator {
     pub(super) fn measure(&mut self, times: &Histogram) {
         if std::mem::take(&mut self.completed) {
             self.latency.finish(self.primary.positions().completed, Instant::now(), times);
+        }
+    }
+
+    /// Counts how long a pause for a newcomer has taken, once it is over. `now`: when this turn began.
+    pub(super) fn measure_pause(&mut self, now: Instant, times: &Histogram) {
+        if !self.primary.takes_appends() {
+            self.paused.get_or_insert(now);
+        } else if let Some(began) = self.paused.take() {
+            times.observe(now.saturating_duration_since(began), 1);
         }
     }
 

@@ -20,10 +20,11 @@ use tailwind_fabric::{
     Channel, ChannelError, Offer, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
 use tailwind_protocol::config::{Durability, Time};
-use tailwind_protocol::ids::Epoch;
+use tailwind_protocol::ids::{BootId, Epoch, Lsn};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{Output, Primary, Rules};
+use tailwind_protocol::primary::{Input, Output, Primary, Rules};
 use tailwind_protocol::recovery::Reference;
+use tailwind_protocol::rpc::Inventory;
 use tailwind_protocol::scan::{ScanReport, scan};
 use tailwind_protocol::socket::{HELLO_RING, Request, Response, Role, VERSION, decode_response};
 use tailwind_ring::ClientEnd;
@@ -44,6 +45,8 @@ pub struct Bench {
     pub path: Path,
     pub from_path: ControlReceivers,
     pub shut: Arc<AtomicBool>,
+    /// The same for the spare alone.
+    pub spare_shut: Arc<AtomicBool>,
     /// Of every data channel: see `Channel::depth`.
     pub depth: Arc<AtomicU32>,
     /// Writes posted to backups.
@@ -121,12 +124,14 @@ impl Bench {
         let counters = Arc::new(Counters::default());
         let path = Path::new(options, "a".into(), listener, inbox, to_control, Arc::clone(&counters), &waker);
         let pool = |n| Pool::open(folder.path().join(format!("pool{n}")), 8, segment_size.bytes()).unwrap();
-        let pools: Vec<_> = (0..BACKUPS).map(pool).collect();
+        // The last one is the spare's.
+        let pools: Vec<_> = (0..=BACKUPS).map(pool).collect();
         let receivers = pools.iter().map(|pool| ShmReceiver::new(Arc::clone(pool)).unwrap());
         let mut bench = Bench {
             path: path.unwrap(),
             from_path,
             shut: Arc::new(AtomicBool::new(false)),
+            spare_shut: Arc::new(AtomicBool::new(false)),
             depth: Arc::new(AtomicU32::new(u32::MAX)),
             posts: Arc::default(),
             counters,
@@ -184,7 +189,8 @@ impl Bench {
                 let receiver = &mut self.receivers[usize::from(seat.index)];
                 let answer = receiver.accept(writer, &Offer::Shm).unwrap();
                 let channel = ShmSender::default().begin().unwrap().connect(&answer, [127, 0, 0, 1].into()).unwrap();
-                let (shut, depth, posts) = (Arc::clone(&self.shut), Arc::clone(&self.depth), Arc::clone(&self.posts));
+                let shut = if usize::from(seat.index) == BACKUPS { &self.spare_shut } else { &self.shut };
+                let (shut, depth, posts) = (Arc::clone(shut), Arc::clone(&self.depth), Arc::clone(&self.posts));
                 let gated = Box::new(Gated { channel, shut, depth, posts });
                 self.command(Command::Connected(epoch, seat, gated));
             }
@@ -203,6 +209,41 @@ impl Bench {
         }
     }
 
+    /// The path wants one more member, and gets the spare as its newcomer.
+    pub fn recruit(&mut self) {
+        let epoch = Epoch(self.terms);
+        let (backups, min_in_sync) = (BACKUPS as u8 + 1, 2);
+        self.command(Command::Input(epoch, Input::Wanted { backups, min_in_sync }));
+        let mut spare = configuration(epoch.0).members[0].clone();
+        spare.id = "spare".parse().unwrap();
+        spare.boot = BootId(99);
+        let (mut opened, slots) = (0, 2 * (self.terms as u32 - 1));
+        while opened < 2 {
+            let output = self.until("the next output", |bench| bench.from_path.outputs.try_recv().ok());
+            match output {
+                Output::Survey => self.command(Command::Input(epoch, Input::Surveyed(vec![spare.clone()]))),
+                Output::Fence(member) => {
+                    let inventory = Inventory {
+                        member: spare.id.clone(),
+                        boot: spare.boot,
+                        log: None,
+                        promised: epoch,
+                        trimmed: Lsn(0),
+                        damage: Vec::new(),
+                        witness: true,
+                        copies: Vec::new(),
+                        more: false,
+                    };
+                    self.command(Command::Input(epoch, Input::Fenced(member, Ok(inventory))));
+                }
+                output => {
+                    opened += u32::from(matches!(output, Output::Open(..)));
+                    self.execute(Writer(epoch.0), slots, output);
+                }
+            }
+        }
+    }
+
     /// What a scan finds in each backup's copy of the first segment.
     pub fn scan(&self) -> Vec<ScanReport> {
         let identity = &self.segments[0];
@@ -211,7 +252,7 @@ impl Bench {
             pool.read(SlotId(identity.segment.0 as u32), 0, &mut bytes).unwrap();
             scan(&bytes, identity)
         };
-        self.pools.iter().map(scan).collect()
+        self.pools[..BACKUPS].iter().map(scan).collect()
     }
 
     /// Another sidecar leads `epoch` now.

@@ -134,22 +134,39 @@ impl Primary {
     }
 
     /// A newcomer may join once it holds every closed segment and every acknowledged byte of the open end (S8).
-    fn has_caught_up(&self, member: &Member) -> bool {
-        let images = self.segments.iter().all(|s| s.identity.segment >= member.first_opened);
-        let early = planted::has(Bug::NewcomerTooEarly);
-        !member.is_lost() && !member.in_set() && (early || images && !self.lacks_something(member))
+    pub(super) fn has_caught_up(&self, member: &Member) -> bool {
+        if member.is_lost() || member.in_set() {
+            return false;
+        }
+        let early = planted::has(Bug::NewcomerTooEarly) || self.is_admitted_by_a_bug(member);
+        early || self.has_all_copies(member) && !self.is_behind(member)
+    }
+
+    /// True once nothing can be missing at a newcomer but the end of the log.
+    pub(super) fn has_all_copies(&self, member: &Member) -> bool {
+        !self.lacks_copies(member) && self.segments.iter().all(|s| s.identity.segment >= member.first_opened)
     }
 
     /// True for a newcomer that has not finished catching up.
     fn lacks_something(&self, member: &Member) -> bool {
+        !member.in_set() && (self.lacks_copies(member) || self.is_behind(member))
+    }
+
+    /// True for a newcomer that lacks closed segments, or has not confirmed what is not part of the log.
+    fn lacks_copies(&self, member: &Member) -> bool {
         let Membership::Newcomer { missing, unconfirmed } = &member.membership else { return false };
-        // Where the members have lent nothing yet, nothing was appended either.
-        let opened = member.opened >= self.segments.active_id().min(self.lent_by_members());
-        !missing.is_empty()
-            || member.damage.count() > 0
-            || *unconfirmed > 0
-            || !opened
-            || member.reached(self.rules.durability) < self.acked
+        !missing.is_empty() || member.damage.count() > 0 || *unconfirmed > 0
+    }
+
+    /// True for a newcomer that lacks the end of the log.
+    fn is_behind(&self, member: &Member) -> bool {
+        !self.has_lent_what_members_have(member) || member.reached(self.rules.durability) < self.acked
+    }
+
+    /// True for a newcomer that has lent its buffer for the active segment. Where the members have lent nothing yet, nothing
+    /// was appended either.
+    pub(super) fn has_lent_what_members_have(&self, member: &Member) -> bool {
+        member.opened >= self.segments.active_id().min(self.lent_by_members())
     }
 
     pub(super) fn on_swapped(&mut self, now: Time, outcome: SwapOutcome, out: &mut Vec<Output>) {

@@ -222,7 +222,9 @@ impl Step<'_> {
             let first = lead.machine.first();
             lead.open_writer(identity, first);
         }
-        let (Some(writer), true) = (&lead.writer, lead.backlog.is_some()) else { return false };
+        let (Some(writer), true) = (&lead.writer, lead.backlog.is_some() && lead.machine.takes_appends()) else {
+            return false;
+        };
         if writer.closure().records() >= records_max {
             let closure = writer.closure();
             let Some(identity) = lead.machine.roll(closure, out) else { return false };

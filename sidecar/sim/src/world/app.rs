@@ -21,6 +21,11 @@ use crate::trace::trace;
 /// Appends that wait for room, or for their ack, before the app waits too.
 const PIPELINE_MAX: usize = 48;
 
+/// The same while the app appends without a pause: more than it appends while a write is on its way.
+const LOAD_PIPELINE_MAX: usize = 1000;
+/// Pause of an app that appends without a pause, in microseconds: shorter than the lag of any slow link.
+pub(super) const LOAD_PAUSE: u64 = 100;
+
 /// An app.
 #[derive(Debug, Default)]
 pub(crate) struct App {
@@ -57,9 +62,12 @@ impl World {
         }
         let (asked, quiet) = (self.queue.now(), self.quiet);
         let barrier = self.random.one_in(40);
-        let batch = self.batch();
+        let (batch, most) = match self.load {
+            true => (vec![Rc::from(asked.to_le_bytes())], LOAD_PIPELINE_MAX),
+            false => (self.batch(), PIPELINE_MAX),
+        };
         self.with_lead(of, |_, lead| {
-            if !quiet && lead.backlog.len() + lead.unacked.len() < PIPELINE_MAX {
+            if !quiet && lead.backlog.len() + lead.unacked.len() < most {
                 lead.backlog.push_back(batch);
             }
             if barrier && lead.barriers.len() < 4 {
@@ -69,7 +77,11 @@ impl World {
         if self.random.one_in(60) {
             self.trim(of);
         }
-        if self.sidecars[of.0].app.next_read < self.sidecars[of.0].app.acked || self.random.one_in(8) {
+        let reads = match self.load {
+            true => self.random.one_in(40),
+            false => self.sidecars[of.0].app.next_read < self.sidecars[of.0].app.acked || self.random.one_in(8),
+        };
+        if reads {
             self.read(of);
         }
     }

@@ -140,7 +140,7 @@ impl World {
     pub(crate) fn post(&mut self, id: ChannelId, slot: Slot, key: Key, at: u32, bytes: Rc<[u8]>) {
         let now = self.queue.now();
         let parts = self.parts(bytes.len() as u32);
-        let (least, most) = self.plan.latency;
+        let (least, most) = self.latency_to(self.fabric.channels.get(&id).map(|channel| channel.to));
         let late = if self.fault_occurs(Fault::PlacedLate, 10) { self.random.within(1, 500) * MS } else { 0 };
         let early = self.fault_occurs(Fault::EarlyCompletion, 200);
         let placement = self.plan.placement;
@@ -188,6 +188,13 @@ impl World {
         }
         let parts = parts.into_iter().map(Some).collect();
         channel.works.insert(number, Work { number, slot, key, at, bytes, parts, due, acked: false });
+    }
+
+    /// Microseconds of the way to this backup, at least and at most.
+    fn latency_to(&self, to: Option<HostNo>) -> (u64, u64) {
+        let (least, most) = self.plan.latency;
+        let lag = to.map_or(0, |to| self.hosts[to.0].link_lag);
+        (least + lag, most + lag)
     }
 
     /// Cuts a request into what is placed at once: mostly all of it, sometimes packets, sometimes single lines.

@@ -97,6 +97,8 @@ pub(crate) struct Host {
     kernel: u64,
     pub(crate) files: Files,
     pub(crate) slow_disk: bool,
+    /// Microseconds that every write takes longer on its way here.
+    pub(crate) link_lag: u64,
     pub(crate) flushing: bool,
     /// The pool has no memory.
     pub(crate) pool_empty: bool,
@@ -153,6 +155,7 @@ impl Host {
             kernel: 0,
             files,
             slow_disk: false,
+            link_lag: 0,
             flushing: false,
             pool_empty: false,
             power_goes: false,

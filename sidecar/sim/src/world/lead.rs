@@ -47,6 +47,8 @@ pub(crate) struct Lead {
     pub(crate) barriers: Vec<(Post, Micros)>,
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
+    /// Appends pause for a newcomer.
+    paused: bool,
 }
 
 impl World {
@@ -79,6 +81,7 @@ impl World {
             unacked: VecDeque::new(),
             barriers: Vec::new(),
             asked: self.queue.now(),
+            paused: false,
         };
         self.change_role(of, Role::Primary(Box::new(lead)));
         self.sidecars[of.0].app.begin(reference);
@@ -190,6 +193,10 @@ impl World {
         {
             lead.open_writer(identity, lead.machine.first());
         }
+        self.trace_pause(of, lead);
+        if !lead.machine.takes_appends() {
+            return false;
+        }
         let Some(batch) = lead.backlog.front() else { return false };
         let size = append_size(batch.iter().map(|payload| payload.len()));
         let Some(writer) = &lead.writer else { return false };
@@ -203,6 +210,15 @@ impl World {
         let Some(batch) = lead.backlog.pop_front() else { return false };
         self.write_append(of, lead, &batch);
         true
+    }
+
+    fn trace_pause(&mut self, of: SidecarNo, lead: &mut Lead) {
+        let paused = !lead.machine.takes_appends();
+        if paused != std::mem::replace(&mut lead.paused, paused) {
+            self.tally.pauses += u64::from(paused);
+            let what = if paused { "takes no appends, for a newcomer" } else { "takes appends again" };
+            trace!(self, "{} {what}", self.sidecars[of.0].name);
+        }
     }
 
     fn write_append(&mut self, of: SidecarNo, lead: &mut Lead, batch: &[Rc<[u8]>]) {

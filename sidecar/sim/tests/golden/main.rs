@@ -37,6 +37,7 @@ scripts! { Script, "tests/golden/scripts":
     new_memory,
     newcomer,
     newcomer_lags,
+    joining_under_load,
     one_left,
     another_store,
     promotion_interrupted,
