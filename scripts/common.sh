@@ -3,8 +3,9 @@
 
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"
-# Tests are built with RDMA, as releases are; clippy also looks at what is built without.
-FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs
+# Tests are built with RDMA, as releases are, and with the fabrics that only ./bench has; clippy also looks at what is built
+# without.
+FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs,tailwind-fabric/baselines
 # Tests that need machines of their own. Always beside FEATURES and for the whole workspace: with fewer features or packages,
 # cargo would build most of what they stand on a second time.
 MACHINES=tailwind-e2e/machines,tailwind-e2e/cluster

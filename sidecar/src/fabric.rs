@@ -6,12 +6,14 @@
 // Without RDMA no port can be selected.
 #[cfg(not(feature = "verbs"))]
 use std::convert::Infallible as SelectedPort;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, ValueEnum};
+#[cfg(feature = "baselines")]
+use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
@@ -43,6 +45,21 @@ pub enum FabricOption {
     Shm,
     /// TCP, on any network: backups spend CPU on copying
     Tcp,
+    /// For ./bench only: messages through shared memory that backups answer, one at a time
+    #[cfg(feature = "baselines")]
+    RpcShm,
+    /// For ./bench only: the same, several at a time
+    #[cfg(feature = "baselines")]
+    RpcPipelinedShm,
+    /// For ./bench only: a log in each backup's memory, which the backup applies later. Loses records with its process
+    #[cfg(feature = "baselines")]
+    RingShm,
+    /// For ./bench only: messages over TCP that backups answer, one at a time
+    #[cfg(feature = "baselines")]
+    RpcTcp,
+    /// For ./bench only: the same, several at a time
+    #[cfg(feature = "baselines")]
+    RpcPipelinedTcp,
 }
 
 /// An RDMA device, and perhaps one of its ports.
@@ -119,12 +136,27 @@ enum SelectedFabric {
     Verbs(SelectedPort),
     Shm,
     Tcp,
+    #[cfg(feature = "baselines")]
+    Messages(Baseline),
+    #[cfg(feature = "baselines")]
+    TcpMessages(Baseline),
 }
 
 fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SelectedFabric> {
     match fabric {
         FabricOption::Shm => Ok(SelectedFabric::Shm),
         FabricOption::Tcp => Ok(SelectedFabric::Tcp),
+        #[cfg(feature = "baselines")]
+        baseline => {
+            tracing::warn!(?baseline, "two-sided replication, for ./bench only: keep no data here that matters");
+            Ok(match baseline {
+                FabricOption::RpcShm => SelectedFabric::Messages(Baseline::Rpc),
+                FabricOption::RpcPipelinedShm => SelectedFabric::Messages(Baseline::RpcPipelined),
+                FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
+                FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
+                _ => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
+            })
+        }
         FabricOption::Verbs => {
             let port = find_device(&rdma.selector(Some(address)))
                 .map_err(|why| anyhow!("{why}; run `tailwind-sidecar doctor` for details, or use --fabric tcp"))?;
@@ -145,6 +177,10 @@ pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyh
     match select(fabric, rdma, address)? {
         SelectedFabric::Shm => Ok(Arc::new(ShmSender::default())),
         SelectedFabric::Tcp => Ok(Arc::new(TcpSender::default())),
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Messages(baseline) => Ok(Arc::new(MessageSender::new(baseline))),
+        #[cfg(feature = "baselines")]
+        SelectedFabric::TcpMessages(baseline) => Ok(Arc::new(TcpMessageSender::new(baseline))),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
@@ -167,13 +203,19 @@ pub fn receiver(
 ) -> anyhow::Result<Box<dyn Receiver>> {
     match select(fabric, rdma, own_ip)? {
         SelectedFabric::Tcp => {
-            let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
-            // Without TLS the secrets that guard this port would travel in the clear.
-            http::check_guarded(address, tls)?;
-            let listener = bind_listener(address).with_context(|| format!("listen for data on {address}"))?;
-            let receiver = TcpReceiver::new(Arc::clone(pool), listener)?;
+            let receiver = TcpReceiver::new(Arc::clone(pool), data_listener(data_listen, control, tls)?)?;
             tracing::info!(address = %receiver.address(), "listening for records");
             Ok(Box::new(receiver))
+        }
+        #[cfg(feature = "baselines")]
+        SelectedFabric::TcpMessages(_) => {
+            let listener = data_listener(data_listen, control, tls)?;
+            Ok(Box::new(tcp_receiver(Arc::clone(pool), listener)?))
+        }
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Messages(baseline) => {
+            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shared memory needs no port");
+            Ok(Box::new(MessageReceiver::new(Arc::clone(pool), baseline)?))
         }
         SelectedFabric::Shm => {
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
@@ -188,6 +230,17 @@ pub fn receiver(
             Ok(Box::new(receiver))
         }
     }
+}
+
+/// Where records arrive over TCP. Without TLS the secrets that guard this port would travel in the clear.
+fn data_listener(
+    data_listen: Option<SocketAddr>,
+    control: SocketAddr,
+    tls: Option<&Tls>,
+) -> anyhow::Result<TcpListener> {
+    let address = data_listen.unwrap_or_else(|| SocketAddr::new(control.ip(), 0));
+    http::check_guarded(address, tls)?;
+    bind_listener(address).with_context(|| format!("listen for data on {address}"))
 }
 
 /// The device to use; the error says why there is none and what to do.

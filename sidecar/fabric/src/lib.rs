@@ -2,8 +2,11 @@
 //!
 //! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The
 //! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This
-//! crate knows nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes.
+//! crate knows nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes. The feature
+//! `baselines` adds two-sided replication, for `./bench` to compare with.
 
+#[cfg(feature = "baselines")]
+pub mod baselines;
 pub mod buffer;
 pub mod contract;
 mod error;

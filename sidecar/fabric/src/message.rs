@@ -7,6 +7,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "baselines")]
+use crate::baselines::Baseline;
 use crate::secret::Secret;
 
 /// One incarnation of a sender. All channels and lendings of a writer are revoked together. The protocol uses the
@@ -30,6 +32,9 @@ pub enum FabricKind {
     Shm,
     /// TCP, on any network; the receiver's CPU copies.
     Tcp,
+    /// Two-sided replication, to compare with.
+    #[cfg(feature = "baselines")]
+    Baseline(Baseline),
 }
 
 impl fmt::Display for FabricKind {
@@ -38,6 +43,12 @@ impl fmt::Display for FabricKind {
             FabricKind::Verbs => "verbs",
             FabricKind::Shm => "shm",
             FabricKind::Tcp => "tcp",
+            #[cfg(feature = "baselines")]
+            FabricKind::Baseline(Baseline::Rpc) => "rpc-shm",
+            #[cfg(feature = "baselines")]
+            FabricKind::Baseline(Baseline::RpcPipelined) => "rpc-pipelined-shm",
+            #[cfg(feature = "baselines")]
+            FabricKind::Baseline(Baseline::Ring) => "ring-shm",
         })
     }
 }
@@ -71,6 +82,14 @@ pub enum Offer {
     Shm,
     /// The receiver answers with an address and a secret.
     Tcp,
+    /// Same host: where the receiver finds the sender.
+    #[cfg(feature = "baselines")]
+    Baseline {
+        /// Which one.
+        baseline: Baseline,
+        /// Name of an abstract Unix socket on which the sender listens.
+        socket: String,
+    },
 }
 
 /// What a receiver answers to an [`Offer`].
@@ -92,6 +111,14 @@ pub enum ChannelAnswer {
         /// Where the receiver listens for data.
         address: SocketAddr,
         /// Good for one connection of this writer.
+        secret: Secret,
+    },
+    /// The receiver has connected.
+    #[cfg(feature = "baselines")]
+    Baseline {
+        /// Which one.
+        baseline: Baseline,
+        /// What the receiver presents to the sender.
         secret: Secret,
     },
 }
@@ -125,6 +152,16 @@ pub enum Grant {
         /// Bytes of the slot.
         length: u32,
     },
+    /// The same.
+    #[cfg(feature = "baselines")]
+    Baseline {
+        /// Which one.
+        baseline: Baseline,
+        /// The key.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
 }
 
 macro_rules! kind {
@@ -136,6 +173,8 @@ macro_rules! kind {
                     $message::Verbs { .. } => FabricKind::Verbs,
                     $message::Shm { .. } => FabricKind::Shm,
                     $message::Tcp { .. } => FabricKind::Tcp,
+                    #[cfg(feature = "baselines")]
+                    $message::Baseline { baseline, .. } => FabricKind::Baseline(*baseline),
                 }
             }
         }

@@ -27,9 +27,9 @@ mod acceptor;
 mod channel;
 mod connection_reader;
 mod receiver;
-mod registry;
-mod sender;
-mod wire;
+pub(crate) mod registry;
+pub(crate) mod sender;
+pub(crate) mod wire;
 
 pub use receiver::TcpReceiver;
 pub use sender::TcpSender;

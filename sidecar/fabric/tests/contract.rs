@@ -61,6 +61,45 @@ mod rdma {
     }
 }
 
+/// Two-sided replication, which `./bench` compares with.
+#[cfg(feature = "baselines")]
+mod two_sided {
+    use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
+
+    use super::*;
+
+    macro_rules! over_shared_memory {
+        ($($harness:ident $barrier_before_reads:literal)*) => {$(
+            pub(super) struct $harness;
+
+            impl Harness for $harness {
+                const BARRIER_BEFORE_READS: bool = $barrier_before_reads;
+
+                fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
+                    Box::new(MessageReceiver::new(pool, Baseline::$harness).unwrap())
+                }
+
+                fn sender() -> Box<dyn Sender> {
+                    Box::new(MessageSender::new(Baseline::$harness))
+                }
+            }
+        )*};
+    }
+    over_shared_memory!(Rpc false RpcPipelined false Ring true);
+
+    pub(super) struct RpcTcp;
+
+    impl Harness for RpcTcp {
+        fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver> {
+            Box::new(tcp_receiver(pool, TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap())
+        }
+
+        fn sender() -> Box<dyn Sender> {
+            Box::new(TcpMessageSender::new(Baseline::RpcPipelined))
+        }
+    }
+}
+
 /// One test for each promise and fabric, so that a failure names both. Each fabric has an attribute for its tests.
 macro_rules! contract_suite {
     ($($fabric:ident: $harness:ty, $when:meta);*) => {$(
@@ -125,3 +164,10 @@ macro_rules! contract_suite {
 contract_suite!(shm: Shm, cfg(test); tcp: Tcp, cfg(test));
 #[cfg(feature = "verbs")]
 contract_suite!(verbs: rdma::Verbs, ignore = "needs an RDMA device");
+#[cfg(feature = "baselines")]
+contract_suite!(
+    rpc_shm: two_sided::Rpc, cfg(test);
+    rpc_pipelined_shm: two_sided::RpcPipelined, cfg(test);
+    ring_shm: two_sided::Ring, cfg(test);
+    rpc_tcp: two_sided::RpcTcp, cfg(test)
+);

@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use memory::{ANSWERS, Memory, REQUESTS};
+use memory::{Layout, Memory};
 pub use passing::{receive, send};
 pub use ring::{BadPosition, Consumer, Producer};
 
@@ -26,7 +26,42 @@ pub const REQUESTS_SIZE: usize = 256 << 10;
 /// Bytes of answers: 2,730 acks.
 pub const ANSWERS_SIZE: usize = 64 << 10;
 /// Bytes of the shared file: a page of control words for both rings, on machines with pages of any size, and the data.
-pub const FILE_SIZE: usize = memory::CONTROL_SIZE + REQUESTS_SIZE + ANSWERS_SIZE;
+pub const FILE_SIZE: usize = Sizes::APPENDS.file();
+
+/// Bytes that either ring holds: powers of two, and multiples of 64 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// In one direction.
+    pub requests: usize,
+    /// In the other.
+    pub answers: usize,
+}
+
+impl Sizes {
+    /// Those of the append ring.
+    pub const APPENDS: Sizes = Sizes { requests: REQUESTS_SIZE, answers: ANSWERS_SIZE };
+
+    /// Bytes of the shared file.
+    const fn file(self) -> usize {
+        memory::CONTROL_SIZE + self.requests + self.answers
+    }
+
+    /// As the file states them.
+    fn word(self) -> u64 {
+        self.requests as u64 | (self.answers as u64) << 32
+    }
+
+    /// # Panics
+    /// When they are not what they must be.
+    const fn check(self) {
+        let whole =
+            self.requests.is_multiple_of(memory::CONTROL_SIZE) && self.answers.is_multiple_of(memory::CONTROL_SIZE);
+        assert!(whole && self.requests.is_power_of_two() && self.answers.is_power_of_two(), "sizes of rings");
+        assert!(self.requests as u64 <= u32::MAX as u64, "sizes of rings");
+    }
+}
+
+const _: () = Sizes::APPENDS.check();
 
 /// Both rings, as the sidecar holds them.
 #[derive(Debug)]
@@ -48,18 +83,33 @@ pub struct ClientEnd {
 
 /// Makes the memory, for [`send`] and [`open`]. Its size is sealed: no process that has it can cut it under the others.
 pub fn create() -> io::Result<(OwnedFd, SidecarEnd)> {
-    let file = memory::create()?;
-    let memory = Arc::new(Memory::map(&file)?);
+    create_sized(Sizes::APPENDS)
+}
+
+/// The same, with rings of these sizes, for [`open_sized`].
+///
+/// # Panics
+/// When the sizes are not what [`Sizes`] says.
+pub fn create_sized(sizes: Sizes) -> io::Result<(OwnedFd, SidecarEnd)> {
+    let file = memory::create(sizes)?;
+    let memory = Arc::new(Memory::map(&file, sizes)?);
     memory.describe();
-    let end =
-        SidecarEnd { requests: Consumer::new(memory.ring(REQUESTS)), answers: Producer::new(memory.ring(ANSWERS)) };
-    Ok((file, end))
+    let (requests, answers) = (memory.ring(Layout::requests(sizes)), memory.ring(Layout::answers(sizes)));
+    Ok((file, SidecarEnd { requests: Consumer::new(requests), answers: Producer::new(answers) }))
 }
 
 /// Maps memory that was [`receive`]d, once per process.
 pub fn open(file: OwnedFd) -> io::Result<ClientEnd> {
-    let memory = Arc::new(Memory::map(&file)?);
+    open_sized(file, Sizes::APPENDS)
+}
+
+/// The same for memory that [`create_sized`] has made with these sizes.
+///
+/// # Panics
+/// When the sizes are not what [`Sizes`] says.
+pub fn open_sized(file: OwnedFd, sizes: Sizes) -> io::Result<ClientEnd> {
+    let memory = Arc::new(Memory::map(&file, sizes)?);
     memory.check()?;
-    let (requests, answers) = (memory.ring(REQUESTS), memory.ring(ANSWERS));
+    let (requests, answers) = (memory.ring(Layout::requests(sizes)), memory.ring(Layout::answers(sizes)));
     Ok(ClientEnd { requests: Producer::new(requests), answers: Consumer::new(answers) })
 }

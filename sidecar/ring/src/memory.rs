@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::{ANSWERS_SIZE, FILE_SIZE, REQUESTS_SIZE};
+use crate::Sizes;
 
 /// Bytes before the data: a multiple of every machine's page size.
 pub(crate) const CONTROL_SIZE: usize = 64 << 10;
@@ -35,34 +35,43 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TWRINGS1");
 /// A word has two cache lines of its own: neighbouring lines are fetched together.
 const WORD_SPACING: usize = 128;
 
-/// Where a ring lies in the file.
+/// Where a ring lies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Its control words: tail, head, the consumer's wish to be woken, and the producer's.
+    /// Its control words: tail, head, the consumer's wish to be woken, the producer's; and, four words on, the end.
     words: usize,
+    /// Where its data lie in the file.
     data: usize,
+    /// Where they are mapped in this process, twice.
+    mapped: usize,
     size: usize,
 }
 
-/// From the app to the sidecar.
-pub(crate) const REQUESTS: Layout = Layout { words: WORD_SPACING, data: CONTROL_SIZE, size: REQUESTS_SIZE };
-/// From the sidecar to the app.
-pub(crate) const ANSWERS: Layout =
-    Layout { words: 5 * WORD_SPACING, data: CONTROL_SIZE + REQUESTS_SIZE, size: ANSWERS_SIZE };
+impl Layout {
+    /// From the app to the sidecar.
+    pub(crate) fn requests(sizes: Sizes) -> Layout {
+        Layout { words: WORD_SPACING, data: CONTROL_SIZE, mapped: CONTROL_SIZE, size: sizes.requests }
+    }
 
-const _: () = assert!(REQUESTS_SIZE.is_power_of_two() && REQUESTS_SIZE.is_multiple_of(CONTROL_SIZE));
-const _: () = assert!(ANSWERS_SIZE.is_power_of_two() && ANSWERS_SIZE.is_multiple_of(CONTROL_SIZE));
+    /// From the sidecar to the app.
+    pub(crate) fn answers(sizes: Sizes) -> Layout {
+        let (data, mapped) = (CONTROL_SIZE + sizes.requests, CONTROL_SIZE + 2 * sizes.requests);
+        Layout { words: 5 * WORD_SPACING, data, mapped, size: sizes.answers }
+    }
+}
 
-/// Offsets in this process: the control words, the requests twice, the answers twice.
-const MAPPED_SIZE: usize = CONTROL_SIZE + 2 * REQUESTS_SIZE + 2 * ANSWERS_SIZE;
+/// Bytes in this process: the control words, the requests twice, the answers twice.
+fn mapped_size(sizes: Sizes) -> usize {
+    CONTROL_SIZE + 2 * sizes.requests + 2 * sizes.answers
+}
 
 /// A new file of the right size, which nobody can change any more.
-pub(crate) fn create() -> io::Result<OwnedFd> {
+pub(crate) fn create(sizes: Sizes) -> io::Result<OwnedFd> {
     let name = "tailwind-append-ring";
     // Kernels before 6.3 do not know the first way.
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
-    ftruncate(&file, FILE_SIZE as u64)?;
+    ftruncate(&file, sizes.file() as u64)?;
     fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     Ok(file)
 }
@@ -70,6 +79,7 @@ pub(crate) fn create() -> io::Result<OwnedFd> {
 /// The mapped file.
 pub(crate) struct Memory {
     start: NonNull<u8>,
+    sizes: Sizes,
 }
 
 // SAFETY: the mapping belongs to no thread; what is done with it through `&self` is atomic or, for data, a raw copy whose
@@ -79,37 +89,41 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(crate) fn map(file: &OwnedFd) -> io::Result<Memory> {
-        if fstat(file)?.st_size != FILE_SIZE as i64 {
+    pub(crate) fn map(file: &OwnedFd, sizes: Sizes) -> io::Result<Memory> {
+        sizes.check();
+        if fstat(file)?.st_size != sizes.file() as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the ring's file has another size"));
         }
         // SAFETY: a fresh mapping, wherever the kernel finds room for it.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), MAPPED_SIZE, ProtFlags::empty(), MapFlags::PRIVATE) }?;
+        let start =
+            unsafe { mmap_anonymous(ptr::null_mut(), mapped_size(sizes), ProtFlags::empty(), MapFlags::PRIVATE) }?;
         let start = NonNull::new(start.cast()).expect("a mapping never begins at address 0");
-        let memory = Memory { start };
+        let memory = Memory { start, sizes };
         let mut at = 0;
-        let parts = [(0, CONTROL_SIZE), (REQUESTS.data, REQUESTS.size), (REQUESTS.data, REQUESTS.size)];
-        for (offset, size) in parts.into_iter().chain([(ANSWERS.data, ANSWERS.size); 2]) {
+        let (requests, answers) = (Layout::requests(sizes), Layout::answers(sizes));
+        let control = [(0, CONTROL_SIZE)];
+        let data = [(requests.data, requests.size); 2].into_iter().chain([(answers.data, answers.size); 2]);
+        for (offset, size) in control.into_iter().chain(data) {
             let (both, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
             let target = memory.address(at).cast();
             // SAFETY: replaces a part of the mapping above, which nothing refers to yet: the sizes add up to its own.
             unsafe { mmap(target, size, both, shared, file, offset as u64) }?;
             at += size;
         }
-        assert_eq!(at, MAPPED_SIZE, "every part is mapped");
+        assert_eq!(at, mapped_size(sizes), "every part is mapped");
         Ok(memory)
     }
 
     /// Writes what the file is.
     pub(crate) fn describe(&self) {
-        self.word(8).store(REQUESTS_SIZE as u64 | (ANSWERS_SIZE as u64) << 32, Ordering::Relaxed);
+        self.word(8).store(self.sizes.word(), Ordering::Relaxed);
         self.word(0).store(MAGIC, Ordering::Release);
     }
 
     /// Whether the file is what [`Memory::describe`] has written.
     pub(crate) fn check(&self) -> io::Result<()> {
-        let sizes = REQUESTS_SIZE as u64 | (ANSWERS_SIZE as u64) << 32;
-        if (self.word(0).load(Ordering::Acquire), self.word(8).load(Ordering::Relaxed)) == (MAGIC, sizes) {
+        let found = (self.word(0).load(Ordering::Acquire), self.word(8).load(Ordering::Relaxed));
+        if found == (MAGIC, self.sizes.word()) {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, "the file holds no rings of this version"))
@@ -128,8 +142,8 @@ impl Memory {
     }
 
     fn address(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= MAPPED_SIZE, "within the mapping");
-        // SAFETY: the mapping has MAPPED_SIZE bytes.
+        assert!(offset <= mapped_size(self.sizes), "within the mapping");
+        // SAFETY: the mapping has as many bytes.
         unsafe { self.start.as_ptr().add(offset) }
     }
 }
@@ -137,7 +151,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the whole mapping, which only `self` and what borrows from it refer to.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), MAPPED_SIZE) };
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), mapped_size(self.sizes)) };
         debug_assert!(unmapped.is_ok(), "a mapping can be unmapped");
     }
 }
@@ -167,6 +181,11 @@ impl Ring {
     /// 1 while the producer sleeps until there is more room.
     pub(crate) fn producer_waits(&self) -> &AtomicU64 {
         self.memory.word(self.layout.words + 3 * WORD_SPACING)
+    }
+
+    /// 1 once the consumer counts nothing any more that is written.
+    pub(crate) fn closed(&self) -> &AtomicU64 {
+        self.memory.word(self.layout.words + 8 * WORD_SPACING)
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -209,12 +228,8 @@ impl Ring {
 
     fn data(&self, position: u64, length: usize) -> *mut u8 {
         assert!(length <= self.layout.size, "no more than one round");
-        let start = match self.layout.data {
-            CONTROL_SIZE => CONTROL_SIZE,
-            _ => CONTROL_SIZE + 2 * REQUESTS_SIZE,
-        };
         // The size is a power of two. Where the range passes the end, the second mapping goes on.
-        self.memory.address(start + (position as usize & (self.layout.size - 1)))
+        self.memory.address(self.layout.mapped + (position as usize & (self.layout.size - 1)))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Positions count bytes from the beginning and never wrap. An end keeps its own position to itself and only publishes it; of
 //! the other's it believes what is possible: `head ≤ tail ≤ head + size`, and neither goes back.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use crate::memory::Ring;
 use crate::waiting::{may_sleep, moved};
@@ -88,6 +88,13 @@ impl Consumer {
         moved(self.ring.head(), self.head, self.ring.producer_waits())
     }
 
+    /// Ends the ring. What [`Consumer::pending`] finds afterwards is all that the producer may ever count as delivered: see
+    /// [`Producer::is_open`].
+    pub fn close(&mut self) {
+        self.ring.closed().store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
     /// Asks to be woken. True: this side may sleep, as nothing has been written since [`Consumer::pending`].
     pub fn may_sleep(&mut self) -> bool {
         may_sleep(self.ring.consumer_waits(), self.ring.tail(), self.tail)
@@ -114,6 +121,11 @@ pub struct Producer {
 impl Producer {
     pub(crate) fn new(ring: Ring) -> Producer {
         Producer { ring, tail: 0, published: 0, head: 0 }
+    }
+
+    /// Bytes that the ring holds.
+    pub fn size(&self) -> usize {
+        self.ring.size()
     }
 
     /// Bytes that can be written now.
@@ -178,6 +190,13 @@ impl Producer {
         }
         self.published = self.tail;
         moved(self.ring.tail(), self.tail, self.ring.consumer_waits())
+    }
+
+    /// After [`Producer::publish`]: whether the consumer takes what was published, even if it has closed the ring since. Two
+    /// fences as in `waiting`: a consumer that does not see the bytes has closed the ring where this sees it.
+    pub fn is_open(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.ring.closed().load(Ordering::Relaxed) == 0
     }
 
     /// Asks to be woken when there is more room. True: this side may sleep, as there is none that it does not know of.

@@ -10,7 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
-use tailwind_ring::{ANSWERS_SIZE, ClientEnd, FILE_SIZE, REQUESTS_SIZE, SidecarEnd, create, open, receive, send};
+use tailwind_ring::{
+    ANSWERS_SIZE, ClientEnd, FILE_SIZE, REQUESTS_SIZE, SidecarEnd, Sizes, create, create_sized, open, open_sized,
+    receive, send,
+};
 
 /// Where the words of `docs/append-socket.md` lie: tail and head of the requests, then of the answers.
 const POSITIONS: [u64; 4] = [128, 256, 640, 768];
@@ -102,6 +105,53 @@ fn who_sleeps_is_woken_once() {
     sidecar.requests.pending().unwrap();
     sidecar.requests.take(1);
     assert!(sidecar.requests.release() && !sidecar.requests.release());
+}
+
+#[test]
+fn rings_may_have_other_sizes() {
+    let sizes = Sizes { requests: 4 << 20, answers: 64 << 10 };
+    let (file, mut sidecar) = create_sized(sizes).unwrap();
+    assert!(open(file.try_clone().unwrap()).is_err(), "of another size");
+    let mut client = open_sized(file, sizes).unwrap();
+    for round in 0..3_u8 {
+        assert_eq!(client.requests.write(&vec![round; 5 << 20]), Ok(4 << 20));
+        client.requests.publish();
+        let mut taken = vec![0xee; 3 << 20];
+        for part in [3 << 20, 1 << 20] {
+            assert_eq!(sidecar.requests.read(&mut taken[..part]), Ok(part));
+            assert!(taken[..part].iter().all(|byte| *byte == round));
+        }
+        sidecar.requests.release();
+        assert_eq!(sidecar.answers.write(&[round; 100_000]), Ok(64 << 10));
+        sidecar.answers.publish();
+        assert_eq!(client.answers.read(&mut taken), Ok(64 << 10));
+        client.answers.release();
+    }
+}
+
+/// What the producer counts as delivered, the consumer finds after it has closed the ring.
+#[test]
+fn nothing_delivered_is_lost_when_a_ring_is_closed() {
+    for _ in 0..200 {
+        let (mut sidecar, mut client, _) = pair();
+        let producer = std::thread::spawn(move || {
+            let mut delivered = 0;
+            while client.requests.write(b"12345678").unwrap() == 8 {
+                client.requests.publish();
+                if !client.requests.is_open() {
+                    break;
+                }
+                delivered += 8;
+            }
+            delivered
+        });
+        while sidecar.requests.pending().unwrap() < 80 {}
+        sidecar.requests.close();
+        let found = sidecar.requests.pending().unwrap();
+        let delivered = producer.join().unwrap();
+        // The last of the eighty may have found the ring closed.
+        assert!((72..=found).contains(&delivered), "{delivered} bytes were delivered, {found} found");
+    }
 }
 
 proptest! {

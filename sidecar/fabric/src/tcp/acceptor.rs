@@ -1,7 +1,7 @@
 //! The thread that accepts connections and admits those that present a secret.
 //!
 //! Started and stopped by [`receiver`](super::receiver); passes connections with a valid secret to
-//! [`registry`](super::registry), which has [`connection_reader`] serve them. One thread for all
+//! [`registry`](super::registry), which has them served. One thread for all
 //! that have not presented one yet, so that each costs a socket and forty bytes and no more. Without a valid hello there is
 //! no answer, only a closed connection: at the first wrong byte, after two seconds, or earlier when others need the room.
 
@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::connection_reader;
-use super::registry::Registry;
+use super::registry::{Registry, Serve};
 use super::wire::{HELLO_SIZE, may_be_hello, parse_hello};
 
 /// The whole hello must arrive within this time of connecting. It fits into one packet, which is sent at once.
@@ -38,6 +37,7 @@ struct Handshakes {
     listener: TcpListener,
     stop: Arc<OwnedFd>,
     registry: Arc<Registry>,
+    serve: Serve,
     /// Oldest first.
     pending: Vec<PendingConnection>,
     accept_after: Option<Instant>,
@@ -63,12 +63,12 @@ enum HandshakeStatus {
 
 impl Acceptor {
     /// Starts its thread.
-    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>) -> io::Result<Acceptor> {
+    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>, serve: Serve) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let handshakes =
-            Handshakes { listener, stop: Arc::clone(&stop), registry, pending: Vec::new(), accept_after: None };
+            Handshakes { listener, stop: Arc::clone(&stop), registry, serve, pending: Vec::new(), accept_after: None };
         let thread = thread::Builder::new().name("fabric-tcp-acceptor".into()).spawn(move || handshakes.run())?;
         Ok(Acceptor { address, stop, thread: Some(thread) })
     }
@@ -167,7 +167,7 @@ impl Handshakes {
         let Some(secret) = parse_hello(&hello) else { return };
         // If this fails for want of a thread, the sender sees a closed connection and asks for another.
         if stream.set_nonblocking(false).is_ok() && super::tune(&stream).is_ok() {
-            let _ = self.registry.admit(&secret, stream, now, connection_reader::serve);
+            let _ = self.registry.admit(&secret, stream, now, self.serve);
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::pool::{Claim, Pool};
 use crate::secret::{self, Secret};
 
 use super::acceptor::Acceptor;
-use super::registry::Registry;
+use super::connection_reader;
+use super::registry::{Registry, Serve};
 
 /// Lends the slots of a pool to writers anywhere on the network. Dropping it ends all lendings, connections and
 /// threads.
@@ -28,10 +29,15 @@ impl TcpReceiver {
     /// Takes the pool over and accepts connections of `listener`. Writers of an earlier life are revoked by this (promise 7): over
     /// TCP they died with their process, but the pool may have served [`shm`](crate::shm).
     pub fn new(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
+        TcpReceiver::serving(pool, listener, connection_reader::serve)
+    }
+
+    /// The same, with `serve` for each channel.
+    pub(crate) fn serving(pool: Arc<Pool>, listener: TcpListener, serve: Serve) -> Result<TcpReceiver, FabricError> {
         let registry = Arc::new(Registry::new(pool.slots()));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        let acceptor = Acceptor::open(listener, Arc::clone(&registry));
+        let acceptor = Acceptor::open(listener, Arc::clone(&registry), serve);
         let acceptor = acceptor.map_err(FabricError::io("accept data connections"))?;
         Ok(TcpReceiver { acceptor, registry, pool })
     }

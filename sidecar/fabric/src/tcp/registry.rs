@@ -25,9 +25,12 @@ const SECRETS_MAX: usize = 1024;
 /// RPC could come here.
 const CONNECTIONS_MAX: usize = 1024;
 
+/// What serves a channel, in a thread of its own.
+pub(crate) type Serve = fn(&Registry, Writer, &TcpStream);
+
 /// One writer's right to write one slot.
 #[derive(Debug)]
-pub(super) struct LentSlot {
+pub(crate) struct LentSlot {
     writer: Writer,
     key: u64,
     length: u32,
@@ -37,7 +40,7 @@ pub(super) struct LentSlot {
 
 /// The tables.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(crate) struct Registry {
     state: Mutex<State>,
 }
 
@@ -71,13 +74,13 @@ struct Connection {
 
 impl LentSlot {
     /// Whether a write of `length` bytes at `offset` lies within the slot.
-    pub(super) fn holds(&self, offset: u32, length: u32) -> bool {
+    pub(crate) fn holds(&self, offset: u32, length: u32) -> bool {
         u64::from(offset) + u64::from(length) <= u64::from(self.length)
     }
 
     /// Copies `bytes` into the slot unless the lending is over; returns whether it did. The caller has checked the range.
     #[must_use]
-    pub(super) fn write(&self, offset: u32, bytes: &[u8]) -> bool {
+    pub(crate) fn write(&self, offset: u32, bytes: &[u8]) -> bool {
         match &*lock(&self.memory) {
             Some(memory) => {
                 memory.write(offset, bytes);
@@ -88,7 +91,7 @@ impl LentSlot {
     }
 
     /// The key that frames name it by.
-    pub(super) fn key(&self) -> u64 {
+    pub(crate) fn key(&self) -> u64 {
         self.key
     }
 
@@ -100,7 +103,7 @@ impl LentSlot {
 
 impl Registry {
     /// Empty tables for a pool of so many slots.
-    pub(super) fn new(slots: u32) -> Registry {
+    pub(crate) fn new(slots: u32) -> Registry {
         let (secrets, connections) = (VecDeque::new(), Vec::new());
         let lendings = (0..slots).map(|_| None).collect();
         let state = State { revoked_below: Writer(0), secrets, lendings, connections, connections_ever: 0 };
@@ -108,12 +111,12 @@ impl Registry {
     }
 
     /// Refuses a writer that a revocation covers.
-    pub(super) fn check(&self, writer: Writer) -> Result<(), FabricError> {
+    pub(crate) fn check(&self, writer: Writer) -> Result<(), FabricError> {
         if writer < lock(&self.state).revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
     }
 
     /// Lets a peer that presents `secret` in time open one channel for `writer`.
-    pub(super) fn expect(&self, writer: Writer, secret: Secret, now: Instant) {
+    pub(crate) fn expect(&self, writer: Writer, secret: Secret, now: Instant) {
         let mut state = lock(&self.state);
         state.secrets.retain(|admission| now < admission.until);
         if state.secrets.len() == SECRETS_MAX {
@@ -123,13 +126,13 @@ impl Registry {
     }
 
     /// Lends `memory` to `writer` under `key`.
-    pub(super) fn lend(&self, writer: Writer, slot: SlotId, key: u64, memory: Arc<Mapping>) {
+    pub(crate) fn lend(&self, writer: Writer, slot: SlotId, key: u64, memory: Arc<Mapping>) {
         let lending = LentSlot { writer, key, length: memory.slot_size(), memory: Mutex::new(Some(memory)) };
         lock(&self.state).lendings[slot.0 as usize] = Some(Arc::new(lending));
     }
 
     /// Ends the lending of `slot`, if there is one.
-    pub(super) fn end(&self, slot: SlotId) {
+    pub(crate) fn end(&self, slot: SlotId) {
         let lending = lock(&self.state).lendings[slot.0 as usize].take();
         if let Some(lending) = lending {
             lending.end();
@@ -137,7 +140,7 @@ impl Registry {
     }
 
     /// The lending that `key` names, if it is `writer`'s.
-    pub(super) fn find(&self, writer: Writer, key: u64) -> Option<Arc<LentSlot>> {
+    pub(crate) fn find(&self, writer: Writer, key: u64) -> Option<Arc<LentSlot>> {
         let state = lock(&self.state);
         state.lendings.iter().flatten().find(|lending| lending.key == key && lending.writer == writer).cloned()
     }
@@ -145,12 +148,12 @@ impl Registry {
     /// Spends the secret that a peer has presented: serves the channel of its writer in a thread of its own, or drops the
     /// connection. The secret is taken and the thread entered in the table under one lock, so that a revocation sees either
     /// or neither.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         presented: &[u8; SECRET_SIZE],
         stream: TcpStream,
         now: Instant,
-        serve: fn(&Registry, Writer, &TcpStream),
+        serve: Serve,
     ) -> io::Result<()> {
         let mut state = lock(&self.state);
         state.secrets.retain(|admission| now < admission.until);
@@ -171,14 +174,14 @@ impl Registry {
     }
 
     /// Revokes every writer below `writer`, for good. When it returns nothing of them runs any more.
-    pub(super) fn revoke_below(&self, writer: Writer) -> Result<(), FabricError> {
+    pub(crate) fn revoke_below(&self, writer: Writer) -> Result<(), FabricError> {
         let mut state = lock(&self.state);
         state.revoked_below = state.revoked_below.max(writer);
         self.stop(state, |held| held < writer)
     }
 
     /// Ends all lendings and connections.
-    pub(super) fn close(&self) -> Result<(), FabricError> {
+    pub(crate) fn close(&self) -> Result<(), FabricError> {
         self.stop(lock(&self.state), |_| true)
     }
 

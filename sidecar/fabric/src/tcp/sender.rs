@@ -53,18 +53,22 @@ impl Opening for TcpOpening {
     }
 
     fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn Channel>, FabricError> {
-        let ChannelAnswer::Tcp { address, secret } = answer else {
-            return Err(FabricError::mismatch(FabricKind::Tcp, answer.kind()));
-        };
-        let host = if address.ip().is_unspecified() { peer } else { address.ip() };
-        let address = SocketAddr::new(host, address.port());
-        let channel = open(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))?;
-        Ok(Box::new(channel))
+        Ok(Box::new(TcpChannel::new(open(answer, peer)?)))
     }
 }
 
+/// Opens the data connection that the receiver has answered with; non-blocking from then on.
+pub(crate) fn open(answer: &ChannelAnswer, peer: IpAddr) -> Result<TcpStream, FabricError> {
+    let ChannelAnswer::Tcp { address, secret } = answer else {
+        return Err(FabricError::mismatch(FabricKind::Tcp, answer.kind()));
+    };
+    let host = if address.ip().is_unspecified() { peer } else { address.ip() };
+    let address = SocketAddr::new(host, address.port());
+    connect(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))
+}
+
 /// Connects, presents the secret and waits for the first acknowledgement; blocking, and bounded.
-fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
+fn connect(address: SocketAddr, secret: &Secret) -> io::Result<TcpStream> {
     let invalid = |message| io::Error::new(io::ErrorKind::InvalidData, message);
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let secret = secret.digits().ok_or_else(|| invalid("the secret has the wrong length"))?;
@@ -92,5 +96,5 @@ fn open(address: SocketAddr, secret: &Secret) -> io::Result<TcpChannel> {
         return Err(invalid("the peer is not a receiver of tailwind data"));
     }
     stream.set_nonblocking(true)?;
-    Ok(TcpChannel::new(stream))
+    Ok(stream)
 }

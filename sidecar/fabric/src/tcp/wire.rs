@@ -20,9 +20,9 @@ const VERSION: u16 = 1;
 /// Bytes of a hello.
 pub(super) const HELLO_SIZE: usize = 8 + 2 + SECRET_SIZE;
 /// Bytes of a frame's header.
-pub(super) const HEADER_SIZE: usize = 24;
+pub(crate) const HEADER_SIZE: usize = 24;
 /// Bytes of an acknowledgement.
-pub(super) const ACK_SIZE: usize = 8;
+pub(crate) const ACK_SIZE: usize = 8;
 
 /// What a sender opens its connection with.
 pub(super) fn hello(secret: &[u8; SECRET_SIZE]) -> [u8; HELLO_SIZE] {
@@ -46,20 +46,20 @@ pub(super) fn may_be_hello(bytes: &[u8]) -> bool {
 
 /// One write, as its header announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// Of the lending.
-    pub(super) key: u64,
+    pub(crate) key: u64,
     /// Where in the slot the bytes go.
-    pub(super) offset: u32,
+    pub(crate) offset: u32,
     /// How many bytes follow.
-    pub(super) length: u32,
+    pub(crate) length: u32,
     /// The low half of the write's number on this connection, from 1: a lost frame boundary shows at once.
-    pub(super) sequence: u32,
+    pub(crate) sequence: u32,
 }
 
 impl Header {
     /// As it goes over the wire.
-    pub(super) fn encode(&self) -> [u8; HEADER_SIZE] {
+    pub(crate) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
         bytes[..8].copy_from_slice(&self.key.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.offset.to_le_bytes());
@@ -70,7 +70,7 @@ impl Header {
     }
 
     /// `None` if the check does not fit.
-    pub(super) fn decode(bytes: &[u8; HEADER_SIZE]) -> Option<Header> {
+    pub(crate) fn decode(bytes: &[u8; HEADER_SIZE]) -> Option<Header> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let key = u64::from(word(0)) | u64::from(word(4)) << 32;
         let header = Header { key, offset: word(8), length: word(12), sequence: word(16) };

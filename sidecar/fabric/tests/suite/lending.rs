@@ -148,7 +148,7 @@ pub(crate) fn an_ended_lending_completes_no_write_and_keeps_its_bytes<H: Harness
 pub(crate) fn the_other_fabric_is_refused<H: Harness>() {
     let mut world = World::new::<H>();
     let (offer, answer, grant) = match world.receiver.kind() {
-        FabricKind::Shm | FabricKind::Verbs => (
+        kind if kind != FabricKind::Tcp => (
             Offer::Tcp,
             r#"{"fabric":"tcp","address":"127.0.0.1:1","secret":"0123456789abcdef0123456789abcdef"}"#,
             r#"{"fabric":"tcp","key":1,"length":4096}"#,
@@ -186,19 +186,19 @@ pub(crate) fn a_restart_keeps_bytes_and_is_a_barrier<H: Harness>() {
     world.receiver.revoke_below(Writer(2)).unwrap();
     let unused = world.lend(5, 3);
 
-    let world = world.restart::<H>();
-    let kept = |world: &World| {
+    let mut world = world.restart::<H>();
+    let kept = |world: &mut World| {
         assert!(world.contents(0) == pattern(1), "revoked");
         assert!(world.contents(1) == pattern(1), "ended");
         assert!(world.contents(2) == pattern(2), "live when the daemon died");
         assert!(is_zero(&world.contents(3)), "lent, never written");
     };
-    kept(&world);
+    kept(&mut world);
     let local = world.local(&pattern(77));
     for (channel, stale) in channels.iter_mut().zip([revoked, ended, live, unused]) {
         let _ = channel.post(&stale, &local, 0..SLOT_SIZE);
         failure(&mut **channel, &stale, &local);
     }
-    kept(&world);
-    kept(&world.restart::<H>());
+    kept(&mut world);
+    kept(&mut world.restart::<H>());
 }

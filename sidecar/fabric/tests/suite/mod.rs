@@ -24,6 +24,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What the suite needs to know of a fabric.
 pub(crate) trait Harness {
+    /// Completed writes can be read after a revocation, of whomever, and not before: all that promise 2 demands.
+    const BARRIER_BEFORE_READS: bool = false;
     /// A receiver over this pool.
     fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver>;
     /// A sender that reaches it.
@@ -36,22 +38,24 @@ pub(crate) struct World {
     pub(crate) pool: Arc<Pool>,
     pub(crate) receiver: Box<dyn Receiver>,
     pub(crate) sender: Box<dyn Sender>,
+    barrier_before_reads: bool,
 }
 
 impl World {
     pub(crate) fn new<H: Harness>() -> World {
         let dir = folder();
         let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
-        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender: H::sender(), pool }
+        let (receiver, barrier_before_reads) = (H::receiver(Arc::clone(&pool)), H::BARRIER_BEFORE_READS);
+        World { dir, receiver, sender: H::sender(), pool, barrier_before_reads }
     }
 
     /// The backup daemon dies and starts again over the same memory; the sender lives on.
     pub(crate) fn restart<H: Harness>(self) -> World {
-        let World { dir, pool, receiver, sender } = self;
+        let World { dir, pool, receiver, sender, barrier_before_reads } = self;
         drop(receiver);
         drop(pool);
         let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
-        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender, pool }
+        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender, pool, barrier_before_reads }
     }
 
     pub(crate) fn channel(&mut self, writer: u64) -> Box<dyn Channel> {
@@ -73,7 +77,11 @@ impl World {
         reader
     }
 
-    pub(crate) fn contents(&self, slot: u32) -> Vec<u8> {
+    pub(crate) fn contents(&mut self, slot: u32) -> Vec<u8> {
+        if self.barrier_before_reads {
+            // Revokes nobody.
+            self.receiver.revoke_below(Writer(0)).unwrap();
+        }
         let mut bytes = vec![0xee; SLOT_SIZE as usize];
         self.pool.read(SlotId(slot), 0, &mut bytes).unwrap();
         bytes

@@ -1,0 +1,193 @@
+//! The control calls of the receiving half over shared memory: accept, lend, end, revoke.
+//!
+//! Called by the backup daemon; calls [`tcp`](crate::tcp)'s registry of lendings, and the [`pool`](crate::pool) for memory.
+//! The receiver makes the memory that carries a channel's messages and passes it through a Unix socket to the sender, which
+//! waits there under a name that only the control RPC has carried.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use tailwind_ring::{SidecarEnd, Sizes};
+
+use crate::contract::Receiver;
+use crate::error::FabricError;
+use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
+use crate::pool::{Claim, Pool};
+use crate::secret::{self, Secret};
+use crate::tcp::registry::Registry;
+
+use super::Baseline;
+use super::ring::{self, Applier};
+use super::rpc::{self, AnswerWriter, RequestReader};
+
+/// Open channels, of all writers, as over [`tcp`](crate::tcp).
+const CONNECTIONS_MAX: usize = 1024;
+
+impl Baseline {
+    /// Of the memory that carries its messages. The log of `ring` has the 4 MiB of the paper; `rpc` has few messages on their
+    /// way, and less memory to cycle through stays in the caches.
+    pub(super) fn sizes(self) -> Sizes {
+        match self {
+            Baseline::Rpc | Baseline::RpcPipelined => Sizes::APPENDS,
+            Baseline::Ring => Sizes { requests: 4 << 20, ..Sizes::APPENDS },
+        }
+    }
+}
+
+/// Lends slots of a pool to processes of this host that send messages. Dropping it ends all lendings, connections and
+/// threads.
+#[derive(Debug)]
+pub struct MessageReceiver {
+    baseline: Baseline,
+    registry: Arc<Registry>,
+    connections: Vec<Connection>,
+    pool: Claim,
+}
+
+/// An open channel.
+#[derive(Debug)]
+struct Connection {
+    writer: Writer,
+    socket: Arc<UnixStream>,
+    /// With `ring`.
+    applier: Option<Arc<Mutex<Applier>>>,
+    thread: JoinHandle<()>,
+}
+
+impl MessageReceiver {
+    /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
+    pub fn new(pool: Arc<Pool>, baseline: Baseline) -> Result<MessageReceiver, FabricError> {
+        let registry = Arc::new(Registry::new(pool.slots()));
+        let pool = pool.claim()?;
+        pool.freeze_lent()?;
+        Ok(MessageReceiver { baseline, registry, connections: Vec::new(), pool })
+    }
+
+    /// Applies what has completed by now. It may belong to a lending that is about to end.
+    fn drain(&self) {
+        for connection in &self.connections {
+            if let Some(applier) = &connection.applier {
+                // Who breaks the rules is out, and learns of it.
+                let _ = ring::lock(applier).drain(&self.registry, &connection.socket);
+            }
+        }
+    }
+
+    /// Ends the connections of these writers, before `end` ends their lendings.
+    fn stop(
+        &mut self,
+        is_over: impl Fn(Writer) -> bool,
+        end: impl Fn(&Registry) -> Result<(), FabricError>,
+    ) -> Result<(), FabricError> {
+        let over: Vec<Connection> = self.connections.extract_if(.., |open| is_over(open.writer)).collect();
+        for Connection { applier, socket, .. } in &over {
+            if let Some(applier) = applier {
+                ring::lock(applier).close(&self.registry, socket);
+            }
+        }
+        end(&self.registry)?;
+        for connection in &over {
+            // Fails only if the sender has closed it already. Wakes threads that wait for messages.
+            let _ = connection.socket.shutdown(Shutdown::Both);
+        }
+        for connection in over {
+            let broken = |_| FabricError::io("stop a receiving thread")(io::Error::other("it had panicked"));
+            connection.thread.join().map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    /// Passes new memory to the sender that waits at `name`, and starts to serve it.
+    fn connect(&self, writer: Writer, name: &str, secret: &Secret) -> io::Result<Connection> {
+        let address = SocketAddr::from_abstract_name(name)?;
+        let socket = Arc::new(UnixStream::connect_addr(&address)?);
+        let (file, end) = tailwind_ring::create_sized(self.baseline.sizes())?;
+        let digits = secret.digits().ok_or(io::ErrorKind::InvalidData)?;
+        if tailwind_ring::send(&*socket, &digits, file)? != digits.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let SidecarEnd { requests, answers } = end;
+        let (registry, stream) = (Arc::clone(&self.registry), Arc::clone(&socket));
+        let thread = thread::Builder::new().name("baseline-dispatch".into());
+        match self.baseline {
+            Baseline::Rpc | Baseline::RpcPipelined => {
+                let thread = thread.spawn(move || {
+                    let (requests, answers) =
+                        (RequestReader { requests, socket: &stream }, AnswerWriter { answers, socket: &stream });
+                    rpc::serve(&registry, writer, requests, answers, || drop(stream.shutdown(Shutdown::Both)));
+                })?;
+                Ok(Connection { writer, socket, applier: None, thread })
+            }
+            Baseline::Ring => {
+                let applier = Arc::new(Mutex::new(Applier::new(requests, writer)));
+                let shared = Arc::clone(&applier);
+                let thread = thread.spawn(move || {
+                    ring::serve(&registry, &shared, &stream);
+                    drop(stream.shutdown(Shutdown::Both));
+                })?;
+                Ok(Connection { writer, socket, applier: Some(applier), thread })
+            }
+        }
+    }
+}
+
+impl Receiver for MessageReceiver {
+    fn kind(&self) -> FabricKind {
+        FabricKind::Baseline(self.baseline)
+    }
+
+    fn accept(&mut self, writer: Writer, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+        self.registry.check(writer)?;
+        let socket = match offer {
+            Offer::Baseline { baseline, socket } if *baseline == self.baseline => socket,
+            _ => return Err(FabricError::mismatch(self.kind(), offer.kind())),
+        };
+        self.connections.retain(|connection| !connection.thread.is_finished());
+        let accept = FabricError::io("pass memory to the sender");
+        if self.connections.len() == CONNECTIONS_MAX {
+            return Err(accept(io::Error::other("too many channels are open")));
+        }
+        let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
+        self.connections.push(self.connect(writer, socket, &secret).map_err(accept)?);
+        Ok(ChannelAnswer::Baseline { baseline: self.baseline, secret })
+    }
+
+    fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
+        self.registry.check(writer)?;
+        let key = secret::key().map_err(FabricError::io("draw a key"))?;
+        self.end_lending(slot);
+        let memory = self.pool.renew(slot)?;
+        let length = memory.slot_size();
+        self.registry.lend(writer, slot, key, memory);
+        Ok(Grant::Baseline { baseline: self.baseline, key, length })
+    }
+
+    fn end_lending(&mut self, slot: SlotId) {
+        self.drain();
+        self.registry.end(slot);
+    }
+
+    fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
+        self.end_lending(slot);
+        // Only this process maps the memory, and after the end no thread of it writes there.
+        self.pool.keep(slot);
+        Ok(())
+    }
+
+    fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
+        // Also what has completed of writers that go on can be read afterwards (promise 2).
+        self.drain();
+        self.stop(|held| held < writer, |registry| registry.revoke_below(writer))
+    }
+}
+
+impl Drop for MessageReceiver {
+    fn drop(&mut self) {
+        // The pool's claim goes after this, with the other fields. That a thread has panicked is no reason to panic here.
+        let _ = self.stop(|_| true, Registry::close);
+    }
+}
