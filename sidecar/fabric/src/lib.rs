@@ -1,7 +1,8 @@
 //! The one place that moves bytes to remote memory.
 //!
 //! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The
-//! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This
+//! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). [`reading`]
+//! is the contract of one-sided reads, with rights of its own ([`Sharer`], [`Reader`], [`ReadChannel`]). This
 //! crate knows nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes.
 
 pub mod buffer;
@@ -10,6 +11,7 @@ mod error;
 mod mapping;
 mod message;
 pub mod pool;
+pub mod reading;
 mod secret;
 pub mod shm;
 pub mod tcp;
@@ -17,7 +19,8 @@ pub mod verbs;
 
 pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
 pub use contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
-pub use error::{ChannelError, FabricError};
-pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, SlotId, Writer};
+pub use error::{ChannelError, FabricError, ReadError};
+pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
 pub use pool::{MappedFile, Pool, PoolError};
+pub use reading::{ReadChannel, ReadOpening, Readable, Reader, Sharer};
 pub use secret::Secret;

@@ -7,9 +7,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 use suite::Harness;
-use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{Pool, Receiver, Sender};
+use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
+use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
+use tailwind_fabric::{Pool, Reader, Receiver, Sender};
 
 struct Shm;
 
@@ -20,6 +20,10 @@ impl Harness for Shm {
 
     fn sender() -> Box<dyn Sender> {
         Box::<ShmSender>::default()
+    }
+
+    fn reader() -> Box<dyn Reader> {
+        Box::<ShmReader>::default()
     }
 }
 
@@ -33,13 +37,17 @@ impl Harness for Tcp {
     fn sender() -> Box<dyn Sender> {
         Box::<TcpSender>::default()
     }
+
+    fn reader() -> Box<dyn Reader> {
+        Box::<TcpReader>::default()
+    }
 }
 
 /// Needs an RDMA device: `./check` runs these tests in a virtual machine that has one.
 #[cfg(feature = "verbs")]
 mod rdma {
     use tailwind_fabric::verbs::{
-        DeviceSelector, SelectedPort, Tuning, VerbsReceiver, VerbsSender, list_devices, select,
+        DeviceSelector, SelectedPort, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select,
     };
 
     use super::*;
@@ -57,6 +65,10 @@ mod rdma {
 
         fn sender() -> Box<dyn Sender> {
             Box::new(VerbsSender::open(&port(), Tuning::default()).unwrap())
+        }
+
+        fn reader() -> Box<dyn Reader> {
+            Box::new(VerbsReader::open(&port(), Tuning::default()).unwrap())
         }
     }
 }
@@ -97,6 +109,26 @@ macro_rules! contract_suite {
                 an_ended_lending_is_revoked_too
                 a_revocation_is_a_barrier_for_a_busy_writer
             );
+            contract_suite!(@tests $when, $harness, reading:
+                completed_writes_are_read
+                a_read_lands_at_its_place_and_nowhere_else
+                every_read_completes_once_and_a_full_queue_moves_on
+                a_read_beside_a_writer_is_never_older_than_its_posting
+                a_share_ends_with_its_memory
+                no_byte_of_a_later_lending_is_read
+                a_revocation_leaves_nothing_wrong_to_read
+                a_restart_ends_shares
+                frozen_readers_delay_nobody
+                a_read_grant_writes_nothing
+                a_write_grant_reads_nothing
+                readers_and_their_channels_are_bounded
+                a_dismissed_reader_is_cut_off
+                a_slot_without_memory_cannot_be_shared
+                the_other_fabric_is_refused_to_readers
+                read_messages_survive_the_control_rpc
+                a_waiting_reader_is_woken
+                reading_allocates_nothing
+            );
 
             #[test]
             #[$when]
@@ -110,6 +142,20 @@ macro_rules! contract_suite {
             #[should_panic(expected = "within its slot")]
             fn only_bytes_within_the_slot_can_be_posted() {
                 suite::writing::only_bytes_within_the_slot_can_be_posted::<$harness>();
+            }
+
+            #[test]
+            #[$when]
+            #[should_panic(expected = "within its slot")]
+            fn only_bytes_within_the_slot_can_be_read() {
+                suite::reading::only_bytes_within_the_slot_can_be_read::<$harness>();
+            }
+
+            #[test]
+            #[$when]
+            #[should_panic(expected = "within the landing")]
+            fn reads_land_within_the_landing_only() {
+                suite::reading::reads_land_within_the_landing_only::<$harness>();
             }
         }
     )*};

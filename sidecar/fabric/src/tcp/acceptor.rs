@@ -1,7 +1,8 @@
 //! The thread that accepts connections and admits those that present a secret.
 //!
 //! Started and stopped by [`receiver`](super::receiver); passes connections with a valid secret to
-//! [`registry`](super::registry), which has [`connection_reader`] serve them. One thread for all
+//! [`registry`](super::registry), which has [`connection_reader`] serve them, and those of readers to
+//! [`shares`](super::reading::shares). One thread for all
 //! that have not presented one yet, so that each costs a socket and forty bytes and no more. Without a valid hello there is
 //! no answer, only a closed connection: at the first wrong byte, after two seconds, or earlier when others need the room.
 
@@ -15,8 +16,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::connection_reader;
+use super::reading::shares::Shares;
 use super::registry::Registry;
-use super::wire::{HELLO_SIZE, may_be_hello, parse_hello};
+use super::wire::{HELLO_SIZE, Side, may_be_hello, parse_hello};
 
 /// The whole hello must arrive within this time of connecting. It fits into one packet, which is sent at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,6 +40,7 @@ struct Handshakes {
     listener: TcpListener,
     stop: Arc<OwnedFd>,
     registry: Arc<Registry>,
+    shares: Arc<Shares>,
     /// Oldest first.
     pending: Vec<PendingConnection>,
     accept_after: Option<Instant>,
@@ -63,12 +66,12 @@ enum HandshakeStatus {
 
 impl Acceptor {
     /// Starts its thread.
-    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>) -> io::Result<Acceptor> {
+    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>, shares: Arc<Shares>) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let handshakes =
-            Handshakes { listener, stop: Arc::clone(&stop), registry, pending: Vec::new(), accept_after: None };
+        let (pending, accept_after) = (Vec::new(), None);
+        let handshakes = Handshakes { listener, stop: Arc::clone(&stop), registry, shares, pending, accept_after };
         let thread = thread::Builder::new().name("fabric-tcp-acceptor".into()).spawn(move || handshakes.run())?;
         Ok(Acceptor { address, stop, thread: Some(thread) })
     }
@@ -164,10 +167,13 @@ impl Handshakes {
 
     fn authenticate(&mut self, index: usize, now: Instant) {
         let PendingConnection { stream, hello, .. } = self.pending.remove(index);
-        let Some(secret) = parse_hello(&hello) else { return };
+        let Some((side, secret)) = parse_hello(&hello) else { return };
         // If this fails for want of a thread, the sender sees a closed connection and asks for another.
         if stream.set_nonblocking(false).is_ok() && super::tune(&stream).is_ok() {
-            let _ = self.registry.admit(&secret, stream, now, connection_reader::serve);
+            let _ = match side {
+                Side::Writing => self.registry.admit(&secret, stream, now, connection_reader::serve),
+                Side::Reading => self.shares.admit(&secret, stream, now),
+            };
         }
     }
 }
