@@ -138,12 +138,7 @@ impl Primary {
         self.fetch_with(identity, closure, true).await
     }
 
-    async fn fetch_with(
-        &self,
-        identity: SegmentIdentity,
-        closure: Closure,
-        check: bool,
-    ) -> Result<Vec<u8>, CallError> {
+    async fn fetch_with(&self, identity: SegmentIdentity, closure: Closure, check: bool) -> Result<Vec<u8>, CallError> {
         let request = FetchRequest { group: "db".parse().unwrap(), identity, closure, check };
         let mut bytes = Vec::new();
         self.client.fetch(&request, TIMEOUT, |piece| bytes.extend_from_slice(piece)).await?;

@@ -24,6 +24,8 @@
 //!    one.
 //! 7. **A new receiver over an old pool is a barrier** for every writer of earlier process lives, as if revoked.
 //!
+//! Promises 8 to 10 are about reading: see [`reading`](crate::reading). A grant of this file never lets anyone read.
+//!
 //! # How a channel is opened
 //!
 //! [`Sender::begin`] → [`Opening::offer`] travels to the receiver → [`Receiver::accept`] → its [`ChannelAnswer`] travels back →
@@ -39,6 +41,7 @@ use crate::buffer::{AppendBuffer, SharedBuffer};
 use crate::error::{ChannelError, FabricError};
 use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
+use crate::reading::Sharer;
 
 /// A lent slot as the sender sees it, made from a [`Grant`] by [`Sender::attach`]. Cheap to clone.
 ///
@@ -74,6 +77,10 @@ pub trait Receiver: Send {
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError>;
     /// Revokes every writer smaller than `writer`, for good (promise 3). On an error the caller must end the process.
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError>;
+    /// The read side of this receiver; `None` where the fabric has none.
+    fn sharer(&mut self) -> Option<&mut dyn Sharer> {
+        None
+    }
     /// Why nothing can be lent any more, for the administrator; `None` while there is no problem.
     fn problem(&self) -> Option<String> {
         None

@@ -1,9 +1,10 @@
-//! What can go wrong: [`FabricError`] in control calls, [`ChannelError`] on the append path.
+//! What can go wrong: [`FabricError`] in control calls, [`ChannelError`] on the append path, [`ReadError`] on a read channel.
 
 use std::io;
 
 use crate::message::{FabricKind, Writer};
 use crate::pool::PoolError;
+use crate::reading::READERS_MAX;
 
 /// What went wrong on either side, outside the write path.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum FabricError {
     /// The writer has been revoked.
     #[error("writer {0:?} has been revoked")]
     Revoked(Writer),
+    /// As many readers as a receiver admits have not been dismissed. Try again later, or at another backup.
+    #[error("{READERS_MAX} readers are admitted already: read from another backup, or try again later")]
+    TooManyReaders,
     /// The operating system refused.
     #[error("{action}: {source}")]
     Io {
@@ -58,5 +62,22 @@ pub enum ChannelError {
     Disconnected,
     /// The other side broke the data protocol.
     #[error("the receiver broke the data protocol")]
+    Protocol,
+}
+
+/// Why a read was not taken or did not complete. Apart from `QueueFull` it is final for the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// Too many reads in flight: poll, then read again. Not an error of the channel.
+    #[error("read queue full")]
+    QueueFull,
+    /// The share has ended: ask where the segment is now.
+    #[error("the backup no longer shares this memory")]
+    Ended,
+    /// The other side is gone, does not answer, or has ended the channel, as it does when the share has ended.
+    #[error("connection to the backup lost")]
+    Disconnected,
+    /// The other side broke the data protocol.
+    #[error("the backup broke the data protocol")]
     Protocol,
 }

@@ -1,9 +1,10 @@
 //! The one place that moves bytes to remote memory.
 //!
 //! [`contract`] says what a fabric promises; [`shm`], [`tcp`] and, with the feature of that name, [`verbs`] keep it. The
-//! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). This
-//! crate knows nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes. The feature
-//! `baselines` adds two-sided replication, for `./bench` to compare with.
+//! backup daemon calls the receiving half ([`Receiver`]), the sidecar the sending half ([`Sender`], [`Channel`]). [`reading`]
+//! is the contract of one-sided reads, with rights of its own ([`Sharer`], [`Reader`], [`ReadChannel`]). This crate knows
+//! nothing of logs: a writer is a number, a slot is a piece of memory, a write is a range of bytes. The feature `baselines`
+//! adds two-sided replication, for `./bench` to compare with.
 
 #[cfg(feature = "baselines")]
 pub mod baselines;
@@ -13,6 +14,7 @@ mod error;
 mod mapping;
 mod message;
 pub mod pool;
+pub mod reading;
 mod secret;
 pub mod shm;
 pub mod tcp;
@@ -20,7 +22,8 @@ pub mod verbs;
 
 pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
 pub use contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
-pub use error::{ChannelError, FabricError};
-pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, SlotId, Writer};
+pub use error::{ChannelError, FabricError, ReadError};
+pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
 pub use pool::{MappedFile, Pool, PoolError};
+pub use reading::{ReadChannel, ReadOpening, Readable, Reader, Sharer};
 pub use secret::Secret;

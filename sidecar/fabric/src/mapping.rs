@@ -1,5 +1,5 @@
-//! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key, and the
-//! mark that distinguishes a slot file from one that has lost its bytes.
+//! One slot file mapped into this process: bytes to write, and behind them the page with the lending's flag and key, the
+//! mark that distinguishes a slot file from one that has lost its bytes, and the key of the share.
 //!
 //! [`pool`](crate::pool) makes the files; [`shm`](crate::shm) writes them from the sending process, [`tcp`](crate::tcp)
 //! from the receiving one. Bytes are only ever *written* through a mapping: reads go through `pread(2)`, so that no
@@ -21,6 +21,8 @@ pub(crate) const FLAG_PAGE_SIZE: u32 = 4096;
 const KEY_OFFSET: usize = 8;
 /// Offset of the mark.
 const MARK_OFFSET: usize = 16;
+/// Offset of the share's key.
+pub(crate) const SHARE_OFFSET: usize = 24;
 /// In each slot file from before it gets its name on. Without it the file reads as zeros, or is another's.
 const MARK: u64 = u64::from_le_bytes(*b"TWBUFFER");
 
@@ -132,6 +134,23 @@ impl Mapping {
         }
     }
 
+    /// The key of the share; zero if the memory is not shared.
+    pub(crate) fn share_key(&self) -> u64 {
+        self.word(SHARE_OFFSET).load(Ordering::SeqCst)
+    }
+
+    /// Lets holders of a read grant with `key` read the file.
+    pub(crate) fn share(&self, key: u64) {
+        self.word(SHARE_OFFSET).store(key, Ordering::SeqCst);
+    }
+
+    /// Ends the share, if there is one. Whatever is written to the memory after this returns completes no read of the
+    /// share: the receiver's half of the last proof in [`shm`](crate::shm).
+    pub(crate) fn end_share(&self) {
+        self.word(SHARE_OFFSET).store(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
     /// Makes this a slot file.
     pub(crate) fn mark(&self) {
         self.word(MARK_OFFSET).store(MARK, Ordering::SeqCst);
@@ -155,12 +174,12 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(word.cast()) }
     }
 
-    /// The key or the mark.
+    /// One of the two keys, or the mark.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset == KEY_OFFSET || offset == MARK_OFFSET, "a word of the flag page");
+        assert!(matches!(offset, KEY_OFFSET | MARK_OFFSET | SHARE_OFFSET), "a word of the flag page");
         // SAFETY: as for the flag, `offset` bytes into the same page.
         let word = unsafe { self.memory.as_mut_ptr().add(self.slot_size as usize + offset) };
-        // SAFETY: as for the flag; both offsets keep the alignment of eight bytes.
+        // SAFETY: as for the flag; all three offsets keep the alignment of eight bytes.
         unsafe { AtomicU64::from_ptr(word.cast()) }
     }
 }
@@ -212,12 +231,16 @@ mod tests {
         one.end();
         one.mark();
         assert_eq!((other.flag(), other.is_marked()), (Flag::Ended, true));
-        let mut page = [0; 24];
+        one.share(9);
+        let mut page = [0; 32];
         file.read_exact_at(&mut page, 4096).unwrap();
         assert_eq!(
-            page, *b"\x02\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0TWBUFFER",
+            page, *b"\x02\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0TWBUFFER\x09\0\0\0\0\0\0\0",
             "golden: processes of two versions share it"
         );
+        assert_eq!(other.share_key(), 9);
+        one.end_share();
+        assert_eq!(other.share_key(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What travels between the two halves of a fabric, inside the control RPC, and the numbers that name things there.
 //!
-//! A channel is opened by an [`Offer`] and its [`ChannelAnswer`]; a [`Grant`] follows for each lending.
+//! A channel is opened by an [`Offer`] and its [`ChannelAnswer`]; a [`Grant`] follows for each lending, and a [`ReadGrant`]
+//! for each shared slot.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -16,6 +17,11 @@ use crate::secret::Secret;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Writer(pub u64);
+
+/// One incarnation of a reader: a random number, drawn when its process starts. All its read channels end together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ReaderId(pub u64);
 
 /// A slot of a receiver's pool: memory for one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -67,6 +73,13 @@ pub struct Endpoint {
     pub first_psn: u32,
     /// Bytes of a packet that this end's port takes: 256 to 4096.
     pub mtu: u16,
+    /// Reads that this end answers at a time; 1 where nothing is read.
+    #[serde(default = "one")]
+    pub reads: u8,
+}
+
+fn one() -> u8 {
+    1
 }
 
 /// What a sender sends a receiver to open a channel; travels inside the control RPC.
@@ -110,7 +123,7 @@ pub enum ChannelAnswer {
     Tcp {
         /// Where the receiver listens for data.
         address: SocketAddr,
-        /// Good for one connection of this writer.
+        /// Good for one connection of this writer or reader.
         secret: Secret,
     },
     /// The receiver has connected.
@@ -164,8 +177,40 @@ pub enum Grant {
     },
 }
 
+/// The right to read the present memory of one slot; travels inside the control RPC. It gives no right to write: its keys
+/// are none that a [`Grant`] has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "fabric", rename_all = "lowercase")]
+pub enum ReadGrant {
+    /// Memory registered for remote reads alone.
+    Verbs {
+        /// Where the slot begins in the receiver's address space.
+        address: u64,
+        /// The rkey of this share.
+        key: u32,
+        /// Bytes of the slot.
+        length: u32,
+    },
+    /// A memory-backed file that the reader opens for reading.
+    Shm {
+        /// Absolute path of the file.
+        path: String,
+        /// Is in the file too, for as long as the share lasts.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
+    /// A random key that each read names.
+    Tcp {
+        /// The key.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
+}
+
 macro_rules! kind {
-    ($($message:ident)*) => {$(
+    ($($message:ident $($baseline:ident)?),*) => {$(
         impl $message {
             /// The fabric that it is for.
             pub(crate) fn kind(&self) -> FabricKind {
@@ -173,11 +218,13 @@ macro_rules! kind {
                     $message::Verbs { .. } => FabricKind::Verbs,
                     $message::Shm { .. } => FabricKind::Shm,
                     $message::Tcp { .. } => FabricKind::Tcp,
-                    #[cfg(feature = "baselines")]
-                    $message::Baseline { baseline, .. } => FabricKind::Baseline(*baseline),
+                    $(
+                        #[cfg(feature = "baselines")]
+                        $message::$baseline { baseline, .. } => FabricKind::Baseline(*baseline),
+                    )?
                 }
             }
         }
     )*};
 }
-kind!(Offer ChannelAnswer Grant);
+kind!(Offer Baseline, ChannelAnswer Baseline, Grant Baseline, ReadGrant);

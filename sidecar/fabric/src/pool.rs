@@ -194,7 +194,7 @@ impl Pool {
     /// knows the old file, so its writer must have been stopped before.
     fn replace(&self, slot: SlotId, current: &mut Option<Inode>, new: Inode) -> Result<(), PoolError> {
         if let Some(old) = &*current {
-            old.memory.end();
+            old.withdraw();
         }
         let path = self.path(slot);
         fs::rename(self.temporary(slot), &path).map_err(io_error("rename a new slot file to", &path))?;
@@ -205,7 +205,7 @@ impl Pool {
     /// Removes the file of `slot`, if it has one.
     fn remove(&self, slot: SlotId, current: &mut Option<Inode>) -> Result<(), PoolError> {
         let Some(old) = &*current else { return Ok(()) };
-        old.memory.end();
+        old.withdraw();
         let path = self.path(slot);
         fs::remove_file(&path).map_err(io_error("remove", &path))?;
         self.retire(current.take());
@@ -266,6 +266,14 @@ impl Pool {
     }
 }
 
+impl Inode {
+    /// Whoever writes or reads the memory through a grant fails from now on.
+    fn withdraw(&self) {
+        self.memory.end();
+        self.memory.end_share();
+    }
+}
+
 /// The file, if what is in it counts.
 fn in_use(current: &Option<Inode>) -> Option<&Inode> {
     current.as_ref().filter(|inode| !inode.spare)
@@ -308,7 +316,7 @@ impl Claim {
     /// through an earlier grant is not in the middle of a write, and begins none.
     pub(crate) fn keep(&self, slot: SlotId) {
         if let Some(inode) = &mut *self.pool.exclusive(slot) {
-            inode.memory.end();
+            inode.withdraw();
             // It counts no more before it is cleared, whenever this process may be killed.
             inode.memory.unmark();
             inode.memory.clear();
@@ -340,9 +348,18 @@ impl Claim {
         in_use(&self.pool.shared(slot)).map(|inode| Arc::clone(&inode.memory))
     }
 
+    /// The file of a slot's memory, for reading.
+    pub(crate) fn file(&self, slot: SlotId) -> io::Result<File> {
+        match in_use(&self.pool.shared(slot)) {
+            Some(inode) => inode.file.try_clone(),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
     /// Freezes every slot that a process of an earlier life may still be writing (promise 7). All flags first, so that
-    /// every such writer stops at once and not only when its turn to be copied comes.
+    /// every such writer stops at once and not only when its turn to be copied comes. Ends what an earlier life has shared.
     pub(crate) fn freeze_lent(&self) -> Result<(), PoolError> {
+        (0..self.pool.slots()).filter_map(|slot| self.memory(SlotId(slot))).for_each(|memory| memory.end_share());
         for slot in (0..self.pool.slots()).map(SlotId).filter(|slot| !self.pool.has(*slot)) {
             self.release(slot)?;
         }

@@ -37,6 +37,8 @@
 //!    of the same memory copies nothing.
 //! 3. So [`ShmSender`] may keep the mapping too. It uses one again only for the grant whose key is in it.
 
+mod reading;
+
 use std::fs::{self, Metadata, OpenOptions};
 use std::io;
 use std::net::IpAddr;
@@ -54,7 +56,10 @@ use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping};
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
+use crate::reading::{Readers, Sharer};
 use crate::secret;
+
+pub use reading::ShmReader;
 
 /// The receiving half: lends slots of a pool to processes of this host.
 #[derive(Debug)]
@@ -63,6 +68,7 @@ pub struct ShmReceiver {
     revoked_below: Writer,
     /// Of each slot whose memory a sender may map.
     lendings: Vec<Option<Lending>>,
+    readers: Readers,
 }
 
 /// Who has, or had, a grant for a slot's memory.
@@ -108,7 +114,7 @@ impl ShmReceiver {
         let slots = pool.slots() as usize;
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        Ok(ShmReceiver { pool, revoked_below: Writer(0), lendings: vec![None; slots] })
+        Ok(ShmReceiver { pool, revoked_below: Writer(0), lendings: vec![None; slots], readers: Readers::default() })
     }
 
     fn check(&self, writer: Writer) -> Result<(), FabricError> {
@@ -139,6 +145,7 @@ impl Receiver for ShmReceiver {
         let key = secret::key().map_err(FabricError::io("draw a key"))?;
         let lending = &mut self.lendings[slot.0 as usize];
         let theirs = lending.is_none_or(|before| before.writer == writer);
+        // Either ends the share that the slot may have.
         let memory = if theirs { self.pool.renew(slot)? } else { self.pool.fresh(slot)? };
         *lending = Some(Lending { writer, finished: false });
         memory.lend(key);
@@ -179,6 +186,10 @@ impl Receiver for ShmReceiver {
             self.lendings[slot.0 as usize] = None;
         }
         Ok(())
+    }
+
+    fn sharer(&mut self) -> Option<&mut dyn Sharer> {
+        Some(self)
     }
 }
 

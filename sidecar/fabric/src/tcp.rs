@@ -8,6 +8,8 @@
 //! - `connection_reader`: one thread for each channel; reads frames and writes them into slots.
 //! - `registry`: secrets, lendings and connections; what the control calls share with the two above.
 //! - `receiver`: the control calls.
+//! - `secrets`: what connections are admitted by.
+//! - `reading`: the read side, from the reader's channel to the shared slot.
 //!
 //! # Why revocation is a barrier
 //!
@@ -26,11 +28,14 @@
 mod acceptor;
 mod channel;
 mod connection_reader;
+mod reading;
 mod receiver;
 pub(crate) mod registry;
+mod secrets;
 pub(crate) mod sender;
 pub(crate) mod wire;
 
+pub use reading::TcpReader;
 pub use receiver::TcpReceiver;
 pub use sender::TcpSender;
 
@@ -40,6 +45,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
+/// Bytes that an answering thread copies at a time, with the lock of the share held: some 10 µs.
+pub const PIECE_SIZE: usize = 64 * 1024;
 /// Idle time after which the kernel starts to ask whether the other host still lives, and the time between two such
 /// questions.
 const KEEPALIVE: Duration = Duration::from_secs(2);

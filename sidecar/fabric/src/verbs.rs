@@ -8,6 +8,7 @@
 //! - `events`: what a device reports outside of any work request.
 //! - `sender` and its `channel`: staged work requests, one doorbell and one signalled completion for each batch.
 //! - `receiver`: a protection domain for each writer, a registration for each lending.
+//! - `reading`: the read side, with rights of its own.
 //! - `measure`: what the preflight measures.
 //!
 //! # Why revocation is a barrier
@@ -47,6 +48,8 @@ mod port;
 #[cfg(feature = "verbs")]
 mod queue;
 #[cfg(feature = "verbs")]
+mod reading;
+#[cfg(feature = "verbs")]
 mod receiver;
 mod report;
 mod retry;
@@ -61,6 +64,8 @@ use ibverbs_sys as ffi;
 pub use device::list_devices;
 #[cfg(feature = "verbs")]
 pub use measure::{Measurements, measure};
+#[cfg(feature = "verbs")]
+pub use reading::VerbsReader;
 #[cfg(feature = "verbs")]
 pub use receiver::VerbsReceiver;
 pub use report::{DeviceReport, GidKind, GidReport, LinkLayer, PortReport};

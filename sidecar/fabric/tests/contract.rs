@@ -7,9 +7,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 use suite::Harness;
-use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{Pool, Receiver, Sender};
+use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
+use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
+use tailwind_fabric::{Pool, Reader, Receiver, Sender};
 
 struct Shm;
 
@@ -20,6 +20,10 @@ impl Harness for Shm {
 
     fn sender() -> Box<dyn Sender> {
         Box::<ShmSender>::default()
+    }
+
+    fn reader() -> Option<Box<dyn Reader>> {
+        Some(Box::<ShmReader>::default())
     }
 }
 
@@ -33,13 +37,17 @@ impl Harness for Tcp {
     fn sender() -> Box<dyn Sender> {
         Box::<TcpSender>::default()
     }
+
+    fn reader() -> Option<Box<dyn Reader>> {
+        Some(Box::<TcpReader>::default())
+    }
 }
 
 /// Needs an RDMA device: `./check` runs these tests in a virtual machine that has one.
 #[cfg(feature = "verbs")]
 mod rdma {
     use tailwind_fabric::verbs::{
-        DeviceSelector, SelectedPort, Tuning, VerbsReceiver, VerbsSender, list_devices, select,
+        DeviceSelector, SelectedPort, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select,
     };
 
     use super::*;
@@ -57,6 +65,10 @@ mod rdma {
 
         fn sender() -> Box<dyn Sender> {
             Box::new(VerbsSender::open(&port(), Tuning::default()).unwrap())
+        }
+
+        fn reader() -> Option<Box<dyn Reader>> {
+            Some(Box::new(VerbsReader::open(&port(), Tuning::default()).unwrap()))
         }
     }
 }
@@ -100,13 +112,23 @@ mod two_sided {
     }
 }
 
+macro_rules! test_each {
+    ($when:meta, $harness:ty, $promise:ident: $($test:ident)*) => {$(
+        #[test]
+        #[$when]
+        fn $test() {
+            suite::$promise::$test::<$harness>();
+        }
+    )*};
+}
+
 /// One test for each promise and fabric, so that a failure names both. Each fabric has an attribute for its tests.
 macro_rules! contract_suite {
     ($($fabric:ident: $harness:ty, $when:meta);*) => {$(
         mod $fabric {
             use super::*;
 
-            contract_suite!(@tests $when, $harness, writing:
+            test_each!($when, $harness, writing:
                 bytes_land_at_the_same_offsets
                 a_whole_slot_is_one_write
                 many_large_writes_may_be_on_their_way
@@ -118,7 +140,7 @@ macro_rules! contract_suite {
                 posting_and_polling_allocate_nothing
                 a_sleeper_is_woken
             );
-            contract_suite!(@tests $when, $harness, lending:
+            test_each!($when, $harness, lending:
                 lent_memory_is_zero
                 an_earlier_lending_reaches_no_byte_of_a_later_one
                 released_memory_is_lent_anew
@@ -129,14 +151,13 @@ macro_rules! contract_suite {
                 messages_survive_the_control_rpc
                 a_restart_keeps_bytes_and_is_a_barrier
             );
-            contract_suite!(@tests $when, $harness, revocation:
+            test_each!($when, $harness, revocation:
                 completed_writes_are_there_afterwards
                 an_empty_write_fails_afterwards
                 a_revoked_writer_gets_nothing_more_and_others_go_on
                 an_ended_lending_is_revoked_too
                 a_revocation_is_a_barrier_for_a_busy_writer
             );
-
             #[test]
             #[$when]
             #[should_panic]
@@ -152,11 +173,48 @@ macro_rules! contract_suite {
             }
         }
     )*};
-    (@tests $when:meta, $harness:ty, $promise:ident: $($test:ident)*) => {$(
-        #[test]
-        #[$when]
-        fn $test() {
-            suite::$promise::$test::<$harness>();
+}
+
+/// The same for the promises of reading.
+macro_rules! reading_suite {
+    ($($fabric:ident: $harness:ty, $when:meta);*) => {$(
+        mod $fabric {
+            use super::*;
+
+            test_each!($when, $harness, reading:
+                completed_writes_are_read
+                a_read_lands_at_its_place_and_nowhere_else
+                every_read_completes_once_and_a_full_queue_moves_on
+                a_read_beside_a_writer_is_never_older_than_its_posting
+                a_share_ends_with_its_memory
+                no_byte_of_a_later_lending_is_read
+                a_revocation_leaves_nothing_wrong_to_read
+                a_restart_ends_shares
+                frozen_readers_delay_nobody
+                a_read_grant_writes_nothing
+                a_write_grant_reads_nothing
+                readers_and_their_channels_are_bounded
+                a_dismissed_reader_is_cut_off
+                a_slot_without_memory_cannot_be_shared
+                the_other_fabric_is_refused_to_readers
+                read_messages_survive_the_control_rpc
+                a_waiting_reader_is_woken
+                reading_allocates_nothing
+            );
+
+            #[test]
+            #[$when]
+            #[should_panic(expected = "within its slot")]
+            fn only_bytes_within_the_slot_can_be_read() {
+                suite::reading::only_bytes_within_the_slot_can_be_read::<$harness>();
+            }
+
+            #[test]
+            #[$when]
+            #[should_panic(expected = "within the landing")]
+            fn reads_land_within_the_landing_only() {
+                suite::reading::reads_land_within_the_landing_only::<$harness>();
+            }
         }
     )*};
 }
@@ -171,3 +229,12 @@ contract_suite!(
     ring_shm: two_sided::Ring, cfg(test);
     rpc_tcp: two_sided::RpcTcp, cfg(test)
 );
+
+/// Nobody reads from the baselines.
+mod reading {
+    use super::*;
+
+    reading_suite!(shm: Shm, cfg(test); tcp: Tcp, cfg(test));
+    #[cfg(feature = "verbs")]
+    reading_suite!(verbs: rdma::Verbs, ignore = "needs an RDMA device");
+}

@@ -1,4 +1,4 @@
-//! The tcp receiver against peers that break the protocol, are slow or stop, on raw sockets.
+//! The tcp receiver against writers and readers that break the protocol, are slow or stop, on raw sockets.
 //!
 //! Hellos and frames are written out by hand here, so that a mistake in the code that makes them cannot hide itself.
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
@@ -10,8 +10,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
-use tailwind_fabric::{ChannelAnswer, ChannelError, Grant, Offer, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::reading::READ_CHANNELS_MAX;
+use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
+use tailwind_fabric::{
+    ChannelAnswer, ChannelError, FabricError, Grant, Offer, Pool, ReadError, ReadGrant, Reader, ReaderId, Receiver,
+    Sender, Sharer, SlotId, Writer,
+};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -63,6 +67,34 @@ impl Backup {
         peer.send(&hello(&self.secret(writer)));
         assert_eq!(peer.ack(), 0);
         peer
+    }
+
+    fn read_secret(&mut self, reader: u64) -> String {
+        let answer = self.receiver.admit(ReaderId(reader), &Offer::Tcp).unwrap();
+        serde_json::to_value(answer).unwrap()["secret"].as_str().unwrap().to_owned()
+    }
+
+    fn share_key(&mut self, slot: u32) -> u64 {
+        match self.receiver.share(SlotId(slot)).unwrap() {
+            Some(ReadGrant::Tcp { key, length: SLOT_SIZE }) => key,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A connection that has presented a reader's secret.
+    fn read_peer(&mut self, reader: u64) -> Peer {
+        let mut peer = self.unauthenticated();
+        peer.send(&read_hello(&self.read_secret(reader)));
+        assert_eq!(peer.ack(), 0);
+        peer
+    }
+
+    /// A slot that holds these bytes.
+    fn filled(&mut self, slot: u32, bytes: &[u8]) {
+        let key = self.key(1, slot);
+        let mut peer = self.peer(1);
+        peer.write(key, 0, bytes);
+        assert_eq!(peer.ack(), 1);
     }
 
     fn contents(&self, slot: u32) -> Vec<u8> {
@@ -120,6 +152,10 @@ impl Peer {
 
 fn hello(secret: &str) -> Vec<u8> {
     [b"TWDATA1\n\x01\0", secret.as_bytes()].concat()
+}
+
+fn read_hello(secret: &str) -> Vec<u8> {
+    [b"TWREAD1\n\x01\0", secret.as_bytes()].concat()
 }
 
 fn header(key: u64, offset: u32, length: u32, sequence: u32) -> Vec<u8> {
@@ -389,6 +425,172 @@ fn an_unspecified_address_means_the_responding_host() {
         let answer = receiver.accept(Writer(1), &Offer::Tcp).unwrap();
         TcpSender::default().begin().unwrap().connect(&answer, peer).unwrap();
     }
+}
+
+#[test]
+fn without_a_readers_secret_there_is_no_reply() {
+    let mut backup = Backup::new();
+    backup.filled(0, b"secret bytes");
+    let key = backup.share_key(0);
+    let secret = backup.read_secret(1);
+    let mut wrong_version = read_hello(&secret);
+    wrong_version[8] = 2;
+    let greetings = [
+        read_hello(&"0".repeat(32)),
+        wrong_version,
+        b"TWREAD2\n".to_vec(),
+        b"TWDEAD1\n".to_vec(),
+        [&read_hello("")[..], &[0xff; 32]].concat(),
+        // Each side's secret is worth nothing to the other.
+        read_hello(&backup.secret(1)),
+        hello(&secret),
+    ];
+    for greeting in greetings {
+        let mut peer = backup.unauthenticated();
+        peer.send(&greeting);
+        peer.send(&header(key, 0, 5, 1));
+        assert_eq!(peer.until_closed(), b"");
+    }
+    let mut peer = backup.unauthenticated();
+    peer.send(&read_hello(&secret));
+    assert_eq!(peer.ack(), 0, "it is still good");
+    let mut second = backup.unauthenticated();
+    second.send(&read_hello(&secret));
+    assert_eq!(second.until_closed(), b"", "once");
+}
+
+#[test]
+fn an_invalid_read_request_closes_the_connection() {
+    let mut backup = Backup::new();
+    backup.filled(0, b"secret bytes");
+    let (lent, key) = (backup.key(1, 1), backup.share_key(0));
+    let mut bad_check = header(key, 0, 4, 1);
+    bad_check[20] ^= 1;
+    let requests = [
+        ("a key that nobody has", header(key ^ 1, 0, 4, 1)),
+        ("key zero", header(0, 0, 4, 1)),
+        ("the key of a lending", header(lent, 0, 4, 1)),
+        ("bytes beyond the end", header(key, SLOT_SIZE - 3, 4, 1)),
+        ("an offset beyond the end", header(key, SLOT_SIZE, 1, 1)),
+        ("an offset that overflows", header(key, u32::MAX, 4, 1)),
+        ("a length that overflows", header(key, 4, u32::MAX, 1)),
+        ("everything there could be", header(key, 0, u32::MAX, 1)),
+        ("nothing", header(key, 0, 0, 1)),
+        ("a sequence with a gap", header(key, 0, 4, 2)),
+        ("a check that does not fit", bad_check),
+        ("garbage", b"GET / HTTP/1.1\r\nHost: backup\r\n\r\n".to_vec()),
+    ];
+    for (what, request) in requests {
+        let mut peer = backup.read_peer(1);
+        peer.send(&request);
+        assert_eq!(peer.until_closed(), b"", "{what}");
+    }
+    let mut peer = backup.read_peer(1);
+    peer.send(&[header(key, 0, 6, 1), header(key, 7, 5, 2)].concat());
+    let mut answers = [0; 8 + 6 + 8 + 5];
+    peer.stream.read_exact(&mut answers).unwrap();
+    assert_eq!(&answers, b"\x01\0\0\0\x06\0\0\0secret\x02\0\0\0\x05\0\0\0bytes");
+    backup.receiver.end_share(SlotId(0));
+    peer.send(&header(key, 0, 4, 3));
+    assert_eq!(peer.until_closed(), b"", "a share that has ended");
+    backup.still_serves();
+}
+
+#[test]
+fn a_reader_has_a_few_connections_only() {
+    let mut backup = Backup::new();
+    backup.filled(0, b"bytes");
+    let key = backup.share_key(0);
+    let mut peers: Vec<Peer> = (0..READ_CHANNELS_MAX + 3).map(|_| backup.read_peer(1)).collect();
+    let living = peers.split_off(3);
+    for oldest in peers {
+        assert_eq!(oldest.until_closed(), b"");
+    }
+    for mut peer in living {
+        peer.send(&header(key, 0, 5, 1));
+        let mut answer = [0; 13];
+        peer.stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer[8..], b"bytes");
+    }
+    backup.still_serves();
+}
+
+/// Promise 9 with readers that have stopped in the worst places.
+#[test]
+fn nothing_waits_for_a_reader() {
+    let mut backup = Backup::new();
+    backup.filled(0, b"bytes");
+    let (key, lent) = (backup.share_key(0), backup.key(1, 1));
+    let mut writer = backup.peer(1);
+    let secret = backup.read_secret(9);
+    let mut in_hello = backup.unauthenticated();
+    in_hello.send(&read_hello(&secret)[..30]);
+    let mut in_request = backup.read_peer(1);
+    in_request.send(&header(key, 0, 4, 1)[..10]);
+    // Takes no answer: far more than any socket holds.
+    let mut full: Vec<Peer> = (2..8).map(|reader| backup.read_peer(reader)).collect();
+    for peer in &mut full {
+        let requests: Vec<u8> = (1..=500).flat_map(|n| header(key, 0, SLOT_SIZE, n)).collect();
+        peer.send(&requests);
+    }
+    promptly(|| {
+        backup.receiver.revoke_below(Writer(2)).unwrap();
+        writer.write(lent, 0, b"late");
+        assert_eq!(writer.until_closed(), b"");
+        backup.receiver.dismiss(ReaderId(2));
+        backup.receiver.end_share(SlotId(0));
+        backup.receiver.release(SlotId(0)).unwrap();
+        backup.still_serves();
+    });
+    in_hello.send(&read_hello(&secret)[30..]);
+    in_request.send(&header(key, 0, 4, 1)[10..]);
+    assert_eq!(in_request.until_closed(), b"");
+    // What they had been sent is of the share.
+    for peer in full {
+        let bytes = peer.until_closed();
+        let answers = bytes.chunks(8 + SLOT_SIZE as usize).map(|answer| &answer[8.min(answer.len())..]);
+        assert!(answers.filter(|answer| answer.len() >= 5).all(|answer| answer.starts_with(b"bytes")));
+    }
+    let Backup { receiver, .. } = backup;
+    promptly(move || drop(receiver));
+}
+
+/// How the reader reacts to a receiver that sends these bytes in answer to one read of four.
+fn read_answered(answers: &'static [u8]) -> Result<ReadError, FabricError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let receiver = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 42]).unwrap();
+        stream.write_all(answers).unwrap();
+        let _ = stream.read(&mut [0; 1000]);
+    });
+    let answer = serde_json::json!({"fabric": "tcp", "address": address, "secret": "0".repeat(32)});
+    let mut channel = TcpReader.begin(8).unwrap().connect(&serde_json::from_value(answer).unwrap(), address.ip())?;
+    let shared = TcpReader.attach(&ReadGrant::Tcp { key: 1, length: 8 }).unwrap();
+    let error = match channel.read(&shared, 0..4, 4) {
+        Err(error) => error,
+        Ok(()) => loop {
+            match channel.poll() {
+                Ok(completed) => assert!(completed <= 1),
+                Err(error) => break error,
+            }
+        },
+    };
+    receiver.join().unwrap();
+    Ok(error)
+}
+
+#[test]
+fn an_invalid_answer_fails_the_read_channel() {
+    let protocol = Some(ReadError::Protocol);
+    assert_eq!(read_answered(b"\0\0\0\0\0\0\0\0\x02\0\0\0\x04\0\0\0byte").ok(), protocol, "another sequence");
+    assert_eq!(read_answered(b"\0\0\0\0\0\0\0\0\x01\0\0\0\x05\0\0\0bytes").ok(), protocol, "too long");
+    assert_eq!(read_answered(b"\0\0\0\0\0\0\0\0\x01\0\0\0\xff\xff\xff\xff").ok(), protocol, "far too long");
+    assert_eq!(read_answered(b"\0\0\0\0\0\0\0\0\x01\0\0\0\x04\0\0\0bytes").ok(), protocol, "one byte more");
+    let lost = Some(ReadError::Disconnected);
+    assert_eq!(read_answered(b"\0\0\0\0\0\0\0\0\x01\0\0\0\x04\0\0\0by").ok(), lost, "cut off");
+    assert!(read_answered(b"HTTP/1.1 400 Bad Request").is_err());
 }
 
 /// How the sender reacts to a receiver that sends these bytes.

@@ -1,7 +1,8 @@
 //! The thread that accepts connections and admits those that present a secret.
 //!
 //! Started and stopped by [`receiver`](super::receiver); passes connections with a valid secret to
-//! [`registry`](super::registry), which has them served. One thread for all
+//! [`registry`](super::registry), which has them served, and those of readers to
+//! [`shares`](super::reading::shares). One thread for all
 //! that have not presented one yet, so that each costs a socket and forty bytes and no more. Without a valid hello there is
 //! no answer, only a closed connection: at the first wrong byte, after two seconds, or earlier when others need the room.
 
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::reading::shares::Shares;
 use super::registry::{Registry, Serve};
-use super::wire::{HELLO_SIZE, may_be_hello, parse_hello};
+use super::wire::{HELLO_SIZE, Side, may_be_hello, parse_hello};
 
 /// The whole hello must arrive within this time of connecting. It fits into one packet, which is sent at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,6 +40,7 @@ struct Handshakes {
     stop: Arc<OwnedFd>,
     registry: Arc<Registry>,
     serve: Serve,
+    shares: Arc<Shares>,
     /// Oldest first.
     pending: Vec<PendingConnection>,
     accept_after: Option<Instant>,
@@ -63,12 +66,18 @@ enum HandshakeStatus {
 
 impl Acceptor {
     /// Starts its thread.
-    pub(super) fn open(listener: TcpListener, registry: Arc<Registry>, serve: Serve) -> io::Result<Acceptor> {
+    pub(super) fn open(
+        listener: TcpListener,
+        registry: Arc<Registry>,
+        serve: Serve,
+        shares: Arc<Shares>,
+    ) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (pending, accept_after) = (Vec::new(), None);
         let handshakes =
-            Handshakes { listener, stop: Arc::clone(&stop), registry, serve, pending: Vec::new(), accept_after: None };
+            Handshakes { listener, stop: Arc::clone(&stop), registry, serve, shares, pending, accept_after };
         let thread = thread::Builder::new().name("fabric-tcp-acceptor".into()).spawn(move || handshakes.run())?;
         Ok(Acceptor { address, stop, thread: Some(thread) })
     }
@@ -164,10 +173,13 @@ impl Handshakes {
 
     fn authenticate(&mut self, index: usize, now: Instant) {
         let PendingConnection { stream, hello, .. } = self.pending.remove(index);
-        let Some(secret) = parse_hello(&hello) else { return };
+        let Some((side, secret)) = parse_hello(&hello) else { return };
         // If this fails for want of a thread, the sender sees a closed connection and asks for another.
         if stream.set_nonblocking(false).is_ok() && super::tune(&stream).is_ok() {
-            let _ = self.registry.admit(&secret, stream, now, self.serve);
+            let _ = match side {
+                Side::Writing => self.registry.admit(&secret, stream, now, self.serve),
+                Side::Reading => self.shares.admit(&secret, stream, now),
+            };
         }
     }
 }

@@ -10,10 +10,12 @@ use crate::contract::Receiver;
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
+use crate::reading::Sharer;
 use crate::secret::{self, Secret};
 
 use super::acceptor::Acceptor;
 use super::connection_reader;
+use super::reading::shares::Shares;
 use super::registry::{Registry, Serve};
 
 /// Lends the slots of a pool to writers anywhere on the network. Dropping it ends all lendings, connections and
@@ -22,7 +24,8 @@ use super::registry::{Registry, Serve};
 pub struct TcpReceiver {
     acceptor: Acceptor,
     registry: Arc<Registry>,
-    pool: Claim,
+    pub(super) shares: Arc<Shares>,
+    pub(super) pool: Claim,
 }
 
 impl TcpReceiver {
@@ -37,14 +40,24 @@ impl TcpReceiver {
         let registry = Arc::new(Registry::new(pool.slots()));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
-        let acceptor = Acceptor::open(listener, Arc::clone(&registry), serve);
+        let shares = Arc::new(Shares::new());
+        let acceptor = Acceptor::open(listener, Arc::clone(&registry), serve, Arc::clone(&shares));
         let acceptor = acceptor.map_err(FabricError::io("accept data connections"))?;
-        Ok(TcpReceiver { acceptor, registry, pool })
+        Ok(TcpReceiver { acceptor, registry, shares, pool })
     }
 
     /// Where it listens for data.
     pub fn address(&self) -> SocketAddr {
         self.acceptor.address()
+    }
+
+    /// The same, if connections are still taken there.
+    pub(super) fn open_address(&self) -> Result<SocketAddr, FabricError> {
+        if !self.acceptor.is_open() {
+            let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
+            return Err(FabricError::io("accept a data connection")(ended));
+        }
+        Ok(self.acceptor.address())
     }
 }
 
@@ -58,19 +71,17 @@ impl Receiver for TcpReceiver {
         let Offer::Tcp = offer else {
             return Err(FabricError::mismatch(self.kind(), offer.kind()));
         };
-        if !self.acceptor.is_open() {
-            let ended = std::io::Error::other("the thread that takes connections has ended: restart the backup");
-            return Err(FabricError::io("accept a data connection")(ended));
-        }
+        let address = self.open_address()?;
         let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
         self.registry.expect(writer, secret.clone(), Instant::now());
-        Ok(ChannelAnswer::Tcp { address: self.acceptor.address(), secret })
+        Ok(ChannelAnswer::Tcp { address, secret })
     }
 
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
         self.registry.check(writer)?;
         let key = secret::key().map_err(FabricError::io("draw a key"))?;
         self.registry.end(slot);
+        self.shares.end(slot);
         let memory = self.pool.renew(slot)?;
         let length = memory.slot_size();
         self.registry.lend(writer, slot, key, memory);
@@ -83,6 +94,7 @@ impl Receiver for TcpReceiver {
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.registry.end(slot);
+        self.shares.end(slot);
         // Only this process maps the memory, and after the end no thread of it writes there.
         self.pool.keep(slot);
         Ok(())
@@ -91,12 +103,17 @@ impl Receiver for TcpReceiver {
     fn revoke_below(&mut self, writer: Writer) -> Result<(), FabricError> {
         self.registry.revoke_below(writer)
     }
+
+    fn sharer(&mut self) -> Option<&mut dyn Sharer> {
+        Some(self)
+    }
 }
 
 impl Drop for TcpReceiver {
     fn drop(&mut self) {
-        // The pool's claim goes after this, with the other fields: no writer is left when the next receiver starts.
+        // The pool's claim goes after this, with the other fields: nobody is left when the next receiver starts.
         // That a thread has panicked is no reason to panic here.
         let _ = self.registry.close();
+        self.shares.close();
     }
 }

@@ -4,23 +4,18 @@
 //! The lock is held for table work only, never while a thread is waited for or bytes move. Steps 1 to 4 of the proof in
 //! [`tcp`](super) are this file.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::secrets::Secrets;
 use crate::error::FabricError;
 use crate::mapping::Mapping;
 use crate::message::{SlotId, Writer};
 use crate::secret::{SECRET_SIZE, Secret};
 
-/// How long a secret waits for its connection: the answer's way to the sender, and the sender's way here.
-const SECRET_LIFETIME: Duration = Duration::from_secs(10);
-/// Secrets that wait at the same time; one more and the oldest is forgotten. A group has a handful of channels, each
-/// with one secret.
-const SECRETS_MAX: usize = 1024;
 /// Open channels, of all writers. Each has a thread, and a sender needs a secret for each: so only a broken control
 /// RPC could come here.
 const CONNECTIONS_MAX: usize = 1024;
@@ -47,20 +42,11 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 struct State {
     revoked_below: Writer,
-    /// Oldest first.
-    secrets: VecDeque<Admission>,
+    secrets: Secrets<Writer>,
     /// By slot.
     lendings: Vec<Option<Arc<LentSlot>>>,
     connections: Vec<Connection>,
     connections_ever: u64,
-}
-
-/// A secret that has been handed out and not yet presented.
-#[derive(Debug)]
-struct Admission {
-    writer: Writer,
-    secret: Secret,
-    until: Instant,
 }
 
 /// An open channel.
@@ -104,7 +90,7 @@ impl LentSlot {
 impl Registry {
     /// Empty tables for a pool of so many slots.
     pub(crate) fn new(slots: u32) -> Registry {
-        let (secrets, connections) = (VecDeque::new(), Vec::new());
+        let (secrets, connections) = (Secrets::new(), Vec::new());
         let lendings = (0..slots).map(|_| None).collect();
         let state = State { revoked_below: Writer(0), secrets, lendings, connections, connections_ever: 0 };
         Registry { state: Mutex::new(state) }
@@ -117,12 +103,7 @@ impl Registry {
 
     /// Lets a peer that presents `secret` in time open one channel for `writer`.
     pub(crate) fn expect(&self, writer: Writer, secret: Secret, now: Instant) {
-        let mut state = lock(&self.state);
-        state.secrets.retain(|admission| now < admission.until);
-        if state.secrets.len() == SECRETS_MAX {
-            state.secrets.pop_front();
-        }
-        state.secrets.push_back(Admission { writer, secret, until: now + SECRET_LIFETIME });
+        lock(&self.state).secrets.expect(writer, secret, now);
     }
 
     /// Lends `memory` to `writer` under `key`.
@@ -156,13 +137,11 @@ impl Registry {
         serve: Serve,
     ) -> io::Result<()> {
         let mut state = lock(&self.state);
-        state.secrets.retain(|admission| now < admission.until);
-        let index = state.secrets.iter().position(|admission| admission.secret.matches(presented));
-        let Some(admission) = index.and_then(|index| state.secrets.remove(index)) else { return Ok(()) };
+        let Some(writer) = state.secrets.spend(presented, now) else { return Ok(()) };
         if state.connections.len() == CONNECTIONS_MAX {
             return Ok(());
         }
-        let (id, writer, stream) = (state.connections_ever, admission.writer, Arc::new(stream));
+        let (id, stream) = (state.connections_ever, Arc::new(stream));
         let (registry, socket) = (Arc::clone(self), Arc::clone(&stream));
         let thread = thread::Builder::new().name("fabric-tcp-read".into()).spawn(move || {
             serve(&registry, writer, &socket);
@@ -186,7 +165,7 @@ impl Registry {
     }
 
     fn stop(&self, mut state: MutexGuard<'_, State>, is_over: impl Fn(Writer) -> bool) -> Result<(), FabricError> {
-        state.secrets.retain(|admission| !is_over(admission.writer));
+        state.secrets.forget(&is_over);
         let take = |lending: &mut Option<Arc<LentSlot>>| lending.take_if(|lending| is_over(lending.writer));
         let lendings: Vec<Arc<LentSlot>> = state.lendings.iter_mut().filter_map(take).collect();
         let connections: Vec<Connection> = state.connections.extract_if(.., |open| is_over(open.writer)).collect();
@@ -221,7 +200,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::secrets::{SECRET_LIFETIME, SECRETS_MAX};
     use std::net::{Ipv4Addr, TcpListener};
+    use std::time::Duration;
 
     /// Whether `secret`, presented at `now`, opens a channel.
     fn opens(registry: &Arc<Registry>, secret: &Secret, now: Instant) -> bool {

@@ -13,7 +13,7 @@ use crate::message::{ChannelAnswer, FabricKind, Grant, Offer};
 use crate::secret::Secret;
 
 use super::channel::TcpChannel;
-use super::wire::{ACK_SIZE, hello};
+use super::wire::{READY, Side, hello};
 
 /// From the first packet to the receiver's first answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -64,20 +64,20 @@ pub(crate) fn open(answer: &ChannelAnswer, peer: IpAddr) -> Result<TcpStream, Fa
     };
     let host = if address.ip().is_unspecified() { peer } else { address.ip() };
     let address = SocketAddr::new(host, address.port());
-    connect(address, secret).map_err(FabricError::io(format!("open a data connection to {address}")))
+    connect(address, secret, Side::Writing).map_err(FabricError::io(format!("open a data connection to {address}")))
 }
 
-/// Connects, presents the secret and waits for the first acknowledgement; blocking, and bounded.
-fn connect(address: SocketAddr, secret: &Secret) -> io::Result<TcpStream> {
+/// Connects, presents the secret and waits until the receiver is ready; blocking, and bounded. The stream does not block.
+pub(super) fn connect(address: SocketAddr, secret: &Secret, side: Side) -> io::Result<TcpStream> {
     let invalid = |message| io::Error::new(io::ErrorKind::InvalidData, message);
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let secret = secret.digits().ok_or_else(|| invalid("the secret has the wrong length"))?;
     let mut stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
     super::tune(&stream)?;
     // An empty socket buffer takes a hello at once.
-    stream.write_all(&hello(&secret))?;
+    stream.write_all(&hello(side, &secret))?;
 
-    let mut ready = [0; ACK_SIZE];
+    let mut ready = [1; READY.len()];
     let mut filled = 0;
     while filled < ready.len() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -92,7 +92,7 @@ fn connect(address: SocketAddr, secret: &Secret) -> io::Result<TcpStream> {
             Err(error) => return Err(error),
         }
     }
-    if u64::from_le_bytes(ready) != 0 {
+    if ready != READY {
         return Err(invalid("the peer is not a receiver of tailwind data"));
     }
     stream.set_nonblocking(true)?;

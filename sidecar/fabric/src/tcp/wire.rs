@@ -5,15 +5,38 @@
 //! receiver → sender   ready     the acknowledgement of no writes
 //! sender → receiver   frame     key u64 · offset u32 · length u32 · sequence u32 · check u32 · `length` bytes
 //! receiver → sender   ack       writes in memory so far, u64
+//!
+//! reader → receiver   hello     magic "TWREAD1\n" · version u16 · secret 32 hexadecimal digits
+//! receiver → reader   ready     as above
+//! reader → receiver   request   key u64 · offset u32 · length u32 · sequence u32 · check u32
+//! receiver → reader   answer    sequence u32 · length u32 · `length` bytes
 //! ```
 //!
-//! Frames follow one another; an acknowledgement speaks for all frames up to its number. An error, on either side, ends
-//! the connection without a message.
+//! Frames follow one another; an acknowledgement speaks for all frames up to its number. Requests are answered one after
+//! the other; none is for no bytes. An error, on either side, and the end of a share end the connection without a message.
 
 use crate::secret::SECRET_SIZE;
 
-/// Opens every connection.
-const MAGIC: [u8; 8] = *b"TWDATA1\n";
+/// What a connection is for, which its first bytes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Writes into lent slots.
+    Writing,
+    /// Reads of shared slots.
+    Reading,
+}
+
+impl Side {
+    const ALL: [Side; 2] = [Side::Writing, Side::Reading];
+
+    fn magic(self) -> [u8; 8] {
+        match self {
+            Side::Writing => *b"TWDATA1\n",
+            Side::Reading => *b"TWREAD1\n",
+        }
+    }
+}
+
 /// Raised with every change of these bytes. Both ends must run the same one.
 const VERSION: u16 = 1;
 
@@ -24,36 +47,49 @@ pub(crate) const HEADER_SIZE: usize = 24;
 /// Bytes of an acknowledgement.
 pub(crate) const ACK_SIZE: usize = 8;
 
-/// What a sender opens its connection with.
-pub(super) fn hello(secret: &[u8; SECRET_SIZE]) -> [u8; HELLO_SIZE] {
+/// Bytes before those of an answer to a read.
+pub(super) const ANSWER_SIZE: usize = 8;
+/// What a receiver sends first.
+pub(super) const READY: [u8; ACK_SIZE] = [0; ACK_SIZE];
+
+/// What a connection begins with.
+pub(super) fn hello(side: Side, secret: &[u8; SECRET_SIZE]) -> [u8; HELLO_SIZE] {
     let mut bytes = [0; HELLO_SIZE];
-    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[..8].copy_from_slice(&side.magic());
     bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
     bytes[10..].copy_from_slice(secret);
     bytes
 }
 
-/// The secret in a hello; `None` if this is no hello of this version.
-pub(super) fn parse_hello(bytes: &[u8; HELLO_SIZE]) -> Option<[u8; SECRET_SIZE]> {
+/// The side and the secret in a hello; `None` if this is no hello of this version.
+pub(super) fn parse_hello(bytes: &[u8; HELLO_SIZE]) -> Option<(Side, [u8; SECRET_SIZE])> {
     let secret = bytes[10..].try_into().ok()?;
-    (*bytes == hello(&secret)).then_some(secret)
+    let side = Side::ALL.into_iter().find(|side| *bytes == hello(*side, &secret))?;
+    Some((side, secret))
 }
 
-/// Whether the first bytes of a hello are those that every hello starts with.
+/// Whether the first bytes of a hello are those that some hello starts with.
 pub(super) fn may_be_hello(bytes: &[u8]) -> bool {
-    bytes.iter().zip(&MAGIC).all(|(theirs, ours)| theirs == ours)
+    let may_be = |side: Side| bytes.iter().zip(&side.magic()).all(|(theirs, ours)| theirs == ours);
+    Side::ALL.into_iter().any(may_be)
 }
 
-/// One write, as its header announces it.
+/// What precedes the bytes of a read.
+pub(super) fn answer(sequence: u32, length: u32) -> [u8; ANSWER_SIZE] {
+    (u64::from(sequence) | u64::from(length) << 32).to_le_bytes()
+}
+
+/// One write, as its header announces it; or the request for one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Of the lending.
+    /// Of the lending or the share.
     pub(crate) key: u64,
-    /// Where in the slot the bytes go.
+    /// Where in the slot the bytes go, or are.
     pub(crate) offset: u32,
-    /// How many bytes follow.
+    /// How many bytes follow, or are wanted.
     pub(crate) length: u32,
-    /// The low half of the write's number on this connection, from 1: a lost frame boundary shows at once.
+    /// The low half of the write's number on this connection, from 1: a lost frame boundary shows at once. Of a read the
+    /// number, from 1 to 2³² − 1 and over again.
     pub(crate) sequence: u32,
 }
 
@@ -89,20 +125,24 @@ mod tests {
 
     #[test]
     fn golden_hello() {
-        let bytes = hello(b"0123456789abcdef0123456789abcdef");
+        let secret = *b"0123456789abcdef0123456789abcdef";
+        let bytes = hello(Side::Writing, &secret);
         assert_eq!(&bytes, b"TWDATA1\n\x01\x000123456789abcdef0123456789abcdef");
-        assert_eq!(parse_hello(&bytes).as_ref(), Some(b"0123456789abcdef0123456789abcdef"));
+        assert_eq!(parse_hello(&bytes), Some((Side::Writing, secret)));
+        let bytes = hello(Side::Reading, &secret);
+        assert_eq!(&bytes, b"TWREAD1\n\x01\x000123456789abcdef0123456789abcdef");
+        assert_eq!(parse_hello(&bytes), Some((Side::Reading, secret)));
     }
 
     #[test]
     fn another_magic_or_version_is_refused() {
         for index in 0..10 {
-            let mut bytes = hello(&[b'0'; SECRET_SIZE]);
+            let mut bytes = hello(Side::Writing, &[b'0'; SECRET_SIZE]);
             bytes[index] ^= 4;
             assert_eq!(parse_hello(&bytes), None);
             assert_eq!(may_be_hello(&bytes), index >= 8, "the version is checked once the hello is complete");
         }
-        assert!(may_be_hello(b"") && may_be_hello(b"TWD"));
+        assert!(may_be_hello(b"") && may_be_hello(b"TWD") && may_be_hello(b"TWRE") && !may_be_hello(b"TWDE"));
     }
 
     #[test]
@@ -112,6 +152,11 @@ mod tests {
         assert_eq!(bytes[..20], [1, 2, 3, 4, 5, 6, 7, 8, 0x10, 0, 0, 0, 0, 0x20, 0, 0, 3, 0, 0, 0]);
         assert_eq!(bytes[20..], [!0x17, !0x24, !0x04, !0x0c]);
         assert_eq!(Header::decode(&bytes), Some(header));
+    }
+
+    #[test]
+    fn golden_answer() {
+        assert_eq!(answer(0x04030201, 0x10), [1, 2, 3, 4, 0x10, 0, 0, 0]);
     }
 
     #[test]

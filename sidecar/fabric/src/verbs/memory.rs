@@ -10,19 +10,26 @@ use super::device::Context;
 use super::{check, ffi};
 
 /// What a card may do with registered memory. Never `IBV_ACCESS_RELAXED_ORDERING`, with which the bytes of one write reach
-/// memory in any order, nor remote reads and atomics: backups give no bytes away.
+/// memory in any order, nor atomics, and never remote reads and writes by one key: readers write nothing, and writers read
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Send from it.
     Local,
+    /// Have what this side reads land in it.
+    LocalWrite,
     /// Let the holder of its key write it.
     RemoteWrite,
+    /// Let the holder of its key read it.
+    RemoteRead,
 }
 
 impl Access {
     pub(super) fn flags(self) -> u32 {
         match self {
             Access::Local => 0,
+            Access::LocalWrite => ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+            Access::RemoteRead => ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
             // Remote write asks for local write too: ibv_reg_mr(3).
             Access::RemoteWrite => {
                 ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -89,7 +96,8 @@ impl Region {
     ///
     /// # Safety
     /// The bytes are mapped, and stay mapped until the region is gone. With [`Access::RemoteWrite`] no reference to them exists
-    /// meanwhile: the holder of the key may change them at any time.
+    /// meanwhile: the holder of the key may change them at any time. With [`Access::LocalWrite`] none exists to those that
+    /// a read on its way lands in.
     pub(super) unsafe fn register(
         domain: &Arc<Domain>,
         address: *mut u8,

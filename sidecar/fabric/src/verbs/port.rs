@@ -31,6 +31,6 @@ impl Port {
 
     /// One end of a connection, as the other side must know it.
     pub(super) fn endpoint(&self, queue_pair: u32, first_psn: u32) -> Endpoint {
-        Endpoint { queue_pair, gid: self.gid, lid: self.lid, first_psn, mtu: self.mtu }
+        Endpoint { queue_pair, gid: self.gid, lid: self.lid, first_psn, mtu: self.mtu, reads: 1 }
     }
 }

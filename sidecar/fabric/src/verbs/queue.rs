@@ -217,8 +217,16 @@ impl QueuePair {
         )
     }
 
-    /// INIT → RTR → RTS: connected to `remote`, with packets that count from `first_psn`.
-    pub(super) fn connect(&self, port: &Port, remote: &Endpoint, first_psn: u32, tuning: Tuning) -> io::Result<()> {
+    /// INIT → RTR → RTS: connected to `remote`, with packets that count from `first_psn`, and with so many reads on the wire
+    /// at a time (at least 1: some cards refuse 0).
+    pub(super) fn connect(
+        &self,
+        port: &Port,
+        remote: &Endpoint,
+        first_psn: u32,
+        reads: u8,
+        tuning: Tuning,
+    ) -> io::Result<()> {
         let mut address = ffi::ibv_ah_attr {
             grh: ffi::ibv_global_route {
                 flow_label: 0,
@@ -240,8 +248,7 @@ impl QueuePair {
             dest_qp_num: remote.queue_pair,
             rq_psn: remote.first_psn,
             ah_attr: address,
-            // Nobody reads or swaps remotely; some cards refuse 0.
-            max_dest_rd_atomic: 1,
+            max_dest_rd_atomic: reads,
             min_rnr_timer: RNR_TIMER,
             ..Default::default()
         };
@@ -262,7 +269,7 @@ impl QueuePair {
             timeout: tuning.retry.exponent(),
             retry_cnt: tuning.retry.retries(),
             rnr_retry: RNR_RETRY,
-            max_rd_atomic: 1,
+            max_rd_atomic: reads,
             ..Default::default()
         };
         self.modify(
@@ -277,7 +284,7 @@ impl QueuePair {
     }
 
     /// Takes all remote rights away, in whatever state it is; the other side notices at its next packet.
-    pub(super) fn refuse_writes(&self) -> io::Result<()> {
+    pub(super) fn refuse_all(&self) -> io::Result<()> {
         let mut attributes = ffi::ibv_qp_attr { qp_access_flags: 0, ..Default::default() };
         self.modify(&mut attributes, ffi::ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)
     }

@@ -11,6 +11,7 @@ use super::events::Watcher;
 use super::memory::{Access, Domain, Region};
 use super::port::Port;
 use super::queue::{CompletionQueue, QueuePair};
+use super::reading::Sharing;
 use super::select::SelectedPort;
 use super::{Tuning, ffi};
 use crate::contract::Receiver;
@@ -18,6 +19,7 @@ use crate::error::FabricError;
 use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::pool::{Claim, Pool};
+use crate::reading::Sharer;
 use crate::secret;
 
 /// Channels of one writer that are kept: it has one for appends and one for images. After each failure it makes a new one,
@@ -34,16 +36,17 @@ const DEPTH: u32 = 1;
 pub struct VerbsReceiver {
     writers: BTreeMap<Writer, WriterRights>,
     revoked_below: Writer,
+    pub(super) sharing: Sharing,
     /// A registration that could not be ended: every later call fails, so that the daemon ends and the kernel
     /// does it.
-    stuck: Option<String>,
-    completions: Arc<CompletionQueue>,
-    port: Port,
-    tuning: Tuning,
+    pub(super) stuck: Option<String>,
+    pub(super) completions: Arc<CompletionQueue>,
+    pub(super) port: Port,
+    pub(super) tuning: Tuning,
     watcher: Watcher,
-    context: Arc<Context>,
-    /// Last: no writer is left when the next receiver starts.
-    pool: Claim,
+    pub(super) context: Arc<Context>,
+    /// Last: nobody is left when the next receiver starts.
+    pub(super) pool: Claim,
 }
 
 /// All that one writer can write with. Fields go in this order, which is that of a revocation.
@@ -54,32 +57,62 @@ struct WriterRights {
     domain: Arc<Domain>,
 }
 
-/// The newest of the things that came in, [`CHANNELS_MAX`] at most.
+/// The newest of the things that came in, a certain number at most.
 #[derive(Debug)]
-struct Newest<T>(VecDeque<T>);
+pub(super) struct Newest<T> {
+    things: VecDeque<T>,
+    most: usize,
+}
 
 impl<T> Newest<T> {
-    fn new() -> Newest<T> {
-        Newest(VecDeque::with_capacity(CHANNELS_MAX))
+    pub(super) fn new(most: usize) -> Newest<T> {
+        Newest { things: VecDeque::with_capacity(most), most }
     }
 
     /// Makes room for one more: the oldest, if it has to go.
     #[must_use]
-    fn make_room(&mut self) -> Option<T> {
-        if self.0.len() < CHANNELS_MAX { None } else { self.0.pop_front() }
+    pub(super) fn make_room(&mut self) -> Option<T> {
+        if self.things.len() < self.most { None } else { self.things.pop_front() }
     }
 
-    fn push(&mut self, newest: T) {
-        debug_assert!(self.0.len() < CHANNELS_MAX, "room was made");
-        self.0.push_back(newest);
+    pub(super) fn push(&mut self, newest: T) {
+        debug_assert!(self.things.len() < self.most, "room was made");
+        self.things.push_back(newest);
     }
 }
 
-/// One slot that a card may write. The registration goes before the mapping.
+impl<T> IntoIterator for Newest<T> {
+    type Item = T;
+    type IntoIter = std::collections::vec_deque::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.things.into_iter()
+    }
+}
+
+/// One slot that a card may write, or read. The registration goes before the mapping.
 #[derive(Debug)]
-struct RegisteredSlot {
+pub(super) struct RegisteredSlot {
     region: Region,
-    _memory: Arc<Mapping>,
+    memory: Arc<Mapping>,
+}
+
+impl RegisteredSlot {
+    pub(super) fn new(region: Region, memory: Arc<Mapping>) -> RegisteredSlot {
+        RegisteredSlot { region, memory }
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// When this returns without an error the card does not reach the memory any more by this registration.
+    pub(super) fn end(self) -> io::Result<()> {
+        let RegisteredSlot { region, memory } = self;
+        region.deregister()?;
+        drop(memory);
+        Ok(())
+    }
 }
 
 impl VerbsReceiver {
@@ -97,16 +130,19 @@ impl VerbsReceiver {
         };
         let (context, port, completions, watcher) =
             open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
-        let (writers, revoked_below, stuck) = (BTreeMap::new(), Writer(0), None);
-        Ok(VerbsReceiver { writers, revoked_below, stuck, completions, port, tuning, watcher, context, pool })
+        let (writers, revoked_below, sharing, stuck) = (BTreeMap::new(), Writer(0), Sharing::default(), None);
+        Ok(VerbsReceiver { writers, revoked_below, sharing, stuck, completions, port, tuning, watcher, context, pool })
+    }
+
+    /// Refuses to go on when the device cannot be used.
+    pub(super) fn check_device(&self) -> Result<(), FabricError> {
+        let problem = self.problem();
+        problem.map_or(Ok(()), |why| Err(FabricError::io("use the RDMA device")(io::Error::other(why))))
     }
 
     fn check(&self, writer: Writer) -> Result<(), FabricError> {
-        match self.problem() {
-            Some(why) => Err(FabricError::io("use the RDMA device")(io::Error::other(why))),
-            None if writer < self.revoked_below => Err(FabricError::Revoked(writer)),
-            None => Ok(()),
-        }
+        self.check_device()?;
+        if writer < self.revoked_below { Err(FabricError::Revoked(writer)) } else { Ok(()) }
     }
 
     /// The rights of a writer, at first none.
@@ -116,7 +152,7 @@ impl VerbsReceiver {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let domain = Arc::new(Domain::new(Arc::clone(&self.context))?);
-                Ok(entry.insert(WriterRights { pairs: Newest::new(), lendings: BTreeMap::new(), domain }))
+                Ok(entry.insert(WriterRights { pairs: Newest::new(CHANNELS_MAX), lendings: BTreeMap::new(), domain }))
             }
         }
     }
@@ -138,9 +174,8 @@ impl VerbsReceiver {
     /// Ends the lending of a slot, to any writer.
     fn end(&mut self, slot: SlotId) -> io::Result<()> {
         for rights in self.writers.values_mut() {
-            if let Some(RegisteredSlot { region, _memory: memory }) = rights.lendings.remove(&slot) {
-                region.deregister()?;
-                drop(memory);
+            if let Some(lending) = rights.lendings.remove(&slot) {
+                lending.end()?;
             }
         }
         Ok(())
@@ -151,22 +186,19 @@ impl WriterRights {
     /// In the order of the proof in [`verbs`](super).
     fn revoke(self, completions: &CompletionQueue) -> io::Result<()> {
         let WriterRights { pairs, lendings, domain } = self;
-        destroy(pairs.0, completions)?;
-        for RegisteredSlot { region, _memory: memory } in lendings.into_values() {
-            region.deregister()?;
-            drop(memory);
-        }
+        destroy(pairs, completions)?;
+        lendings.into_values().try_for_each(RegisteredSlot::end)?;
         drop(domain);
         Ok(())
     }
 }
 
 /// Ends queue pairs, in the order of the proof in [`verbs`](super): after this no packet for them is taken any more.
-fn destroy(pairs: impl IntoIterator<Item = QueuePair>, completions: &CompletionQueue) -> io::Result<()> {
+pub(super) fn destroy(pairs: impl IntoIterator<Item = QueuePair>, completions: &CompletionQueue) -> io::Result<()> {
     let pairs: Vec<QueuePair> = pairs.into_iter().collect();
     for pair in &pairs {
         // Fails for one that is in ERROR already; what counts is the next step.
-        let _ = pair.refuse_writes();
+        let _ = pair.refuse_all();
     }
     pairs.iter().try_for_each(QueuePair::fail)?;
     let mut flushed = [ffi::ibv_wc::default(); 4];
@@ -192,7 +224,7 @@ impl Receiver for VerbsReceiver {
             let first_psn = secret::packet_number()?;
             let pair = QueuePair::new(&rights.domain, &completions, DEPTH, 0)?;
             pair.initialise(port.number, Access::RemoteWrite.flags())?;
-            pair.connect(&port, remote, first_psn, tuning)?;
+            pair.connect(&port, remote, first_psn, 1, tuning)?;
             let answer = ChannelAnswer::Verbs {
                 endpoint: port.endpoint(pair.number(), first_psn),
                 in_order: pair.places_in_order(),
@@ -206,6 +238,7 @@ impl Receiver for VerbsReceiver {
     fn lend(&mut self, writer: Writer, slot: SlotId) -> Result<Grant, FabricError> {
         self.check(writer)?;
         self.end_lending(slot);
+        self.end_share(slot);
         self.check(writer)?;
         let memory = self.pool.renew(slot)?;
         let length = memory.slot_size();
@@ -216,7 +249,7 @@ impl Receiver for VerbsReceiver {
             let region =
                 unsafe { Region::register(&rights.domain, memory.address(), length as usize, Access::RemoteWrite) }?;
             let grant = Grant::Verbs { address: region.address(), key: region.remote_key(), length };
-            rights.lendings.insert(slot, RegisteredSlot { region, _memory: memory });
+            rights.lendings.insert(slot, RegisteredSlot::new(region, memory));
             Ok(grant)
         };
         lend().map_err(FabricError::io(format!("register slot {}", slot.0)))
@@ -230,8 +263,9 @@ impl Receiver for VerbsReceiver {
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         self.end_lending(slot);
+        self.end_share(slot);
         match self.stuck {
-            // Its key is gone, and with it every way to write the memory.
+            // Its keys are gone, and with them every way to write the memory.
             None => self.pool.keep(slot),
             Some(_) => self.pool.release(slot)?,
         }
@@ -254,6 +288,10 @@ impl Receiver for VerbsReceiver {
         }
     }
 
+    fn sharer(&mut self) -> Option<&mut dyn Sharer> {
+        Some(self)
+    }
+
     fn problem(&self) -> Option<String> {
         let failed = "the device has failed: restart this backup, and look at the host if that does not help";
         self.stuck.clone().or_else(|| self.watcher.device_has_failed().then(|| failed.to_owned()))
@@ -267,6 +305,7 @@ impl Drop for VerbsReceiver {
         for rights in std::mem::take(&mut self.writers).into_values() {
             let _ = rights.revoke(&self.completions);
         }
+        let _ = self.sharing.close(&self.completions);
     }
 }
 
@@ -277,12 +316,12 @@ mod tests {
     /// A member that is lost and comes back again and again within one epoch makes two channels each time.
     #[test]
     fn a_writer_may_reconnect_without_limit() {
-        let mut kept = Newest::new();
+        let mut kept = Newest::new(CHANNELS_MAX);
         for channel in 0..1000_usize {
             let oldest = kept.make_room();
             assert_eq!(oldest, channel.checked_sub(CHANNELS_MAX), "the oldest goes, and only when there is no room");
             kept.push(channel);
         }
-        assert!(kept.0.into_iter().eq(1000 - CHANNELS_MAX..1000));
+        assert!(kept.into_iter().eq(1000 - CHANNELS_MAX..1000));
     }
 }

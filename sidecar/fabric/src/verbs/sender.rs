@@ -35,16 +35,28 @@ pub struct VerbsSender {
     device: Arc<OpenDevice>,
 }
 
+/// A device, as the sending and the reading half of the fabric use it.
 #[derive(Debug)]
-struct OpenDevice {
-    domain: Arc<Domain>,
-    port: Port,
-    tuning: Tuning,
+pub(super) struct OpenDevice {
+    pub(super) domain: Arc<Domain>,
+    pub(super) port: Port,
+    pub(super) tuning: Tuning,
+    /// Writes that a send queue holds.
     depth: u32,
-    watcher: Watcher,
+    pub(super) watcher: Watcher,
 }
 
 impl OpenDevice {
+    pub(super) fn open(selected: &SelectedPort, tuning: Tuning) -> io::Result<OpenDevice> {
+        let context = Arc::new(Context::open(&selected.device)?);
+        let port = Port::find(&context, selected)?;
+        // The channel's own probe needs an entry too.
+        let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(2) as u32 - 1);
+        let watcher = Watcher::start(&context)?;
+        let domain = Arc::new(Domain::new(context)?);
+        Ok(OpenDevice { domain, port, tuning, depth, watcher })
+    }
+
     fn queue_pair(&self) -> io::Result<QueuePair> {
         // Each write may leave a completion when the queue pair fails.
         let completions = Arc::new(CompletionQueue::new(self.domain.context(), self.depth + 1)?);
@@ -63,16 +75,8 @@ struct VerbsOpening {
 impl VerbsSender {
     /// Opens the device.
     pub fn open(selected: &SelectedPort, tuning: Tuning) -> Result<VerbsSender, FabricError> {
-        let open = || {
-            let context = Arc::new(Context::open(&selected.device)?);
-            let port = Port::find(&context, selected)?;
-            // The channel's own probe needs an entry too.
-            let depth = DEPTH.min(context.attributes()?.max_qp_wr.max(2) as u32 - 1);
-            let watcher = Watcher::start(&context)?;
-            let domain = Arc::new(Domain::new(context)?);
-            Ok(OpenDevice { domain, port, tuning, depth, watcher })
-        };
-        let device = open().map_err(FabricError::io(format!("open RDMA device {selected}")))?;
+        let device = OpenDevice::open(selected, tuning);
+        let device = device.map_err(FabricError::io(format!("open RDMA device {selected}")))?;
         Ok(VerbsSender { buffers: BufferPool::default(), device: Arc::new(device) })
     }
 
@@ -133,7 +137,7 @@ impl Opening for VerbsOpening {
         };
         let VerbsOpening { device, pair, health, endpoint } = *self;
         let connect = || {
-            pair.connect(&device.port, remote, endpoint.first_psn, device.tuning)?;
+            pair.connect(&device.port, remote, endpoint.first_psn, 1, device.tuning)?;
             VerbsChannel::new(pair, health, device.depth as usize, device.port.message_max)
         };
         let channel = connect().map_err(FabricError::io(format!("connect a queue pair to {}", remote.gid)))?;

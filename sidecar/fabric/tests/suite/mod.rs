@@ -4,15 +4,19 @@
 //! what the tests share; the promises themselves are in the files beside it.
 
 pub(crate) mod lending;
+pub(crate) mod reading;
 pub(crate) mod revocation;
 pub(crate) mod writing;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::{Channel, ChannelError, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer};
+use tailwind_fabric::{
+    Channel, ChannelError, Pool, ReadChannel, ReadGrant, Readable, Reader, ReaderId, Receiver, RemoteBuffer, Sender,
+    SharedBuffer, Sharer, SlotId, Writer,
+};
 use tempfile::TempDir;
 
 /// Slots of each pool.
@@ -30,14 +34,19 @@ pub(crate) trait Harness {
     fn receiver(pool: Arc<Pool>) -> Box<dyn Receiver>;
     /// A sender that reaches it.
     fn sender() -> Box<dyn Sender>;
+    /// A reader that reaches it, where there is one.
+    fn reader() -> Option<Box<dyn Reader>> {
+        None
+    }
 }
 
-/// One receiver with its pool, and one sender.
+/// One receiver with its pool, one sender and one reader.
 pub(crate) struct World {
     pub(crate) dir: TempDir,
     pub(crate) pool: Arc<Pool>,
     pub(crate) receiver: Box<dyn Receiver>,
     pub(crate) sender: Box<dyn Sender>,
+    reader: Option<Box<dyn Reader>>,
     barrier_before_reads: bool,
 }
 
@@ -46,16 +55,20 @@ impl World {
         let dir = folder();
         let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
         let (receiver, barrier_before_reads) = (H::receiver(Arc::clone(&pool)), H::BARRIER_BEFORE_READS);
-        World { dir, receiver, sender: H::sender(), pool, barrier_before_reads }
+        World { dir, receiver, sender: H::sender(), reader: H::reader(), pool, barrier_before_reads }
     }
 
-    /// The backup daemon dies and starts again over the same memory; the sender lives on.
+    /// The backup daemon dies and starts again over the same memory; sender and reader live on.
     pub(crate) fn restart<H: Harness>(self) -> World {
-        let World { dir, pool, receiver, sender, barrier_before_reads } = self;
+        let World { dir, pool, receiver, sender, reader, barrier_before_reads } = self;
         drop(receiver);
         drop(pool);
         let pool = Pool::open(dir.path().join("pool"), SLOTS, SLOT_SIZE).unwrap();
-        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender, pool, barrier_before_reads }
+        World { dir, receiver: H::receiver(Arc::clone(&pool)), sender, reader, pool, barrier_before_reads }
+    }
+
+    pub(crate) fn reader(&self) -> &dyn Reader {
+        self.reader.as_deref().expect("this fabric can be read from")
     }
 
     pub(crate) fn channel(&mut self, writer: u64) -> Box<dyn Channel> {
@@ -67,6 +80,25 @@ impl World {
     pub(crate) fn lend(&mut self, writer: u64, slot: u32) -> RemoteBuffer {
         let grant = self.receiver.lend(Writer(writer), SlotId(slot)).unwrap();
         self.sender.attach(&grant).unwrap()
+    }
+
+    pub(crate) fn sharer(&mut self) -> &mut dyn Sharer {
+        self.receiver.sharer().expect("the fabric has a read side")
+    }
+
+    pub(crate) fn read_channel(&mut self, reader: u64, landing: u32) -> Box<dyn ReadChannel> {
+        let opening = self.reader().begin(landing).unwrap();
+        let answer = self.sharer().admit(ReaderId(reader), &opening.offer()).unwrap();
+        opening.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
+    }
+
+    pub(crate) fn read_grant(&mut self, slot: u32) -> ReadGrant {
+        self.sharer().share(SlotId(slot)).unwrap().expect("the slot has memory")
+    }
+
+    pub(crate) fn share(&mut self, slot: u32) -> Readable {
+        let grant = self.read_grant(slot);
+        self.reader().attach(&grant).unwrap()
     }
 
     /// A local buffer with these bytes, all published.
@@ -136,6 +168,23 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "within {DEADLINE:?}: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Fails instead of hanging when something that must not wait for a peer does.
+pub(crate) fn promptly<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let (done, wait) = mpsc::channel();
+        let working = scope.spawn(move || {
+            let result = work();
+            let _ = done.send(());
+            result
+        });
+        if wait.recv_timeout(DEADLINE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("the call waits for a peer");
+            std::process::abort()
+        }
+        working.join().unwrap()
+    })
 }
 
 /// Small, fast, and the same for the same seed (xorshift64*).

@@ -1,0 +1,159 @@
+//! The read side of the fabric contract: who may read lent memory one-sidedly, and what a completed read is worth.
+//!
+//! A backup *shares* slots ([`Sharer`]); a *reader* (a standby's sidecar, a read replica, another backup) opens read
+//! channels to it ([`Reader`], [`ReadChannel`]). It has rights of its own: nothing here lets anyone write, and nothing in
+//! [`contract`](crate::contract) lets anyone read. The promises continue those of that file.
+//!
+//! # Promises
+//!
+//! 8. **Read.** When a read completes, each of its bytes is one that the slot held at some moment between the posting and
+//!    the completion, and at which its share had not ended. There is no order among bytes: a part of a later write may be
+//!    there while a part of an earlier one is not. A read sees every write to the slot that had completed before the read
+//!    was posted. Reads of one channel complete in the order they were posted.
+//! 9. **Reading hurts nobody.** Lending, ending, release, revocation and the calls of [`Sharer`] wait for no reader, be it
+//!    frozen in the middle of a read or gone: over `tcp` at most for one copy of [`PIECE_SIZE`](crate::tcp::PIECE_SIZE)
+//!    bytes in this process. Readers and their channels are bounded ([`READERS_MAX`], [`READ_CHANNELS_MAX`]).
+//! 10. **Only reading.** A [`ReadGrant`] gives no right to write. It names the present memory of one slot, not the slot:
+//!     when the slot is lent again or released, or another receiver takes the pool over, the share has ended, and no read
+//!     posted through it completes any more, although the memory may be the same. A revocation may end the shares of the
+//!     slots that it concerns. A channel whose read has failed is over.
+//!
+//! # How a read channel is opened
+//!
+//! [`Reader::begin`] → [`ReadOpening::offer`] travels to the receiver → [`Sharer::admit`] → its [`ChannelAnswer`] travels
+//! back → [`ReadOpening::connect`]. A [`ReadGrant`] follows for each shared slot. All of them travel inside the control RPC.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::File;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::error::{FabricError, ReadError};
+use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
+
+/// Readers that a receiver admits at a time. Each may have [`READ_CHANNELS_MAX`] channels: 128 threads over `tcp`, 128
+/// queue pairs over `verbs`, which is what caches of cards hold easily beside the writer's.
+pub const READERS_MAX: usize = 32;
+/// Channels of one reader: one for following and one for whole segments, and the same again while it reconnects. With one
+/// more the oldest ends.
+pub const READ_CHANNELS_MAX: usize = 4;
+/// Reads of one channel that may be on their way.
+pub const READS_MAX: usize = 64;
+
+/// The backup's half: what is shared, and with whom. Not on the path of writes. A [`Receiver`](crate::Receiver) that can
+/// be read from gives it by [`Receiver::sharer`](crate::Receiver::sharer).
+pub trait Sharer {
+    /// Prepares for one channel of `reader`. Refused when there are [`READERS_MAX`] others.
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
+    /// Lets every admitted reader read the present memory of the slot, whether it is lent, ended or revoked. While the share
+    /// lasts, each call returns the same grant. `None` when the slot has no memory.
+    fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError>;
+    /// Ends the share of the slot, if there is one (promise 10).
+    fn end_share(&mut self, slot: SlotId);
+    /// Forgets a reader, and ends its channels where the fabric can: over `shm` it may go on reading what it has attached.
+    fn dismiss(&mut self, reader: ReaderId);
+}
+
+/// The reader's half: makes read channels and attaches grants.
+pub trait Reader: Send + Sync {
+    /// Which fabric this is.
+    fn kind(&self) -> FabricKind;
+    /// Prepares this side's end of one channel, whose reads land in memory of `landing` bytes of its own.
+    fn begin(&self, landing: u32) -> Result<Box<dyn ReadOpening>, FabricError>;
+    /// Makes a shared slot readable from this process.
+    fn attach(&self, grant: &ReadGrant) -> Result<Readable, FabricError>;
+}
+
+/// A read channel that is being opened: this side's end of it.
+pub trait ReadOpening: Send {
+    /// What to send to the receiver.
+    fn offer(&self) -> Offer;
+    /// Opens the channel that the receiver has admitted. `peer` is the receiver's host as the control RPC reached it.
+    fn connect(self: Box<Self>, answer: &ChannelAnswer, peer: IpAddr) -> Result<Box<dyn ReadChannel>, FabricError>;
+}
+
+/// One ordered stream of reads from one receiver. No call allocates, blocks or logs.
+pub trait ReadChannel: Send + fmt::Debug {
+    /// Posts one read of the bytes `at` of the slot, to land from `place` on. It is on its way at the latest after the next
+    /// [`ReadChannel::poll`].
+    ///
+    /// # Panics
+    /// When the range is empty or does not lie within the slot, or when the place does not lie within the landing or is
+    /// that of a read on its way: a wrong offset is a bug in the caller.
+    fn read(&mut self, from: &Readable, at: Range<u32>, place: u32) -> Result<(), ReadError>;
+    /// How many further reads have completed, in the order they were posted. Also moves queued requests along.
+    fn poll(&mut self) -> Result<u32, ReadError>;
+    /// What has landed in a range of the landing; zero where nothing has.
+    ///
+    /// # Panics
+    /// When the range overlaps the place of a read that has not completed, or leaves the landing.
+    fn landed(&self, range: Range<u32>) -> &[u8];
+    /// As [`Channel::readiness`](crate::Channel::readiness).
+    fn readiness(&self) -> Option<BorrowedFd<'_>>;
+    /// As [`Channel::arm`](crate::Channel::arm).
+    fn arm(&mut self) -> bool;
+}
+
+/// A shared slot as the reader sees it, made from a [`ReadGrant`] by [`Reader::attach`]. Cheap to clone.
+///
+/// It looks the same for every fabric. One that another fabric's reader has attached has no valid key.
+#[derive(Clone, Debug)]
+pub struct Readable {
+    /// Where the slot begins in the receiver's address space, if reads name addresses.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only verbs reads from addresses"))]
+    pub(crate) address: u64,
+    /// Of the share.
+    pub(crate) key: u64,
+    /// Bytes of the slot.
+    pub(crate) length: u32,
+    /// The slot itself, where the reader reads it directly.
+    pub(crate) file: Option<Arc<File>>,
+}
+
+impl Readable {
+    /// Bytes of the slot.
+    #[allow(clippy::len_without_is_empty, reason = "no slot is empty")]
+    pub fn len(&self) -> u32 {
+        self.length
+    }
+}
+
+/// The readers that a receiver has admitted.
+#[derive(Debug, Default)]
+pub(crate) struct Readers(BTreeSet<ReaderId>);
+
+impl Readers {
+    /// Admits one more, or one that is admitted already.
+    pub(crate) fn admit(&mut self, reader: ReaderId) -> Result<(), FabricError> {
+        if self.0.len() >= READERS_MAX && !self.0.contains(&reader) {
+            return Err(FabricError::TooManyReaders);
+        }
+        self.0.insert(reader);
+        Ok(())
+    }
+
+    pub(crate) fn dismiss(&mut self, reader: ReaderId) {
+        self.0.remove(&reader);
+    }
+}
+
+/// Checks what every fabric's [`ReadChannel::read`] panics at; returns where the bytes land.
+pub(crate) fn check_read(from: &Readable, at: &Range<u32>, place: u32, landing: usize) -> Range<u32> {
+    assert!(at.start < at.end && at.end <= from.length, "a read lies within its slot");
+    let end = u64::from(place) + u64::from(at.end - at.start);
+    assert!(end <= landing as u64, "a read lands within the landing");
+    place..end as u32
+}
+
+/// True when two ranges have a byte in common.
+pub(crate) fn overlap(one: &Range<u32>, other: &Range<u32>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Panics when `range` meets the place of a read that is on its way.
+pub(crate) fn check_settled<'a>(range: &Range<u32>, mut open: impl Iterator<Item = &'a Range<u32>>) {
+    assert!(!open.any(|place| overlap(range, place)), "a read is on its way to these bytes");
+}
