@@ -431,7 +431,7 @@ impl RecordsFrames {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
-        self.count = 0;
+        (self.start, self.count) = (0, 0);
     }
 }
 

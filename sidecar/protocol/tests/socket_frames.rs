@@ -439,8 +439,8 @@ proptest! {
     ) {
         let payload = |nth: usize| vec![nth as u8; sizes[nth]];
         let mut frames = RecordsFrames::new(7);
-        // What was put before is forgotten.
-        frames.put(5, b"earlier");
+        // What was put before is forgotten, several frames of it too.
+        (5..8).for_each(|lsn| frames.put(lsn, &[1; RECORDS_FRAME_TARGET]));
         frames.clear();
         for nth in 0..sizes.len() {
             frames.put(first + nth as u64, &payload(nth));
