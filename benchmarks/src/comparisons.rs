@@ -1,12 +1,16 @@
 //! The comparisons, by name.
 
+mod baselines;
 mod cpu;
 mod floors;
+mod neighbours;
 mod peers;
 mod recovery;
 mod scale;
 
+pub(crate) use baselines::WRITES;
 pub(crate) use floors::echo;
+pub(crate) use neighbours::spin;
 
 use anyhow::Result;
 
@@ -27,6 +31,8 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "cpu", about: cpu::ABOUT, run: cpu::run },
     Definition { name: "scale", about: scale::ABOUT, run: scale::run },
     Definition { name: "recovery", about: recovery::ABOUT, run: recovery::run },
+    Definition { name: "baselines", about: baselines::ABOUT, run: baselines::run },
+    Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
 ];
 
 /// The one of this name.

@@ -1,6 +1,6 @@
 //! What appends cost in CPU time: a closed loop between two looks at proc(5).
 //!
-//! Used by the comparisons `cpu` and `scale`.
+//! Used by the comparisons `cpu`, `scale`, `baselines` and `neighbours`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use tailwind_e2e::processes::process::resident_memory;
 
 use crate::cpu::{settle, used};
-use crate::load::closed_loop;
+use crate::load::{Connection, closed_loop};
 use crate::ours::Ours;
 use crate::results::{Distribution, Figures, Metric};
 
@@ -21,11 +21,21 @@ pub(crate) struct Appends {
 
 /// Figures and distribution of latencies. Everything counts that the processes do until they have come to rest.
 pub(crate) fn measure(ours: &Ours, appends: &Appends, time: Duration) -> Result<(Figures, Distribution)> {
+    measure_on(ours, || ours.connection(), appends, time)
+}
+
+/// The same by these connections, which need not lead to the sidecar itself.
+pub(crate) fn measure_on(
+    ours: &Ours,
+    connect: impl Fn() -> Result<Box<dyn Connection>>,
+    appends: &Appends,
+    time: Duration,
+) -> Result<(Figures, Distribution)> {
     let (sidecar, backups) = (ours.sidecar()?, ours.backups()?);
     let all: Vec<u32> = [sidecar].iter().chain(&backups).copied().collect();
     settle(&all)?;
     let before = (used(&[sidecar])?, used(&backups)?);
-    let mut connections = (0..appends.clients).map(|_| ours.connection()).collect::<Result<Vec<_>>>()?;
+    let mut connections = (0..appends.clients).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     let measured = closed_loop(&mut connections, appends.depth, &vec![7; appends.size], time)?;
     drop(connections);
     settle(&all)?;

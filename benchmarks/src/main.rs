@@ -4,6 +4,7 @@
 //! [`run`] one after the other; each starts its contestants ([`ours`], [`peers`]) and puts [`load`] on them in turns. What they
 //! show is kept as [`results`], which become the [`report`].
 
+mod affinity;
 mod comparisons;
 mod costs;
 mod cpu;
@@ -18,6 +19,7 @@ mod results;
 mod run;
 mod statistics;
 mod targets;
+mod workload;
 
 use std::io::Write;
 use std::path::Path;
@@ -32,6 +34,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     if let Some(socket) = &options.echo {
         return comparisons::echo(socket, options.spin);
+    }
+    if options.neighbour {
+        comparisons::spin();
     }
     let names: Vec<&str> = comparisons::ALL.iter().map(|definition| definition.name).collect();
     if options.list {
@@ -53,7 +58,7 @@ fn main() -> Result<()> {
 /// Runs the comparisons. What has been measured is saved after each, so that a failure of a later one loses nothing.
 fn measure(options: &Options, names: &[&str], raw: &Path) -> Result<Results> {
     let program = options.program.clone().map_or_else(tailwind_e2e::processes::process::program, Ok)?;
-    for program in [&program].into_iter().chain(&options.beside) {
+    for program in [&program].into_iter().chain(&options.beside).chain(&options.two_sided) {
         ensure!(program.is_file(), "{} is not a program", program.display());
     }
     ensure!(options.memory.is_dir(), "{} is not a folder", options.memory.display());
@@ -86,7 +91,7 @@ fn command() -> String {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--program" | "--memory" => drop(arguments.next()),
+            "--program" | "--two-sided" | "--memory" => drop(arguments.next()),
             _ => command.extend([" ", &argument]),
         }
     }

@@ -41,12 +41,18 @@ pub(crate) struct Options {
     /// The sidecar program; found beside this one if not given
     #[arg(long, value_name = "PROGRAM", overrides_with = "program")]
     pub(crate) program: Option<PathBuf>,
+    /// The same program with the cargo feature `baselines`, for the comparisons baselines and neighbours
+    #[arg(long, value_name = "PROGRAM", overrides_with = "two_sided")]
+    pub(crate) two_sided: Option<PathBuf>,
     /// Folder in memory for the backups' buffers and what peers keep in memory
     #[arg(long, value_name = "FOLDER", default_value = "/dev/shm", overrides_with = "memory")]
     pub(crate) memory: PathBuf,
     /// The other side of a ping-pong over this socket. For the comparison `floors`, which starts itself
     #[arg(long, hide = true, value_name = "SOCKET")]
     pub(crate) echo: Option<PathBuf>,
+    /// Nothing but using a processor. For the comparison `neighbours`, which starts itself
+    #[arg(long, hide = true)]
+    pub(crate) neighbour: bool,
     /// Poll instead of sleeping; with --echo
     #[arg(long, hide = true)]
     pub(crate) spin: bool,

@@ -7,7 +7,7 @@ mod etcd;
 mod nats;
 mod postgres;
 mod redis;
-mod wire;
+pub(crate) mod wire;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 pub(crate) use draw::draw;
 
+use crate::comparisons::WRITES;
+use crate::report::group_of;
 use crate::results::{Comparison, Metric, Sample};
 use crate::statistics::Summary;
 
@@ -65,6 +67,17 @@ pub(crate) fn plots(comparison: &Comparison) -> Vec<Plot> {
         "cpu" => plots.push(processor_time(comparison)),
         "scale" => plots.extend(costs(comparison)),
         "recovery" => plots.push(recovery(comparison)),
+        "baselines" => {
+            plots.extend(paper(comparison));
+            plots.push(recovery(comparison));
+        }
+        "neighbours" => plots.push(by_case(
+            comparison,
+            "p99 with noisy neighbours",
+            "neighbours",
+            (Axis { title: "neighbours and one", scale: Scale::Logarithmic }, |sample| Some(sample.at? + 1.0)),
+            (Metric::P99.axis(), |sample| sample.figures.get(&Metric::P99).copied()),
+        )),
         _ => {}
     }
     plots.retain(|plot| match &plot.content {
@@ -148,6 +161,67 @@ fn costs(comparison: &Comparison) -> Vec<Plot> {
         }
     };
     axes.map(plot).into()
+}
+
+/// The figures of the Tailwind paper, for each workload: throughput by clients (6), latency (7) and processors (9) by
+/// throughput. Its latencies and processors are those of writes alone.
+fn paper(comparison: &Comparison) -> Vec<Plot> {
+    let rate = |sample: &Sample| sample.figures.get(&Metric::Rate).copied();
+    let clients = Axis { title: "clients", scale: Scale::Logarithmic };
+    let mut groups: Vec<&str> = Vec::new();
+    for group in comparison.samples.iter().filter(|sample| sample.at.is_some()).map(|sample| group_of(&sample.case).0) {
+        if group != "log" && !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    let mut plots: Vec<Plot> = groups
+        .into_iter()
+        .map(|group| {
+            let title = format!("throughput by clients, {group}");
+            by_case(comparison, &title, group, (clients, |sample| sample.at), (Metric::Rate.axis(), rate))
+        })
+        .collect();
+    let by_throughput = |title: &str, metric: Metric| {
+        let y = move |sample: &Sample| sample.figures.get(&metric).copied();
+        by_case(comparison, title, WRITES, (Metric::Rate.axis(), rate), (metric.axis(), y))
+    };
+    plots.extend([
+        by_throughput("median latency by throughput, write-only", Metric::P50),
+        by_throughput("p99 by throughput, write-only", Metric::P99),
+        by_throughput("processors by throughput, write-only", Metric::Processors),
+    ]);
+    plots
+}
+
+/// A line for each contestant through the cases of a group.
+fn by_case(
+    comparison: &Comparison,
+    title: &str,
+    group: &str,
+    (x, of_x): (Axis, impl Fn(&Sample) -> Option<f64>),
+    (y, of_y): (Axis, impl Fn(&Sample) -> Option<f64>),
+) -> Plot {
+    let line = |name: &str| Line {
+        name: name.to_owned(),
+        points: medians(
+            comparison.samples.iter().filter(|s| s.contestant == name && group_of(&s.case).0 == group),
+            |sample| Some((of_x(sample)?, of_y(sample)?)),
+        ),
+    };
+    Plot {
+        title: format!("{}: {title}", comparison.name),
+        content: Content::Lines {
+            x,
+            y,
+            lines: comparison.contestants.iter().map(|contestant| line(&contestant.name)).collect(),
+        },
+    }
+}
+
+impl Metric {
+    fn axis(self) -> Axis {
+        Axis { title: self.title(), scale: Scale::Logarithmic }
+    }
 }
 
 fn recovery(comparison: &Comparison) -> Plot {

@@ -119,6 +119,12 @@ pub(crate) enum Metric {
     BackupsUser,
     BackupsKernel,
     BackupPerByte,
+    /// Of all backups, user and kernel.
+    BackupsCpu,
+    /// Of the sidecar and all backups.
+    Cpu,
+    /// The same, as processors in use.
+    Processors,
     SidecarMemory,
     BackupMemory,
     FirstAck,
@@ -142,6 +148,9 @@ impl Metric {
             Metric::BackupsUser => "all backups, user, ns/record",
             Metric::BackupsKernel => "all backups, kernel, ns/record",
             Metric::BackupPerByte => "one backup, ns/byte of log",
+            Metric::BackupsCpu => "all backups, ns/record",
+            Metric::Cpu => "sidecar and backups, ns/record",
+            Metric::Processors => "processors in use",
             Metric::SidecarMemory => "sidecar, MiB",
             Metric::BackupMemory => "one backup, MiB",
             Metric::FirstAck => "kill to first ack, ms",

@@ -56,7 +56,9 @@ fn a_short_run_writes_a_complete_report() {
 fn wrong_arguments_are_explained() {
     let error = error_of(&["--only", "floor"]);
     assert!(
-        error.contains("no comparison is called `floor`: there are floors, peers, cpu, scale, recovery"),
+        error.contains(
+            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, neighbours"
+        ),
         "{error}"
     );
     let error = error_of(&["--report-from", "/no/such/file"]);
@@ -70,5 +72,5 @@ fn wrong_arguments_are_explained() {
 #[test]
 fn the_comparisons_can_be_listed() {
     let output = bench(&["--list"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "floors\npeers\ncpu\nscale\nrecovery\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nneighbours\n");
 }

@@ -146,17 +146,6 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
     match fabric {
         FabricOption::Shm => Ok(SelectedFabric::Shm),
         FabricOption::Tcp => Ok(SelectedFabric::Tcp),
-        #[cfg(feature = "baselines")]
-        baseline => {
-            tracing::warn!(?baseline, "two-sided replication, for ./bench only: keep no data here that matters");
-            Ok(match baseline {
-                FabricOption::RpcShm => SelectedFabric::Messages(Baseline::Rpc),
-                FabricOption::RpcPipelinedShm => SelectedFabric::Messages(Baseline::RpcPipelined),
-                FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
-                FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
-                _ => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
-            })
-        }
         FabricOption::Verbs => {
             let port = find_device(&rdma.selector(Some(address)))
                 .map_err(|why| anyhow!("{why}; run `tailwind-sidecar doctor` for details, or use --fabric tcp"))?;
@@ -169,6 +158,23 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
                 Ok(SelectedFabric::Tcp)
             }
         },
+        #[cfg(feature = "baselines")]
+        baseline => Ok(select_baseline(baseline)),
+    }
+}
+
+#[cfg(feature = "baselines")]
+fn select_baseline(fabric: FabricOption) -> SelectedFabric {
+    tracing::warn!(?fabric, "two-sided replication, for ./bench only: keep no data here that matters");
+    match fabric {
+        FabricOption::RpcShm => SelectedFabric::Messages(Baseline::Rpc),
+        FabricOption::RpcPipelinedShm => SelectedFabric::Messages(Baseline::RpcPipelined),
+        FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
+        FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
+        FabricOption::RpcPipelinedTcp => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
+        FabricOption::Auto | FabricOption::Verbs | FabricOption::Shm | FabricOption::Tcp => {
+            unreachable!("{fabric:?} is no baseline")
+        }
     }
 }
 

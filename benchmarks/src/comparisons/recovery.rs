@@ -22,7 +22,7 @@ const BATCH: usize = 512;
 
 /// How large a log is.
 #[derive(Clone, Copy)]
-enum Length {
+pub(super) enum Length {
     Mebibytes(u64),
     Records(u64),
 }
@@ -45,15 +45,11 @@ pub(crate) fn case(length: &str) -> String {
 }
 
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
-    let memory = machine::memory_available_gib();
-    let disk = machine::free_gib(&std::env::temp_dir());
     let mut lengths = Vec::new();
     for (name, length, needed) in LENGTHS.iter().take(if run.options.quick { QUICK } else { LENGTHS.len() }) {
-        if memory >= *needed && disk >= *needed {
-            lengths.push((*name, *length));
-        } else {
-            let why = format!("needs {needed} GiB of memory and of disk, and there are {memory:.0} and {disk:.0} GiB");
-            run.absent(&format!("a log of {name}"), why);
+        match obstacle(*needed) {
+            None => lengths.push((*name, *length)),
+            Some(why) => run.absent(&format!("a log of {name}"), why),
         }
     }
     let mut entered = false;
@@ -62,8 +58,7 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             for fabric in ["shm", "tcp"] {
                 run.say(format!("{fabric}, {name}"));
                 let contestant = format!("Tailwind {fabric}");
-                let mut shape = Shape::new(fabric, 3);
-                (shape.sidecars, shape.default_timeouts) = (2, true);
+                let shape = Shape { sidecars: 2, default_timeouts: true, ..Shape::new(fabric, 3) };
                 let mut ours = Ours::start(&contestant, &run.program, &run.options.memory, &shape)?;
                 if !entered {
                     run.enter(ours.contestant());
@@ -76,7 +71,15 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     })
 }
 
-fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Length) -> Result<()> {
+/// Why a log that takes so many GiB, copies included, cannot be measured here.
+pub(super) fn obstacle(needed: f64) -> Option<String> {
+    let (memory, disk) = (machine::memory_available_gib(), machine::free_gib(&std::env::temp_dir()));
+    let why = || format!("needs {needed} GiB of memory and of disk, and there are {memory:.0} and {disk:.0} GiB");
+    (memory < needed || disk < needed).then(why)
+}
+
+/// Fills the log, kills the primary, and notes what its app sees.
+pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Length) -> Result<()> {
     let cost = ours.record_cost(SIZE)? as u64;
     let records = match length {
         Length::Mebibytes(mebibytes) => (mebibytes << 20) / cost,

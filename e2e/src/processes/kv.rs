@@ -74,6 +74,11 @@ impl Servers {
         ended.with_context(|| self.logs())
     }
 
+    /// Where one listens, on loopback.
+    pub fn port(&self, index: usize) -> u16 {
+        self.servers[index].port
+    }
+
     /// A connection to one.
     pub fn connect(&self, index: usize) -> Result<RespClient> {
         let port = self.servers[index].port;

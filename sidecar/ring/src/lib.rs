@@ -54,10 +54,12 @@ impl Sizes {
     /// # Panics
     /// When they are not what they must be.
     const fn check(self) {
-        let whole =
-            self.requests.is_multiple_of(memory::CONTROL_SIZE) && self.answers.is_multiple_of(memory::CONTROL_SIZE);
-        assert!(whole && self.requests.is_power_of_two() && self.answers.is_power_of_two(), "sizes of rings");
-        assert!(self.requests as u64 <= u32::MAX as u64, "sizes of rings");
+        let unit = memory::CONTROL_SIZE;
+        let whole = self.requests.is_multiple_of(unit) && self.answers.is_multiple_of(unit);
+        let powers = self.requests.is_power_of_two() && self.answers.is_power_of_two();
+        // The file states each in 32 bits.
+        let small = self.requests <= u32::MAX as usize && self.answers <= u32::MAX as usize;
+        assert!(whole && powers && small, "a ring's size is a power of two and a multiple of 64 KiB, below 4 GiB");
     }
 }
 

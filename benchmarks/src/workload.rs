@@ -1,0 +1,231 @@
+//! The workloads of the paper, put on the example app: reads and writes of keys that follow a Zipf distribution.
+//!
+//! Used by the comparison `baselines`. The distribution is that of YCSB (Gray et al., *Quickly Generating Billion-Record
+//! Synthetic Databases*, SIGMOD 1994), without its scrambling: the store hashes its keys anyway.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use tailwind_e2e::processes::kv::Servers;
+
+use crate::load::Connection;
+use crate::ours::Ours;
+use crate::peers::wire::{Protocol, Wire, excerpt, line};
+
+/// Keys in the store. The paper has 20 million.
+const KEYS: u64 = 100_000;
+/// Bytes of a key and of a value, as in the paper.
+const KEY_SIZE: usize = 30;
+pub(crate) const VALUE_SIZE: usize = 100;
+/// Skew, as in YCSB.
+const THETA: f64 = 0.99;
+/// Bytes of log after which the app writes a snapshot: often enough that disks do not fill, and rarely.
+const COMPACT_AT: &str = "256MiB";
+/// Writes in flight while the store is filled.
+const FILL_DEPTH: usize = 256;
+
+/// The example app beside a group's sidecar, with all keys in it.
+pub(crate) struct Store {
+    servers: Servers,
+    pub(crate) ours: Ours,
+    zipf: Arc<Zipf>,
+}
+
+impl Store {
+    /// Starts the app and fills it.
+    pub(crate) fn start(ours: Ours) -> Result<Store> {
+        let servers = Servers::start(&ours.group, &["--compact-at", COMPACT_AT]).context("start the example app")?;
+        servers.wait_for_primary(0)?;
+        let store = Store { servers, ours, zipf: Arc::new(Zipf::new(KEYS, THETA)) };
+        store.fill()?;
+        Ok(store)
+    }
+
+    fn fill(&self) -> Result<()> {
+        let mut connection = self.wire(Mix::Fill { next: 0 })?;
+        let (mut submitted, mut answered) = (0, 0);
+        while answered < KEYS {
+            while submitted < KEYS && submitted - answered < FILL_DEPTH as u64 {
+                connection.submit(&[7; VALUE_SIZE])?;
+                submitted += 1;
+            }
+            answered += connection.answers(true)? as u64;
+        }
+        Ok(())
+    }
+
+    /// A client of which so many percent of the operations are reads. Clients with different seeds ask for different keys.
+    pub(crate) fn connection(&self, reads: u64, seed: u64) -> Result<Box<dyn Connection>> {
+        Ok(Box::new(self.wire(Mix::Operations { reads, random: Random::new(seed) })?))
+    }
+
+    fn wire(&self, mix: Mix) -> Result<Wire<Operations>> {
+        let stream = TcpStream::connect(("127.0.0.1", self.servers.port(0))).context("connect to the example app")?;
+        Wire::new(stream, Operations { zipf: Arc::clone(&self.zipf), mix })
+    }
+}
+
+/// What a client asks for.
+enum Mix {
+    /// Every key once.
+    Fill { next: u64 },
+    /// Keys by the distribution.
+    Operations {
+        /// In percent.
+        reads: u64,
+        random: Random,
+    },
+}
+
+struct Operations {
+    zipf: Arc<Zipf>,
+    mix: Mix,
+}
+
+impl Protocol for Operations {
+    fn encode(&mut self, value: &[u8], out: &mut Vec<u8>) {
+        let (key, read) = match &mut self.mix {
+            Mix::Fill { next } => {
+                *next += 1;
+                (*next - 1, false)
+            }
+            Mix::Operations { reads, random } => {
+                let read = random.next() % 100 < *reads;
+                (self.zipf.key(random.share()), read)
+            }
+        };
+        let key = format!("{key:0KEY_SIZE$}");
+        if read {
+            out.extend_from_slice(format!("*2\r\n$3\r\nGET\r\n${KEY_SIZE}\r\n{key}\r\n").as_bytes());
+        } else {
+            let head = format!("*3\r\n$3\r\nSET\r\n${KEY_SIZE}\r\n{key}\r\n${}\r\n", value.len());
+            out.extend_from_slice(head.as_bytes());
+            out.extend_from_slice(value);
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+
+    fn decode(&mut self, input: &[u8], _out: &mut Vec<u8>) -> Result<Option<(usize, usize)>> {
+        let Some(size) = line(input) else { return Ok(None) };
+        match &input[..size - 2] {
+            b"+OK" => Ok(Some((size, 1))),
+            b"$100" => {
+                let whole = size + VALUE_SIZE + 2;
+                Ok((input.len() >= whole).then_some((whole, 1)))
+            }
+            other => bail!("the example app answered {}", excerpt(other)),
+        }
+    }
+}
+
+const _: () = assert!(VALUE_SIZE == 100, "as `decode` expects it");
+
+/// Numbers from 0 on, the smaller ones more often.
+struct Zipf {
+    keys: f64,
+    theta: f64,
+    zeta: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    fn new(keys: u64, theta: f64) -> Zipf {
+        let zeta = |count: u64| (1..=count).map(|n| (n as f64).powf(-theta)).sum::<f64>();
+        let (all, two, keys) = (zeta(keys), zeta(2), keys as f64);
+        let eta = (1.0 - (2.0 / keys).powf(1.0 - theta)) / (1.0 - two / all);
+        Zipf { keys, theta, zeta: all, eta }
+    }
+
+    /// The key at this share of the distribution, 0 to 1.
+    fn key(&self, share: f64) -> u64 {
+        let scaled = share * self.zeta;
+        if scaled < 1.0 {
+            return 0;
+        }
+        if scaled < 1.0 + 0.5f64.powf(self.theta) {
+            return 1;
+        }
+        let key = self.keys * (self.eta * share - self.eta + 1.0).powf(1.0 / (1.0 - self.theta));
+        (key as u64).min(self.keys as u64 - 1)
+    }
+}
+
+/// Small, fast, and the same for the same seed (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        // Neighbouring seeds would begin alike.
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..8).for_each(|_| {
+            random.next();
+        });
+        random
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    /// 0 to 1, without 1.
+    fn share(&mut self) -> f64 {
+        self.next() as f64 / (1_u64 << 32) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_follow_the_distribution() {
+        let zipf = Zipf::new(1000, THETA);
+        let mut random = Random::new(1);
+        let mut counts = vec![0_u32; 1000];
+        const DRAWN: u32 = 200_000;
+        (0..DRAWN).for_each(|_| counts[zipf.key(random.share()) as usize] += 1);
+        for (rank, tolerance) in [(1, 0.05), (2, 0.05), (10, 0.4), (100, 0.4)] {
+            let expected = f64::from(DRAWN) / (f64::from(rank).powf(THETA) * zipf.zeta);
+            let found = f64::from(counts[rank as usize - 1]);
+            assert!((found - expected).abs() <= expected * tolerance, "rank {rank}: {found} of {expected}");
+        }
+        assert_eq!((zipf.key(0.0), zipf.key(1.0)), (0, 999));
+    }
+
+    #[test]
+    fn operations_are_those_of_the_mix() {
+        let operations = |reads| {
+            let mut all = Operations {
+                zipf: Arc::new(Zipf::new(KEYS, THETA)),
+                mix: Mix::Operations { reads, random: Random::new(7) },
+            };
+            let mut out = Vec::new();
+            (0..10_000).for_each(|_| all.encode(&[b'v'; VALUE_SIZE], &mut out));
+            let text = String::from_utf8(out).unwrap();
+            (text.matches("GET").count(), text.matches("SET").count())
+        };
+        assert_eq!(operations(0), (0, 10_000));
+        let (reads, writes) = operations(95);
+        assert!((9300..9700).contains(&reads) && reads + writes == 10_000, "{reads} reads of 95 %");
+    }
+
+    #[test]
+    fn answers_are_counted_when_they_are_whole() {
+        let mut all = Operations { zipf: Arc::new(Zipf::new(2, THETA)), mix: Mix::Fill { next: 1 } };
+        let mut out = Vec::new();
+        all.encode(b"v", &mut out);
+        let key = format!("{}1", "0".repeat(29));
+        assert_eq!(String::from_utf8(out).unwrap(), format!("*3\r\n$3\r\nSET\r\n$30\r\n{key}\r\n$1\r\nv\r\n"));
+        let mut decode = |input: &[u8]| all.decode(input, &mut Vec::new());
+        assert_eq!(decode(b"+OK\r\n+OK").unwrap(), Some((5, 1)));
+        let value = [&b"$100\r\n"[..], &[7; 100], b"\r\n"].concat();
+        assert_eq!(decode(&value).unwrap(), Some((108, 1)));
+        assert_eq!(decode(&value[..107]).unwrap(), None);
+        assert!(decode(b"$-1\r\n").is_err(), "every key is in the store");
+        assert!(decode(b"-READONLY\r\n").is_err());
+    }
+}
