@@ -164,6 +164,12 @@ pub struct Tally {
     pub swaps: u64,
     /// Barriers passed.
     pub barriers: u64,
+    /// Boards that were read and verified.
+    pub boards_read: u64,
+    /// Boards that did not verify: torn, or not written yet.
+    pub boards_torn: u64,
+    /// Boards of which the reader knew how old they were.
+    pub boards_fresh: u64,
     /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
     pub outage_max: u64,
     /// Longest time from the end of the faults to the first new ack, microseconds.
@@ -193,6 +199,9 @@ impl Tally {
         self.failovers += other.failovers;
         self.swaps += other.swaps;
         self.barriers += other.barriers;
+        self.boards_read += other.boards_read;
+        self.boards_torn += other.boards_torn;
+        self.boards_fresh += other.boards_fresh;
         self.outage_max = self.outage_max.max(other.outage_max);
         self.return_max = self.return_max.max(other.return_max);
         self.lost_for_good += other.lost_for_good;
@@ -211,6 +220,11 @@ impl fmt::Display for Tally {
             f,
             "{} failovers, {} changes of the member set, {} barriers",
             self.failovers, self.swaps, self.barriers
+        )?;
+        writeln!(
+            f,
+            "{} boards read, {} of them of a known age; {} torn or not written yet",
+            self.boards_read, self.boards_fresh, self.boards_torn
         )?;
         writeln!(
             f,

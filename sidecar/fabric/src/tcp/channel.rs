@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer};
+use crate::contract::{Channel, POSTED_BYTES_MAX, RemoteBuffer, check_bytes};
 use crate::error::ChannelError;
 
 use super::wire::{ACK_SIZE, HEADER_SIZE, Header};
@@ -49,8 +49,16 @@ pub(super) struct TcpChannel {
 #[derive(Debug)]
 struct Write {
     header: [u8; HEADER_SIZE],
-    local: SharedBuffer,
-    range: Range<u32>,
+    payload: Payload,
+}
+
+/// What follows a header.
+#[derive(Debug)]
+enum Payload {
+    /// Published bytes.
+    Shared(SharedBuffer, Range<u32>),
+    /// The first so many bytes.
+    Copied([u8; POSTED_BYTES_MAX], usize),
 }
 
 impl TcpChannel {
@@ -66,6 +74,16 @@ impl TcpChannel {
             acks_filled: 0,
             failure: None,
         }
+    }
+
+    fn queue(&mut self, remote: &RemoteBuffer, offset: u32, length: u32, payload: Payload) -> Result<(), ChannelError> {
+        if self.posted - self.completed == QUEUE_MAX as u64 {
+            return Err(ChannelError::QueueFull);
+        }
+        self.posted += 1;
+        let header = Header { key: remote.key, offset, length, sequence: self.posted as u32 };
+        self.unsent.push_back(Write { header: header.encode(), payload });
+        Ok(())
     }
 
     /// Hands the socket as much as it takes.
@@ -103,7 +121,7 @@ impl TcpChannel {
     fn advance(&mut self, count: usize) {
         self.sent += count;
         while let Some(first) = self.unsent.front() {
-            let length = HEADER_SIZE + first.range.len();
+            let length = HEADER_SIZE + first.payload().len();
             if self.sent < length {
                 break;
             }
@@ -162,7 +180,10 @@ impl TcpChannel {
 
 impl Write {
     fn payload(&self) -> &[u8] {
-        &self.local.published()[self.range.start as usize..self.range.end as usize]
+        match &self.payload {
+            Payload::Shared(local, range) => &local.published()[range.start as usize..range.end as usize],
+            Payload::Copied(bytes, length) => &bytes[..*length],
+        }
     }
 }
 
@@ -173,15 +194,21 @@ impl Channel for TcpChannel {
         }
         assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
         assert!(range.end <= remote.length, "a write lies within its slot");
-        if self.posted - self.completed == QUEUE_MAX as u64 {
-            return Err(ChannelError::QueueFull);
-        }
-        self.posted += 1;
-        let (key, sequence) = (remote.key, self.posted as u32);
-        let header = Header { key, offset: range.start, length: range.end - range.start, sequence };
-        self.unsent.push_back(Write { header: header.encode(), local: local.clone(), range });
-        // With others waiting before it the socket is full: the next poll sends them together.
+        let (start, length) = (range.start, range.end - range.start);
+        self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
+        // With others waiting before it the socket is full, or has time: the next poll sends them together.
         if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        check_bytes(remote, at, bytes);
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let mut copied = [0; POSTED_BYTES_MAX];
+        copied[..bytes.len()].copy_from_slice(bytes);
+        // A system call of its own would cost more than all the rest: it goes out with the next one.
+        self.queue(remote, at, bytes.len() as u32, Payload::Copied(copied, bytes.len()))
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -211,6 +238,8 @@ impl Channel for TcpChannel {
 
     /// A socket stays readable until it is read.
     fn arm(&mut self) -> bool {
-        self.failure.is_some()
+        // What was queued without a system call of its own must not wait for whatever wakes the path.
+        let sent = self.failure.map_or_else(|| self.send(), Err);
+        sent.map_err(|failure| self.fail(failure)).is_err()
     }
 }

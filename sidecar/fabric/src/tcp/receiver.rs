@@ -31,7 +31,7 @@ impl TcpReceiver {
     /// Takes the pool over and accepts connections of `listener`. Writers of an earlier life are revoked by this (promise 7): over
     /// TCP they died with their process, but the pool may have served [`shm`](crate::shm).
     pub fn new(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.slots()));
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         let shares = Arc::new(Shares::new());
