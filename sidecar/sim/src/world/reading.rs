@@ -25,8 +25,8 @@ use crate::trace::trace;
 pub(crate) const BOARD: Slot = Slot(u32::MAX);
 /// Moments at which a read takes its bytes, at most.
 const MOMENTS_MAX: u64 = 4;
-/// Pause between two looks of the reader, at most: so long that the beat has grown a few times, or so short that it has not.
-const LOOK_PAUSE_MAX: Micros = 40 * MS;
+/// Pause between two looks of the reader, at most: it must see a primary that is over beat a few times before that knows it.
+const LOOK_PAUSE_MAX: Micros = 15 * MS;
 
 /// A read on its way.
 #[derive(Debug)]
@@ -126,13 +126,15 @@ impl World {
         }
     }
 
-    /// The reader looks at one of the boards.
+    /// The reader looks at some of the boards.
     pub(crate) fn look(&mut self) {
-        let no = HostNo(self.random.below(self.hosts.len() as u64) as usize);
-        if self.hosts[no.0].running != Running::Off
-            && let Some(share) = self.share(no, BOARD)
-        {
-            self.begin_read(no, BOARD, share, board::LINES);
+        for no in (0..self.hosts.len()).map(HostNo) {
+            if self.hosts[no.0].running != Running::Off
+                && self.random.one_in(2)
+                && let Some(share) = self.share(no, BOARD)
+            {
+                self.begin_read(no, BOARD, share, board::LINES);
+            }
         }
         let pause = self.random.within(50, LOOK_PAUSE_MAX);
         self.queue.plan(pause, Event::Look);
