@@ -8,9 +8,10 @@
 //! Files, in the order in which a record meets them: `slots` (who is connected), [`connection`] (bytes of one client) and
 //! `batch_memory` (where large ones find room), `ring` (what takes the socket's place), `requests` (what they mean),
 //! `replicator` (placing and posting), `pending` (the acks). Beside them: `role` (primary or not), `description` (the
-//! status), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
+//! status), `board` (what readers are told), `latency` and `stall` (for the metrics and the report), `messages`, `options`, `sleep`.
 
 mod batch_memory;
+mod board;
 pub mod connection;
 mod description;
 mod latency;
@@ -158,11 +159,13 @@ impl Path {
             if began.duration_since(self.ticked) >= TICK {
                 self.ticked = began;
                 replicator.tick(now);
+                replicator.help_beat(began.duration_since(self.started), now);
                 self.stall.tick(now, self.pending.progress(replicator.primary().acked()), self.pending.waits());
             }
             replicator.measure_pause(began, &self.counters.join_pauses);
         }
         let acked = self.acknowledge();
+        self.publish(began, now);
         self.pass_barriers(now);
         self.report();
         self.send();
@@ -203,7 +206,8 @@ impl Path {
             return true;
         }
         match &mut self.state {
-            RoleState::Leading(replicator) => replicator.arm(),
+            // News for readers are a fraction of a millisecond old at most: not worth a sleep.
+            RoleState::Leading(replicator) => replicator.arm() || replicator.has_news(),
             RoleState::Waiting { .. } => false,
         }
     }
@@ -283,11 +287,11 @@ impl Path {
             Command::Prepared(identity, fresh, shared) => {
                 self.state.in_term(identity.epoch, |replicator| replicator.prepared(identity, fresh, shared, now));
             }
-            Command::Connected(epoch, seat, channel) => self.state.in_term(epoch, |replicator| {
+            Command::Connected(epoch, seat, channel, board) => self.state.in_term(epoch, |replicator| {
                 if let Some(fd) = channel.readiness() {
                     self.sleeper.watch_channel(fd);
                 }
-                replicator.connected(seat, channel, now);
+                replicator.connected(seat, channel, board, now);
             }),
             Command::Opened(epoch, seat, segment, remote) => {
                 self.state.in_term(epoch, |replicator| replicator.opened(seat, segment, remote, now));

@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bench::{Bench, Client, ack};
+use tailwind_protocol::board::BEATS;
 use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::primary::PUBLISH_INTERVAL;
 use tailwind_protocol::socket::{Batch, HELLO_HOLD, Request, VERSION, batch_log_size, encode_batch, put_batch_record};
 use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
@@ -62,6 +64,41 @@ fn appends_are_gathered_up_to_the_channels_depth() {
         assert_eq!(bench.hear(&mut client), ack(lsn));
     }
     assert_eq!((bench.posts.load(Ordering::Relaxed) - before) / 3, 3, "the others together");
+}
+
+/// Readers are told on every member's board, and never before the app.
+#[test]
+fn boards_show_what_is_acknowledged_and_beat() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    let acked = |bench: &Bench| -> Vec<u64> {
+        bench.boards().into_iter().map(|board| board.map_or(0, |(_, progress)| progress.acked.0)).collect()
+    };
+    client.send(&[append(b"one"), append(b"two")]);
+    assert_eq!((bench.hear(&mut client), bench.hear(&mut client)), (ack(1), ack(2)));
+    bench.until("news for readers", |bench| (acked(bench) == [2, 2, 2]).then_some(()));
+    let boards: Vec<_> = bench.boards().into_iter().flatten().collect();
+    assert!(boards.iter().all(|board| *board == boards[0]), "the same everywhere");
+    let (identity, before) = boards[0];
+    assert_eq!((identity.epoch.0, before.first.0), (1, 1));
+    assert!(before.end.offset <= bench.scan()[0].closure.end, "where the last append ends: marks may follow");
+
+    bench.shut.store(true, Ordering::Relaxed);
+    client.send(&[append(b"six")]);
+    bench.settle();
+    std::thread::sleep(PUBLISH_INTERVAL);
+    bench.settle();
+    assert_eq!(acked(&bench), [2, 2, 2], "written everywhere, and not confirmed");
+    bench.shut.store(false, Ordering::Relaxed);
+    assert_eq!(bench.hear(&mut client), ack(3));
+    bench.until("news for readers", |bench| (acked(bench) == [3, 3, 3]).then_some(()));
+
+    // Nobody appends: the beat goes on, so that readers know that nothing is missing.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while bench.boards().into_iter().flatten().any(|(_, progress)| progress.beat < before.beat + BEATS) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", bench.boards());
+        bench.settle();
+    }
 }
 
 /// The app dies with appends in flight and returns: its read must show all of them that will ever be in the log.

@@ -97,11 +97,15 @@ impl Primary {
     }
 
     async fn connect(&self) -> Result<Box<dyn Channel>, CallError> {
+        self.connect_with(false).await.map(|(channel, _)| channel)
+    }
+
+    async fn connect_with(&self, board: bool) -> Result<(Box<dyn Channel>, Option<Grant>), CallError> {
         let opening = self.sender.begin().unwrap();
-        let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
-        let ConnectReply { answer, .. } =
-            self.client.call::<_, ConnectReply<ChannelAnswer>>(path::CONNECT, &request, TIMEOUT).await?;
-        Ok(opening.connect(&answer, self.client.peer_ip().unwrap()).unwrap())
+        let request = ConnectRequest { caller: self.caller(), offer: opening.offer(), board };
+        let ConnectReply { answer, board, .. } =
+            self.client.call::<_, ConnectReply<ChannelAnswer, Grant>>(path::CONNECT, &request, TIMEOUT).await?;
+        Ok((opening.connect(&answer, self.client.peer_ip().unwrap()).unwrap(), board))
     }
 
     async fn lend(&self, segment: u64, durability: Durability) -> Result<Grant, CallError> {
@@ -526,14 +530,60 @@ async fn an_end_beyond_the_segment_is_a_bad_request() {
     assert_eq!(found.damage, [""; 0]);
 }
 
+/// The board is lent with the channel, once for each epoch, and is gone with it.
+#[tokio::test]
+async fn the_board_is_lent_until_the_next_fence() {
+    for fabric in [FabricKind::Shm, FabricKind::Tcp] {
+        let mut daemon = Daemon::started(&["--fabric", &fabric.to_string()]);
+        let primary = Primary::new(&daemon, fabric, 1);
+        primary.fence().await;
+        let (_, none) = primary.connect_with(false).await.unwrap();
+        assert!(none.is_none(), "nobody asked for it");
+        let (mut channel, board) = primary.connect_with(true).await.unwrap();
+        let (_, again) = primary.connect_with(true).await.unwrap();
+        let grant = |board: &Option<Grant>| serde_json::to_string(board).unwrap();
+        assert_eq!(grant(&board), grant(&again), "a new lending would wipe what was written");
+        let remote = primary.sender.attach(&board.unwrap()).unwrap();
+        let post = |channel: &mut Box<dyn Channel>| {
+            channel.post_bytes(&remote, 0, b"progress")?;
+            let deadline = Instant::now() + TIMEOUT;
+            loop {
+                match channel.poll() {
+                    Ok(0) => assert!(Instant::now() < deadline, "it completes or fails"),
+                    result => return result,
+                }
+            }
+        };
+        assert_eq!(post(&mut channel), Ok(1));
+        let file = daemon.pool().join("side.buf");
+        assert_eq!(fs::read(&file).unwrap()[..9], *b"progress\0");
+
+        let next = Primary::new(&daemon, fabric, 2);
+        let inventory = next.fence().await;
+        assert!(inventory.copies.is_empty() && inventory.witness, "a board is no copy");
+        post(&mut channel).unwrap_err();
+        assert!(!fs::read(&file).is_ok_and(|bytes| bytes.starts_with(b"progress")), "freed at the fence");
+        assert!(matches!(refusal(primary.connect_with(true).await), Refusal::Fenced { .. }));
+
+        let (mut channel, board) = next.connect_with(true).await.unwrap();
+        let remote = next.sender.attach(&board.unwrap()).unwrap();
+        channel.post_bytes(&remote, 0, b"and the next").unwrap();
+        assert_eq!(channel.poll().map(|_| ()), Ok(()));
+        daemon.kill();
+        daemon.start();
+        assert!(!file.exists(), "what it says is of an earlier life");
+    }
+}
+
 #[tokio::test]
 async fn unauthenticated_requests_change_nothing() {
     let daemon = Daemon::started(&["--fabric", "tcp"]);
     let primary = Primary::new(&daemon, FabricKind::Tcp, 1);
     primary.fence().await;
     primary.write_closed(1, 1).await;
-    let request = ConnectRequest { caller: primary.caller(), offer: Offer::Tcp };
-    let ConnectReply { answer, .. } = primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
+    let request = ConnectRequest { caller: primary.caller(), offer: Offer::Tcp, board: false };
+    let ConnectReply::<ChannelAnswer, Grant> { answer, .. } =
+        primary.client.call(path::CONNECT, &request, TIMEOUT).await.unwrap();
     let ChannelAnswer::Tcp { address, .. } = answer else { panic!("tcp was asked for") };
     let before = (primary.inventory().await, fs::read(daemon.flush_dir().join("promise")).unwrap());
 

@@ -55,7 +55,7 @@ pub fn identity(file: &Path) -> Option<SegmentIdentity> {
 
 /// True while a backup still holds a closed segment in memory that is on its disk, too.
 pub fn is_in_memory(pool: &Path, folder: &Path) -> bool {
-    let buffers = files(pool, |name| name.ends_with(".buf")).unwrap_or_default();
+    let buffers = files(pool, |name| name.starts_with("slot-") && name.ends_with(".buf")).unwrap_or_default();
     let closed: Vec<Vec<u8>> =
         closed(folder).unwrap_or_default().iter().filter_map(|file| fs::read(file).ok()).collect();
     let same = |buffer: &Vec<u8>| {

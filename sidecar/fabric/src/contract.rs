@@ -8,11 +8,12 @@
 //! 1. **One work request, one range.** [`Channel::post`] writes one contiguous range of the local buffer to the same
 //!    offsets of the remote slot. Within a range bytes may land in any order; nothing may be inferred from a part of
 //!    it. It is on its way at the latest after the next [`Channel::poll`].
+//!    [`Channel::post_bytes`] writes a few bytes that it copies, to any offset: the caller may change them at once.
 //! 2. **Completion.** Writes of one channel complete in the order they were posted. A completion means: every byte of
 //!    the write, and of all earlier writes of the channel, is in the receiver's memory and will be seen by any
 //!    [`Pool::read`](crate::Pool::read) that follows a completed revocation. An empty range is a valid write: it proves
 //!    at completion that the channel had not been revoked when it was posted. Of the lending it proves nothing: RDMA
-//!    looks at no key where there are no bytes.
+//!    looks at no key where there are no bytes. Where two writes of a channel overlap, the bytes of the later one stay.
 //! 3. **Barrier.** When [`Receiver::revoke_below`] returns, (a) no write of a revoked writer completes any more, (b) no
 //!    byte of a revoked writer lands any more in memory that [`Pool::read`](crate::Pool::read) shows, and (c) every
 //!    write that has completed is in that memory. It must not wait for the sender: a sender may be frozen in the middle
@@ -42,6 +43,15 @@ use crate::error::{ChannelError, FabricError};
 use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::reading::Sharer;
+
+/// Checks what every fabric's [`Channel::post_bytes`] panics at.
+pub(crate) fn check_bytes(remote: &RemoteBuffer, at: u32, bytes: &[u8]) {
+    assert!(bytes.len() <= POSTED_BYTES_MAX, "a few bytes only are copied");
+    assert!(u64::from(at) + bytes.len() as u64 <= u64::from(remote.length), "a write lies within its slot");
+}
+
+/// Most bytes of one [`Channel::post_bytes`]: a line, which every card takes with the work request itself.
+pub const POSTED_BYTES_MAX: usize = 64;
 
 /// A lent slot as the sender sees it, made from a [`Grant`] by [`Sender::attach`]. Cheap to clone.
 ///
@@ -113,6 +123,9 @@ pub trait Channel: Send + fmt::Debug {
     /// `range` must lie within what `local` has published and within the remote slot; otherwise it panics: a wrong
     /// offset is a bug in the caller, and a wrong ack is worse than none.
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError>;
+    /// Posts one write of `bytes` to `remote` from offset `at` on. They are copied, and go out with what is posted next, or at
+    /// the next poll. There are at most [`POSTED_BYTES_MAX`], and they lie within the remote slot; otherwise it panics.
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError>;
     /// How many further writes have completed, in the order they were posted. Also moves queued bytes along.
     fn poll(&mut self) -> Result<u32, ChannelError>;
     /// How many writes it is worth having on their way: with more, each one costs more than it gains, and what waits is better

@@ -21,9 +21,9 @@ pub mod tcp;
 pub mod verbs;
 
 pub use buffer::{AppendBuffer, BufferPool, SharedBuffer};
-pub use contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
+pub use contract::{Channel, Opening, POSTED_BYTES_MAX, Receiver, RemoteBuffer, Sender};
 pub use error::{ChannelError, FabricError, ReadError};
 pub use message::{ChannelAnswer, Endpoint, FabricKind, Grant, Offer, ReadGrant, ReaderId, SlotId, Writer};
-pub use pool::{MappedFile, Pool, PoolError};
+pub use pool::{MappedFile, Pool, PoolError, SIDE_SLOT_SIZE};
 pub use reading::{ReadChannel, ReadOpening, Readable, Reader, Sharer};
 pub use secret::Secret;

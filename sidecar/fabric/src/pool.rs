@@ -4,6 +4,9 @@
 //! receivers take fresh slots from it and freeze those of revoked writers. Not on the write path. Calls the file system
 //! (tmpfs or hugetlbfs, in production) and nothing else.
 //!
+//! Beside the slots there is one more, the *side slot*, of [`SIDE_SLOT_SIZE`] bytes and with a file `side.buf`. It is lent and
+//! shared like the others, but what is in it is worth nothing to the next process, which removes it.
+//!
 //! # A lending's memory is an inode
 //!
 //! A slot is a name, `slot-0000.buf`. To lend it is to make a new, allocated, all-zero file and rename it over that
@@ -38,11 +41,13 @@ pub use error::PoolError;
 pub use mapped_file::MappedFile;
 
 use error::io_error;
-use folder::{TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};
+use folder::{SIDE_FILE, TEMPORARY, file_name, lock, options, private_folder, remove_if_present, tidy};
 
 /// Free slots that a pool needs beyond those that are missing: a fence holds a slot and its copy at the same time,
 /// and so does a lending of a slot that still has a file. One of each may be under way.
 const SPARE_SLOTS: u64 = 2;
+/// Bytes of the side slot.
+pub const SIDE_SLOT_SIZE: u32 = 4096;
 /// Bytes copied at a time when a slot is frozen.
 const COPY_SIZE: usize = 256 * 1024;
 
@@ -55,9 +60,9 @@ const COPY_SIZE: usize = 256 * 1024;
 pub struct Pool {
     dir: PathBuf,
     slot_size: u32,
-    /// Bytes of a slot file: the slot and its flag page, in whole blocks (which are huge pages on hugetlbfs).
-    file_size: u64,
-    /// `None`: no file, so no memory; reads as zero.
+    /// Bytes of a block of the file system; a huge page on hugetlbfs.
+    block: u64,
+    /// The side slot last. `None`: no file, so no memory; reads as zero.
     slots: Vec<RwLock<Option<Inode>>>,
     /// Set while a receiver lends from this pool.
     claimed: AtomicBool,
@@ -96,40 +101,53 @@ impl Pool {
         }
         let lock = lock(&dir)?;
         let space = statvfs(&dir).map_err(|errno| io_error("read the free space of", &dir)(errno.into()))?;
-        let file_size = u64::from(slot_size) + u64::from(FLAG_PAGE_SIZE);
-        let file_size = file_size.next_multiple_of(space.f_bsize.max(1));
-
         let mut pool = Pool {
             dir: dir.clone(),
             slot_size,
-            file_size,
+            block: space.f_bsize.max(1),
             slots: Vec::new(),
             claimed: AtomicBool::new(false),
             _lock: lock,
         };
         let present = tidy(&dir, slots)?;
         let missing = u64::from(slots - present) + SPARE_SLOTS;
-        pool.check_free(missing * file_size)?;
-        for slot in 0..slots {
-            let inode = pool.open_existing(SlotId(slot))?;
-            pool.slots.push(RwLock::new(inode));
+        pool.check_free(missing * pool.file_size(slot_size))?;
+        // With room for all, so that each has the number that it is opened by.
+        pool.slots.extend((0..=slots).map(|_| RwLock::default()));
+        for slot in (0..=slots).map(SlotId) {
+            *pool.exclusive(slot) = pool.open_existing(slot)?;
         }
         Ok(Arc::new(pool))
     }
 
-    /// How many slots there are.
+    /// How many slots there are, apart from the side slot.
     pub fn slots(&self) -> u32 {
-        self.slots.len() as u32
+        self.slots.len() as u32 - 1
     }
 
-    /// Bytes of each slot.
+    /// Bytes of each slot, apart from the side slot.
     pub fn slot_size(&self) -> u32 {
         self.slot_size
     }
 
+    /// The side slot: after a restart without memory, until it is lent again.
+    pub fn side_slot(&self) -> SlotId {
+        SlotId(self.slots())
+    }
+
     /// The file of `slot`. It exists while the slot has memory.
     pub fn path(&self, slot: SlotId) -> PathBuf {
-        self.dir.join(file_name(slot))
+        self.dir.join(if slot == self.side_slot() { SIDE_FILE.to_owned() } else { file_name(slot) })
+    }
+
+    /// Bytes of this slot.
+    fn size(&self, slot: SlotId) -> u32 {
+        if slot == self.side_slot() { SIDE_SLOT_SIZE } else { self.slot_size }
+    }
+
+    /// Bytes of a slot file: the slot and its flag page, in whole blocks.
+    fn file_size(&self, slot_size: u32) -> u64 {
+        (u64::from(slot_size) + u64::from(FLAG_PAGE_SIZE)).next_multiple_of(self.block)
     }
 
     /// Copies the bytes of `slot` from `offset` on to `out`. A copy, because others may be writing the slot: bytes that
@@ -139,7 +157,7 @@ impl Pool {
     /// When the range does not lie within the slot.
     pub fn read(&self, slot: SlotId, offset: u32, out: &mut [u8]) -> Result<(), PoolError> {
         let end = u64::from(offset) + out.len() as u64;
-        assert!(end <= u64::from(self.slot_size), "a read lies within its slot");
+        assert!(end <= u64::from(self.size(slot)), "a read lies within its slot");
         match in_use(&self.shared(slot)) {
             Some(inode) => inode.file.read_exact_at(out, offset.into()).map_err(io_error("read", &self.path(slot))),
             None => {
@@ -165,18 +183,19 @@ impl Pool {
     /// A new file under a name of its own: allocated in full, so that no write can ever find the file system full and
     /// die of SIGBUS; all zero, because allocation zeroes.
     fn create(&self, slot: SlotId) -> Result<Inode, PoolError> {
-        let path = self.temporary(slot);
+        let (path, slot_size) = (self.temporary(slot), self.size(slot));
+        let file_size = self.file_size(slot_size);
         let no_space = |source: io::Error| match Errno::from_io_error(&source) {
             Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT) => {
-                PoolError::NoSpace { dir: self.dir.clone(), needed: self.file_size, free: self.free().unwrap_or(0) }
+                PoolError::NoSpace { dir: self.dir.clone(), needed: file_size, free: self.free().unwrap_or(0) }
             }
             _ => io_error("allocate", &path)(source),
         };
         remove_if_present(&path)?;
         let file = options().create_new(true).open(&path).map_err(no_space)?;
-        let filled = fallocate(&file, FallocateFlags::empty(), 0, self.file_size)
+        let filled = fallocate(&file, FallocateFlags::empty(), 0, file_size)
             .map_err(io::Error::from)
-            .and_then(|()| Mapping::prefaulted(&file, self.slot_size));
+            .and_then(|()| Mapping::prefaulted(&file, slot_size));
         match filled {
             Ok(memory) => {
                 memory.mark();
@@ -218,7 +237,7 @@ impl Pool {
     fn retire(&self, old: Option<Inode>) {
         if let Some(old) = old {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = fallocate(&old.file, hole, 0, self.slot_size.into());
+            let _ = fallocate(&old.file, hole, 0, old.memory.slot_size().into());
         }
     }
 
@@ -227,13 +246,19 @@ impl Pool {
         let file = match options().open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            // Whatever has its name now, nothing of worth is in it.
+            Err(_) if slot == self.side_slot() => return Ok(None),
             Err(error) => return Err(io_error("open", &path)(error)),
         };
         let found = file.metadata().map_err(io_error("read the size of", &path))?.len();
-        if found != self.file_size {
-            return Err(PoolError::SlotSize { path, found, slot_size: self.slot_size, expected: self.file_size });
+        let (slot_size, expected) = (self.size(slot), self.file_size(self.size(slot)));
+        if found != expected && slot == self.side_slot() {
+            return Ok(None);
         }
-        let memory = Arc::new(Mapping::new(&file, self.slot_size).map_err(io_error("map", &path))?);
+        if found != expected {
+            return Err(PoolError::SlotSize { path, found, slot_size, expected });
+        }
+        let memory = Arc::new(Mapping::new(&file, slot_size).map_err(io_error("map", &path))?);
         // A file of zeros, a foreign one, or one that an earlier process had kept as a spare. The next lending takes its name.
         Ok(memory.is_marked().then_some(Inode { file, memory, spare: false }))
     }
@@ -332,9 +357,10 @@ impl Claim {
         let Some(old) = in_use(&current) else { return self.pool.remove(slot, &mut current) };
         old.memory.end();
         let copy = self.pool.create(slot)?;
-        let mut bytes = vec![0; COPY_SIZE.min(self.pool.slot_size as usize)];
-        for offset in (0..self.pool.slot_size).step_by(bytes.len()) {
-            let bytes = &mut bytes[..COPY_SIZE.min((self.pool.slot_size - offset) as usize)];
+        let size = self.pool.size(slot);
+        let mut bytes = vec![0; COPY_SIZE.min(size as usize)];
+        for offset in (0..size).step_by(bytes.len()) {
+            let bytes = &mut bytes[..COPY_SIZE.min((size - offset) as usize)];
             old.file.read_exact_at(bytes, offset.into()).map_err(io_error("read", &self.pool.path(slot)))?;
             if bytes.iter().any(|byte| *byte != 0) {
                 copy.memory.write(offset, bytes);
@@ -360,6 +386,7 @@ impl Claim {
     /// every such writer stops at once and not only when its turn to be copied comes. Ends what an earlier life has shared.
     pub(crate) fn freeze_lent(&self) -> Result<(), PoolError> {
         (0..self.pool.slots()).filter_map(|slot| self.memory(SlotId(slot))).for_each(|memory| memory.end_share());
+        self.release(self.pool.side_slot())?;
         for slot in (0..self.pool.slots()).map(SlotId).filter(|slot| !self.pool.has(*slot)) {
             self.release(slot)?;
         }

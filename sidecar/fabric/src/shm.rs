@@ -51,7 +51,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::OFlags;
 
 use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
-use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender};
+use crate::contract::{Channel, Opening, Receiver, RemoteBuffer, Sender, check_bytes};
 use crate::error::{ChannelError, FabricError};
 use crate::mapping::{Flag, Mapping};
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
@@ -111,7 +111,7 @@ struct ShmChannel {
 impl ShmReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>) -> Result<ShmReceiver, FabricError> {
-        let slots = pool.slots() as usize;
+        let slots = pool.side_slot().0 as usize + 1;
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(ShmReceiver { pool, revoked_below: Writer(0), lendings: vec![None; slots], readers: Readers::default() })
@@ -243,17 +243,27 @@ impl Opening for ShmOpening {
     }
 }
 
-impl Channel for ShmChannel {
-    fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+impl ShmChannel {
+    fn write(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let bytes = &local.published()[range.start as usize..range.end as usize];
-        if remote.memory.as_ref().is_some_and(|memory| write(memory, remote.key, range.start, bytes)) {
+        if remote.memory.as_ref().is_some_and(|memory| write(memory, remote.key, at, bytes)) {
             self.completed += 1;
             return Ok(());
         }
         Err(*self.failure.insert(ChannelError::Revoked))
+    }
+}
+
+impl Channel for ShmChannel {
+    fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
+        self.write(remote, range.start, &local.published()[range.start as usize..range.end as usize])
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        check_bytes(remote, at, bytes);
+        self.write(remote, at, bytes)
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {

@@ -135,6 +135,7 @@ macro_rules! contract_suite {
                 writes_to_several_slots_share_a_channel
                 every_write_completes_once_and_a_full_queue_moves_on
                 a_writer_reconnects_as_often_as_it_likes
+                bytes_are_copied_at_the_call
                 an_empty_write_completes_and_writes_nothing
                 a_failure_is_final
                 posting_and_polling_allocate_nothing
@@ -144,6 +145,7 @@ macro_rules! contract_suite {
                 lent_memory_is_zero
                 an_earlier_lending_reaches_no_byte_of_a_later_one
                 released_memory_is_lent_anew
+                the_side_slot_is_lent_like_the_others
                 kept_memory_is_out_of_reach_for_a_revoked_writer
                 a_grant_that_was_kept_back_opens_nothing_later
                 an_ended_lending_completes_no_write_and_keeps_its_bytes
@@ -201,6 +203,13 @@ macro_rules! reading_suite {
                 a_waiting_reader_is_woken
                 reading_allocates_nothing
             );
+
+            #[test]
+            #[$when]
+            #[should_panic(expected = "within its slot")]
+            fn copied_bytes_lie_within_the_slot() {
+                suite::writing::copied_bytes_lie_within_the_slot::<$harness>();
+            }
 
             #[test]
             #[$when]

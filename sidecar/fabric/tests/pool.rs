@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tailwind_fabric::shm::ShmReceiver;
 use tailwind_fabric::tcp::TcpReceiver;
-use tailwind_fabric::{FabricError, Pool, PoolError, Receiver, SlotId, Writer};
+use tailwind_fabric::{FabricError, Pool, PoolError, Receiver, SIDE_SLOT_SIZE, SlotId, Writer};
 use tempfile::TempDir;
 
 const SLOT_SIZE: u32 = 64 * 1024;
@@ -48,6 +48,31 @@ fn a_new_pool_is_private_and_reads_as_zero() {
     assert_eq!(fs::metadata(dir.path().join("pool")).unwrap().mode() & 0o777, 0o700);
     assert!(!pool.path(SlotId(2)).exists(), "memory comes with the first lending");
     assert!(contents(&pool, 2) == vec![0; SLOT_SIZE as usize]);
+}
+
+/// Nothing in it is worth anything to the next process, so nothing in it can keep that from starting.
+#[test]
+fn whatever_is_in_the_side_slots_place_is_replaced() {
+    let spoil: [&dyn Fn(&Path); 4] = [
+        &|file| fs::write(file, b"foreign").unwrap(),
+        &|file| symlink("/etc/passwd", file).unwrap(),
+        &|file| fs::write(file, vec![0xff; 2 * 4096]).unwrap(),
+        &|file| drop(fs::write(file.with_extension("tmp"), b"half made")),
+    ];
+    for spoil in spoil {
+        let dir = folder();
+        spoil(&dir.path().join("side.buf"));
+        let pool = Pool::open(dir.path(), 1, SLOT_SIZE).unwrap();
+        let side = pool.side_slot();
+        assert!(side == SlotId(1) && !pool.has(side));
+        let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+        receiver.lend(Writer(1), side).unwrap();
+        let metadata = fs::symlink_metadata(pool.path(side)).unwrap();
+        assert!(metadata.is_file() && metadata.len() == 2 * 4096);
+        let mut bytes = [0xee; SIDE_SLOT_SIZE as usize];
+        pool.read(side, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; SIDE_SLOT_SIZE as usize]);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! daemon carry the outputs out; a simulator can drive the very same code.
 
 pub mod backup;
+pub mod board;
 pub mod config;
 pub mod ids;
 pub mod inventory;

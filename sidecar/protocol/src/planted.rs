@@ -85,6 +85,10 @@ bugs! {
     /// Primary: a copy is closed as soon as its segment is acknowledged, though its own writes are under way: while the set
     /// changes, an ack may come before they complete. Breaks S6.
     ClosedWhileWritten = "closed-while-written",
+    /// Executor: a board names what has been appended, acknowledged or not. Breaks S11.
+    BoardBeforeAck = "board-before-ack",
+    /// Primary: the beat of its boards grows with every line, whether or not barriers pass. Breaks S14.
+    BeatWithoutBarrier = "beat-without-barrier",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

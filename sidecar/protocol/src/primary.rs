@@ -6,8 +6,10 @@
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
 //! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`repair`]
-//! (corrupt closed copies), [`lanes`] (what waits for what). See "The primary" in `docs/protocol.md`.
+//! (corrupt closed copies), [`lanes`] (what waits for what), [`board`] (what readers are told). See "The primary" in
+//! `docs/protocol.md`.
 
+mod board;
 mod joining;
 mod lanes;
 mod membership;
@@ -26,10 +28,12 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 use crate::rpc::{CopyReport, Failure, Inventory};
 
+pub use board::{BEAT_INTERVAL, PUBLISH_INTERVAL};
 pub use lanes::{INSTALLS_MAX, REPAIRS_AT_ONCE};
 pub use repair::REPAIRS_MAX;
 pub use seats::{Membership, Post, Seat};
 
+use board::Board;
 use joining::Joining;
 use lanes::Lanes;
 use membership::Search;
@@ -226,6 +230,7 @@ pub struct Primary {
     refusals: Refusals,
     joining: Joining,
     lanes: Lanes,
+    board: Board,
     /// Number of the latest post to any seat.
     posts: Post,
     segment_stall: Option<Stall<(SegmentId, SegmentId, bool)>>,
@@ -249,6 +254,7 @@ impl Primary {
         let closed = reference.segments.iter().map(|segment| (segment.identity, segment.closure)).collect();
         let segments = Segments::new(&config, &rules, reference, seed);
         let start = segments.start();
+        let board = segments.board(reference, start, config.version);
         let mut primary = Primary {
             rules,
             closed,
@@ -264,6 +270,7 @@ impl Primary {
             refusals: Refusals::default(),
             joining: Joining::default(),
             lanes: Lanes::default(),
+            board,
             posts: Post::default(),
             segment_stall: None,
             ack_stall: None,
@@ -405,11 +412,10 @@ impl Primary {
         !self.over && self.required().all(|member| member.last_completed > barrier)
     }
 
-    /// The oldest `count` posts of a seat have completed.
-    pub fn completed(&mut self, index: usize, count: u32) {
-        if let Some(member) = self.members[index].as_mut() {
-            member.complete(count);
-        }
+    /// The oldest `count` posts of a seat have completed. Returns how many of them were no lines of its board: from those
+    /// nothing follows.
+    pub fn completed(&mut self, index: usize, count: u32) -> u32 {
+        self.members[index].as_mut().map_or(0, |member| member.complete(count))
     }
 
     /// Everything up to here may be acknowledged (S4, S7).

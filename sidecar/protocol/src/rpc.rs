@@ -85,16 +85,26 @@ pub struct ConnectRequest<Offer> {
     pub caller: Caller,
     /// The fabric's offer.
     pub offer: Offer,
+    /// Lend this epoch's board too. Backups of earlier builds do not know of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub board: bool,
 }
 
 /// The channel's other end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ConnectReply<Answer> {
+pub struct ConnectReply<Answer, Grant> {
     /// The identity of the backup's memory: another one than at the fence means that it restarted without it in between,
     /// and is no longer the member that was fenced.
     pub boot: BootId,
     /// The fabric's answer.
     pub answer: Answer,
+    /// The grant of the board, if one was asked for and there is memory for it. The same for each channel of an epoch.
+    #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
+    pub board: Option<Grant>,
+}
+
+fn no_grant<Grant>() -> Option<Grant> {
+    None
 }
 
 /// What a buffer is lent for.

@@ -28,6 +28,11 @@ fn scan_seeds() {
 }
 
 #[test]
+fn board_seeds() {
+    run_seeds("board", targets::board);
+}
+
+#[test]
 fn socket_request_seeds() {
     run_seeds("socket_request", targets::socket_request);
 }
@@ -64,6 +69,20 @@ proptest! {
     #[test]
     fn scan_at_random(data in vec(any::<u8>(), 0..2000)) {
         targets::scan(&data);
+    }
+
+    #[test]
+    fn board_at_random(data in vec(any::<u8>(), 0..150), segment in any::<u8>(), size in any::<bool>()) {
+        targets::board(&data);
+        // Mostly zeros, as boards are.
+        let mut plausible = data;
+        plausible.resize(1 + 128, 0);
+        plausible[0] |= 1;
+        plausible[1 + 24..1 + 128].fill(0);
+        plausible[1 + 24] = 1;
+        plausible[1 + 42] = if size { 0x80 } else { 1 };
+        (plausible[1 + 64 + 16], plausible[1 + 64 + 32]) = (segment, 1);
+        targets::board(&plausible);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Judges apart from the code under test: one for each safety rule of the design, S1 to S9.
+//! Judges apart from the code under test: one for each safety rule of the design.
 //!
 //! [`World`](crate::world::World) shows them every submission, ack, read, win, swap, landing, lending and answer. A rule
 //! that is broken ends the run.

@@ -88,6 +88,8 @@ pub struct Plan {
     pub fault_time: u64,
     /// Mean pause between two strikes, microseconds.
     pub fault_pause: u64,
+    /// Pieces in which one-sided reads take their bytes; `None`: the group has no boards.
+    pub read_grain: Option<u32>,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -143,6 +145,7 @@ impl Plan {
             large_one_in: random.within(3, 20),
             fault_time: random.within(300_000, 4_000_000),
             fault_pause: random.within(5_000, 150_000),
+            read_grain: apart.one_in(3).then(|| *apart.pick(&[1, 8, 64])),
             faults,
         }
     }
@@ -166,6 +169,7 @@ impl Plan {
             large_one_in: 1,
             fault_time: 0,
             fault_pause: 0,
+            read_grain: None,
             faults: vec![Fault::ClosedBitFlip],
         }
     }

@@ -169,6 +169,12 @@ pub struct Tally {
     pub pauses: u64,
     /// Barriers passed.
     pub barriers: u64,
+    /// Boards that were read and verified.
+    pub boards_read: u64,
+    /// Boards that did not verify: torn, or not written yet.
+    pub boards_torn: u64,
+    /// Boards of which the reader knew how old they were.
+    pub boards_fresh: u64,
     /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
     pub outage_max: u64,
     /// Longest time from the end of the faults to the first new ack, microseconds.
@@ -201,6 +207,9 @@ impl Tally {
         self.swaps += other.swaps;
         self.pauses += other.pauses;
         self.barriers += other.barriers;
+        self.boards_read += other.boards_read;
+        self.boards_torn += other.boards_torn;
+        self.boards_fresh += other.boards_fresh;
         self.outage_max = self.outage_max.max(other.outage_max);
         self.return_max = self.return_max.max(other.return_max);
         self.grown_max = self.grown_max.max(other.grown_max);
@@ -220,6 +229,11 @@ impl fmt::Display for Tally {
             f,
             "{} failovers, {} changes of the member set, {} pauses for newcomers, {} barriers",
             self.failovers, self.swaps, self.pauses, self.barriers
+        )?;
+        writeln!(
+            f,
+            "{} boards read, {} of them of a known age; {} torn or not written yet",
+            self.boards_read, self.boards_fresh, self.boards_torn
         )?;
         writeln!(
             f,

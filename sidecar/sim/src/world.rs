@@ -20,6 +20,7 @@ mod lead;
 mod memory;
 pub(crate) mod network;
 pub(crate) mod queue;
+mod reading;
 mod scrub;
 mod seats;
 pub(crate) mod sidecar;
@@ -43,6 +44,8 @@ pub(crate) use host::Host;
 use host::HostEvent;
 use network::{Cuts, Envelope};
 use queue::{MS, Micros, Queue};
+pub(crate) use reading::BOARD;
+use reading::Reading;
 use sidecar::{Notice, Process, Role, Sidecar, TICK};
 use store::{Store, StoreCall};
 
@@ -85,6 +88,10 @@ pub(crate) enum Event {
     StaleWrite(Box<StaleWrite>),
     /// All of a write has reached the receiver's card.
     Arrive(ChannelId, u64),
+    /// A read takes some of its bytes.
+    Sample(u64, usize),
+    /// The reader looks at a board.
+    Look,
     Sweep,
     Store(Box<StoreCall>),
     InjectFault,
@@ -102,6 +109,7 @@ pub struct World {
     pub(crate) sidecars: Vec<Sidecar>,
     pub(crate) store: Store,
     pub(crate) fabric: Fabric,
+    reading: Reading,
     pub(crate) cuts: Cuts,
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
@@ -142,6 +150,9 @@ impl World {
         world.faults_on = true;
         world.begin();
         world.queue.plan(SWEEP, Event::Sweep);
+        if world.plan.read_grain.is_some() {
+            world.queue.plan(20 * MS, Event::Look);
+        }
         world.queue.plan(60 * MS, Event::InjectFault);
         world.plan_edits();
         let plan = &world.plan;
@@ -178,6 +189,7 @@ impl World {
             sidecars: Vec::new(),
             store: Store::default(),
             fabric: Fabric::default(),
+            reading: Reading::default(),
             cuts: Cuts::default(),
             checks: Checks::default(),
             trace,
@@ -386,6 +398,8 @@ impl World {
             Event::Land(channel, number, nth) => self.on_land(channel, number, nth),
             Event::StaleWrite(stale) => self.on_stale_write(&stale),
             Event::Arrive(channel, number) => self.on_arrive(channel, number),
+            Event::Sample(read, nth) => self.on_sample(read, nth),
+            Event::Look => self.look(),
             Event::Sweep => {
                 self.sweep_channels();
                 self.queue.plan(SWEEP, Event::Sweep);

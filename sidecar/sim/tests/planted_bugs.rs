@@ -63,6 +63,8 @@ hunts! {
     stranger_trusted StrangerTrusted within 3000;
     shrink_assumed ShrinkAssumed within 3000;
     closed_while_written ClosedWhileWritten within 3000;
+    board_before_ack BoardBeforeAck within 3000;
+    beat_without_barrier BeatWithoutBarrier within 3000;
     no_rezeroing NoRezeroing within 3000;
     queue_pair_reused QueuePairReused within 3000;
     rkey_reused RkeyReused within 3000;

@@ -33,7 +33,15 @@ const TICK: Duration = Duration::from_secs(1);
 pub(super) struct ActorRequest {
     pub(super) request: Request,
     /// With [`Request::Connect`].
-    pub(super) offer: Option<Offer>,
+    pub(super) channel: Option<ChannelRequest>,
+}
+
+/// The fabric's part of a [`Request::Connect`].
+#[derive(Debug)]
+pub(super) struct ChannelRequest {
+    pub(super) offer: Offer,
+    /// The board is wanted too.
+    pub(super) board: bool,
 }
 
 /// The reply to a request.
@@ -41,7 +49,7 @@ pub(super) struct ActorRequest {
 pub(super) enum ActorReply {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
-    Connected(ChannelAnswer),
+    Connected(ChannelAnswer, Option<Grant>),
     Opened(Grant),
     Fetch(Place, SegmentIdentity, Closure),
     Flushed(Offset),
@@ -84,11 +92,11 @@ pub(super) struct Handle {
 
 impl Handle {
     /// Asks, and waits for the answer.
-    pub(super) async fn ask(&self, request: Request, offer: Option<Offer>) -> Result<ActorReply, Refusal> {
+    pub(super) async fn ask(&self, request: Request, channel: Option<ChannelRequest>) -> Result<ActorReply, Refusal> {
         let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        self.inbox.send(ActorMessage::Request(ActorRequest { request, offer }, reply, place)).map_err(|_| gone())?;
+        self.inbox.send(ActorMessage::Request(ActorRequest { request, channel }, reply, place)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 
@@ -160,7 +168,7 @@ struct Running {
 
 struct Waiting {
     reply: oneshot::Sender<Result<ActorReply, Refusal>>,
-    offer: Option<Offer>,
+    channel: Option<ChannelRequest>,
     is_open: bool,
     _place: OwnedSemaphorePermit,
 }
@@ -189,11 +197,11 @@ impl Running {
 
     fn on_message(&mut self, message: ActorMessage) -> anyhow::Result<()> {
         match message {
-            ActorMessage::Request(ActorRequest { request, offer }, reply, place) => {
+            ActorMessage::Request(ActorRequest { request, channel }, reply, place) => {
                 let id = RequestId(self.next);
                 self.next += 1;
                 let is_open = matches!(request, Request::Open(_));
-                self.requests.insert(id, Waiting { reply, offer, is_open, _place: place });
+                self.requests.insert(id, Waiting { reply, channel, is_open, _place: place });
                 self.step(Input::Request(id, request))
             }
             ActorMessage::Input(input) => self.step(input),
@@ -248,7 +256,7 @@ impl Running {
         let answer = match reply {
             Reply::Inventory(inventory) => Ok(ActorReply::Inventory(inventory)),
             Reply::Damage(copies) => Ok(ActorReply::Damage(copies)),
-            Reply::Connect(epoch) => self.accept(epoch, waiting.offer.as_ref()).map(ActorReply::Connected),
+            Reply::Connect(epoch) => self.accept(epoch, waiting.channel.as_ref()),
             Reply::Opened(slot) => self.grant(slot).map(ActorReply::Opened),
             Reply::Fetch(place, identity, closure) => Ok(ActorReply::Fetch(place, identity, closure)),
             Reply::Flushed(end) => Ok(ActorReply::Flushed(end)),
@@ -262,12 +270,15 @@ impl Running {
         let _ = waiting.reply.send(answer);
     }
 
-    fn accept(&mut self, epoch: Epoch, offer: Option<&Offer>) -> Result<ChannelAnswer, Refusal> {
-        let offer = offer.ok_or_else(|| Refusal::BadRequest { why: "no offer".to_owned() })?;
-        self.actor.lent.receiver.accept(Writer(epoch.0), offer).map_err(|error| match error {
+    fn accept(&mut self, epoch: Epoch, channel: Option<&ChannelRequest>) -> Result<ActorReply, Refusal> {
+        let channel = channel.ok_or_else(|| Refusal::BadRequest { why: "no offer".to_owned() })?;
+        let lent = &mut self.actor.lent;
+        let answer = lent.receiver.accept(Writer(epoch.0), &channel.offer).map_err(|error| match error {
             FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
             _ => Refusal::Failed { why: error.to_string() },
-        })
+        })?;
+        let board = if channel.board { lent.board(epoch) } else { None };
+        Ok(ActorReply::Connected(answer, board))
     }
 
     fn grant(&self, slot: Slot) -> Result<Grant, Refusal> {

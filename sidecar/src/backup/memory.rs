@@ -158,11 +158,28 @@ pub(super) struct Lent {
     buffers: PoolBuffers,
     /// Kept because a repeated open gets the same one.
     grants: Vec<Option<Grant>>,
+    /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
+    board: Option<(Epoch, Grant)>,
 }
 
 impl Lent {
     pub(super) fn new(receiver: Box<dyn Receiver>, pool: Arc<Pool>) -> Lent {
-        Lent { receiver, grants: vec![None; pool.slots() as usize], buffers: PoolBuffers(pool) }
+        Lent { receiver, grants: vec![None; pool.slots() as usize], board: None, buffers: PoolBuffers(pool) }
+    }
+
+    /// Lends the board to the primary of the promised epoch. Without memory for it there is none: readers go to another
+    /// member.
+    pub(super) fn board(&mut self, epoch: Epoch) -> Option<Grant> {
+        if self.board.as_ref().is_none_or(|(of, _)| *of != epoch) {
+            match self.receiver.lend(Writer(epoch.0), self.buffers.0.side_slot()) {
+                Ok(grant) => self.board = Some((epoch, grant)),
+                Err(error) => {
+                    tracing::warn!(%epoch, %error, "no board is lent: readers cannot follow here");
+                    return None;
+                }
+            }
+        }
+        self.board.as_ref().map(|(_, grant)| grant.clone())
     }
 
     /// The grant of a slot's lending; a lending of an earlier process has none.
@@ -189,7 +206,12 @@ impl Lender for Lent {
     }
 
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
-        Ok(self.receiver.revoke_below(Writer(epoch.0))?)
+        self.receiver.revoke_below(Writer(epoch.0))?;
+        // What the board says is over with the epoch that wrote it.
+        if self.board.take_if(|(of, _)| *of < epoch).is_some() {
+            self.receiver.release(self.buffers.0.side_slot())?;
+        }
+        Ok(())
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {

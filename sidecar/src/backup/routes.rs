@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
-use super::actor::{ActorReply, ActorStatus, Handle};
+use super::actor::{ActorReply, ActorStatus, ChannelRequest, Handle};
 use super::memory::PoolBuffers;
 use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
@@ -190,9 +190,10 @@ async fn damage(State(service): State<Service>, Decoded(Empty {}): Decoded<Empty
 async fn connect(
     State(service): State<Service>,
     Decoded(request): Decoded<ConnectRequest<Offer>>,
-) -> Replied<ConnectReply<ChannelAnswer>> {
-    match service.actor.ask(Request::Connect(request.caller), Some(request.offer)).await? {
-        ActorReply::Connected(answer) => Ok(Json(ConnectReply { boot: service.about.boot, answer })),
+) -> Replied<ConnectReply<ChannelAnswer, Grant>> {
+    let end = ChannelRequest { offer: request.offer, board: request.board };
+    match service.actor.ask(Request::Connect(request.caller), Some(end)).await? {
+        ActorReply::Connected(answer, board) => Ok(Json(ConnectReply { boot: service.about.boot, answer, board })),
         other => Err(confused(&other)),
     }
 }

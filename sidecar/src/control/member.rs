@@ -91,13 +91,25 @@ impl MemberLink {
         Ok(inventory)
     }
 
+    /// Opens the data channel of appends; and the board, if the backup lends one.
+    pub async fn connect(&self) -> Result<(Box<dyn Channel>, Option<RemoteBuffer>), Failure> {
+        let (channel, board) = self.open_channel(true).await?;
+        let Some(grant) = board else { return Ok((channel, None)) };
+        let sender = Arc::clone(&self.sender);
+        let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await.map_err(unreachable)?;
+        // Readers can do without one member's board, and appends without any.
+        let attached = attached.inspect_err(|why| tracing::warn!(member = %self.member.id, %why, "no board"));
+        Ok((channel, attached.ok()))
+    }
+
     /// Opens one data channel.
-    pub async fn connect(&self) -> Result<Box<dyn Channel>, Failure> {
+    async fn open_channel(&self, board: bool) -> Result<(Box<dyn Channel>, Option<Grant>), Failure> {
         let sender = Arc::clone(&self.sender);
         let begun = tokio::task::spawn_blocking(move || sender.begin()).await;
         let opening = begun.map_err(unreachable)?.map_err(unreachable)?;
-        let request = ConnectRequest { caller: self.caller(), offer: opening.offer() };
-        let reply: ConnectReply<ChannelAnswer> = self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
+        let request = ConnectRequest { caller: self.caller(), offer: opening.offer(), board };
+        let reply: ConnectReply<ChannelAnswer, Grant> =
+            self.call::<ConnectRequest<Offer>, _>(path::CONNECT, &request).await?;
         if reply.boot != self.member.boot {
             let why = format!("backup {} has restarted without the memory that it was fenced with", self.member.id);
             return Err(Failure::Unreachable(why));
@@ -108,7 +120,7 @@ impl MemberLink {
         // The call has just connected.
         let peer = self.client.peer_ip().ok_or_else(|| unreachable("its address is not known"))?;
         let connected = tokio::task::spawn_blocking(move || opening.connect(&reply.answer, peer)).await;
-        connected.map_err(unreachable)?.map_err(unreachable)
+        Ok((connected.map_err(unreachable)?.map_err(unreachable)?, reply.board))
     }
 
     /// Has the backup lend a buffer; keeps asking while it says "retry later".
@@ -163,7 +175,7 @@ impl MemberLink {
         let mut bulk = self.bulk.lock().await;
         let mut channel = match bulk.take() {
             Some(channel) => channel,
-            None => self.connect().await?,
+            None => self.open_channel(false).await?.0,
         };
         let remote = self.open(identity, Purpose::Install).await?;
         let (sender, image) = (Arc::clone(&self.sender), image.clone());

@@ -90,8 +90,8 @@ impl Worker {
     }
 
     async fn connect(&self) -> Result<(), Failure> {
-        let channel = self.link.connect().await?;
-        self.context.path.send(Command::Connected(self.link.epoch(), self.seat, channel));
+        let (channel, board) = self.link.connect().await?;
+        self.context.path.send(Command::Connected(self.link.epoch(), self.seat, channel, board));
         Ok(())
     }
 

@@ -32,8 +32,8 @@ pub enum Command {
     Input(Epoch, Input),
     /// Local memory for a segment, of whose epoch's term it is.
     Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
-    /// A member's data channel, in the term of this epoch.
-    Connected(Epoch, Seat, Box<dyn Channel>),
+    /// A member's data channel, in the term of this epoch; and its board, if it has lent one.
+    Connected(Epoch, Seat, Box<dyn Channel>, Option<RemoteBuffer>),
     /// A member's buffer for a segment, in the term of this epoch.
     Opened(Epoch, Seat, SegmentId, RemoteBuffer),
     /// A connection comes back from the reader.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tailwind_protocol::config::Time;
-use tailwind_protocol::ids::Position;
+use tailwind_protocol::ids::{Lsn, Position};
 use tailwind_protocol::primary::Post;
 use tailwind_protocol::socket::{ErrorCode, Response};
 use tailwind_runtime::histogram::Histogram;
@@ -133,7 +133,7 @@ impl Path {
         let mut last = 0;
         while let Some(append) = self.pending.appends.pop_front_if(|append| append.end <= acked) {
             last = append.lsn;
-            replicator.acknowledged(append.end);
+            replicator.acknowledged(append.end, Lsn(append.lsn));
             if let Some(client) = self.clients.get(append.slot, append.client) {
                 client.outbox.settle(Later::Append, append.request, &Response::Ack { lsn: append.lsn });
             }

@@ -50,10 +50,11 @@ impl ActiveSegment {
 
 /// A member's data channel.
 #[derive(Debug)]
-struct MemberChannel {
+pub(super) struct MemberChannel {
     seat: Seat,
-    channel: Box<dyn Channel>,
-    /// Writes that are on their way.
+    pub(super) channel: Box<dyn Channel>,
+    pub(super) board: Option<RemoteBuffer>,
+    /// Writes that are on their way, lines of the board not counted.
     in_flight: u32,
 }
 
@@ -66,13 +67,15 @@ impl MemberChannel {
 /// Joins a primary's machine with the data channels.
 #[derive(Debug)]
 pub(super) struct Replicator {
-    primary: Primary,
+    pub(super) primary: Primary,
     active: Option<ActiveSegment>,
     segments: VecDeque<OpenSegment>,
     /// By index of the seat.
-    members: [Option<MemberChannel>; MEMBERS_MAX],
+    pub(super) members: [Option<MemberChannel>; MEMBERS_MAX],
     /// What is posted and has not completed at every member that acks need.
     latency: Latency,
+    /// The last acknowledged record, and where its append ends.
+    pub(super) acked: (Lsn, Position),
     /// Something has completed in this turn.
     completed: bool,
     /// Since when appends have paused for a newcomer.
@@ -94,6 +97,7 @@ impl Replicator {
     /// Takes over a machine that has just begun its epoch.
     pub(super) fn new(primary: Primary) -> Replicator {
         Replicator {
+            acked: (primary.first().prev(), primary.acked()),
             primary,
             active: None,
             segments: VecDeque::with_capacity(SEGMENTS_MAX),
@@ -146,7 +150,8 @@ impl Replicator {
 
     /// Every append up to the end of this one is acknowledged. The machine's own position will not do: a write request may end
     /// in the middle of an append, and a scan would miss what was never whole.
-    pub(super) fn acknowledged(&mut self, end: Position) {
+    pub(super) fn acknowledged(&mut self, end: Position, last: Lsn) {
+        self.acked = (last, end);
         if let Some(active) = &mut self.active {
             active.on_acknowledged(end);
         }
@@ -247,9 +252,9 @@ impl Replicator {
             match member.channel.poll() {
                 Ok(0) => {}
                 Ok(count) => {
-                    member.in_flight -= count;
-                    self.primary.completed(index, count);
-                    (progress, self.completed) = (true, true);
+                    let of_log = self.primary.completed(index, count);
+                    member.in_flight -= of_log;
+                    (progress, self.completed) = (progress | (of_log > 0), self.completed | (of_log > 0));
                 }
                 Err(_) => {
                     self.lose(index, now);
@@ -265,7 +270,7 @@ impl Replicator {
         self.members.iter_mut().flatten().fold(false, |ready, member| member.channel.arm() | ready)
     }
 
-    fn lose(&mut self, index: usize, now: Time) {
+    pub(super) fn lose(&mut self, index: usize, now: Time) {
         if let Some(member) = self.members[index].take() {
             self.primary.step(now, Input::Lost(member.seat), &mut self.outputs);
         }
@@ -305,9 +310,12 @@ impl Replicator {
         self.step(now, Input::Prepared(identity.segment));
     }
 
-    /// A member's data channel.
-    pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>, now: Time) {
-        self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel, in_flight: 0 });
+    /// A member's data channel, and its board.
+    pub(super) fn connected(&mut self, seat: Seat, channel: Box<dyn Channel>, board: Option<RemoteBuffer>, now: Time) {
+        if board.is_some() {
+            self.primary.board_lent(seat);
+        }
+        self.members[usize::from(seat.index)] = Some(MemberChannel { seat, channel, board, in_flight: 0 });
         self.step(now, Input::Connected(seat));
     }
 

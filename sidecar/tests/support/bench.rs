@@ -19,6 +19,7 @@ use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
     Channel, ChannelError, Offer, Pool, Receiver, RemoteBuffer, Sender, SharedBuffer, SlotId, Writer,
 };
+use tailwind_protocol::board::{self, BoardIdentity, Progress};
 use tailwind_protocol::config::{Durability, Time};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
@@ -75,6 +76,10 @@ impl Channel for Gated {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
         self.posts.fetch_add(1, Ordering::Relaxed);
         self.channel.post(remote, local, range)
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        self.channel.post_bytes(remote, at, bytes)
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -192,7 +197,9 @@ impl Bench {
                 let shut = if usize::from(seat.index) == BACKUPS { &self.spare_shut } else { &self.shut };
                 let (shut, depth, posts) = (Arc::clone(shut), Arc::clone(&self.depth), Arc::clone(&self.posts));
                 let gated = Box::new(Gated { channel, shut, depth, posts });
-                self.command(Command::Connected(epoch, seat, gated));
+                let side = self.pools[usize::from(seat.index)].side_slot();
+                let board = ShmSender::default().attach(&receiver.lend(writer, side).unwrap()).unwrap();
+                self.command(Command::Connected(epoch, seat, gated, Some(board)));
             }
             Output::Prepare(identity) => {
                 let (fresh, shared) = ShmSender::default().allocate(identity.size.bytes()).unwrap();
@@ -253,6 +260,16 @@ impl Bench {
             scan(&bytes, identity)
         };
         self.pools[..BACKUPS].iter().map(scan).collect()
+    }
+
+    /// What readers find on each backup's board.
+    pub fn boards(&self) -> Vec<Option<(BoardIdentity, Progress)>> {
+        let read = |pool: &Arc<Pool>| {
+            let mut bytes = [0; board::LINES.end as usize];
+            pool.read(pool.side_slot(), board::LINES.start, &mut bytes).unwrap();
+            board::decode(&bytes)
+        };
+        self.pools.iter().map(read).collect()
     }
 
     /// Another sidecar leads `epoch` now.

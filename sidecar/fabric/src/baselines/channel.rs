@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer};
+use crate::contract::{Channel, RemoteBuffer, check_bytes};
 use crate::error::ChannelError;
-use crate::tcp::wire::{ACK_SIZE, HEADER_SIZE, Header};
+use crate::tcp::wire::{ACK_SIZE, HEADER_SIZE, Header, Payload};
 
 use super::Baseline;
 use super::link::Link;
@@ -45,19 +45,14 @@ pub(super) struct MessageChannel<L> {
 #[derive(Debug)]
 struct Message {
     header: [u8; HEADER_SIZE],
-    local: SharedBuffer,
-    range: Range<u32>,
+    payload: Payload,
 }
 
 impl Message {
-    fn payload(&self) -> &[u8] {
-        &self.local.published()[self.range.start as usize..self.range.end as usize]
-    }
-
     /// Its bytes from `from` on, in two parts.
     fn rest(&self, from: usize) -> [&[u8]; 2] {
         let header = &self.header[from.min(HEADER_SIZE)..];
-        [header, &self.payload()[from.saturating_sub(HEADER_SIZE)..]]
+        [header, &self.payload.bytes()[from.saturating_sub(HEADER_SIZE)..]]
     }
 }
 
@@ -86,6 +81,16 @@ impl<L: Link> MessageChannel<L> {
             Baseline::RpcPipelined => PIPELINE,
             Baseline::Ring => u32::MAX,
         }
+    }
+
+    fn queue(&mut self, remote: &RemoteBuffer, offset: u32, length: u32, payload: Payload) -> Result<(), ChannelError> {
+        if self.posted - self.completed >= QUEUE_MAX as u64 {
+            return Err(ChannelError::QueueFull);
+        }
+        self.posted += 1;
+        let header = Header { key: remote.key, offset, length, sequence: self.posted as u32 };
+        self.unsent.push_back(Message { header: header.encode(), payload });
+        Ok(())
     }
 
     /// Takes what has arrived, then sends what may go.
@@ -153,15 +158,18 @@ impl<L: Link> Channel for MessageChannel<L> {
         }
         assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
         assert!(range.end <= remote.length, "a write lies within its slot");
-        if self.posted - self.completed >= QUEUE_MAX as u64 {
-            return Err(ChannelError::QueueFull);
-        }
-        self.posted += 1;
-        let (key, sequence) = (remote.key, self.posted as u32);
-        let header = Header { key, offset: range.start, length: range.end - range.start, sequence };
-        self.unsent.push_back(Message { header: header.encode(), local: local.clone(), range });
+        let (start, length) = (range.start, range.end - range.start);
+        self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
         // With others waiting before it the link is full, or too many are on their way: the next poll goes on.
         if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        check_bytes(remote, at, bytes);
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        self.queue(remote, at, bytes.len() as u32, Payload::copy(bytes))
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -191,7 +199,9 @@ impl<L: Link> Channel for MessageChannel<L> {
     }
 
     fn arm(&mut self) -> bool {
-        let known = self.failure.is_some() || self.completed > self.reported;
-        known || self.link.arm(!self.unsent.is_empty())
+        // Bytes that were only queued must not wait for whatever wakes the path.
+        let sent = self.failure.map_or_else(|| self.send(), Err);
+        let failed = sent.map_err(|failure| self.fail(failure)).is_err();
+        failed || self.completed > self.reported || self.link.arm(!self.unsent.is_empty())
     }
 }

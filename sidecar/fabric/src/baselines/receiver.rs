@@ -61,7 +61,7 @@ struct Connection {
 impl MessageReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>, baseline: Baseline) -> Result<MessageReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.slots()));
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(MessageReceiver { baseline, registry, connections: Vec::new(), pool })

@@ -17,6 +17,8 @@ use super::error::{ONE_BY_ONE, PoolError, io_error};
 const STICKY: u32 = 0o1000;
 /// How long a process may take to die: it unmaps and unpins its memory meanwhile.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The side slot's file.
+pub(super) const SIDE_FILE: &str = "side.buf";
 /// Extension of a slot file that is being made.
 pub(super) const TEMPORARY: &str = "tmp";
 

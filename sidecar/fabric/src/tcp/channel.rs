@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer};
+use crate::contract::{Channel, RemoteBuffer, check_bytes};
 use crate::error::ChannelError;
 
-use super::wire::{ACK_SIZE, HEADER_SIZE, Header};
+use super::wire::{ACK_SIZE, HEADER_SIZE, Header, Payload};
 
 /// Writes posted and not completed: at some KB each, a few MB on the way, more than a 100 Gbit/s network holds in 100
 /// µs.
@@ -49,8 +49,7 @@ pub(super) struct TcpChannel {
 #[derive(Debug)]
 struct Write {
     header: [u8; HEADER_SIZE],
-    local: SharedBuffer,
-    range: Range<u32>,
+    payload: Payload,
 }
 
 impl TcpChannel {
@@ -66,6 +65,16 @@ impl TcpChannel {
             acks_filled: 0,
             failure: None,
         }
+    }
+
+    fn queue(&mut self, remote: &RemoteBuffer, offset: u32, length: u32, payload: Payload) -> Result<(), ChannelError> {
+        if self.posted - self.completed == QUEUE_MAX as u64 {
+            return Err(ChannelError::QueueFull);
+        }
+        self.posted += 1;
+        let header = Header { key: remote.key, offset, length, sequence: self.posted as u32 };
+        self.unsent.push_back(Write { header: header.encode(), payload });
+        Ok(())
     }
 
     /// Hands the socket as much as it takes.
@@ -87,7 +96,7 @@ impl TcpChannel {
         let mut used = 0;
         let mut skip = self.sent;
         for write in self.unsent.iter().take(GATHER_MAX) {
-            for part in [&write.header[..], write.payload()] {
+            for part in [&write.header[..], write.payload.bytes()] {
                 let skipped = skip.min(part.len());
                 skip -= skipped;
                 if skipped < part.len() {
@@ -103,7 +112,7 @@ impl TcpChannel {
     fn advance(&mut self, count: usize) {
         self.sent += count;
         while let Some(first) = self.unsent.front() {
-            let length = HEADER_SIZE + first.range.len();
+            let length = HEADER_SIZE + first.payload.bytes().len();
             if self.sent < length {
                 break;
             }
@@ -160,12 +169,6 @@ impl TcpChannel {
     }
 }
 
-impl Write {
-    fn payload(&self) -> &[u8] {
-        &self.local.published()[self.range.start as usize..self.range.end as usize]
-    }
-}
-
 impl Channel for TcpChannel {
     fn post(&mut self, remote: &RemoteBuffer, local: &SharedBuffer, range: Range<u32>) -> Result<(), ChannelError> {
         if let Some(failure) = self.failure {
@@ -173,15 +176,19 @@ impl Channel for TcpChannel {
         }
         assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
         assert!(range.end <= remote.length, "a write lies within its slot");
-        if self.posted - self.completed == QUEUE_MAX as u64 {
-            return Err(ChannelError::QueueFull);
-        }
-        self.posted += 1;
-        let (key, sequence) = (remote.key, self.posted as u32);
-        let header = Header { key, offset: range.start, length: range.end - range.start, sequence };
-        self.unsent.push_back(Write { header: header.encode(), local: local.clone(), range });
-        // With others waiting before it the socket is full: the next poll sends them together.
+        let (start, length) = (range.start, range.end - range.start);
+        self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
+        // With others waiting before it the socket is full, or has time: the next poll sends them together.
         if self.unsent.len() == 1 { self.send().map_err(|failure| self.fail(failure)) } else { Ok(()) }
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        check_bytes(remote, at, bytes);
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        // A system call of its own would cost more than all the rest: it goes out with the next one.
+        self.queue(remote, at, bytes.len() as u32, Payload::copy(bytes))
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {
@@ -211,6 +218,8 @@ impl Channel for TcpChannel {
 
     /// A socket stays readable until it is read.
     fn arm(&mut self) -> bool {
-        self.failure.is_some()
+        // What was queued without a system call of its own must not wait for whatever wakes the path.
+        let sent = self.failure.map_or_else(|| self.send(), Err);
+        sent.map_err(|failure| self.fail(failure)).is_err()
     }
 }

@@ -37,7 +37,7 @@ impl TcpReceiver {
 
     /// The same, with `serve` for each channel.
     pub(crate) fn serving(pool: Arc<Pool>, listener: TcpListener, serve: Serve) -> Result<TcpReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.slots()));
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         let shares = Arc::new(Shares::new());

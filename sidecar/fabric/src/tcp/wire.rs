@@ -15,6 +15,10 @@
 //! Frames follow one another; an acknowledgement speaks for all frames up to its number. Requests are answered one after
 //! the other; none is for no bytes. An error, on either side, and the end of a share end the connection without a message.
 
+use std::ops::Range;
+
+use crate::buffer::SharedBuffer;
+use crate::contract::POSTED_BYTES_MAX;
 use crate::secret::SECRET_SIZE;
 
 /// What a connection is for, which its first bytes say.
@@ -91,6 +95,31 @@ pub(crate) struct Header {
     /// The low half of the write's number on this connection, from 1: a lost frame boundary shows at once. Of a read the
     /// number, from 1 to 2³² − 1 and over again.
     pub(crate) sequence: u32,
+}
+
+/// What follows a header.
+#[derive(Debug)]
+pub(crate) enum Payload {
+    /// Published bytes.
+    Shared(SharedBuffer, Range<u32>),
+    /// The first so many bytes.
+    Copied([u8; POSTED_BYTES_MAX], usize),
+}
+
+impl Payload {
+    /// At most [`POSTED_BYTES_MAX`] bytes.
+    pub(crate) fn copy(bytes: &[u8]) -> Payload {
+        let mut copied = [0; POSTED_BYTES_MAX];
+        copied[..bytes.len()].copy_from_slice(bytes);
+        Payload::Copied(copied, bytes.len())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Payload::Shared(local, range) => &local.published()[range.start as usize..range.end as usize],
+            Payload::Copied(bytes, length) => &bytes[..*length],
+        }
+    }
 }
 
 impl Header {

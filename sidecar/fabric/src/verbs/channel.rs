@@ -11,15 +11,17 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::event::epoll;
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer};
+use crate::contract::{Channel, POSTED_BYTES_MAX, RemoteBuffer, check_bytes};
 use crate::error::ChannelError;
 
 use super::device::status_text;
 use super::events::Health;
 use super::ffi;
+use super::memory::{Access, Domain, Region};
 use super::queue::QueuePair;
 
 /// Work requests handed over with one doorbell at most.
@@ -35,12 +37,14 @@ const PROBE: u64 = u64::MAX;
 /// One ordered stream of writes over one queue pair.
 #[derive(Debug)]
 pub(super) struct VerbsChannel {
-    /// First, so that it goes before the memory that its work requests name.
+    /// First, so that it goes before the memory that its work requests name, which `in_flight` and `copies` hold.
     pair: QueuePair,
     staged: Staged,
-    /// The memory of each write that has not completed, oldest first. Its capacity is the depth of the send queue, and is
+    /// What each write that has not completed is from, oldest first. Its capacity is the depth of the send queue, and is
     /// never exceeded.
-    in_flight: VecDeque<SharedBuffer>,
+    in_flight: VecDeque<Source>,
+    /// A place for the bytes of each such write that were copied.
+    copies: Copies,
     depth: usize,
     message_max: u32,
     /// Writes so far; the number of the last one. `posted - in_flight.len()` have completed.
@@ -57,6 +61,50 @@ pub(super) struct VerbsChannel {
     /// Readable when the completion queue's file descriptor or that of `health` is.
     readiness: OwnedFd,
     failure: Option<ChannelError>,
+}
+
+/// Where a write takes its bytes from.
+#[derive(Debug)]
+enum Source {
+    /// Published memory, which must live until then.
+    Shared { _buffer: SharedBuffer },
+    /// The place of the write's number among the copies.
+    Copied,
+}
+
+/// Registered memory with [`POSTED_BYTES_MAX`] bytes for each write of a send queue. The registration goes before the mapping.
+pub(super) struct Copies {
+    region: Region,
+    map: MmapRaw,
+}
+
+impl Copies {
+    /// For a send queue that holds `depth` writes.
+    pub(super) fn new(domain: &Arc<Domain>, depth: usize) -> io::Result<Copies> {
+        let map = MmapRaw::from(MmapOptions::new().len(depth * POSTED_BYTES_MAX).populate().map_anon()?);
+        // SAFETY: the map goes after the region, and a card only reads what is registered for local use.
+        let region = unsafe { Region::register(domain, map.as_mut_ptr(), map.len(), Access::Local) }?;
+        Ok(Copies { region, map })
+    }
+
+    /// Copies bytes to the place of write `number`; where that is, and its key. No write on its way has the same place.
+    fn put(&mut self, number: u64, bytes: &[u8]) -> (u64, u32) {
+        let places = self.map.len() / POSTED_BYTES_MAX;
+        let at = (number % places as u64) as usize * POSTED_BYTES_MAX;
+        assert!(bytes.len() <= POSTED_BYTES_MAX, "a place is as large as what is copied");
+        // SAFETY: at + POSTED_BYTES_MAX ≤ places × POSTED_BYTES_MAX ≤ the mapping's length.
+        let target = unsafe { self.map.as_mut_ptr().add(at) };
+        // SAFETY: the target has room (asserted; the line above), and does not overlap the source: no slice of this mapping is
+        // ever made. The card reads other places only: fewer than `places` writes are on their way, with numbers in sequence.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        (target as u64, self.region.local_key())
+    }
+}
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copies").field("region", &self.region).finish_non_exhaustive()
+    }
 }
 
 /// Work requests in the making. Two arrays, chained by address when the doorbell rings.
@@ -83,6 +131,7 @@ impl VerbsChannel {
         depth: usize,
         message_max: u32,
     ) -> io::Result<VerbsChannel> {
+        let copies = Copies::new(pair.domain(), depth)?;
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (completed, failed) = (pair.completions().fd(), health.fd());
         epoll::add(&readiness, completed, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -95,6 +144,7 @@ impl VerbsChannel {
                 count: 0,
             },
             in_flight: VecDeque::with_capacity(depth),
+            copies,
             depth,
             message_max,
             posted: 0,
@@ -121,7 +171,8 @@ impl VerbsChannel {
         *count = 0;
         // SAFETY: the chain was made just now, of requests that `stage` filled in, with one piece each. A piece lies within
         // published bytes of a registered buffer (asserted in `post`), which never change again, and of which `in_flight`
-        // holds a clone until the write has completed; it goes after the queue pair.
+        // holds a clone until the write has completed; or it is the write's own place in `copies`, which is written again only
+        // when it has completed. Both go after the queue pair.
         unsafe { self.pair.post(requests.as_mut_ptr()) }.map_err(|_| ChannelError::Disconnected)
     }
 
@@ -139,6 +190,25 @@ impl VerbsChannel {
         };
         request.wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.0, rkey: remote.1 };
         *count += 1;
+    }
+
+    /// Stages the write that has just been numbered.
+    fn write(
+        &mut self,
+        remote: &RemoteBuffer,
+        at: u32,
+        local: (u64, u32),
+        length: u32,
+        source: Source,
+    ) -> Result<(), ChannelError> {
+        // An rkey has 32 bits: `attach` has widened it.
+        let target = (remote.address + u64::from(at), remote.key as u32);
+        self.stage(self.posted, target, local, length);
+        self.in_flight.push_back(source);
+        if self.staged.count == STAGED_MAX {
+            self.post_staged().inspect_err(|failure| self.fail(*failure))?;
+        }
+        Ok(())
     }
 
     /// Takes what has completed.
@@ -225,15 +295,21 @@ impl Channel for VerbsChannel {
             return Err(ChannelError::QueueFull);
         }
         self.posted += 1;
-        let start = u64::from(range.start);
-        // An rkey has 32 bits: `attach` has widened it.
-        let target = (remote.address + start, remote.key as u32);
-        self.stage(self.posted, target, (local.address() + start, local_key), size);
-        self.in_flight.push_back(local.clone());
-        if self.staged.count == STAGED_MAX {
-            self.post_staged().inspect_err(|failure| self.fail(*failure))?;
+        let source = (local.address() + u64::from(range.start), local_key);
+        self.write(remote, range.start, source, size, Source::Shared { _buffer: local.clone() })
+    }
+
+    fn post_bytes(&mut self, remote: &RemoteBuffer, at: u32, bytes: &[u8]) -> Result<(), ChannelError> {
+        check_bytes(remote, at, bytes);
+        if let Some(failure) = self.failure {
+            return Err(failure);
         }
-        Ok(())
+        if self.in_flight.len() == self.depth {
+            return Err(ChannelError::QueueFull);
+        }
+        self.posted += 1;
+        let source = self.copies.put(self.posted, bytes);
+        self.write(remote, at, source, bytes.len() as u32, Source::Copied)
     }
 
     fn poll(&mut self) -> Result<u32, ChannelError> {

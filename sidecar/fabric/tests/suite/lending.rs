@@ -1,8 +1,8 @@
 //! Promises 4, 5 and 7: what a grant is good for, that lent memory is zero, and that a restart is a barrier.
 
-use tailwind_fabric::{FabricError, FabricKind, Offer, RemoteBuffer, SlotId, Writer};
+use tailwind_fabric::{FabricError, FabricKind, Offer, RemoteBuffer, SIDE_SLOT_SIZE, SlotId, Writer};
 
-use super::{Harness, SLOT_SIZE, World, complete, failure, pattern};
+use super::{Harness, SLOT_SIZE, SLOTS, World, complete, failure, pattern};
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
@@ -82,6 +82,41 @@ pub(crate) fn released_memory_is_lent_anew<H: Harness>() {
         assert!(world.contents(2)[1..(SLOT_SIZE - round) as usize] == pattern(9)[1..(SLOT_SIZE - round) as usize]);
         // The next round lends it once more, this time without a release.
     }
+}
+
+/// Smaller than the others, and forgotten by the next process.
+pub(crate) fn the_side_slot_is_lent_like_the_others<H: Harness>() {
+    let mut world = World::new::<H>();
+    let side = world.pool.side_slot();
+    let contents = |world: &World| {
+        let mut bytes = vec![0xee; SIDE_SLOT_SIZE as usize];
+        world.pool.read(side, 0, &mut bytes).unwrap();
+        bytes
+    };
+    let neighbour = fill(&mut world, 1, SLOTS - 1);
+    for writer in 1..4 {
+        assert!(is_zero(&contents(&world)) && !world.pool.has(side));
+        let (mut channel, remote) = (world.channel(writer), world.lend(writer, side.0));
+        channel.post_bytes(&remote, SIDE_SLOT_SIZE - 3, &[7; 3]).unwrap();
+        complete(&mut *channel, 1);
+        assert_eq!(contents(&world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
+        world.receiver.revoke_below(Writer(writer + 1)).unwrap();
+        let local = world.local(&[9; 8]);
+        failure(&mut *channel, &remote, &local);
+        assert_eq!(contents(&world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
+        world.receiver.release(side).unwrap();
+    }
+    drop(neighbour);
+    assert!(world.contents(SLOTS - 1) == pattern(1));
+
+    let (mut channel, stale) = (world.channel(9), world.lend(9, side.0));
+    let local = world.local(&[9; 8]);
+    let mut world = world.restart::<H>();
+    assert!(!world.pool.has(side), "what it says is of an earlier life");
+    let _ = channel.post(&stale, &local, 0..8);
+    failure(&mut *channel, &stale, &local);
+    world.lend(10, side.0);
+    assert!(is_zero(&contents(&world)));
 }
 
 /// What a revoked writer once wrote to is lent to its successor, which must be alone with it.

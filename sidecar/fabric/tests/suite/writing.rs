@@ -1,7 +1,7 @@
 //! Promises 1, 2 and 6: where bytes land, what a completion means, and that a failure is final.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tailwind_fabric::{Channel, ChannelError, Writer};
+use tailwind_fabric::{Channel, ChannelError, POSTED_BYTES_MAX, Writer};
 
 use super::{DEADLINE, Harness, SLOT_SIZE, World, complete, eventually, failure, pattern};
 
@@ -105,6 +105,55 @@ pub(crate) fn an_empty_write_completes_and_writes_nothing<H: Harness>() {
     assert!(world.contents(0).iter().all(|byte| *byte == 0));
 }
 
+/// Lines of a board: small, changed at once after the posting, at any place, between other writes.
+pub(crate) fn bytes_are_copied_at_the_call<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote, other) = (world.channel(1), world.lend(1, 0), world.lend(1, 1));
+    let local = world.local(&pattern(0));
+    let mut expected = vec![0; SLOT_SIZE as usize];
+    let (mut posted, mut completed) = (0, 0);
+    eventually("all are written", || {
+        let mut bytes = [0; POSTED_BYTES_MAX];
+        while posted < 3000 {
+            let (length, at) = ((posted * 7 % 65) as usize, posted * 13 % 5000);
+            bytes[..length].fill(posted as u8 | 1);
+            match channel.post_bytes(&remote, at, &bytes[..length]) {
+                Ok(()) => expected[at as usize..at as usize + length].copy_from_slice(&bytes[..length]),
+                Err(ChannelError::QueueFull) => break,
+                Err(error) => panic!("{error}"),
+            }
+            bytes.fill(0xee);
+            posted += 1;
+            if posted % 3 == 0 && channel.post(&other, &local, posted..posted + 500) == Ok(()) {
+                completed -= 1;
+            }
+        }
+        completed += i64::from(channel.poll().unwrap());
+        completed == 3000
+    });
+    assert!(world.contents(0) == expected);
+    channel.post_bytes(&remote, SLOT_SIZE - 64, &[7; 64]).unwrap();
+    channel.post_bytes(&remote, SLOT_SIZE, &[]).unwrap();
+    complete(&mut *channel, 2);
+    assert_eq!(world.contents(0)[SLOT_SIZE as usize - 65..], [vec![0], vec![7; 64]].concat());
+
+    world.receiver.revoke_below(Writer(2)).unwrap();
+    let before = world.contents(0);
+    let mut failed = false;
+    eventually("it fails as any write does", || {
+        failed |= channel.post_bytes(&remote, 0, &[9; 64]).is_err_and(|error| error != ChannelError::QueueFull);
+        failed |= channel.poll().is_err();
+        failed
+    });
+    assert!(world.contents(0) == before);
+}
+
+pub(crate) fn copied_bytes_lie_within_the_slot<H: Harness>() {
+    let mut world = World::new::<H>();
+    let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
+    let _ = channel.post_bytes(&remote, SLOT_SIZE - 1, &[1, 2]);
+}
+
 /// As the append path sleeps: with everything polled it arms the channel, and then only the file descriptor wakes it.
 pub(crate) fn a_sleeper_is_woken<H: Harness>() {
     let mut world = World::new::<H>();
@@ -113,6 +162,8 @@ pub(crate) fn a_sleeper_is_woken<H: Harness>() {
     for _ in 0..200 {
         channel.post(&remote, &local, 0..100).unwrap();
         assert_eq!(wake_up(&mut *channel), Ok(1));
+        channel.post_bytes(&remote, 7, &[1; 64]).unwrap();
+        assert_eq!(arm_and_sleep(&mut *channel), Ok(1), "nobody polls before it sleeps");
         assert_eq!(channel.poll(), Ok(0));
     }
     // A failure wakes it too.
@@ -123,18 +174,29 @@ pub(crate) fn a_sleeper_is_woken<H: Harness>() {
 
 /// Polls and sleeps until there is something to report.
 fn wake_up(channel: &mut dyn Channel) -> Result<u32, ChannelError> {
+    match channel.poll() {
+        Ok(0) => arm_and_sleep(channel),
+        reported => reported,
+    }
+}
+
+/// Sleeps until there is something to report.
+fn arm_and_sleep(channel: &mut dyn Channel) -> Result<u32, ChannelError> {
     loop {
-        match channel.poll() {
-            Ok(0) => {}
-            reported => return reported,
-        }
         if channel.arm() {
-            continue;
+            match channel.poll() {
+                Ok(0) => continue,
+                reported => return reported,
+            }
         }
         let fd = channel.readiness().expect("what is not complete at once can be waited for");
         let mut waiting = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         let longest = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(poll(&mut waiting, Some(&longest)), Ok(1), "within {DEADLINE:?} it is woken");
+        match channel.poll() {
+            Ok(0) => {}
+            reported => return reported,
+        }
     }
 }
 
@@ -173,15 +235,19 @@ pub(crate) fn posting_and_polling_allocate_nothing<H: Harness>() {
     let mut world = World::new::<H>();
     let (mut channel, remote) = (world.channel(1), world.lend(1, 0));
     let local = world.local(&pattern(0));
-    let mut completed = 0;
+    let (mut completed, mut copied) = (0, 0);
     let counted = allocation_counter::measure(|| {
         let mut posted = 0;
-        while completed < 10_000 {
+        while completed < 10_000 + copied || posted < 10_000 {
             while posted < 10_000 && channel.post(&remote, &local, posted..posted + 100).is_ok() {
                 posted += 1;
+                if channel.post_bytes(&remote, posted, &[1; 64]).is_err() {
+                    break;
+                }
+                copied += 1;
             }
             completed += channel.poll().unwrap();
         }
     });
-    assert_eq!((completed, counted.count_total), (10_000, 0));
+    assert_eq!((completed, counted.count_total), (10_000 + copied, 0));
 }

@@ -5,6 +5,7 @@ mod backup;
 
 pub use backup::{backup_machine, http_body};
 
+use tailwind_protocol::board::{BoardIdentity, LINE_SIZE, Progress, decode};
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Chain, Lag, RecordHeader, SEGMENT_HEADER_SIZE, SegmentIdentity, SegmentSize, padded};
 use tailwind_protocol::scan::{Scanner, StopReason, scan as scan_whole, verify};
@@ -55,6 +56,37 @@ pub fn scan(data: &[u8]) {
     assert!(verify(&bytes, &identity, &report.closure));
     assert!(verify(&bytes[..end], &identity, &report.closure));
     assert!(report.acked.0 as usize <= bytes.len());
+}
+
+/// Any bytes as a board: what is believed is byte by byte what a primary would have written. Half of the inputs get right
+/// CRCs, or none would ever come past them.
+pub fn board(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let mut lines = [0; 2 * LINE_SIZE];
+    let count = data.len().min(lines.len());
+    lines[..count].copy_from_slice(&data[..count]);
+    if choice % 2 == 1 {
+        lines[..8].copy_from_slice(b"TWBOARD1");
+        seal(&mut lines, 0, 0);
+        let seed = crc32fast::hash(&lines[8..40]);
+        seal(&mut lines, LINE_SIZE, seed);
+    }
+    if let Some((identity, progress)) = decode(&lines) {
+        assert_eq!([identity.encode(), progress.encode(&identity)].concat(), lines);
+        assert!(progress.first.0 >= 1 && progress.first.0 - 1 <= progress.acked.0);
+        assert!(progress.end.offset.0 <= identity.segment_size.bytes());
+    }
+    // Lines that verify apart verify together.
+    let line = |at: usize| lines[at..].first_chunk().expect("a line");
+    let identity = BoardIdentity::decode(line(0));
+    let apart = identity.and_then(|identity| Some((identity, Progress::decode(line(LINE_SIZE), &identity)?)));
+    assert_eq!(apart, decode(&lines));
+}
+
+fn seal(lines: &mut [u8], at: usize, seed: u32) {
+    let mut hasher = crc32fast::Hasher::new_with_initial(seed);
+    hasher.update(&lines[at..at + LINE_SIZE - 4]);
+    lines[at + LINE_SIZE - 4..at + LINE_SIZE].copy_from_slice(&hasher.finalize().to_le_bytes());
 }
 
 /// The input as a file of which nothing is known: a header in it must say what its bytes say.

@@ -9,6 +9,7 @@ use crate::config::{Durability, MemberRef, Time};
 use crate::ids::{Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
+use super::board::{MemberBoard, NO_SEGMENT};
 use super::repair::Damage;
 use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
 
@@ -126,6 +127,7 @@ pub(super) struct Member {
     pub(super) stall: Option<Stall<Progress>>,
     /// Its missing and corrupt copies.
     pub(super) damage: Damage,
+    pub(super) board: MemberBoard,
 }
 
 impl Member {
@@ -138,7 +140,11 @@ impl Member {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.in_flight.len() < INFLIGHT_MAX
+        self.has_room_for(1)
+    }
+
+    pub(super) fn has_room_for(&self, posts: usize) -> bool {
+        self.in_flight.len() + posts <= INFLIGHT_MAX
     }
 
     pub(super) fn post(&mut self, end: Position, number: Post, segment: SegmentId) {
@@ -160,11 +166,15 @@ impl Member {
         }
     }
 
-    pub(super) fn complete(&mut self, count: u32) {
+    /// Returns how many of them were no lines of its board.
+    pub(super) fn complete(&mut self, count: u32) -> u32 {
+        let mut others = 0;
         for _ in 0..count {
             let oldest = self.in_flight.pop_front().expect("only what was posted completes");
             (self.completed, self.last_completed) = (oldest.end, oldest.number);
+            others += u32::from(oldest.segment != NO_SEGMENT);
         }
+        others
     }
 }
 
@@ -203,6 +213,7 @@ impl Primary {
             last_completed: Post::default(),
             stall: None,
             damage: Damage::default(),
+            board: MemberBoard::None,
         });
         out.push(Output::Connect(seat, reference));
         Some(seat)

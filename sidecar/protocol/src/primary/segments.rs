@@ -4,12 +4,14 @@
 
 use std::collections::VecDeque;
 
+use crate::board::{BoardIdentity, Progress};
 use crate::config::{Configuration, Durability};
-use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId};
+use crate::ids::{Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
 use crate::layout::{Closure, SegmentIdentity, SegmentSize};
 use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 
+use super::board::Board;
 use super::seats::Member;
 use super::{Membership, Output, Primary, Rules, SEGMENTS_MAX, Seat};
 
@@ -55,6 +57,15 @@ impl Segments {
     /// Before the first byte of this epoch.
     pub(super) fn start(&self) -> Position {
         Position::new(self.active, Offset(0))
+    }
+
+    /// The boards of this epoch, before anything is posted to them.
+    pub(super) fn board(&self, reference: &Reference, start: Position, version: Version) -> Board {
+        // Beside the sequence of the segments' generations.
+        let generation = Generation(split_mix(&mut !self.random));
+        let identity = BoardIdentity { log: self.log, epoch: self.epoch, generation, segment_size: self.size };
+        let first = reference.segments.first().map_or(self.first_lsn, |segment| segment.closure.first);
+        Board::new(identity, Progress { beat: 0, acked: reference.last(), end: start, first, version })
     }
 
     pub(super) fn first_lsn(&self) -> Lsn {

@@ -1,5 +1,5 @@
 //! What apps were told: S1 (nothing acknowledged is lost), S2 (a gap-free prefix, in order), S3 (what was read stays), S4
-//! (one epoch acknowledges).
+//! (one epoch acknowledges), S11 (boards name acknowledged records), S14 (a view is as fresh as it says).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +17,10 @@ pub(super) struct History {
     trimmed: Lsn,
     /// When each epoch showed its app the recovered log.
     won: BTreeMap<Epoch, u64>,
+    /// When what was acknowledged last, or shown as recovered: ascending.
+    reached: Vec<(u64, Lsn)>,
+    /// Epochs before this one are excused: what they acknowledged has rotted at every member.
+    excused: Epoch,
 }
 
 impl History {
@@ -106,7 +110,11 @@ impl Checks {
         let (lost, appends) = (first, appends.len());
         let excused = lost.is_some_and(|(lsn, epoch)| rotten(self.truth(epoch, lsn), appends));
         match lost {
-            Some(_) if excused => self.history.owed.clear(),
+            Some(_) if excused => {
+                self.history.owed.clear();
+                self.history.reached.clear();
+                self.history.excused = config.epoch;
+            }
             Some((lsn, epoch)) => {
                 broken("S1", format!("record {lsn} of epoch {epoch} was acknowledged or shown, and is gone"))
             }
@@ -114,7 +122,39 @@ impl Checks {
         }
         self.history.won.insert(config.epoch, now);
         self.history.owed.extend(found);
+        self.acked_by(now, reference.last());
         excused
+    }
+
+    /// By now everything up to this record is acknowledged.
+    pub(crate) fn acked_by(&mut self, now: u64, last: Lsn) {
+        if self.history.reached.last().is_none_or(|(_, before)| *before < last) {
+            self.history.reached.push((now, last));
+        }
+    }
+
+    /// A board names this record as acknowledged (S11).
+    pub(crate) fn board_shows(&self, epoch: Epoch, acked: Lsn) {
+        let known = self.history.owed.get(&acked).is_some_and(|wrote| *wrote <= epoch);
+        if !known && acked > Lsn(0) && acked >= self.history.trimmed && epoch >= self.history.excused {
+            broken("S11", format!("a board of epoch {epoch} names record {acked}, which was not acknowledged"));
+        }
+    }
+
+    /// A reader takes this record for the last one that was acknowledged before a moment (S14).
+    pub(crate) fn board_covers(&self, epoch: Epoch, acked: Lsn, moment: u64) {
+        if epoch < self.history.excused {
+            return;
+        }
+        let newer = self.history.won.range(epoch.next()..).find(|(_, won)| **won < moment);
+        if let Some((newer, won)) = newer {
+            broken("S14", format!("a board of epoch {epoch} covers {moment}; epoch {newer} began at {won}"));
+        }
+        let before = self.history.reached.partition_point(|(when, _)| *when < moment);
+        let last = self.history.reached[..before].last().map_or(Lsn(0), |(_, last)| *last);
+        if acked < last {
+            broken("S14", format!("a board covers {moment} and names record {acked}; {last} was acknowledged before"));
+        }
     }
 
     /// An app has read a record through the sidecar of this epoch.
@@ -168,6 +208,52 @@ mod tests {
         checks.read(Epoch(2), Lsn(3), b"c");
         checks.acked(Epoch(1), Lsn(3));
         checks.barrier_passed(Epoch(1), 4);
+    }
+
+    #[test]
+    fn boards_that_are_right_pass() {
+        let mut checks = three_records();
+        checks.acked_by(3, Lsn(2));
+        checks.board_shows(Epoch(1), Lsn(0));
+        checks.board_shows(Epoch(1), Lsn(2));
+        checks.board_covers(Epoch(1), Lsn(1), 3);
+        checks.board_covers(Epoch(1), Lsn(2), 4);
+        checks.won(5, &configuration(2), &recovered(3), |_, _| false);
+        checks.board_shows(Epoch(1), Lsn(2));
+        checks.board_covers(Epoch(1), Lsn(2), 5);
+        checks.board_shows(Epoch(2), Lsn(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "S11 is broken: a board of epoch 1 names record 3")]
+    fn a_board_that_names_what_is_not_acknowledged_is_noticed() {
+        three_records().board_shows(Epoch(1), Lsn(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "S11 is broken: a board of epoch 1 names record 3")]
+    fn a_board_that_names_a_record_of_a_later_epoch_is_noticed() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(2), |_, _| false);
+        checks.submitted(identity(2, 2), Lsn(3), 72, &[record(b"d")]);
+        checks.acked(Epoch(2), Lsn(3));
+        checks.board_shows(Epoch(1), Lsn(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "S14 is broken: a board covers 4 and names record 1; 2 was acknowledged before")]
+    fn a_view_that_misses_an_ack_is_noticed() {
+        let mut checks = three_records();
+        checks.acked_by(3, Lsn(2));
+        checks.board_covers(Epoch(1), Lsn(1), 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "S14 is broken: a board of epoch 1 covers 6; epoch 2 began at 5")]
+    fn a_view_of_a_zombie_is_noticed() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(3), |_, _| false);
+        checks.board_covers(Epoch(1), Lsn(3), 6);
     }
 
     #[test]

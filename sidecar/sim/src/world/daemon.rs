@@ -223,7 +223,8 @@ impl World {
             Reply::Connect(epoch) => {
                 let Some((from, life, _)) = asked else { return };
                 let channel = self.accept(from, life, no, epoch);
-                Answer::Connected(self.hosts[no.0].boot, channel)
+                let board = self.lend_board(no, epoch);
+                Answer::Connected(self.hosts[no.0].boot, channel, board)
             }
             Reply::Opened(slot) => match self.hosts[no.0].lendings.get(&slot) {
                 Some(lending) => Answer::Granted(slot, lending.key),

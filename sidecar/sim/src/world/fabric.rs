@@ -15,7 +15,7 @@ use tailwind_protocol::planted::{self, Bug};
 
 use super::queue::{MS, Micros};
 use super::sidecar::Notice;
-use super::{Event, HostNo, SidecarNo, World};
+use super::{BOARD, Event, HostNo, SidecarNo, World};
 use crate::plan::Placement;
 use crate::random::Random;
 use crate::tally::Fault;
@@ -71,6 +71,8 @@ pub(crate) struct Channel {
     acks: u64,
     /// Placement in order: not before this.
     placed_until: Micros,
+    /// The same for lines of the board, however the rest is placed.
+    board_placed_until: Micros,
     acked_until: Micros,
     sender_open: bool,
     receiver_open: bool,
@@ -126,6 +128,7 @@ impl World {
             posted: 0,
             acks: 0,
             placed_until: 0,
+            board_placed_until: 0,
             acked_until: 0,
             sender_open: true,
             receiver_open: true,
@@ -155,10 +158,17 @@ impl World {
             _ => now,
         };
         let mut latest = last;
+        // Writes to the same bytes are placed in the order in which they were posted (promise 2), and packets that take the
+        // long way do not write them again: log bytes are written once, the lines of a board over and over.
+        let board = slot == BOARD;
+        if board {
+            (last, latest) = (channel.board_placed_until.max(now), channel.board_placed_until.max(now));
+        }
         for (nth, _) in parts.iter().enumerate() {
             let arrives = now + self.random.within(least, most) + if nth == 0 { 0 } else { self.random.below(50) };
             last = match placement {
                 Placement::InOrder | Placement::InOrderWithinRequest => last.max(arrives),
+                Placement::Arbitrary if board => last.max(arrives),
                 Placement::Arbitrary => arrives,
             };
             // Only what is acknowledged before it can be seen may be placed so late: the sender waits for the rest.
@@ -168,11 +178,14 @@ impl World {
             self.queue.plan_at(last, Event::Land(id, number, nth));
         }
         channel.placed_until = channel.placed_until.max(latest);
+        if board {
+            channel.board_placed_until = latest;
+        }
         let received = if early { now + self.random.within(least, most) } else { latest + late };
         channel.acked_until = channel.acked_until.max(received);
         self.queue.plan_at(channel.acked_until, Event::Arrive(id, number));
         let due = channel.acked_until;
-        if self.plan.has(Fault::PlacedTwice) && !parts.is_empty() && self.random.per_mille(40) {
+        if self.plan.has(Fault::PlacedTwice) && !board && !parts.is_empty() && self.random.per_mille(40) {
             let stale = StaleWrite {
                 channel: id,
                 to: channel.to,

@@ -92,6 +92,8 @@ pub(crate) struct Host {
     /// What the slot table says.
     pub(crate) rows: BTreeMap<Slot, SlotRow>,
     pub(crate) lendings: BTreeMap<Slot, Lending>,
+    /// Slots whose present memory readers may read.
+    pub(crate) shares: BTreeMap<Slot, Key>,
     pub(super) keys: u64,
     /// Counts the boots of the kernel.
     kernel: u64,
@@ -151,6 +153,7 @@ impl Host {
             pool: Pool::new(files.clone()),
             rows: BTreeMap::new(),
             lendings: BTreeMap::new(),
+            shares: BTreeMap::new(),
             keys: 0,
             kernel: 0,
             files,
@@ -322,6 +325,7 @@ impl World {
         host.inbox.clear();
         host.asked.clear();
         host.lendings.clear();
+        host.shares.clear();
         host.working = false;
         host.flushing = false;
         host.fuse = None;

@@ -128,7 +128,7 @@ impl World {
                 self.move_image(of, id);
             }
             (Step::Fetch, _) => self.move_image(of, id),
-            (Step::Connect, Ok(Answer::Connected(boot, channel))) => {
+            (Step::Connect, Ok(Answer::Connected(boot, channel, _))) => {
                 image.channel = Some(channel);
                 if boot != image.target.boot {
                     let why = "it has restarted without its memory".to_owned();

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::{Epoch, Lsn, Offset, Position, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
+use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::primary::{Input, Output, Post, Primary, Rules, Seat};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{Caller, FenceRequest};
@@ -45,6 +47,8 @@ pub(crate) struct Lead {
     /// Appends that wait for their ack: where each ends, and its records.
     pub(crate) unacked: VecDeque<(Position, Lsn, Lsn)>,
     pub(crate) barriers: Vec<(Post, Micros)>,
+    /// The last acknowledged record, and where its append ends.
+    acked: (Lsn, Position),
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
     /// Appends pause for a newcomer.
@@ -70,6 +74,7 @@ impl World {
         let seed = self.random.next();
         let machine = Primary::new(config, rules, reference, seed, self.time(of), &mut out);
         let lead = Lead {
+            acked: (machine.first().prev(), machine.acked()),
             machine,
             epoch,
             caller,
@@ -121,6 +126,7 @@ impl World {
             self.post_all(lead);
             lead.machine.turn(&mut out);
             self.acknowledge(of, lead);
+            self.publish(lead);
             self.pass_barriers(lead);
             self.checks.bounded_primary(lead.memory.len());
             if out.is_empty() || lead.machine.is_over() {
@@ -252,6 +258,7 @@ impl World {
         let mut told = None;
         while let Some((end, first, last)) = lead.unacked.pop_front_if(|(end, ..)| *end <= acked) {
             lead.acknowledged(end);
+            lead.acked = (last, end);
             let (start, _) = told.unwrap_or((first, last));
             told = Some((start, last));
             for lsn in first.0..=last.0 {
@@ -260,23 +267,47 @@ impl World {
         }
         if let Some((first, last)) = told {
             self.acked_now();
+            self.checks.acked_by(self.queue.now(), last);
             self.sidecars[of.0].app.acked = last;
             trace!(self, "{} acknowledges {} up to {acked}", self.sidecars[of.0].name, records(first, last));
         }
     }
 
-    /// An empty write at every member proves that none of them had been fenced.
-    fn pass_barriers(&mut self, lead: &mut Lead) {
-        for (post, _) in &lead.barriers {
+    /// Tells readers how far the log is acknowledged.
+    fn publish(&mut self, lead: &mut Lead) {
+        let now = Duration::from_micros(self.queue.now());
+        let (mut acked, mut end) = lead.acked;
+        if planted::has(Bug::BoardBeforeAck) {
+            (acked, end) = lead.unacked.back().map_or(lead.acked, |(end, _, last)| (*last, *end));
+        }
+        if let Some(line) = lead.machine.publish(now, acked, end) {
             for (seat, link) in &lead.links {
-                let Some(channel) = link.channel else { continue };
-                if let Some(segment) = lead.machine.probe(usize::from(seat.index), *post)
-                    && let Some((slot, key)) = link.remotes.get(&segment)
-                {
-                    self.post(channel, *slot, *key, 0, Rc::from(&[][..]));
-                }
+                let (Some(channel), Some((slot, key))) = (link.channel, link.board) else { continue };
+                lead.machine.post_board(usize::from(seat.index), &line, |at, line| {
+                    self.post(channel, slot, key, at, Rc::from(&line[..]));
+                });
             }
         }
+        if let Some(barrier) = lead.machine.beat_to_probe(now) {
+            self.probe(lead, barrier);
+        }
+    }
+
+    fn probe(&mut self, lead: &mut Lead, barrier: Post) {
+        for (seat, link) in &lead.links {
+            let Some(channel) = link.channel else { continue };
+            if let Some(segment) = lead.machine.probe(usize::from(seat.index), barrier)
+                && let Some((slot, key)) = link.remotes.get(&segment)
+            {
+                self.post(channel, *slot, *key, 0, Rc::from(&[][..]));
+            }
+        }
+    }
+
+    /// An empty write at every member proves that none of them had been fenced.
+    fn pass_barriers(&mut self, lead: &mut Lead) {
+        let barriers: Vec<Post> = lead.barriers.iter().map(|(post, _)| *post).collect();
+        barriers.into_iter().for_each(|barrier| self.probe(lead, barrier));
         let passed: Vec<Micros> =
             lead.barriers.iter().filter(|(post, _)| lead.machine.passed(*post)).map(|(_, asked)| *asked).collect();
         lead.barriers.retain(|(post, _)| !lead.machine.passed(*post));

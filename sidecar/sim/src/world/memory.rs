@@ -17,7 +17,7 @@ use tailwind_protocol::planted::{self, Bug};
 use super::fabric::Key;
 use super::files::{Beside, Files};
 use super::host::Lending;
-use super::{HostNo, World};
+use super::{BOARD, HostNo, World};
 
 /// Memory that nobody has written, as large as a buffer: [`tailwind_protocol::layout::SegmentSize::MIN`].
 static UNWRITTEN: [u8; 64 << 10] = [0; 64 << 10];
@@ -156,6 +156,7 @@ impl Lender for Lent<'_> {
             return Err("the pool has no memory".to_owned());
         }
         world.checks.lends(host, slot);
+        host.shares.remove(&slot);
         if !keeps_bytes() {
             host.pool.slots.insert(slot, Vec::new());
         }
@@ -179,12 +180,18 @@ impl Lender for Lent<'_> {
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
         self.world.stop_channels(self.no, epoch);
         if !planted::has(Bug::QueuePairReused) {
-            self.world.hosts[self.no.0].lendings.retain(|_, lending| lending.writer >= epoch);
+            let host = &mut self.world.hosts[self.no.0];
+            host.lendings.retain(|_, lending| lending.writer >= epoch);
+            // What the board says is over with the epoch that wrote it.
+            if !host.lendings.contains_key(&BOARD) {
+                self.release(BOARD)?;
+            }
         }
         Ok(())
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
+        self.world.end_share(self.no, slot);
         self.end(slot);
         if !keeps_bytes() {
             self.world.hosts[self.no.0].pool.slots.remove(&slot);

@@ -52,7 +52,7 @@ impl Envelope {
 pub(crate) enum Answer {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
-    Connected(BootId, ChannelId),
+    Connected(BootId, ChannelId, Option<(Slot, Key)>),
     Granted(Slot, Key),
     Bytes(Vec<u8>),
     Flushed(Offset),

@@ -28,6 +28,7 @@ pub(crate) struct Link {
     pub(super) life: u32,
     pub(super) heard: Micros,
     pub(super) channel: Option<ChannelId>,
+    pub(super) board: Option<(Slot, Key)>,
     pub(super) remotes: BTreeMap<SegmentId, (Slot, Key)>,
 }
 
@@ -35,7 +36,7 @@ impl World {
     pub(super) fn link_to(&self, member: MemberRef) -> Link {
         let host = self.host_of(&member.id);
         let (life, heard) = (self.hosts[host.0].life, self.queue.now());
-        Link { member, host, life, heard, channel: None, remotes: BTreeMap::new() }
+        Link { member, host, life, heard, channel: None, board: None, remotes: BTreeMap::new() }
     }
 
     /// A member has answered what it was asked for an output.
@@ -43,9 +44,17 @@ impl World {
         let Some(link) = output.seat().and_then(|seat| self.link(of, seat)) else { return };
         let mut flushed = Offset(0);
         match (answer, &output) {
-            (Ok(Answer::Connected(boot, channel)), _) if boot == link.member.boot => link.channel = Some(channel),
+            (Ok(Answer::Connected(boot, channel, board)), Output::Connect(seat, _)) if boot == link.member.boot => {
+                (link.channel, link.board) = (Some(channel), board);
+                let (seat, lends) = (*seat, board.is_some());
+                self.with_lead(of, |_, lead| {
+                    if lends {
+                        lead.machine.board_lent(seat);
+                    }
+                });
+            }
             // Other memory behind the name: this is not the member that was meant.
-            (Ok(Answer::Connected(_, channel)), _) => {
+            (Ok(Answer::Connected(_, channel, _)), _) => {
                 self.close_sender(channel);
                 return self.seat_failed(of, &output, &Failure::Unreachable("it has restarted".to_owned()));
             }
@@ -89,7 +98,9 @@ impl World {
 
     pub(crate) fn on_completed(&mut self, of: SidecarNo, channel: ChannelId) {
         if let Some(seat) = self.seat_of(of, channel) {
-            self.with_lead(of, |_, lead| lead.machine.completed(usize::from(seat.index), 1));
+            self.with_lead(of, |_, lead| {
+                lead.machine.completed(usize::from(seat.index), 1);
+            });
         } else {
             self.on_image_written(of, channel);
         }

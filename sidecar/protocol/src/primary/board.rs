@@ -1,0 +1,137 @@
+//! What the primary writes on its boards, and when.
+//!
+//! Part of [`Primary`]. The append path calls [`Primary::publish`] once per turn and posts the lines that it gets; nothing here
+//! allocates. See [`board`](crate::board) for the bytes, and "The board" in `docs/protocol.md` for the argument.
+
+use std::time::Duration;
+
+use crate::board::{BoardIdentity, IDENTITY_AT, Line, PROGRESS_AT, Progress};
+use crate::ids::{Lsn, Position, SegmentId};
+use crate::planted::{self, Bug};
+
+use super::seats::Member;
+use super::{Post, Primary, Seat};
+
+/// Least time between two progress lines. Readers look every few hundred microseconds, and each line costs a write at each
+/// member: at most 10 000 in a second, however many appends there are.
+pub const PUBLISH_INTERVAL: Duration = Duration::from_micros(100);
+/// Longest time between two growths of the beat, while barriers pass. A reader that has seen it grow
+/// [`BEATS`](crate::board::BEATS) times knows how old its view is: 75 ms at most.
+pub const BEAT_INTERVAL: Duration = Duration::from_millis(25);
+/// A barrier that no append has helped to pass by now gets an empty write at members without a board.
+const PROBE_AFTER: Duration = Duration::from_millis(5);
+
+/// Posts to a board go to no segment.
+pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
+
+/// What is on the boards.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Board {
+    identity: BoardIdentity,
+    /// Of the lines' CRCs.
+    seed: u32,
+    progress: Progress,
+    /// Taken when the present beat was about to be posted.
+    barrier: Post,
+    /// When the progress line was last published.
+    published: Duration,
+    /// When the beat last grew.
+    beaten: Duration,
+}
+
+/// A member's board.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum MemberBoard {
+    /// The member has lent none.
+    #[default]
+    None,
+    /// It has not been written to.
+    Lent,
+    /// Its identity has been posted.
+    Named,
+}
+
+impl Board {
+    pub(super) fn new(identity: BoardIdentity, progress: Progress) -> Board {
+        let (barrier, published, beaten) = (Post::default(), Duration::ZERO, Duration::ZERO);
+        Board { seed: identity.seed(), identity, progress, barrier, published, beaten }
+    }
+}
+
+impl Member {
+    /// Members of the set only: a barrier says nothing of the others.
+    fn shows_progress(&self) -> bool {
+        self.board != MemberBoard::None && self.in_set() && !self.is_lost()
+    }
+}
+
+impl Primary {
+    /// The member in this seat has lent a board.
+    pub fn board_lent(&mut self, seat: Seat) {
+        if let Some(member) = self.member_mut(seat) {
+            member.board = MemberBoard::Lent;
+        }
+    }
+
+    /// The line to post to every board now, if it is time for one: `acked` is the last acknowledged record, and `end` where its
+    /// append ends. Each board takes it by [`Primary::post_board`], before anything else is posted. `now` is any clock that
+    /// only goes forward.
+    pub fn publish(&mut self, now: Duration, acked: Lsn, end: Position) -> Option<Line> {
+        if now < self.board.published + PUBLISH_INTERVAL || self.over {
+            return None;
+        }
+        let passed = self.passed(self.board.barrier) || planted::has(Bug::BeatWithoutBarrier);
+        let (first, version) = (self.first_readable(), self.config.version);
+        let Board { progress, beaten, .. } = &self.board;
+        let beats = passed && now >= *beaten + BEAT_INTERVAL;
+        let news = (progress.acked, progress.end, progress.first, progress.version) != (acked, end, first, version);
+        if !beats && !news {
+            return None;
+        }
+        // A beat that one of them did not get would prove nothing there.
+        if !self.boards_have_room() {
+            return None;
+        }
+        assert!(acked >= progress.acked && end >= progress.end, "acknowledged is acknowledged");
+        assert!(end <= self.acked || planted::any(), "a board names what is acknowledged");
+        let beat = progress.beat + u64::from(passed);
+        if passed {
+            self.board.barrier = self.posts;
+            self.board.beaten = now;
+        }
+        self.board.published = now;
+        self.board.progress = Progress { beat, acked, end, first, version };
+        Some(self.board.progress.encode_seeded(self.board.seed))
+    }
+
+    /// True when [`Primary::publish`] would have something new to say, but for the time.
+    pub fn has_news(&self, acked: Lsn) -> bool {
+        acked > self.board.progress.acked && !self.over && self.boards_have_room()
+    }
+
+    /// True when there are boards, and each can take a line now.
+    fn boards_have_room(&self) -> bool {
+        let mut boards = self.members.iter().flatten().filter(|member| member.shows_progress()).peekable();
+        boards.peek().is_some() && boards.all(|member| member.has_room_for(2))
+    }
+
+    /// Has `post` write `line` to this seat's board, if it has one: each call of it is one write, at this offset.
+    pub fn post_board(&mut self, index: usize, line: &Line, mut post: impl FnMut(u32, &Line)) {
+        let Some(member) = self.members[index].as_mut().filter(|member| member.shows_progress()) else { return };
+        if member.board == MemberBoard::Lent {
+            member.board = MemberBoard::Named;
+            self.posts.0 += 1;
+            member.post(member.posted, self.posts, NO_SEGMENT);
+            post(IDENTITY_AT, &self.board.identity.encode());
+        }
+        self.posts.0 += 1;
+        member.post(member.posted, self.posts, NO_SEGMENT);
+        post(PROGRESS_AT, line);
+    }
+
+    /// The barrier of the present beat, if no append has helped it to pass yet: probe for it.
+    pub fn beat_to_probe(&self, now: Duration) -> Option<Post> {
+        let late = now >= self.board.beaten + PROBE_AFTER && self.members.iter().flatten().any(Member::shows_progress);
+        (late && !self.over && !self.passed(self.board.barrier)).then_some(self.board.barrier)
+    }
+}

@@ -1,0 +1,168 @@
+//! Reading one-sidedly: what a card gives of memory that is being written, and a reader that looks at boards.
+//!
+//! A read asks no process: it is served while a backup is frozen, too. Its bytes are taken at a few moments between its posting
+//! and its completion, in pieces of the seed's grain, in any order (promise 8 of the fabric). It sees what had completed when
+//! it was posted, also what the backup's processor does not see yet. If its share ends before the last piece is taken, it
+//! fails (promise 10).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use tailwind_backup::Lender;
+use tailwind_protocol::backup::Slot;
+use tailwind_protocol::board::{self, Freshness};
+use tailwind_protocol::ids::{Epoch, Lsn};
+
+use super::fabric::Key;
+use super::host::Running;
+use super::memory::Lent;
+use super::queue::{MS, Micros};
+use super::{Event, HostNo, World};
+use crate::trace::trace;
+
+/// The slot in which a backup lends its board, beside those of its pool.
+pub(crate) const BOARD: Slot = Slot(u32::MAX);
+/// Moments at which a read takes its bytes, at most.
+const MOMENTS_MAX: u64 = 4;
+/// Pause between two looks of the reader, at most: it must see a primary that is over beat a few times before that knows it.
+const LOOK_PAUSE_MAX: Micros = 15 * MS;
+
+/// A read on its way.
+#[derive(Debug)]
+struct Read {
+    to: HostNo,
+    slot: Slot,
+    share: Key,
+    at: u32,
+    bytes: Vec<u8>,
+    /// What is taken at each of its moments.
+    moments: Vec<Vec<Range<u32>>>,
+    posted: Micros,
+    /// Moments that are still to come.
+    left: usize,
+    failed: bool,
+}
+
+/// All reads, and what the reader has seen.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    reads: BTreeMap<u64, Read>,
+    count: u64,
+    views: BTreeMap<(HostNo, u64), View>,
+}
+
+/// What one board has shown, under one share.
+#[derive(Debug, Default)]
+struct View {
+    freshness: Freshness,
+    beat: u64,
+}
+
+impl World {
+    /// Lends the board of the promised epoch, or gives its key again.
+    pub(super) fn lend_board(&mut self, no: HostNo, epoch: Epoch) -> Option<(Slot, Key)> {
+        self.plan.read_grain?;
+        let known = |world: &World| world.hosts[no.0].lendings.get(&BOARD).map(|lending| (lending.writer, lending.key));
+        if known(self).is_none_or(|(writer, _)| writer != epoch) {
+            Lent { world: self, no }.lend(epoch, BOARD).ok()?;
+        }
+        known(self).map(|(_, key)| (BOARD, key))
+    }
+
+    /// The right to read a slot's present memory.
+    pub(crate) fn share(&mut self, no: HostNo, slot: Slot) -> Option<Key> {
+        let host = &mut self.hosts[no.0];
+        host.lendings.get(&slot)?;
+        if !host.shares.contains_key(&slot) {
+            host.keys += 1;
+            host.shares.insert(slot, Key(host.keys));
+        }
+        host.shares.get(&slot).copied()
+    }
+
+    /// Posts a read.
+    pub(crate) fn begin_read(&mut self, to: HostNo, slot: Slot, share: Key, at: Range<u32>) -> u64 {
+        let grain = self.plan.read_grain.unwrap_or(1);
+        let mut moments = vec![Vec::new(); self.random.within(1, MOMENTS_MAX) as usize];
+        for start in at.clone().step_by(grain as usize) {
+            let moment = self.random.below(moments.len() as u64) as usize;
+            moments[moment].push(start..at.end.min(start + grain));
+        }
+        self.reading.count += 1;
+        let id = self.reading.count;
+        let (least, most) = self.plan.latency;
+        for nth in 0..moments.len() {
+            // Now and then a read takes so long that everything changes under it.
+            let slow = if self.random.one_in(8) { self.random.below(20 * MS) } else { 0 };
+            let wait = self.random.within(least, most) + slow;
+            self.queue.plan(wait, Event::Sample(id, nth));
+        }
+        let (posted, left, bytes) = (self.queue.now(), moments.len(), vec![0; at.len()]);
+        let read = Read { to, slot, share, at: at.start, bytes, moments, posted, left, failed: false };
+        self.reading.reads.insert(id, read);
+        id
+    }
+
+    /// One of the moments of a read.
+    pub(crate) fn on_sample(&mut self, id: u64, nth: usize) {
+        let Some(mut read) = self.reading.reads.remove(&id) else { return };
+        read.failed |= self.hosts[read.to.0].shares.get(&read.slot) != Some(&read.share);
+        if !read.failed {
+            for piece in &read.moments[nth] {
+                let here = piece.start as usize..piece.end as usize;
+                let taken = self.settled_bytes(read.to, read.slot, here.clone());
+                let at = read.at as usize;
+                read.bytes[here.start - at..here.end - at].copy_from_slice(&taken);
+            }
+        }
+        read.left -= 1;
+        if read.left > 0 {
+            self.reading.reads.insert(id, read);
+        } else if !read.failed {
+            self.on_board_read(&read);
+        }
+    }
+
+    /// The reader looks at some of the boards.
+    pub(crate) fn look(&mut self) {
+        for no in (0..self.hosts.len()).map(HostNo) {
+            if self.hosts[no.0].running != Running::Off
+                && self.random.one_in(2)
+                && let Some(share) = self.share(no, BOARD)
+            {
+                self.begin_read(no, BOARD, share, board::LINES);
+            }
+        }
+        let pause = self.random.within(50, LOOK_PAUSE_MAX);
+        self.queue.plan(pause, Event::Look);
+    }
+
+    fn on_board_read(&mut self, read: &Read) {
+        let Some((identity, progress)) = board::decode(&read.bytes) else {
+            self.tally.boards_torn += 1;
+            return;
+        };
+        self.tally.boards_read += 1;
+        self.checks.board_shows(identity.epoch, progress.acked);
+        let view = self.reading.views.entry((read.to, read.share.0)).or_default();
+        view.freshness.observe(Duration::from_micros(read.posted), progress.beat);
+        // A view is what the newest beat says; an older line that comes late is none.
+        if progress.beat < view.beat {
+            return;
+        }
+        view.beat = progress.beat;
+        if let Some(moment) = view.freshness.covers() {
+            self.tally.boards_fresh += 1;
+            let moment = moment.as_micros() as Micros;
+            self.checks.board_covers(identity.epoch, progress.acked, moment);
+            let (host, Lsn(acked)) = (&self.hosts[read.to.0].name, progress.acked);
+            trace!(self, "the board of {host} covers all before {moment}: record {acked}");
+        }
+    }
+
+    /// Nobody reads this slot's memory any more through what was shared before.
+    pub(super) fn end_share(&mut self, no: HostNo, slot: Slot) {
+        self.hosts[no.0].shares.remove(&slot);
+    }
+}

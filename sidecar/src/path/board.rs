@@ -1,0 +1,51 @@
+//! Tells readers how far the log is acknowledged: the lines on the members' boards.
+//!
+//! Part of [`Path`], once per turn, after the acks. [`Primary::publish`](tailwind_protocol::primary::Primary::publish) decides;
+//! this file posts. Nothing here allocates.
+
+use std::time::{Duration, Instant};
+
+use tailwind_protocol::config::{MEMBERS_MAX, Time};
+
+use super::replicator::Replicator;
+use super::{Path, RoleState};
+
+impl Path {
+    /// `began` is when the turn did.
+    pub(super) fn publish(&mut self, began: Instant, now: Time) {
+        let RoleState::Leading(replicator) = &mut self.state else { return };
+        replicator.publish(began.duration_since(self.started), now);
+    }
+}
+
+impl Replicator {
+    /// Posts a line to each board, if it is time for one.
+    fn publish(&mut self, elapsed: Duration, now: Time) {
+        let (acked, end) = self.acked;
+        let Some(line) = self.primary.publish(elapsed, acked, end) else { return };
+        for index in 0..MEMBERS_MAX {
+            let Some(member) = &mut self.members[index] else { continue };
+            let Some(board) = &member.board else { continue };
+            let mut failed = false;
+            self.primary.post_board(index, &line, |at, line| {
+                // Also when its queue is full: it counts as posted, and would never complete.
+                failed |= member.channel.post_bytes(board, at, line).is_err();
+            });
+            if failed {
+                self.lose(index, now);
+            }
+        }
+    }
+
+    /// True when readers have not been told of everything that is acknowledged.
+    pub(super) fn has_news(&self) -> bool {
+        self.primary.has_news(self.acked.0)
+    }
+
+    /// Helps a barrier to pass that the boards wait for, if nothing is appended.
+    pub(super) fn help_beat(&mut self, elapsed: Duration, now: Time) {
+        if let Some(barrier) = self.primary.beat_to_probe(elapsed) {
+            self.probe(barrier, now);
+        }
+    }
+}
