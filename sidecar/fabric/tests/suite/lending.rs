@@ -88,22 +88,18 @@ pub(crate) fn released_memory_is_lent_anew<H: Harness>() {
 pub(crate) fn the_side_slot_is_lent_like_the_others<H: Harness>() {
     let mut world = World::new::<H>();
     let side = world.pool.side_slot();
-    let contents = |world: &World| {
-        let mut bytes = vec![0xee; SIDE_SLOT_SIZE as usize];
-        world.pool.read(side, 0, &mut bytes).unwrap();
-        bytes
-    };
+    let contents = |world: &mut World| world.contents_of_size(side.0, SIDE_SLOT_SIZE);
     let neighbour = fill(&mut world, 1, SLOTS - 1);
     for writer in 1..4 {
-        assert!(is_zero(&contents(&world)) && !world.pool.has(side));
+        assert!(is_zero(&contents(&mut world)) && !world.pool.has(side));
         let (mut channel, remote) = (world.channel(writer), world.lend(writer, side.0));
         channel.post_bytes(&remote, SIDE_SLOT_SIZE - 3, &[7; 3]).unwrap();
         complete(&mut *channel, 1);
-        assert_eq!(contents(&world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
+        assert_eq!(contents(&mut world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
         world.receiver.revoke_below(Writer(writer + 1)).unwrap();
         let local = world.local(&[9; 8]);
         failure(&mut *channel, &remote, &local);
-        assert_eq!(contents(&world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
+        assert_eq!(contents(&mut world)[SIDE_SLOT_SIZE as usize - 4..], [0, 7, 7, 7]);
         world.receiver.release(side).unwrap();
     }
     drop(neighbour);
@@ -116,7 +112,7 @@ pub(crate) fn the_side_slot_is_lent_like_the_others<H: Harness>() {
     let _ = channel.post(&stale, &local, 0..8);
     failure(&mut *channel, &stale, &local);
     world.lend(10, side.0);
-    assert!(is_zero(&contents(&world)));
+    assert!(is_zero(&contents(&mut world)));
 }
 
 /// What a revoked writer once wrote to is lent to its successor, which must be alone with it.

@@ -110,11 +110,15 @@ impl World {
     }
 
     pub(crate) fn contents(&mut self, slot: u32) -> Vec<u8> {
+        self.contents_of_size(slot, SLOT_SIZE)
+    }
+
+    pub(crate) fn contents_of_size(&mut self, slot: u32, size: u32) -> Vec<u8> {
         if self.barrier_before_reads {
             // Revokes nobody.
             self.receiver.revoke_below(Writer(0)).unwrap();
         }
-        let mut bytes = vec![0xee; SLOT_SIZE as usize];
+        let mut bytes = vec![0xee; size as usize];
         self.pool.read(SlotId(slot), 0, &mut bytes).unwrap();
         bytes
     }
