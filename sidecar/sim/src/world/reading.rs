@@ -62,9 +62,7 @@ struct View {
 impl World {
     /// Lends the board of the promised epoch, or gives its key again.
     pub(super) fn lend_board(&mut self, no: HostNo, epoch: Epoch) -> Option<(Slot, Key)> {
-        if self.plan.read_grain.is_none() {
-            return None;
-        }
+        self.plan.read_grain?;
         let known = |world: &World| world.hosts[no.0].lendings.get(&BOARD).map(|lending| (lending.writer, lending.key));
         if known(self).is_none_or(|(writer, _)| writer != epoch) {
             Lent { world: self, no }.lend(epoch, BOARD).ok()?;
