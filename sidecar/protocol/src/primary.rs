@@ -28,7 +28,7 @@ use crate::planted::{self, Bug};
 use crate::recovery::Reference;
 use crate::rpc::{CopyReport, Failure, Inventory};
 
-pub use board::{BEAT_INTERVAL, PUBLISH_INTERVAL};
+pub use board::{BEAT_INTERVAL, PUBLISH_INTERVAL, Publication, Seats};
 pub use lanes::{INSTALLS_MAX, REPAIRS_AT_ONCE};
 pub use repair::REPAIRS_MAX;
 pub use seats::{Membership, Post, Seat};

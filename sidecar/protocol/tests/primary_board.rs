@@ -6,7 +6,7 @@ mod group;
 use std::time::Duration;
 
 use group::{config, holds_nothing, member};
-use tailwind_protocol::board::{self, BoardIdentity, LINE_SIZE, Line, Progress};
+use tailwind_protocol::board::{self, BoardIdentity, LINE_SIZE, Progress};
 use tailwind_protocol::config::{Durability, SwapOutcome, Time};
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::SegmentSize;
@@ -78,12 +78,12 @@ impl Group {
     /// Publishes if it is time to; whether it was.
     fn publish(&mut self) -> bool {
         let (acked, end) = self.acked;
-        let Some(line) = self.primary.publish(self.now, acked, end) else { return false };
-        for index in 0..self.seats.len() {
-            self.primary.post_board(index, &line, |at, line: &Line| {
-                self.boards[index][at as usize..][..LINE_SIZE].copy_from_slice(line);
+        let Some(publication) = self.primary.publish(self.now, acked, end) else { return false };
+        for index in publication.seats() {
+            for (at, line) in publication.lines(index) {
+                self.boards[index][*at as usize..][..LINE_SIZE].copy_from_slice(line);
                 self.posted[index] += 1;
-            });
+            }
         }
         true
     }
@@ -259,7 +259,7 @@ fn without_boards_nothing_is_published() {
     let mut out = Vec::new();
     let mut primary = Primary::new(config(1), rules(), &Reference::default(), 1, Time(0), &mut out);
     for millis in 0..1000 {
-        assert_eq!(primary.publish(Duration::from_millis(millis), Lsn(0), primary.acked()), None);
+        assert!(primary.publish(Duration::from_millis(millis), Lsn(0), primary.acked()).is_none());
         assert_eq!(primary.beat_to_probe(Duration::from_millis(millis)), None);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use tailwind_protocol::config::{MEMBERS_MAX, Time};
+use tailwind_protocol::config::Time;
 
 use super::replicator::Replicator;
 use super::{Path, RoleState};
@@ -19,18 +19,18 @@ impl Path {
 }
 
 impl Replicator {
-    /// Posts a line to each board, if it is time for one.
+    /// Posts a line to each board, if it is time for it.
     fn publish(&mut self, elapsed: Duration, now: Time) {
         let (acked, end) = self.acked;
-        let Some(line) = self.primary.publish(elapsed, acked, end) else { return };
-        for index in 0..MEMBERS_MAX {
-            let Some(member) = &mut self.members[index] else { continue };
-            let Some(board) = &member.board else { continue };
+        let Some(publication) = self.primary.publish(elapsed, acked, end) else { return };
+        for index in publication.seats() {
+            let member = self.members[index].as_mut().expect("a board comes with its channel");
+            let board = member.board.as_ref().expect("the machine publishes on lent boards only");
             let mut failed = false;
-            self.primary.post_board(index, &line, |at, line| {
+            for (at, line) in publication.lines(index) {
                 // Also when its queue is full: it counts as posted, and would never complete.
-                failed |= member.channel.post_bytes(board, at, line).is_err();
-            });
+                failed |= member.channel.post_bytes(board, *at, line).is_err();
+            }
             if failed {
                 self.lose(index, now);
             }

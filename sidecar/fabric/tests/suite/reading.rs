@@ -86,8 +86,9 @@ fn settle(channel: &mut dyn ReadChannel, count: u32) {
 }
 
 pub(crate) fn every_read_completes_once_and_a_full_queue_moves_on<H: Harness>() {
-    const READS: u32 = 2000;
-    const SIZE: u32 = 500;
+    // Soft-RoCE takes some 6 ms for each once more are posted than it has on the wire.
+    const READS: u32 = 300;
+    const SIZE: u32 = 3000;
     let mut world = World::new::<H>();
     fill(&mut world, 1, 0, &pattern(0));
     let (shared, mut reading) = (world.share(0), world.read_channel(7, READS_MAX as u32 * SIZE));

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use crate::board::{BoardIdentity, IDENTITY_AT, Line, PROGRESS_AT, Progress};
+use crate::board::{BoardIdentity, IDENTITY_AT, LINE_SIZE, Line, PROGRESS_AT, Progress};
+use crate::config::MEMBERS_MAX;
 use crate::ids::{Lsn, Position, SegmentId};
 use crate::planted::{self, Bug};
 
@@ -37,6 +38,44 @@ pub(super) struct Board {
     published: Duration,
     /// When the beat last grew.
     beaten: Duration,
+}
+
+/// Lines for the boards of several seats.
+#[derive(Clone, Debug)]
+pub struct Publication {
+    /// Identity and progress, each with its offset.
+    lines: [(u32, Line); 2],
+    seats: Seats,
+    /// Those that need the identity too.
+    unnamed: u8,
+}
+
+/// Indexes of seats, as bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Seats(u8);
+
+const _: () = assert!(MEMBERS_MAX <= u8::BITS as usize, "a bit for each seat");
+
+impl Publication {
+    /// Indexes of the seats whose boards get lines.
+    pub fn seats(&self) -> Seats {
+        self.seats
+    }
+
+    /// The lines for this seat's board and their offsets, in the order in which to post them.
+    pub fn lines(&self, index: usize) -> &[(u32, Line)] {
+        &self.lines[usize::from(self.unnamed & (1 << index) == 0)..]
+    }
+}
+
+impl Iterator for Seats {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let index = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.checked_sub(1)?;
+        Some(index)
+    }
 }
 
 /// A member's board.
@@ -73,10 +112,9 @@ impl Primary {
         }
     }
 
-    /// The line to post to every board now, if it is time for one: `acked` is the last acknowledged record, and `end` where its
-    /// append ends. Each board takes it by [`Primary::post_board`], before anything else is posted. `now` is any clock that
-    /// only goes forward.
-    pub fn publish(&mut self, now: Duration, acked: Lsn, end: Position) -> Option<Line> {
+    /// What to write on the boards now, if it is time for it: `acked` is the last acknowledged record, and `end` where its append
+    /// ends. It counts as posted, so it must be, before anything else is. `now` is any clock that only goes forward.
+    pub fn publish(&mut self, now: Duration, acked: Lsn, end: Position) -> Option<Publication> {
         if now < self.board.published + PUBLISH_INTERVAL || self.over {
             return None;
         }
@@ -101,7 +139,7 @@ impl Primary {
         }
         self.board.published = now;
         self.board.progress = Progress { beat, acked, end, first, version };
-        Some(self.board.progress.encode_seeded(self.board.seed))
+        Some(self.post_boards())
     }
 
     /// True when [`Primary::publish`] would have something new to say, but for the time.
@@ -115,18 +153,24 @@ impl Primary {
         boards.peek().is_some() && boards.all(|member| member.has_room_for(2))
     }
 
-    /// Has `post` write `line` to this seat's board, if it has one: each call of it is one write, at this offset.
-    pub fn post_board(&mut self, index: usize, line: &Line, mut post: impl FnMut(u32, &Line)) {
-        let Some(member) = self.members[index].as_mut().filter(|member| member.shows_progress()) else { return };
-        if member.board == MemberBoard::Lent {
+    /// The lines of the present progress, for every board that shows it.
+    fn post_boards(&mut self) -> Publication {
+        let Board { identity, seed, progress, .. } = &self.board;
+        let (mut seats, mut unnamed) = (0, 0);
+        for (index, member) in self.members.iter_mut().enumerate() {
+            let Some(member) = member.as_mut().filter(|member| member.shows_progress()) else { continue };
+            let lines = if member.board == MemberBoard::Lent { 2 } else { 1 };
+            for _ in 0..lines {
+                self.posts.0 += 1;
+                member.post(member.posted, self.posts, NO_SEGMENT);
+            }
+            seats |= 1 << index;
+            unnamed |= u8::from(lines == 2) << index;
             member.board = MemberBoard::Named;
-            self.posts.0 += 1;
-            member.post(member.posted, self.posts, NO_SEGMENT);
-            post(IDENTITY_AT, &self.board.identity.encode());
         }
-        self.posts.0 += 1;
-        member.post(member.posted, self.posts, NO_SEGMENT);
-        post(PROGRESS_AT, line);
+        let name = if unnamed == 0 { [0; LINE_SIZE] } else { identity.encode() };
+        let lines = [(IDENTITY_AT, name), (PROGRESS_AT, progress.encode_seeded(*seed))];
+        Publication { lines, seats: Seats(seats), unnamed }
     }
 
     /// The barrier of the present beat, if no append has helped it to pass yet: probe for it.

@@ -280,12 +280,16 @@ impl World {
         if planted::has(Bug::BoardBeforeAck) {
             (acked, end) = lead.unacked.back().map_or(lead.acked, |(end, _, last)| (*last, *end));
         }
-        if let Some(line) = lead.machine.publish(now, acked, end) {
-            for (seat, link) in &lead.links {
-                let (Some(channel), Some((slot, key))) = (link.channel, link.board) else { continue };
-                lead.machine.post_board(usize::from(seat.index), &line, |at, line| {
-                    self.post(channel, slot, key, at, Rc::from(&line[..]));
-                });
+        if let Some(publication) = lead.machine.publish(now, acked, end) {
+            for index in publication.seats() {
+                let mut links = lead.links.iter().filter(|(seat, _)| usize::from(seat.index) == index);
+                let (_, link) = links.next().expect("a seat has a link");
+                let (Some(channel), Some((slot, key))) = (link.channel, link.board) else {
+                    unreachable!("the machine publishes on lent boards only")
+                };
+                for (at, line) in publication.lines(index) {
+                    self.post(channel, slot, key, *at, Rc::from(&line[..]));
+                }
             }
         }
         if let Some(barrier) = lead.machine.beat_to_probe(now) {
