@@ -145,7 +145,8 @@ impl Path {
     pub fn turn(&mut self) -> io::Result<bool> {
         let began = Instant::now();
         self.turned = began;
-        let now = Time(began.duration_since(self.started).as_millis() as u64);
+        let elapsed = began.duration_since(self.started);
+        let now = Time(elapsed.as_millis() as u64);
         let mut progress = self.process_commands(now);
         for slot in self.clients.held() {
             progress |= self.serve(slot);
@@ -159,13 +160,15 @@ impl Path {
             if began.duration_since(self.ticked) >= TICK {
                 self.ticked = began;
                 replicator.tick(now);
-                replicator.help_beat(began.duration_since(self.started), now);
+                replicator.help_beat(elapsed, now);
                 self.stall.tick(now, self.pending.progress(replicator.primary().acked()), self.pending.waits());
             }
             replicator.measure_pause(began, &self.counters.join_pauses);
         }
         let acked = self.acknowledge();
-        self.publish(began, now);
+        if let RoleState::Leading(replicator) = &mut self.state {
+            replicator.publish(elapsed, now);
+        }
         self.pass_barriers(now);
         self.report();
         self.send();

@@ -17,17 +17,19 @@ use std::time::{Duration, Instant};
 use authority::{Authority, Files};
 use daemon::Daemon;
 use rustix::process::Signal;
-use tailwind_fabric::shm::ShmSender;
-use tailwind_fabric::tcp::TcpSender;
+use tailwind_fabric::shm::{ShmReader, ShmSender};
+use tailwind_fabric::tcp::{TcpReader, TcpSender};
 use tailwind_fabric::{
-    AppendBuffer, Channel, ChannelAnswer, ChannelError, FabricKind, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
+    AppendBuffer, Channel, ChannelAnswer, ChannelError, FabricKind, Grant, Offer, ReadChannel, ReadError, ReadGrant,
+    Reader, RemoteBuffer, Sender, SharedBuffer,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyState, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, Refusal, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, OpenReply, OpenRequest, Purpose, ReadConnectReply, ReadConnectRequest,
+    Refusal, ShareReply, ShareRequest, TrimRequest, path,
 };
 use tailwind_protocol::scan;
 use tailwind_protocol::segment::SegmentWriter;
@@ -572,6 +574,106 @@ async fn the_board_is_lent_until_the_next_fence() {
         daemon.kill();
         daemon.start();
         assert!(!file.exists(), "what it says is of an earlier life");
+    }
+}
+
+/// A reader of a group: its own channel, and what the backup shares with it.
+struct Follower<'a> {
+    primary: &'a Primary,
+    number: u64,
+    reader: Box<dyn Reader>,
+    channel: Box<dyn ReadChannel>,
+}
+
+impl<'a> Follower<'a> {
+    async fn connect(primary: &'a Primary, fabric: FabricKind, number: u64) -> Result<Follower<'a>, CallError> {
+        let reader: Box<dyn Reader> = match fabric {
+            FabricKind::Shm => Box::<ShmReader>::default(),
+            _ => Box::<TcpReader>::default(),
+        };
+        let opening = reader.begin(SegmentSize::MIN.bytes()).unwrap();
+        let Caller { group, log, .. } = primary.caller();
+        let request = ReadConnectRequest { group, log, reader: number, offer: opening.offer() };
+        let ReadConnectReply { answer, .. } =
+            primary.client.call::<_, ReadConnectReply<ChannelAnswer>>(path::READ_CONNECT, &request, TIMEOUT).await?;
+        let channel = opening.connect(&answer, primary.client.peer_ip().unwrap()).unwrap();
+        Ok(Follower { primary, number, reader, channel })
+    }
+
+    async fn share(&self, segments: &[u64]) -> Result<ShareReply<ReadGrant>, CallError> {
+        let Caller { group, log, .. } = self.primary.caller();
+        let segments = segments.iter().map(|segment| SegmentId(*segment)).collect();
+        let request = ShareRequest { group, log, reader: self.number, board: true, segments };
+        self.primary.client.call(path::SHARE, &request, TIMEOUT).await
+    }
+
+    fn read(&mut self, grant: &ReadGrant, length: u32) -> Result<Vec<u8>, ReadError> {
+        let shared = self.reader.attach(grant).map_err(|_| ReadError::Ended)?;
+        self.channel.read(&shared, 0..length, 0)?;
+        let deadline = Instant::now() + TIMEOUT;
+        while self.channel.poll()? == 0 {
+            assert!(Instant::now() < deadline, "it completes or fails");
+            std::thread::yield_now();
+        }
+        Ok(self.channel.landed(0..length).to_vec())
+    }
+}
+
+/// A board and an open segment are read while they are written; what is over is shared no more.
+#[tokio::test]
+async fn readers_read_what_is_lent() {
+    for fabric in [FabricKind::Shm, FabricKind::Tcp] {
+        let daemon = Daemon::started(&["--fabric", &fabric.to_string()]);
+        let primary = Primary::new(&daemon, fabric, 1);
+        let early = Follower::connect(&primary, fabric, 7).await;
+        assert!(matches!(early.err(), Some(CallError::Refused(Refusal::RetryLater { .. }))), "no log yet");
+        primary.fence().await;
+        let (mut channel, board) = primary.connect_with(true).await.unwrap();
+        let board = primary.sender.attach(&board.unwrap()).unwrap();
+        let mut open = primary.open(1, 1, Durability::Memory).await;
+        open.append(10);
+        channel.post_bytes(&board, 64, b"a line").unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        while channel.poll().unwrap() == 0 {
+            assert!(Instant::now() < deadline, "it completes");
+        }
+
+        let mut follower = Follower::connect(&primary, fabric, 7).await.unwrap();
+        let shared = follower.share(&[1, 2]).await.unwrap();
+        assert_eq!((shared.promised, shared.segments.len()), (Epoch(1), 1), "segment 2 is not there");
+        assert_eq!((shared.segments[0].identity, shared.segments[0].closure), (primary.identity(1), None));
+        let end = open.writer.closure().end.0;
+        assert!(follower.read(&shared.segments[0].grant, end).unwrap() == open.shared.published()[..end as usize]);
+        let line = follower.read(&shared.board.clone().unwrap(), 128).unwrap();
+        assert_eq!(line[64..71], *b"a line\0");
+        let again = follower.share(&[1]).await.unwrap();
+        assert_eq!((again.board, &again.segments[0].grant), (shared.board.clone(), &shared.segments[0].grant));
+
+        // Closed, it goes to disk, and the memory is given up.
+        primary.close(&open).await;
+        let deadline = Instant::now() + TIMEOUT;
+        while !follower.share(&[1]).await.unwrap().segments.is_empty() {
+            assert!(Instant::now() < deadline, "it is flushed");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(follower.read(&shared.segments[0].grant, end).is_err());
+
+        let next = Primary::new(&daemon, fabric, 2);
+        next.fence().await;
+        let mut follower = Follower::connect(&primary, fabric, 7).await.unwrap();
+        let after = follower.share(&[1]).await.unwrap();
+        assert_eq!((after.promised, after.board), (Epoch(2), None), "the board went with its epoch");
+        assert!(follower.read(&shared.board.unwrap(), 128).is_err());
+
+        let many: Vec<u64> = (1..=17).collect();
+        assert!(matches!(refusal(follower.share(&many).await), Refusal::BadRequest { .. }));
+        let stranger = Follower { number: 8, ..Follower::connect(&primary, fabric, 7).await.unwrap() };
+        assert!(matches!(refusal(stranger.share(&[1]).await), Refusal::BadRequest { .. }), "it has no channel");
+        for number in 100..131 {
+            Follower::connect(&primary, fabric, number).await.unwrap();
+        }
+        let full = Follower::connect(&primary, fabric, 200).await.err().unwrap();
+        assert!(matches!(full, CallError::Refused(Refusal::RetryLater { .. })), "{full}");
     }
 }
 

@@ -136,7 +136,7 @@ pub trait Channel: Send + fmt::Debug {
     /// Readable when [`Channel::poll`] has something to report, if [`Channel::arm`] was called since the last time that it
     /// had; none where completions are immediate.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
-    /// To be called before sleeping on [`Channel::readiness`], with everything polled. True when something has completed
-    /// or failed meanwhile: then poll, instead of sleeping.
+    /// To be called before sleeping on [`Channel::readiness`], with everything polled; what was posted since is on its way
+    /// then. True when something has completed or failed meanwhile: then poll, instead of sleeping.
     fn arm(&mut self) -> bool;
 }

@@ -8,7 +8,7 @@
 //!
 //! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
 //! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (fetches, trims, drops, quarantine),
-//! [`folder`] (how full the flush folder is); [`copy`] is one segment's copy.
+//! [`folder`] (how full the flush folder is), [`sharing`] (what readers may read); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -18,6 +18,7 @@ mod folder;
 mod keeping;
 mod lending;
 mod messages;
+mod sharing;
 mod start;
 
 use std::collections::BTreeMap;

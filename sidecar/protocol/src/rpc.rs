@@ -31,6 +31,10 @@ pub mod path {
     pub const TRIM: &str = "/v1/trim";
     /// [`DropRequest`](super::DropRequest) → [`Empty`](super::Empty).
     pub const DROP: &str = "/v1/drop";
+    /// [`ReadConnectRequest`](super::ReadConnectRequest) → [`ReadConnectReply`](super::ReadConnectReply).
+    pub const READ_CONNECT: &str = "/v1/read-connect";
+    /// [`ShareRequest`](super::ShareRequest) → [`ShareReply`](super::ShareReply).
+    pub const SHARE: &str = "/v1/share";
     /// GET: an endless stream of newlines, one every heartbeat interval.
     pub const HEARTBEATS: &str = "/v1/heartbeats";
 }
@@ -105,6 +109,74 @@ pub struct ConnectReply<Answer, Grant> {
 
 fn no_grant<Grant>() -> Option<Grant> {
     None
+}
+
+/// Prepare for one read channel. Readers belong to no epoch, and change nothing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReadConnectRequest<Offer> {
+    /// The group.
+    pub group: GroupName,
+    /// The log that is to be read.
+    pub log: LogId,
+    /// One incarnation of the reader: a random number. A backup forgets a reader that has asked for nothing for
+    /// [`READER_SILENCE_MS`].
+    pub reader: u64,
+    /// The fabric's offer.
+    pub offer: Offer,
+}
+
+/// How long a backup remembers a reader that asks for nothing, milliseconds. Its channels end then: a reader that has no other
+/// question asks for the board's share again from time to time.
+pub const READER_SILENCE_MS: u64 = 30_000;
+
+/// The read channel's other end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReadConnectReply<Answer> {
+    /// The identity of the backup's memory.
+    pub boot: BootId,
+    /// The fabric's answer.
+    pub answer: Answer,
+}
+
+/// Most segments in one [`ShareRequest`]: a reader asks for those that it reads next.
+pub const SHARES_MAX: usize = 16;
+
+/// Share memory with a reader that has a read channel. May be repeated: while a share lasts, its grant stays the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ShareRequest {
+    /// The group.
+    pub group: GroupName,
+    /// The log.
+    pub log: LogId,
+    /// The reader.
+    pub reader: u64,
+    /// Share the board, if one is lent.
+    pub board: bool,
+    /// Share these segments, as far as they are in memory; at most [`SHARES_MAX`].
+    pub segments: Vec<SegmentId>,
+}
+
+/// What is shared.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShareReply<Grant> {
+    /// The epoch that the backup has promised. A board of an older epoch is never shared.
+    pub promised: Epoch,
+    /// The board; `None` if it was not asked for, or none is lent.
+    #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
+    pub board: Option<Grant>,
+    /// Those of the segments that are in memory. The others are on disk, to be fetched, or not here.
+    pub segments: Vec<SharedSegment<Grant>>,
+}
+
+/// One shared segment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SharedSegment<Grant> {
+    /// Which opening of the segment it is.
+    pub identity: SegmentIdentity,
+    /// Where it ends, if it is closed here.
+    pub closure: Option<Closure>,
+    /// The fabric's grant.
+    pub grant: Grant,
 }
 
 /// What a buffer is lent for.

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 use tailwind_backup::{Daemon, DaemonCounters, OutputResult};
-use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, Writer};
+use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, ReadGrant, ReaderId, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal};
+use tailwind_protocol::rpc::{
+    CopyReport, Inventory, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
 
@@ -78,6 +80,8 @@ enum ActorMessage {
     Status(oneshot::Sender<ActorStatus>),
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
+    ReadConnect(ReadConnectRequest<Offer>, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
+    Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
 }
 
 /// A closed copy, and where its bytes are.
@@ -118,6 +122,27 @@ impl Handle {
         let (reply, copy) = oneshot::channel();
         self.inbox.send(ActorMessage::ClosedBehind(segment, reply)).ok()?;
         copy.await.ok()?
+    }
+
+    /// Prepares for a reader's channel.
+    pub(super) async fn read_connect(&self, request: ReadConnectRequest<Offer>) -> Result<ChannelAnswer, Refusal> {
+        self.read_side(|reply| ActorMessage::ReadConnect(request, reply)).await
+    }
+
+    /// Shares memory with a reader.
+    pub(super) async fn share(&self, request: ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
+        self.read_side(|reply| ActorMessage::Share(request, reply)).await
+    }
+
+    async fn read_side<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> ActorMessage,
+    ) -> Result<T, Refusal> {
+        let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
+        let _place = self.places.acquire().await.map_err(|_| gone())?;
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(message(reply)).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
     }
 
     /// How things stand; `None` when the actor is gone.
@@ -185,6 +210,7 @@ impl Running {
             if Instant::now() >= tick {
                 tick = Instant::now() + TICK;
                 anyhow::ensure!(self.actor.flusher.lives(), "the flusher thread has panicked");
+                self.actor.lent.dismiss_silent_readers();
                 self.step(Input::Tick)?;
             }
             match inbox.messages.recv_timeout(tick.saturating_duration_since(Instant::now())) {
@@ -213,6 +239,15 @@ impl Running {
             ActorMessage::ClosedBehind(segment, reply) => {
                 // The caller may be gone.
                 let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
+                Ok(())
+            }
+            ActorMessage::ReadConnect(request, reply) => {
+                // The caller may be gone, here and below.
+                let _ = reply.send(self.read_connect(&request));
+                Ok(())
+            }
+            ActorMessage::Share(request, reply) => {
+                let _ = reply.send(self.share(&request));
                 Ok(())
             }
             ActorMessage::Status(reply) => {
@@ -279,6 +314,25 @@ impl Running {
         })?;
         let board = if channel.board { lent.board(epoch) } else { None };
         Ok(ActorReply::Connected(answer, board))
+    }
+
+    fn read_connect(&mut self, request: &ReadConnectRequest<Offer>) -> Result<ChannelAnswer, Refusal> {
+        let Actor { daemon, lent, .. } = &mut self.actor;
+        daemon.machine().admit_reader(&request.group, request.log)?;
+        lent.admit_reader(ReaderId(request.reader), &request.offer)
+    }
+
+    fn share(&mut self, request: &ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {
+        let Actor { daemon, lent, .. } = &mut self.actor;
+        daemon.machine().admit_reader(&request.group, request.log)?;
+        lent.note_reader(ReaderId(request.reader))?;
+        let promised = daemon.machine().promise().epoch;
+        let board = if request.board { lent.share_board(promised)? } else { None };
+        let mut segments = Vec::new();
+        for (slot, identity, closure) in daemon.machine().shareable(&request.segments)? {
+            segments.extend(lent.share(slot)?.map(|grant| SharedSegment { identity, closure, grant }));
+        }
+        Ok(ShareReply { promised, board, segments })
     }
 
     fn grant(&self, slot: Slot) -> Result<Grant, Refusal> {

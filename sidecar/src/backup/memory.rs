@@ -3,21 +3,27 @@
 //! Implements the traits of [`tailwind_backup::memory`]: [`PoolMemory`] for [`run`](super::run), [`Lent`] for the
 //! [`actor`](super::actor), [`PoolBuffers`] for the [`flusher`](super::flusher).
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::{ChannelAnswer, Grant, MappedFile, Pool, Receiver, Sender, SlotId, Writer};
+use tailwind_fabric::{
+    ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, ReadGrant, ReaderId, Receiver, Sender, Sharer, SlotId,
+    Writer,
+};
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
+use tailwind_protocol::rpc::{READER_SILENCE_MS, Refusal};
 
 /// The running kernel's boot identity (`random(4)`).
 pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
@@ -160,11 +166,19 @@ pub(super) struct Lent {
     grants: Vec<Option<Grant>>,
     /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
     board: Option<(Epoch, Grant)>,
+    /// Readers that have a channel, and when each has last asked for something.
+    readers: BTreeMap<ReaderId, Instant>,
 }
 
 impl Lent {
     pub(super) fn new(receiver: Box<dyn Receiver>, pool: Arc<Pool>) -> Lent {
-        Lent { receiver, grants: vec![None; pool.slots() as usize], board: None, buffers: PoolBuffers(pool) }
+        Lent {
+            receiver,
+            grants: vec![None; pool.slots() as usize],
+            board: None,
+            readers: BTreeMap::new(),
+            buffers: PoolBuffers(pool),
+        }
     }
 
     /// Lends the board to the primary of the promised epoch. Without memory for it there is none: readers go to another
@@ -185,6 +199,63 @@ impl Lent {
     /// The grant of a slot's lending; a lending of an earlier process has none.
     pub(super) fn grant(&self, slot: Slot) -> Option<&Grant> {
         self.grants[slot.0 as usize].as_ref()
+    }
+}
+
+/// The read side. Refusals are for the reader.
+impl Lent {
+    /// Prepares for a read channel.
+    pub(super) fn admit_reader(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, Refusal> {
+        let answer = self.sharer()?.admit(reader, offer).map_err(|error| match error {
+            FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
+            FabricError::TooManyReaders => Refusal::RetryLater { after_ms: 1000, why: error.to_string() },
+            _ => Refusal::Failed { why: error.to_string() },
+        })?;
+        self.readers.insert(reader, Instant::now());
+        Ok(answer)
+    }
+
+    /// A reader that is admitted has asked for something.
+    pub(super) fn note_reader(&mut self, reader: ReaderId) -> Result<(), Refusal> {
+        let unknown = || Refusal::BadRequest { why: "this reader has no read channel here: connect first".to_owned() };
+        *self.readers.get_mut(&reader).ok_or_else(unknown)? = Instant::now();
+        Ok(())
+    }
+
+    /// Forgets readers that have been silent for too long: nobody says when one has died.
+    pub(super) fn dismiss_silent_readers(&mut self) {
+        let silence = Duration::from_millis(READER_SILENCE_MS);
+        let silent: Vec<ReaderId> =
+            self.readers.iter().filter(|(_, heard)| heard.elapsed() > silence).map(|(reader, _)| *reader).collect();
+        for reader in silent {
+            self.readers.remove(&reader);
+            if let Ok(sharer) = self.sharer() {
+                sharer.dismiss(reader);
+            }
+        }
+    }
+
+    /// Shares a slot's memory; `None` if it has none.
+    pub(super) fn share(&mut self, slot: Slot) -> Result<Option<ReadGrant>, Refusal> {
+        self.share_slot(SlotId(slot.0))
+    }
+
+    /// Shares the board of this epoch, if it is lent.
+    pub(super) fn share_board(&mut self, epoch: Epoch) -> Result<Option<ReadGrant>, Refusal> {
+        match self.board {
+            Some((of, _)) if of == epoch => self.share_slot(self.buffers.0.side_slot()),
+            _ => Ok(None),
+        }
+    }
+
+    fn share_slot(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, Refusal> {
+        self.sharer()?.share(slot).map_err(|error| Refusal::Failed { why: error.to_string() })
+    }
+
+    fn sharer(&mut self) -> Result<&mut dyn Sharer, Refusal> {
+        let kind = self.receiver.kind();
+        let none = || Refusal::Failed { why: format!("nothing can be read one-sidedly over {kind}") };
+        self.receiver.sharer().ok_or_else(none)
     }
 }
 

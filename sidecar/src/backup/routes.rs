@@ -20,12 +20,13 @@ use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError, Unchecked};
 use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_crds::report;
-use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool};
+use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool, ReadGrant};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, ReadConnectReply,
+    ReadConnectRequest, Refusal, ShareReply, ShareRequest, TrimRequest, path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -88,6 +89,8 @@ pub(super) fn control(service: Service) -> Router {
         .route(path::FETCH, post(fetch))
         .route(path::TRIM, post(trim))
         .route(path::DROP, post(drop_copies))
+        .route(path::READ_CONNECT, post(read_connect))
+        .route(path::SHARE, post(share))
         .route(path::HEARTBEATS, get(heartbeats))
         .route("/status", get(status))
         .with_state(service.clone())
@@ -222,6 +225,21 @@ async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequ
 
 async fn drop_copies(State(service): State<Service>, Decoded(request): Decoded<DropRequest>) -> Replied<Empty> {
     service.ask_done(Request::Drop(request)).await
+}
+
+async fn read_connect(
+    State(service): State<Service>,
+    Decoded(request): Decoded<ReadConnectRequest<Offer>>,
+) -> Replied<ReadConnectReply<ChannelAnswer>> {
+    let answer = service.actor.read_connect(request).await?;
+    Ok(Json(ReadConnectReply { boot: service.about.boot, answer }))
+}
+
+async fn share(
+    State(service): State<Service>,
+    Decoded(request): Decoded<ShareRequest>,
+) -> Replied<ShareReply<ReadGrant>> {
+    Ok(Json(service.actor.share(request).await?))
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.

@@ -1,26 +1,17 @@
 //! Tells readers how far the log is acknowledged: the lines on the members' boards.
 //!
-//! Part of [`Path`], once per turn, after the acks. [`Primary::publish`](tailwind_protocol::primary::Primary::publish) decides;
-//! this file posts. Nothing here allocates.
+//! Called by [`Path`](super::Path) once per turn, after the acks. The machine decides
+//! ([`Primary::publish`](tailwind_protocol::primary::Primary::publish)), this file posts. Nothing here allocates.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tailwind_protocol::config::Time;
 
 use super::replicator::Replicator;
-use super::{Path, RoleState};
-
-impl Path {
-    /// `began` is when the turn did.
-    pub(super) fn publish(&mut self, began: Instant, now: Time) {
-        let RoleState::Leading(replicator) = &mut self.state else { return };
-        replicator.publish(began.duration_since(self.started), now);
-    }
-}
 
 impl Replicator {
-    /// Posts a line to each board, if it is time for it.
-    fn publish(&mut self, elapsed: Duration, now: Time) {
+    /// Posts a line to each board, if it is time for it. `elapsed` is since the path began.
+    pub(super) fn publish(&mut self, elapsed: Duration, now: Time) {
         let (acked, end) = self.acked;
         let Some(publication) = self.primary.publish(elapsed, acked, end) else { return };
         for index in publication.seats() {
