@@ -164,6 +164,7 @@ impl Path {
         }
         let acked = self.acknowledge();
         self.pass_barriers(now);
+        self.answer_syncs();
         self.report();
         self.send();
         if let Some(acked) = acked {

@@ -24,7 +24,8 @@ use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, TrimRequest, path,
+    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Refusal, SyncRequest, TrimRequest,
+    path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -84,6 +85,7 @@ pub(super) fn control(service: Service) -> Router {
         .route(path::OPEN, post(open))
         .route(path::CLOSE, post(close))
         .route(path::FLUSH, post(flush))
+        .route(path::SYNC, post(sync))
         .route(path::FETCH, post(fetch))
         .route(path::TRIM, post(trim))
         .route(path::DROP, post(drop_copies))
@@ -212,6 +214,10 @@ async fn flush(State(service): State<Service>, Decoded(request): Decoded<FlushRe
         ActorReply::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
+}
+
+async fn sync(State(service): State<Service>, Decoded(request): Decoded<SyncRequest>) -> Replied<Empty> {
+    service.ask_done(Request::Sync(request)).await
 }
 
 async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequest>) -> Replied<Empty> {
