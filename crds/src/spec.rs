@@ -177,6 +177,13 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
     pub accept_loss_up_to: Option<String>,
+
+    /// A person's order: the log of this id (status.log.id) is recovered from disks. Needed only where every member has lost
+    /// its memory, and none that still has it will come back. One member's disk suffices; it must hold everything up to the
+    /// last sync. What was acknowledged after that may be lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^([0-9a-f]{32})?$"))]
+    pub recover_from_disk: Option<String>,
 }
 
 /// A port of the service that leads to the primary.

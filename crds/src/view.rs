@@ -80,6 +80,8 @@ pub struct SpecView {
     pub fenced: bool,
     /// A person's word, as LOG/LSN.
     pub accept_loss_up_to: Option<String>,
+    /// A person's order: the log's id.
+    pub recover_from_disk: Option<String>,
 }
 
 impl SpecView {

@@ -34,6 +34,8 @@ pub enum PeopleCommand {
     Trim(ask::TrimOptions),
     /// Prove that the sidecar is primary at this moment
     Barrier(ask::BarrierOptions),
+    /// Bring everything that was appended so far to the disk of every member
+    Sync(ask::SyncOptions),
     /// Show the status of a sidecar and its group
     Status(status::StatusOptions),
     /// Check whether RDMA works on this host, with advice if it does not
@@ -53,6 +55,7 @@ impl PeopleCommand {
             PeopleCommand::Tail(options) => ("tail", read::tail(options)),
             PeopleCommand::Trim(options) => ("trim", ask::trim(options)),
             PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options)),
+            PeopleCommand::Sync(options) => ("sync", ask::sync(options)),
             PeopleCommand::Status(options) => ("status", status::run(options)),
             PeopleCommand::Doctor(options) => ("doctor", doctor::run(options)),
             PeopleCommand::Scan(options) => ("scan", scan::run(options)),

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use anyhow::Context;
 use clap::{Args, value_parser};
 use tailwind_protocol::config::Durability;
-use tailwind_protocol::ids::{GroupName, MemberId, SidecarId};
+use tailwind_protocol::ids::{GroupName, LogId, MemberId, SidecarId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::promotion::AcceptedLoss;
 
@@ -81,7 +81,7 @@ pub struct RunOptions {
     /// In Kubernetes: the ReplicaGroup that this sidecar belongs to. Its status.log is the config store; its spec
     /// gives the backups, the number of copies and the fabric
     #[arg(long, env = "TAILWIND_REPLICA_GROUP", value_name = "NAMESPACE/NAME")]
-    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "durability", "segment_size", "fabric"])]
+    #[arg(conflicts_with_all = ["group", "config", "backup", "backups", "min_in_sync", "accept_loss", "recover_from_disk", "durability", "segment_size", "fabric"])]
     pub replica_group: Option<GroupPath>,
     /// Service that leads to the primary: while this sidecar is primary it keeps its address in the EndpointSlice of this name.
     /// The operator makes both, and sets this
@@ -131,6 +131,11 @@ pub struct RunOptions {
     /// sidecar reports that it waits for damaged members or for a newer config store (docs/runbooks)
     #[arg(long, env = "TAILWIND_ACCEPT_LOSS", value_name = "LOG/LSN")]
     pub accept_loss: Option<AcceptedLoss>,
+    /// Recover the log with this id from disks: all members of its set have lost their memory. What was acknowledged after the
+    /// last sync may be lost. One member's disk suffices. Use it only when the sidecar reports that members are missing whose
+    /// memory is new, and no member with its memory will come back (docs/runbooks/TailwindGroupUnavailable.md)
+    #[arg(long, env = "TAILWIND_RECOVER_FROM_DISK", value_name = "LOG")]
+    pub recover_from_disk: Option<LogId>,
     /// What an ack promises: memory of every member; battery, the same with attested hold-up power; flushed, also disk
     #[arg(long, env = "TAILWIND_DURABILITY", default_value = "memory")]
     pub durability: Durability,

@@ -170,6 +170,7 @@ impl Path {
             replicator.publish(elapsed, now);
         }
         self.pass_barriers(now);
+        self.answer_syncs();
         self.report();
         self.send();
         if let Some(acked) = acked {

@@ -63,6 +63,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         backups,
         min_in_sync,
         accept_loss,
+        recover_from_disk,
         durability,
         segment_size,
         fabric,
@@ -107,6 +108,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
                     backups: backups_known,
                     fenced: false,
                     accept_loss,
+                    recover_from_disk,
                     switchover: None,
                 },
             )

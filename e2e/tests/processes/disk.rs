@@ -18,6 +18,7 @@ use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_
 
 on_every_fabric!(
     flushed_records_survive_loss_of_all_memory,
+    synced_records_survive_on_one_disk,
     members_are_found_at_new_addresses,
     clean_stop_survives_loss_of_all_memory,
     full_disk_does_not_stop_the_group,
@@ -54,6 +55,35 @@ fn flushed_records_survive_loss_of_all_memory(fabric: &str) {
     app.finish().unwrap();
     // The spare, which has promised nothing yet.
     group.check_logs(&[&OUTAGE[..], &["memory is lost: starting with a new identity"]].concat()).unwrap();
+}
+
+/// The group promises memory only. What was synced is on each member's disk, and one of them is enough.
+fn synced_records_survive_on_one_disk(fabric: &str) {
+    let test = TestContext::start();
+    let input = test.input();
+    let mut group = test.start_group(test.setup(fabric).unwrap()).unwrap();
+    let mut client = primary(&group).unwrap();
+    let synced = append(&mut client, &input, 0, 1500).unwrap();
+    assert_eq!(client.sync().unwrap(), Lsn(synced));
+    append(&mut client, &input, synced, 300).unwrap();
+    let members = group.wait_for_full_set().unwrap();
+    // A line with format and CRC, then the body.
+    let config = fs::read_to_string(group.newest_config().unwrap()).unwrap();
+    let config: serde_json::Value = serde_json::from_str(config.split_once('\n').unwrap().1).unwrap();
+    let log = config["configuration"]["log"].as_str().unwrap().to_owned();
+    drop(client);
+    group.kill_all().unwrap();
+    lose_memory(&group);
+    for lost in &members[1..] {
+        fs::remove_dir_all(group.flush_folder(*lost)).unwrap();
+    }
+    group.setup_mut().sidecar_options.push(("--recover-from-disk", log));
+    group.start_all().unwrap();
+    let result = read_back(&group, &input, 1, synced).unwrap();
+    assert!(result.is_clean(), "{result:?}");
+    assert_eq!(primary(&group).unwrap().sync().unwrap(), primary(&group).unwrap().barrier().unwrap().last);
+    let known = ["memory is lost: starting with a new identity", "a person has ordered the recovery from disk"];
+    group.check_logs(&[&OUTAGE[..], &known].concat()).unwrap();
 }
 
 /// As when every host loses power and gets another address from the network: the configuration knows the old ones only.

@@ -21,7 +21,7 @@ use crate::files::{File, Folder};
 
 const VERSION: u32 = 2;
 /// Two names of at most 253 bytes, a doubt of at most [`DOUBT_LENGTH_MAX`](tailwind_protocol::backup::DOUBT_LENGTH_MAX),
-/// twice that where all of it must be escaped, and numbers.
+/// twice that where all of it must be escaped, eight identities of 36 bytes, and numbers.
 const KIND: Kind = Kind { magic: *b"TWPROMIS", version: VERSION };
 /// Its name while it is being made.
 const TEMPORARY: &str = "promise.tmp";

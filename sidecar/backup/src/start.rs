@@ -20,7 +20,7 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_OVERHEAD, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
-use tailwind_protocol::rpc::Purpose;
+use tailwind_protocol::rpc::{FORMER_MAX, Purpose};
 use tailwind_protocol::scan;
 use tracing::{info, warn};
 
@@ -197,11 +197,15 @@ fn begin(
         Some((mut file, member_state)) => {
             let keep = keeps_identity(&member_state);
             is_new = !keep;
-            let boot = if keep { member_state.boot } else { fresh };
+            let (boot, before) = (if keep { member_state.boot } else { fresh }, member_state.boot);
             let mut member_state = MemberState { boot, complete: keep && member_state.complete, ..member_state };
             if !keep {
                 // Doubts are void: no primary expects their segments from this backup.
                 member_state.promise.doubt = None;
+                // What is on disk was written under the identity that is gone: a person may want to recover from it.
+                let former = &mut member_state.promise.former;
+                former.push(before);
+                former.drain(..former.len().saturating_sub(FORMER_MAX));
             }
             file.write(&member_state)?;
             match keep {

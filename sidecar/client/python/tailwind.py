@@ -26,6 +26,7 @@ SEND_AT = 64 << 10  # bytes that submit gathers before it writes
 OUTSTANDING_MAX = 1 << 20  # answers that may wait to be taken
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
+SYNC, SYNCED = 16, 143
 
 Welcome = collections.namedtuple(
     "Welcome", "version role record_size_max batch_size_max batch_records_max inflight_max record_cost batch_cost "
@@ -175,6 +176,11 @@ class Client:
         """Returns once it is proved that this sidecar was still primary after the call began."""
         return self._ask(BARRIER)
 
+    def sync(self):
+        """Returns once everything that was appended before the call is on disk at every member, whatever the group's
+        durability; the LSN of the last record of which that is true."""
+        return self._ask(SYNC)
+
     def trim(self, below):
         """Lets go of records below an LSN, in whole segments; returns the first that can still be read."""
         return self._ask(TRIM, struct.pack("<Q", below))
@@ -318,7 +324,7 @@ class Client:
             self._on_reply(request, welcome)
         elif kind == PASSED:
             self._on_reply(request, PassedBarrier(*struct.unpack("<QQ", body)))
-        elif kind == TRIMMED:
+        elif kind in (TRIMMED, SYNCED):
             self._on_reply(request, struct.unpack("<Q", body)[0])
         elif kind == REPORT:
             self._on_reply(request, body.decode())

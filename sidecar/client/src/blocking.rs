@@ -192,6 +192,12 @@ impl Client {
         self.ask(&Request::Barrier)?.passed()
     }
 
+    /// Returns once everything that was appended before the call is on disk at every member, whatever the group's durability;
+    /// the last record of which that is true. Takes a sync of the slowest disk, so the timeout should leave room for it.
+    pub fn sync(&mut self) -> Result<Lsn> {
+        self.ask(&Request::Sync)?.synced()
+    }
+
     /// Deletes records below `below`, in whole segments; returns the first that can still be read.
     pub fn trim(&mut self, below: Lsn) -> Result<Lsn> {
         self.ask(&Request::Trim { below: below.0 })?.trimmed()

@@ -58,6 +58,7 @@ pub(crate) struct Session {
 pub(crate) enum Reply {
     Welcome,
     Passed(PassedBarrier),
+    Synced(Lsn),
     Trimmed(Lsn),
     Status(String),
 }
@@ -69,6 +70,10 @@ impl Reply {
 
     pub(crate) fn passed(self) -> Result<PassedBarrier, Error> {
         if let Reply::Passed(passed) = self { Ok(passed) } else { Err(mismatched()) }
+    }
+
+    pub(crate) fn synced(self) -> Result<Lsn, Error> {
+        if let Reply::Synced(last) = self { Ok(last) } else { Err(mismatched()) }
     }
 
     pub(crate) fn trimmed(self) -> Result<Lsn, Error> {
@@ -611,6 +616,7 @@ impl Session {
             Response::BarrierPassed { epoch, last } => {
                 self.on_reply(request, Ok(Reply::Passed(PassedBarrier { epoch: Epoch(epoch), last: Lsn(last) })));
             }
+            Response::Synced { lsn } => self.on_reply(request, Ok(Reply::Synced(Lsn(lsn)))),
             Response::Trimmed { first } => self.on_reply(request, Ok(Reply::Trimmed(Lsn(first)))),
             Response::StatusReport { json } => {
                 let json = json.to_owned();

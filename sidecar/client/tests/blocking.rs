@@ -61,6 +61,7 @@ fn all_functions(server: Server, ring: bool) {
     assert!(client.read(Lsn(6), 0).unwrap().next().is_none());
 
     assert_eq!(client.barrier().unwrap(), PassedBarrier { epoch: Epoch(3), last: Lsn(5) });
+    assert_eq!(client.sync().unwrap(), Lsn(5));
     assert_eq!(client.trim(Lsn(3)).unwrap(), Lsn(3));
     assert_eq!(client.status().unwrap(), r#"{"role":"primary"}"#);
 

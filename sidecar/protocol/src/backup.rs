@@ -7,8 +7,9 @@
 //! persist its promise, or could not revoke, must not report that it did. See "Fencing" in `docs/protocol.md`.
 //!
 //! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
-//! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`keeping`] (fetches, trims, drops, quarantine),
-//! [`folder`] (how full the flush folder is), [`sharing`] (what readers may read); [`copy`] is one segment's copy.
+//! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`syncing`] (what must survive the loss of all
+//! memory), [`keeping`] (fetches, trims, drops, quarantine), [`folder`] (how full the flush folder is), [`sharing`] (what
+//! readers may read); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -20,13 +21,14 @@ mod lending;
 mod messages;
 mod sharing;
 mod start;
+mod syncing;
 
 use std::collections::BTreeMap;
 
 use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
-use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_REPORTS_MAX, Refusal};
+use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_REPORTS_MAX, Refusal, SyncRequest};
 
 pub use copy::{Copy, Place, Slot, SlotRow, Stage};
 pub use fence::EPOCH_JUMP_MAX;
@@ -35,7 +37,6 @@ pub use messages::{DOUBT_LENGTH_MAX, Doubt, FlushResult, Input, Limits, Output, 
 pub use start::Found;
 
 use fence::PendingFence;
-use flushing::open_flush_reply;
 use folder::OtherFiles;
 use keeping::Leaving;
 
@@ -65,6 +66,8 @@ pub struct Backup {
     closing: Option<(RequestId, Slot, CloseRequest)>,
     /// Closes that wait until their slot is on disk; see [`Backup::reply_when_safe`]. At most one for each slot.
     unflushed: BTreeMap<Slot, RequestId>,
+    /// Syncs that wait for the flush of their open part. Bounded by the requests under way.
+    syncs: BTreeMap<RequestId, SyncRequest>,
     /// Slots whose bytes are being moved into quarantine.
     leaving: BTreeMap<Slot, Leaving>,
     /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
@@ -85,7 +88,7 @@ impl Backup {
             Input::Verified(slot, sound) => self.on_verified(slot, sound, out),
             Input::Lent(id, slot, result) => self.on_lent(id, slot, result, out),
             Input::Flushed(slot, identity, result) => self.on_flushed(slot, &identity, &result, out),
-            Input::OpenFlushed(id, result) => out.push(Output::Reply(id, open_flush_reply(result))),
+            Input::OpenFlushed(id, result) => self.on_open_flushed(id, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
             Input::OtherFiles(bytes) => self.on_other_files(bytes),
@@ -105,6 +108,7 @@ impl Backup {
             Request::Open(request) => self.on_open(id, &request, out),
             Request::Close(request) => self.on_close(id, request, out),
             Request::Flush(request) => self.on_flush(id, &request, out),
+            Request::Sync(request) => self.on_sync(id, request, out),
             Request::Fetch(request) => self.on_fetch(&request).map(Some),
             Request::Trim(request) => self.on_trim(&request, out).map(Some),
             Request::Drop(request) => self.on_drop(&request, out).map(Some),

@@ -8,7 +8,8 @@ use crate::ids::EPOCH_MAX;
 use crate::ids::{BootId, Epoch, LogId, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, FIRST_LSN_MAX, SEGMENT_MAX, SegmentIdentity};
 use crate::rpc::{
-    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, Failure, INVENTORY_PAGE_MAX, Inventory,
+    CopyReport, CopyState, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_LENGTH_MAX, FORMER_MAX, Failure, INVENTORY_PAGE_MAX,
+    Inventory, Synced,
 };
 
 /// Pages of a whole inventory: 64 × 65 536 copies are 32 TiB of segments of 8 MiB. At some 100 bytes each they take 400 MiB.
@@ -128,6 +129,10 @@ pub fn check_page(page: &Inventory) -> Result<(), Unbelievable> {
     if page.promised > EPOCH_MAX || page.trimmed > FIRST_LSN_MAX {
         return Err(nonsense(format!("epoch {}, trimmed below LSN {}", page.promised, page.trimmed)));
     }
+    let synced = page.synced.filter(|synced| synced.epoch > page.promised || synced.last > FIRST_LSN_MAX);
+    if synced.is_some() || page.former.len() > FORMER_MAX {
+        return Err(nonsense(format!("synced {:?}, {} former identities", page.synced, page.former.len())));
+    }
     page.copies.iter().try_for_each(check_copy)
 }
 
@@ -178,9 +183,11 @@ fn last_segment(inventory: &Inventory) -> Option<SegmentId> {
 }
 
 /// Everything but the copies.
-fn head(page: &Inventory) -> (&MemberId, BootId, Option<LogId>, Epoch, Lsn, &[String], bool) {
-    let Inventory { member, boot, log, promised, trimmed, damage, witness, .. } = page;
-    (member, *boot, *log, *promised, *trimmed, damage, *witness)
+type Head<'a> = (&'a MemberId, BootId, Option<LogId>, Epoch, Lsn, &'a [String], bool, Option<Synced>, &'a [BootId]);
+
+fn head(page: &Inventory) -> Head<'_> {
+    let Inventory { member, boot, log, promised, trimmed, damage, witness, synced, former, .. } = page;
+    (member, *boot, *log, *promised, *trimmed, damage, *witness, *synced, former)
 }
 
 fn nonsense(why: impl Into<String>) -> Unbelievable {

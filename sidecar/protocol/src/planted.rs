@@ -48,6 +48,10 @@ bugs! {
     NeverPauses = "never-pauses",
     /// Primary: a newcomer for which appends have paused in vain is proposed all the same. Breaks S8.
     PauseAdmits = "pause-admits",
+    /// Primary: a newcomer joins without having synced what the members have. Breaks the promise of a sync.
+    NewcomerUnsynced = "newcomer-unsynced",
+    /// Backup: a sync is promised and answered before anything is flushed. Breaks the promise of a sync.
+    SyncedBeforeFlushed = "synced-before-flushed",
     /// Primary: with too few members left it steps down, although those it lost will never be back. Breaks liveness.
     StepsDownAtOnce = "steps-down-at-once",
     /// Primary: a newcomer's segment counts when it has completed, though durability is `Flushed`. Breaks S8.

@@ -5,9 +5,9 @@
 //! Everything slower comes in as an [`Input`] to [`Primary::step`] and goes out as [`Output`]s.
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
-//! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`repair`]
-//! (corrupt closed copies), [`lanes`] (what waits for what), [`board`] (what readers are told). See "The primary" in
-//! `docs/protocol.md`.
+//! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`syncing`]
+//! (on disk at every member), [`repair`] (corrupt closed copies), [`lanes`] (what waits for what), [`board`] (what readers
+//! are told). See "The primary" in `docs/protocol.md`.
 
 mod board;
 mod joining;
@@ -18,6 +18,7 @@ mod repair;
 mod requests;
 mod seats;
 mod segments;
+mod syncing;
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ use crate::ids::{Epoch, Lsn, MemberId, Offset, Position, SegmentId};
 use crate::layout::{Closure, SegmentIdentity, SegmentSize};
 use crate::planted::{self, Bug};
 use crate::recovery::Reference;
-use crate::rpc::{CopyReport, Failure, Inventory};
+use crate::rpc::{CopyReport, Failure, Inventory, SyncPoint};
 
 pub use board::{BEAT_INTERVAL, PUBLISH_INTERVAL, Publication, Seats};
 pub use lanes::{INSTALLS_MAX, REPAIRS_AT_ONCE};
@@ -40,6 +41,7 @@ use membership::Search;
 use refusals::Refusals;
 use seats::{Member, Stall};
 use segments::Segments;
+use syncing::Syncing;
 
 /// Work requests in flight to one member. More only deepens the queue: one request carries everything appended since.
 pub const INFLIGHT_MAX: usize = 32;
@@ -91,6 +93,8 @@ pub enum Input {
     Tidied(Seat),
     /// Answer to [`Output::Flush`]: on the member's disk up to here, which may be less or more than requested.
     Flushed(Seat, Position),
+    /// Answer to [`Output::Sync`]: on the member's disk up to this record.
+    Synced(Seat, Lsn),
     /// A member failed: its channel, its heartbeat, or an RPC that cannot be retried.
     Lost(Seat),
     /// Answer to [`Output::Swap`].
@@ -168,6 +172,8 @@ pub enum Output {
     Drop(Seat, Vec<CopyReport>),
     /// Bring a segment to the member's disk up to an offset, which need not be where an append ends.
     Flush(Seat, SegmentIdentity, Offset),
+    /// Bring the log up to a point to the member's disk, and have it remember that; keep asking while it says "retry later".
+    Sync(Seat, SyncPoint),
     /// Inform the member that records below are no longer needed.
     Trim(Seat, Lsn),
     /// Close the channels of this seat; no more answers are expected from it.
@@ -229,6 +235,7 @@ pub struct Primary {
     lost: Vec<MemberId>,
     refusals: Refusals,
     joining: Joining,
+    syncing: Syncing,
     lanes: Lanes,
     board: Board,
     /// Number of the latest post to any seat.
@@ -269,6 +276,7 @@ impl Primary {
             lost: Vec::new(),
             refusals: Refusals::default(),
             joining: Joining::default(),
+            syncing: Syncing::new(start, reference.synced),
             lanes: Lanes::default(),
             board,
             posts: Post::default(),
@@ -308,6 +316,7 @@ impl Primary {
             Input::RepairFailed(seat, segment) => self.on_repair_failed(now, seat, segment, out),
             Input::Tidied(seat) => self.on_tidied(seat),
             Input::Flushed(seat, position) => self.on_flushed(seat, position),
+            Input::Synced(seat, last) => self.on_synced(seat, last),
             Input::Lost(seat) => self.on_lost(seat, out),
             Input::Swapped(outcome) => self.on_swapped(now, outcome, out),
             Input::Surveyed(found) => self.on_surveyed(now, found, out),
@@ -331,6 +340,7 @@ impl Primary {
         self.close_acked_segments(out);
         self.flush_completed(out);
         self.ask_for_buffers(out);
+        self.sync_members(out);
         self.plan_swap(out);
         self.end_needless_pause();
         self.check();

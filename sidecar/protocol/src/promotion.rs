@@ -31,6 +31,8 @@ pub struct Rules {
     pub repair_timeout_ms: u64,
     /// A person has accepted that this log may end at this LSN, whatever was acknowledged beyond.
     pub accept_loss: Option<AcceptedLoss>,
+    /// A person has ordered that this log is recovered from disks, whatever was acknowledged since it was last synced.
+    pub recover_from_disk: Option<LogId>,
 }
 
 /// A person's explicit acceptance that a log may end early. Valid for that log only, and for no end before the LSN.
@@ -263,6 +265,8 @@ struct Fencing {
     retry_at: Time,
     /// The answer of each member that has answered.
     answers: BTreeMap<MemberId, Result<Inventory, Absence>>,
+    /// What members that have lost their memory hold on disk, if a person has ordered that it counts.
+    from_disk: BTreeMap<MemberId, Inventory>,
     /// The log could not be put together from these answers.
     damage: Option<Damage>,
     /// A survey of all backups for missing segments is under way.
@@ -276,15 +280,19 @@ struct Fencing {
 enum Absence {
     /// It does not answer, or could not be fenced so far.
     Silent(String),
-    /// It answers with other memory: what it held as a member is gone.
-    Reborn,
+    /// It answers with other memory: what it held as a member is gone, but for what may be on its disk. If that is the disk
+    /// of the member, up to where it was synced.
+    Reborn(Option<Lsn>),
 }
 
 impl std::fmt::Display for Absence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Absence::Silent(why) => f.write_str(why),
-            Absence::Reborn => f.write_str("its memory is new"),
+            Absence::Reborn(None) => f.write_str("its memory is new"),
+            Absence::Reborn(Some(synced)) => {
+                write!(f, "its memory is new; its disk was synced up to LSN {synced}, see docs/operations.md")
+            }
         }
     }
 }
@@ -329,6 +337,19 @@ struct Recovered {
 }
 
 impl Recovered {
+    /// The log that these members are to hold. A member that counts by its disk has the identity that it has now.
+    fn new(config: &Configuration, reference: Reference, fenced: &[&Inventory]) -> Recovered {
+        let reference = reference.of_members(fenced.iter().copied());
+        let plan = |inventory: &&Inventory| {
+            let member = config.member(&inventory.member)?;
+            let member = MemberRef { boot: inventory.boot, ..member.clone() };
+            Some((member, reference.plan_for(inventory)))
+        };
+        let plans: Vec<(MemberRef, RepairPlan)> = fenced.iter().filter_map(plan).collect();
+        let fenced = plans.iter().map(|(member, _)| member.clone()).collect();
+        Recovered { config: config.clone(), fenced, reference, plans }
+    }
+
     /// Gives each idle member its next task. The trim comes first: after the drops a member could no longer tell a trimmed
     /// beginning from a loss. Then closes and images, oldest segment first: if a loss of power leaves only the disk, no member
     /// may have a later segment without the one before. Images come after all members' closes, because only a closed copy can
@@ -555,6 +576,7 @@ impl Promotion {
             since: now,
             retry_at,
             answers: BTreeMap::new(),
+            from_disk: BTreeMap::new(),
             damage: None,
             surveying: false,
             others: Vec::new(),
@@ -580,7 +602,12 @@ impl Promotion {
             Err(Failure::Unreachable(why)) => Err(Absence::Silent(why)),
             // It has come back with other memory, so it may lack acknowledged records.
             Ok(inventory) if inventory.boot != known.boot && !planted::has(Bug::StrangerTrusted) => {
-                Err(Absence::Reborn)
+                let was_member = inventory.former.contains(&known.boot) && inventory.log == Some(fencing.config.log);
+                let synced = inventory.synced.map_or(Lsn(0), |synced| synced.last);
+                if was_member && self.rules.recover_from_disk == Some(fencing.config.log) {
+                    fencing.from_disk.insert(member.clone(), inventory);
+                }
+                Err(Absence::Reborn(was_member.then_some(synced)))
             }
             Ok(inventory) => Ok(inventory),
         };
@@ -612,6 +639,7 @@ impl Promotion {
         if short {
             return self.pause(now);
         }
+        reference.synced = reference.synced.min(reference.synced_at(&inventory));
         plans.push((known.clone(), reference.plan_for(&inventory)));
         fenced.push(known);
         self.go_on_repairing(out);
@@ -640,6 +668,9 @@ impl Promotion {
         };
         if !enough(&self.unfit) {
             if !enough(&BTreeSet::new()) {
+                if patience_over && !fencing.from_disk.is_empty() {
+                    self.choose_from_disk(now, out);
+                }
                 return;
             }
             self.unfit.clear();
@@ -658,17 +689,32 @@ impl Promotion {
             // Keep asking all members, even those that have answered: a person may restore what one of them has lost.
             Err(damage) => return fencing.damage = Some(damage),
         };
-        let plan = |inventory: &&Inventory| {
-            let member = fencing.config.member(&inventory.member).cloned();
-            member.map(|member| (member, reference.plan_for(inventory)))
-        };
-        let plans: Vec<(MemberRef, RepairPlan)> = fenced.iter().filter_map(plan).collect();
-        let recovered = Recovered {
-            config: fencing.config.clone(),
-            fenced: plans.iter().map(|(member, _)| member.clone()).collect(),
-            reference,
-            plans,
-        };
+        let recovered = Recovered::new(&fencing.config, reference, &fenced);
+        self.repair(now, recovered, out);
+    }
+
+    /// Too few members have their memory, and a person has ordered that the disks of those that have lost it count. One member
+    /// is enough: every member of the last set holds on its disk what was ever synced. The log must reach that.
+    fn choose_from_disk(&mut self, now: Time, out: &mut Vec<Output>) {
+        let State::Fencing(fencing) = &mut self.state else { return };
+        let all: Vec<&Inventory> = fencing.answers.values().flatten().chain(fencing.from_disk.values()).collect();
+        let fit: Vec<&Inventory> = all.iter().copied().filter(|one| !self.unfit.contains(&one.member)).collect();
+        let fenced = if fit.is_empty() { all } else { fit };
+        let synced = fenced.iter().filter_map(|inventory| inventory.synced).max().map_or(Lsn(0), |synced| synced.last);
+        let accepted = self.rules.accept_loss.filter(|accepted| accepted.log == fencing.config.log);
+        let least = accepted.map_or(synced, |accepted| accepted.last);
+        match Reference::assemble_at_least(fenced.iter().copied(), &fencing.others, least) {
+            Ok(reference) => {
+                let recovered = Recovered::new(&fencing.config, reference, &fenced);
+                self.repair(now, recovered, out);
+            }
+            Err(_) if !self.unfit.is_empty() => self.unfit.clear(),
+            Err(_) if synced > Lsn(0) && accepted.is_none() => fencing.damage = Some(Damage::Unsynced { synced }),
+            Err(damage) => fencing.damage = Some(damage),
+        }
+    }
+
+    fn repair(&mut self, now: Time, recovered: Recovered, out: &mut Vec<Output>) {
         self.state = State::Repairing(Repairing { recovered, tasks: Vec::new(), progress: now });
         self.go_on_repairing(out);
     }
@@ -713,7 +759,7 @@ impl Promotion {
         let State::Repairing(Repairing { recovered, .. }) = std::mem::replace(&mut self.state, State::Over) else {
             return;
         };
-        if recovered.fenced.len() == recovered.config.members.len() {
+        if recovered.config.members.iter().all(|member| recovered.fenced.contains(member)) {
             return out.push(Output::Won(recovered.config, recovered.reference));
         }
         let proposed = recovered.config.with_members(recovered.fenced.clone());

@@ -28,6 +28,8 @@ pub struct Reference {
     pub segments: Vec<ClosedSegment>,
     /// Records below are no longer needed.
     pub trimmed: Lsn,
+    /// Every fenced member has promised that its disk holds the log up to here.
+    pub synced: Lsn,
 }
 
 /// Why no log can be assembled from these members. Another member may still have what is missing.
@@ -51,6 +53,12 @@ pub enum Damage {
         segment: SegmentId,
         /// Where the acknowledged part ends.
         acked: Offset,
+    },
+    /// After the loss of all memory: nothing that can be put together from these disks reaches what was synced.
+    #[error("what the disks at hand hold does not reach LSN {synced}, up to which it was synced")]
+    Unsynced {
+        /// The last record that must be there.
+        synced: Lsn,
     },
     /// Two members contradict each other: a primary opens each segment once, and numbers its records in the order of its
     /// segments.
@@ -156,6 +164,21 @@ impl Reference {
         }
     }
 
+    /// How much of this log a member has promised to hold on its disk. A promise to an earlier epoch says nothing of records that
+    /// a later one has written: a person may have shortened the log in between.
+    pub fn synced_at(&self, inventory: &Inventory) -> Lsn {
+        let Some(synced) = inventory.synced else { return Lsn(0) };
+        let written = self.segments.iter().take_while(|segment| segment.identity.epoch <= synced.epoch).last();
+        let before = self.segments.first().map_or(Lsn(0), |segment| segment.closure.first.prev());
+        synced.last.min(written.map_or(before, |segment| segment.closure.last))
+    }
+
+    /// The log of these members, each of which has it.
+    pub fn of_members<'a>(self, inventories: impl Iterator<Item = &'a Inventory>) -> Reference {
+        let synced = inventories.map(|inventory| self.synced_at(inventory)).min().unwrap_or_default();
+        Reference { synced, ..self }
+    }
+
     /// True when a copy proves that more was acknowledged than this log holds.
     pub fn falls_short_of(&self, copy: &CopyReport) -> bool {
         let CopyReport { identity, acked, closure, .. } = copy;
@@ -192,7 +215,7 @@ impl Reference {
         let Some(tail) = written.max_by_key(furthest) else {
             // A trim never takes the last segment, so a trimmed log without any has been lost, not emptied.
             let lost = Damage::Missing { segment: SegmentId(0), last: trimmed.prev() };
-            return if trimmed > Lsn(1) { Err(lost) } else { Ok(Reference { segments: Vec::new(), trimmed }) };
+            return if trimmed > Lsn(1) { Err(lost) } else { Ok(Reference { trimmed, ..Reference::default() }) };
         };
         let mut segments = Vec::new();
         let (mut segment, mut last) = (tail.identity.segment, tail.closure.last);
@@ -221,7 +244,7 @@ impl Reference {
             (segment, last) = (SegmentId(segment.0 - 1), first.prev());
         }
         segments.reverse();
-        Ok(Reference { segments, trimmed })
+        Ok(Reference { segments, trimmed, synced: Lsn(0) })
     }
 
     /// What a member must do to hold this log.

@@ -25,6 +25,8 @@ pub mod path {
     pub const CLOSE: &str = "/v1/close";
     /// [`FlushRequest`](super::FlushRequest) → [`FlushReply`](super::FlushReply).
     pub const FLUSH: &str = "/v1/flush";
+    /// [`SyncRequest`](super::SyncRequest) → [`Empty`](super::Empty).
+    pub const SYNC: &str = "/v1/sync";
     /// [`FetchRequest`](super::FetchRequest) → bytes of a closed segment.
     pub const FETCH: &str = "/v1/fetch";
     /// [`TrimRequest`](super::TrimRequest) → [`Empty`](super::Empty).
@@ -238,6 +240,49 @@ pub struct FlushReply {
     pub end: Offset,
 }
 
+/// A part of an open segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OpenPart {
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Everything before this offset, at which an append ends.
+    pub end: Offset,
+}
+
+/// The log up to a record: whole segments, and perhaps a part of the one after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SyncPoint {
+    /// Every segment before this one.
+    pub before: SegmentId,
+    /// And this much of that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<OpenPart>,
+    /// The last record of all this.
+    pub last: Lsn,
+}
+
+/// Bring the log up to a point to disk, in any durability, and remember it through the loss of all memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SyncRequest {
+    /// The caller.
+    pub caller: Caller,
+    /// The point.
+    pub point: SyncPoint,
+}
+
+/// How far a backup has promised to hold the log on its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Synced {
+    /// The epoch of the primary that asked for it.
+    pub epoch: Epoch,
+    /// The last record, of that primary's log.
+    pub last: Lsn,
+}
+
+/// Most former identities that a backup remembers: one for each loss of its memory since a primary has last filled it or taken
+/// it over.
+pub const FORMER_MAX: usize = 8;
+
 /// Send a closed segment's bytes, from 0 to its closure's end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FetchRequest {
@@ -336,6 +381,13 @@ pub struct Inventory {
     pub damage: Vec<String>,
     /// True when it can tell where its log ends: if it has lost anything, it can name it.
     pub witness: bool,
+    /// How far it has promised to hold the log on its disk, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub synced: Option<Synced>,
+    /// Identities that it had before it lost its memory, the latest last: what is on its disk was written under them. At most
+    /// [`FORMER_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<BootId>,
     /// Its copies by ascending segment, at most [`INVENTORY_PAGE_MAX`] on a page. Copies lent under the promised epoch are not
     /// listed: they are being written.
     pub copies: Vec<CopyReport>,

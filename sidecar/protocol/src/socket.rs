@@ -30,6 +30,7 @@ mod kind {
     pub(super) const STATUS: u8 = 7;
     pub(super) const STOP: u8 = 8;
     pub(super) const WAKE: u8 = 9;
+    pub(super) const SYNC: u8 = 16;
 
     pub(super) const WELCOME: u8 = 129;
     pub(super) const ACK: u8 = 130;
@@ -41,6 +42,7 @@ mod kind {
     pub(super) const STATUS_REPORT: u8 = 136;
     pub(super) const ROLE: u8 = 137;
     pub(super) const WAKE_CLIENT: u8 = 138;
+    pub(super) const SYNCED: u8 = 143;
 }
 
 /// Flag of `Hello`: answer only once this sidecar is primary.
@@ -164,6 +166,8 @@ pub enum Request<'a> {
     },
     /// Answer once it is proved that this sidecar was primary after the request came in.
     Barrier,
+    /// Answer once everything that was appended before is on disk at every member.
+    Sync,
     /// Records below this LSN are no longer needed.
     Trim {
         /// First record that must stay.
@@ -218,6 +222,11 @@ pub enum Response<'a> {
         epoch: u64,
         /// Last acknowledged record then.
         last: u64,
+    },
+    /// The log is on disk at every member.
+    Synced {
+        /// Up to this record.
+        lsn: u64,
     },
     /// The log has been trimmed as far as whole segments allow.
     Trimmed {
@@ -600,6 +609,7 @@ fn request_from(mut body: Body<'_>) -> Result<Request<'_>, FrameError> {
             request
         }
         kind::BARRIER => Request::Barrier,
+        kind::SYNC => Request::Sync,
         kind::TRIM => Request::Trim { below: body.u64()? },
         kind::STATUS => Request::Status,
         kind::STOP => Request::Stop,
@@ -643,6 +653,7 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
         kind::RECORDS => Response::Records { first: body.u64()?, records: body.batch()? },
         kind::END => Response::End { next: body.u64()?, tailing: body.flags & END_TAILING != 0 },
         kind::BARRIER_PASSED => Response::BarrierPassed { epoch: body.u64()?, last: body.u64()? },
+        kind::SYNCED => Response::Synced { lsn: body.u64()? },
         kind::TRIMMED => Response::Trimmed { first: body.u64()? },
         kind::STATUS_REPORT => Response::StatusReport { json: body.text()? },
         kind::ROLE => {
@@ -688,6 +699,7 @@ impl Request<'_> {
                 out.extend_from_slice(&[0; 4]);
             }),
             Request::Barrier => frame(out, kind::BARRIER, 0, request, |_| {}),
+            Request::Sync => frame(out, kind::SYNC, 0, request, |_| {}),
             Request::Trim { below } => {
                 frame(out, kind::TRIM, 0, request, |out| out.extend_from_slice(&below.to_le_bytes()));
             }
@@ -735,6 +747,9 @@ impl Response<'_> {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(&last.to_le_bytes());
             }),
+            Response::Synced { lsn } => {
+                frame(out, kind::SYNCED, 0, request, |out| out.extend_from_slice(&lsn.to_le_bytes()));
+            }
             Response::Trimmed { first } => {
                 frame(out, kind::TRIMMED, 0, request, |out| out.extend_from_slice(&first.to_le_bytes()));
             }

@@ -7,8 +7,8 @@ use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
-    Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenRequest,
-    Purpose, Refusal, TrimRequest,
+    Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenPart,
+    OpenRequest, Purpose, Refusal, SyncPoint, SyncRequest, Synced, TrimRequest,
 };
 
 use tailwind_protocol::scan::Tail;
@@ -67,6 +67,18 @@ impl Fixture {
         self.out.clear();
         self.step(Input::Request(id, request));
         self.reply_to(id)
+    }
+
+    /// A request that is not answered at once.
+    fn send(&mut self, request: Request) -> RequestId {
+        assert_eq!(self.ask(request), None);
+        RequestId(self.requests)
+    }
+
+    /// What follows from this alone is in `out`.
+    fn tell(&mut self, input: Input) {
+        self.out.clear();
+        self.step(input);
     }
 
     fn reply_to(&self, wanted: RequestId) -> Option<Reply> {
@@ -134,6 +146,10 @@ fn requests(caller: &Caller) -> Vec<Request> {
         open(caller(), SegmentIdentity { log: caller().log, ..identity(3, 1) }, Purpose::Install),
         close(caller(), identity(1, 5), 1),
         Request::Flush(FlushRequest { caller: caller(), identity: identity(1, 5), end: Offset(72) }),
+        Request::Sync(SyncRequest {
+            caller: caller(),
+            point: SyncPoint { before: SegmentId(1), open: None, last: Lsn(0) },
+        }),
         Request::Trim(TrimRequest { caller: caller(), below: Lsn(1) }),
         Request::Drop(DropRequest { caller: caller(), copies: vec![] }),
     ]
@@ -662,4 +678,63 @@ fn dropped_copy_of_the_current_epoch_is_not_quarantined() {
         let quarantined = |output: &Output| matches!(output, Output::Quarantine(_) | Output::StartQuarantine(..));
         assert_eq!(fixture.out.iter().any(quarantined), kept, "{:?}", fixture.out);
     }
+}
+
+fn sync(caller: Caller, before: u64, end: Option<u32>, last: u64) -> Request {
+    let open = end.map(|end| OpenPart { identity: identity(before, 5), end: Offset(end) });
+    Request::Sync(SyncRequest { caller, point: SyncPoint { before: SegmentId(before), open, last: Lsn(last) } })
+}
+
+#[test]
+fn sync_is_promised_once_the_open_part_is_on_disk() {
+    let mut fixture = promised();
+    let id = fixture.send(sync(caller(5), 1, Some(120), 1));
+    assert!(matches!(fixture.out[..], [Output::StartOpenFlush(_, Slot(0), _, Offset(120))]), "{:?}", fixture.out);
+    fixture.tell(Input::OpenFlushed(id, Ok(Offset(120))));
+    let [Output::Persist(promise), Output::Reply(_, Reply::Done)] = &fixture.out[..] else {
+        panic!("{:?}", fixture.out)
+    };
+    assert_eq!(promise.synced, Some(Synced { epoch: Epoch(5), last: Lsn(1) }));
+}
+
+#[test]
+fn sync_is_not_promised_for_what_cannot_be_seen_yet() {
+    for result in [Ok(Offset(72)), Err("no space".to_owned())] {
+        let mut fixture = promised();
+        let id = fixture.send(sync(caller(5), 1, Some(120), 1));
+        fixture.tell(Input::OpenFlushed(id, result));
+        let retry = |reply: &Output| matches!(reply, Output::Reply(_, Reply::Refused(Refusal::RetryLater { .. })));
+        assert!(fixture.out.len() == 1 && retry(&fixture.out[0]), "{:?}", fixture.out);
+    }
+}
+
+#[test]
+fn sync_waits_for_closed_segments() {
+    let mut fixture = promised();
+    assert!(matches!(
+        fixture.ask(sync(caller(5), 2, None, 1)),
+        Some(Reply::Refused(Refusal::RetryLater { why, .. })) if why.contains("not closed yet")
+    ));
+    fixture.ask(close(caller(5), identity(1, 5), 1));
+    assert!(matches!(
+        fixture.ask(sync(caller(5), 2, None, 1)),
+        Some(Reply::Refused(Refusal::RetryLater { why, .. })) if why.contains("not on disk yet")
+    ));
+    fixture.step(Input::Flushed(Slot(0), identity(1, 5), FlushResult::Done));
+    assert_eq!(fixture.ask(sync(caller(5), 2, None, 1)), Some(Reply::Done));
+    assert!(fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);
+    // A late repetition of an earlier one takes nothing back.
+    assert_eq!(fixture.ask(sync(caller(5), 2, None, 0)), Some(Reply::Done));
+    assert!(!fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);
+}
+
+#[test]
+fn sync_of_a_fenced_epoch_is_not_promised() {
+    let mut fixture = promised();
+    let id = fixture.send(sync(caller(5), 1, Some(120), 1));
+    fixture.fence(6);
+    fixture.tell(Input::OpenFlushed(id, Ok(Offset(120))));
+    let fenced = |output: &Output| matches!(output, Output::Reply(_, Reply::Refused(Refusal::Fenced { .. })));
+    assert!(fixture.out.iter().any(fenced), "{:?}", fixture.out);
+    assert!(!fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);
 }

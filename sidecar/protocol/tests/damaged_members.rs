@@ -5,7 +5,7 @@ use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, SwapOutcom
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId, Version};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::promotion::{AcceptedLoss, Input, Output, Promotion, Rules, Waiting};
-use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory};
+use tailwind_protocol::rpc::{CopyReport, CopyState, Failure, Inventory, Synced};
 
 use CopyState::{Closed, Corrupt, Damaged, Open};
 
@@ -58,6 +58,8 @@ fn sound(number: u128, last: u64) -> Inventory {
         trimmed: Lsn(0),
         damage: Vec::new(),
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies: vec![copy(1, Closed, 10), copy(2, Open, last)],
         more: false,
     }
@@ -78,6 +80,20 @@ struct Fixture {
 impl Fixture {
     /// It has claimed epoch 6 and is fencing the members.
     fn fencing(members: u128, min_in_sync: u8, accept_loss: Option<AcceptedLoss>) -> Fixture {
+        Fixture::with(members, min_in_sync, accept_loss, None)
+    }
+
+    /// The same after a person has ordered that this log is recovered from disks.
+    fn from_disk(members: u128, log: u128, accept_loss: Option<AcceptedLoss>) -> Fixture {
+        Fixture::with(members, 2, accept_loss, Some(LogId(log)))
+    }
+
+    fn with(
+        members: u128,
+        min_in_sync: u8,
+        accept_loss: Option<AcceptedLoss>,
+        recover_from_disk: Option<LogId>,
+    ) -> Fixture {
         let rules = Rules {
             backups: members as u8,
             min_in_sync,
@@ -85,6 +101,7 @@ impl Fixture {
             retry_ms: 10,
             repair_timeout_ms: 1000,
             accept_loss,
+            recover_from_disk,
         };
         let mut out = Vec::new();
         let machine = Promotion::start(sidecar("s1"), rules, LogId(9), 7, &mut out);
@@ -303,4 +320,68 @@ fn accepting_the_older_store_skips_every_promised_epoch() {
     let mine = config(2).claimed_by(sidecar("s1"), Claim(7));
     let [Output::Swap(swap)] = fixture.step(Input::Read(Ok(Some(mine)))) else { panic!("{:?}", fixture.out) };
     assert_eq!((swap.proposed.epoch, swap.proposed.earlier.len()), (Epoch(11), 0));
+}
+
+/// A member that has lost its memory. Its disk has the log up to `last`, and was synced up to `synced`.
+fn on_disk(number: u128, last: u64, synced: u64) -> Inventory {
+    let former = vec![BootId(77), BootId(number), BootId(78)];
+    let synced = Some(Synced { epoch: Epoch(5), last: Lsn(synced) });
+    Inventory { boot: BootId(99 + number), synced, former, ..sound(number, last) }
+}
+
+#[test]
+fn disk_counts_only_by_a_persons_order() {
+    for ordered in [None, Some(LogId(2)), Some(LogId(1))] {
+        let mut fixture = Fixture::with(3, 2, None, ordered);
+        fixture.fenced(on_disk(2, 15, 12));
+        assert_eq!(fixture.fenced(lost(1)), [], "others may answer yet");
+        fixture.wait();
+        if ordered == Some(LogId(1)) {
+            assert_eq!(fixture.repair(), (1, Lsn(15)), "one disk suffices, and the set gets its new identity");
+        } else {
+            let Some(Waiting::Members { fenced: 0, missing, .. }) = fixture.waiting() else {
+                panic!("{:?}", fixture.out)
+            };
+            assert!(missing.contains("m2 (its memory is new; its disk was synced up to LSN 12"), "{missing}");
+        }
+    }
+}
+
+#[test]
+fn recovery_from_disk_reaches_what_was_synced() {
+    let mut fixture = Fixture::from_disk(3, 1, None);
+    fixture.fenced(on_disk(1, 13, 14));
+    fixture.wait();
+    fixture.wait();
+    let told = fixture.waiting().map(ToString::to_string).unwrap_or_default();
+    assert!(told.contains("does not reach LSN 14, up to which it was synced"), "{told}");
+    // Another member's disk reaches it.
+    fixture.fenced(on_disk(2, 14, 14));
+    assert_eq!(fixture.repair(), (2, Lsn(14)));
+}
+
+#[test]
+fn person_may_accept_less_than_was_synced() {
+    let mut fixture = Fixture::from_disk(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
+    fixture.fenced(on_disk(1, 12, 14));
+    fixture.wait();
+    assert_eq!(fixture.repair(), (1, Lsn(12)));
+}
+
+#[test]
+fn empty_backup_with_a_members_name_does_not_count() {
+    let mut fixture = Fixture::from_disk(2, 1, None);
+    fixture.fenced(Inventory { copies: vec![], former: vec![BootId(77)], ..on_disk(1, 11, 0) });
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Members { fenced: 0, .. })), "{:?}", fixture.out);
+}
+
+#[test]
+fn enough_members_with_their_memory_need_no_disk() {
+    let mut fixture = Fixture::from_disk(3, 1, None);
+    fixture.fenced(on_disk(1, 20, 20));
+    fixture.fenced(sound(2, 18));
+    fixture.fenced(sound(3, 18));
+    fixture.wait();
+    assert_eq!(fixture.repair(), (2, Lsn(18)), "what they hold is the log, as always");
 }

@@ -49,6 +49,8 @@ fn inventory(member: &str, copies: Vec<CopyReport>) -> Inventory {
         trimmed: Lsn(0),
         damage: vec![],
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies,
         more: false,
     }
@@ -337,6 +339,7 @@ fn promoted(honest: &Inventory, liar: &Inventory) -> Option<Lsn> {
         retry_ms: 10,
         repair_timeout_ms: 10,
         accept_loss: None,
+        recover_from_disk: None,
     };
     let mut out = Vec::new();
     let me = PrimaryRef { id: "s1".parse().expect("a name"), control: "h:3".to_owned() };

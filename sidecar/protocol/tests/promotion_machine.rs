@@ -46,6 +46,7 @@ impl Fixture {
             retry_ms: 10,
             repair_timeout_ms: 1000,
             accept_loss: None,
+            recover_from_disk: None,
         };
         let mut out = Vec::new();
         let machine = Promotion::start(primary("s1"), rules, LogId(9), seed, &mut out);
@@ -166,6 +167,8 @@ fn inventory(member: &MemberRef, copies: Vec<CopyReport>) -> Inventory {
         trimmed: Lsn(0),
         damage: Vec::new(),
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies,
         more: false,
     }
@@ -309,6 +312,8 @@ fn race_for_a_new_group_is_lost_to_its_creator() {
         trimmed: Lsn(0),
         damage: vec![],
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies: vec![],
         more: false,
     };

@@ -46,6 +46,8 @@ fn holds(name: &str, copies: &[CopyReport]) -> Inventory {
         trimmed: Lsn(0),
         damage: Vec::new(),
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies: copies.to_vec(),
         more: false,
     }

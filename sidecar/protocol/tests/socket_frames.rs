@@ -76,6 +76,7 @@ fn requests_have_golden_bytes() {
             "18000000 04 00 0000 0400000000000000 | 0700000000000000 6400000000000000 01000000 00000000",
         ),
         (Request::Barrier, "00000000 05 00 0000 0500000000000000 |"),
+        (Request::Sync, "00000000 10 00 0000 0600000000000000 |"),
         (Request::Trim { below: 258 }, "08000000 06 00 0000 0600000000000000 | 0201000000000000"),
         (Request::Status, "00000000 07 00 0000 0700000000000000 |"),
         (Request::Stop, "00000000 08 00 0000 0807060504030201 |"),
@@ -119,6 +120,7 @@ fn responses_have_golden_bytes() {
             Response::BarrierPassed { epoch: 3, last: 9 },
             "10000000 86 00 0000 0500000000000000 | 0300000000000000 0900000000000000",
         ),
+        (Response::Synced { lsn: 300 }, "08000000 8f 00 0000 0600000000000000 | 2c01000000000000"),
         (Response::Trimmed { first: 200 }, "08000000 87 00 0000 0600000000000000 | c800000000000000"),
         (Response::StatusReport { json: "{}" }, "02000000 88 00 0000 0700000000000000 | 7b7d"),
         (
@@ -230,10 +232,11 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
         let unknown = FrameError::UnknownKind(kind);
         assert_eq!(
             decode_request_all(&header).err() == Some(unknown.clone()),
-            !(1..=9).contains(&kind),
+            !(1..=9).contains(&kind) && kind != 16,
             "request {kind}"
         );
-        assert_eq!(decode_response(&header).err() == Some(unknown), !(129..=138).contains(&kind), "response {kind}");
+        let known = (129..=138).contains(&kind) || kind == 143;
+        assert_eq!(decode_response(&header).err() == Some(unknown), !known, "response {kind}");
     }
 }
 
@@ -347,7 +350,7 @@ struct Arbitrary {
 impl Arbitrary {
     fn request<'a>(&'a self, run: &'a [u8]) -> Request<'a> {
         let [a, b, c] = self.numbers;
-        match self.choice % 9 {
+        match self.choice % 10 {
             0 => Request::Hello { version_min: a as u16, version_max: b as u16, flags: c as u32 },
             1 => Request::Append { payload: self.text.as_bytes() },
             2 if !self.records.is_empty() => Request::Batch(Batch::new(self.records.len() as u32, run).unwrap()),
@@ -356,6 +359,7 @@ impl Arbitrary {
             5 => Request::Trim { below: a },
             6 => Request::Status,
             7 => Request::Stop,
+            8 => Request::Sync,
             _ => Request::Wake,
         }
     }
@@ -363,7 +367,7 @@ impl Arbitrary {
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
         let role = [Role::Primary, Role::Standby, Role::Recovering][(a % 3) as usize];
-        match self.choice % 10 {
+        match self.choice % 11 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
@@ -391,6 +395,7 @@ impl Arbitrary {
             5 => Response::BarrierPassed { epoch: a, last: b },
             6 => Response::Trimmed { first: a },
             7 => Response::StatusReport { json: &self.text },
+            9 => Response::Synced { lsn: a },
             8 => Response::Role { role, epoch: b, last: c, primary: &self.text },
             _ => Response::Wake,
         }

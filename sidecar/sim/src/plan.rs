@@ -96,7 +96,7 @@ pub struct Plan {
 
 /// Faults that the simulator learned later, and in how many of a thousand seeds each strikes. They are drawn apart, so that
 /// seeds without them play as they did before.
-const DRAWN_APART: [(Fault, u64); 11] = [
+const DRAWN_APART: [(Fault, u64); 12] = [
     (Fault::ClosedFlushFails, 250),
     (Fault::AllButOneEmptied, 150),
     (Fault::AllButOneDamaged, 150),
@@ -108,6 +108,7 @@ const DRAWN_APART: [(Fault, u64); 11] = [
     (Fault::SlotLost, 150),
     (Fault::TableZeroed, 150),
     (Fault::MemberEmptiedUnderLoad, 150),
+    (Fault::SyncedAndDark, 200),
 ];
 /// Tells those random numbers from all others of a seed.
 const APART: u64 = 0x6c61_7465_7221;

@@ -380,6 +380,20 @@ impl ScriptedGroup {
         Ok(())
     }
 
+    /// An app wants everything that it has appended on disk at every member.
+    pub fn sync(&mut self, sidecar: &str) -> Result {
+        let no = self.sidecar(sidecar)?;
+        let mut asked = false;
+        self.world.with_lead(no, |_, lead| asked = lead.sync());
+        self.follow();
+        if asked { Ok(()) } else { Err(format!("{sidecar} has not begun to append")) }
+    }
+
+    /// A person orders that the log is recovered from disks.
+    pub fn recover_from_disk(&mut self) {
+        self.world.order_recovery_from_disk();
+    }
+
     /// Tells what a backup holds.
     pub fn inventory(&mut self, backup: &str) -> Result {
         let no = self.host(backup)?;
@@ -531,6 +545,7 @@ fn request_name(request: &Request) -> &'static str {
         Request::Open(_) => "open",
         Request::Close(_) => "close",
         Request::Flush(_) => "flush",
+        Request::Sync(_) => "sync",
         Request::Fetch(_) => "fetch",
         Request::Trim(_) => "trim",
         Request::Drop(_) => "drop",

@@ -136,6 +136,9 @@ faults! {
     /// Everything is well, and then one member is replaced by an empty one, all links to backups outside the set are slow, and
     /// the app appends without a pause. Strikes once, after the faults have stopped. Drawn apart.
     MemberEmptiedUnderLoad = 0 "member replaced by an empty one under load",
+    /// Apps sync now and then. In the end all hosts lose power at once, most lose their disks too, and a person orders the
+    /// recovery from the others. Strikes once, after the faults have stopped. Drawn apart.
+    SyncedAndDark = 0 "power lost everywhere after a sync, and recovered from disk",
     /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.
     DesiredChanges = 0 "another number of copies wanted",
 }
@@ -167,6 +170,8 @@ pub struct Tally {
     pub swaps: u64,
     /// Times that appends have paused for a newcomer.
     pub pauses: u64,
+    /// Syncs answered.
+    pub syncs: u64,
     /// Barriers passed.
     pub barriers: u64,
     /// Boards that were read and verified.
@@ -206,6 +211,7 @@ impl Tally {
         self.failovers += other.failovers;
         self.swaps += other.swaps;
         self.pauses += other.pauses;
+        self.syncs += other.syncs;
         self.barriers += other.barriers;
         self.boards_read += other.boards_read;
         self.boards_torn += other.boards_torn;
@@ -227,8 +233,8 @@ impl fmt::Display for Tally {
         writeln!(f, "{} records acknowledged and checked, {} read back and compared", self.acked, self.read)?;
         writeln!(
             f,
-            "{} failovers, {} changes of the member set, {} pauses for newcomers, {} barriers",
-            self.failovers, self.swaps, self.pauses, self.barriers
+            "{} failovers, {} changes of the member set, {} pauses for newcomers, {} syncs, {} barriers",
+            self.failovers, self.swaps, self.pauses, self.syncs, self.barriers
         )?;
         writeln!(
             f,

@@ -243,6 +243,7 @@ impl World {
                 self.grow();
                 self.refill();
                 self.survive_damage();
+                self.survive_darkness();
             }
             None => self.check_outage(),
         }
@@ -357,6 +358,53 @@ impl World {
         if !self.serves_again() {
             self.check_outage();
         }
+    }
+
+    /// All memory is lost after a sync, and all disks but those of some members: nothing synced is.
+    fn survive_darkness(&mut self) {
+        if !self.plan.has(Fault::SyncedAndDark) || self.plan.durability == Durability::Flushed {
+            return;
+        }
+        self.let_calls_end();
+        if self.whole_group().is_none() || !self.sync_now() {
+            return;
+        }
+        // Sometimes one member is new since the sync.
+        if self.random.one_in(2) {
+            let Some(config) = self.whole_group() else { return };
+            let emptied = self.random.pick(&config.members).id.clone();
+            self.replace_host(self.host_of(&emptied));
+            let calm = self.queue.now();
+            while !self.has_full_size() && self.queue.now() < calm + RETURN_MAX {
+                self.step();
+            }
+        }
+        let more = self.random.within(1, 300) * MS;
+        self.play_for(more);
+        let Some(config) = self.whole_group() else { return };
+        self.tally.count(Fault::SyncedAndDark);
+        self.lose_all_memory(&config);
+        self.order_recovery_from_disk();
+        if !self.serves_again() {
+            broken("Liveness", "a synced log is not recovered from the disks that are left".to_owned());
+        }
+        self.desired.recover_from_disk = None;
+    }
+
+    /// An app syncs, and is answered.
+    fn sync_now(&mut self) -> bool {
+        let calm = self.queue.now();
+        let leads = |sidecar: &&Sidecar| sidecar.process == Process::Up && sidecar.lead().is_some();
+        let Some(of) = self.sidecars.iter().find(leads).map(|sidecar| sidecar.no) else { return false };
+        let (mut asked, before) = (false, self.tally.syncs);
+        self.with_lead(of, |_, lead| asked = lead.sync());
+        while asked && self.tally.syncs == before {
+            if self.queue.now() > calm + RETURN_MAX {
+                broken("Liveness", "a sync is not answered".to_owned());
+            }
+            self.step();
+        }
+        asked
     }
 
     /// The story so far.

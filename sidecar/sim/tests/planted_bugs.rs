@@ -53,6 +53,8 @@ hunts! {
     newcomer_too_early NewcomerTooEarly within 3000;
     never_pauses NeverPauses within 3000;
     pause_admits PauseAdmits within 3000;
+    newcomer_unsynced NewcomerUnsynced within 3000;
+    synced_before_flushed SyncedBeforeFlushed within 3000;
     steps_down_at_once StepsDownAtOnce within 3000;
     newcomer_unflushed NewcomerUnflushed within 3000 under Flushed;
     unknown_is_refused UnknownIsRefused within 3000;

@@ -26,7 +26,7 @@ use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
     FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, ReadConnectReply,
-    ReadConnectRequest, Refusal, ShareReply, ShareRequest, TrimRequest, path,
+    ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest, path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -86,6 +86,7 @@ pub(super) fn control(service: Service) -> Router {
         .route(path::OPEN, post(open))
         .route(path::CLOSE, post(close))
         .route(path::FLUSH, post(flush))
+        .route(path::SYNC, post(sync))
         .route(path::FETCH, post(fetch))
         .route(path::TRIM, post(trim))
         .route(path::DROP, post(drop_copies))
@@ -217,6 +218,10 @@ async fn flush(State(service): State<Service>, Decoded(request): Decoded<FlushRe
         ActorReply::Flushed(end) => Ok(Json(FlushReply { end })),
         other => Err(confused(&other)),
     }
+}
+
+async fn sync(State(service): State<Service>, Decoded(request): Decoded<SyncRequest>) -> Replied<Empty> {
+    service.ask_done(Request::Sync(request)).await
 }
 
 async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequest>) -> Replied<Empty> {

@@ -55,6 +55,9 @@ pub struct AppendOptions {
     /// Print each record's LSN to standard output once it is acknowledged
     #[arg(long)]
     print_lsn: bool,
+    /// In the end, wait until everything is on disk at every member
+    #[arg(long)]
+    sync: bool,
     /// When the primary is lost, wait for one (as --wait does) and resume, without loss or duplicates. Only for a single
     /// writer: records in flight are found by comparing them with the end of the log
     #[arg(long, env = "TAILWIND_RECONNECT", value_parser = FalseyValueParser::new())]
@@ -100,6 +103,9 @@ pub fn run(options: &AppendOptions) -> anyhow::Result<()> {
     match failure {
         Some(failure) => Err(failure),
         None => {
+            if options.sync {
+                appender.primary.client.sync().context("sync")?;
+            }
             tell(summary(appender.window.acked(), took));
             Ok(())
         }

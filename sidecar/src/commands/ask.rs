@@ -1,4 +1,4 @@
-//! `trim` and `barrier`: one question to the primary, one answer.
+//! `trim`, `barrier` and `sync`: one question to the primary, one answer.
 
 use std::io::{self, Write};
 
@@ -27,6 +27,14 @@ pub struct BarrierOptions {
     target: Target,
 }
 
+/// Bring everything that was appended so far to the disk of every member.
+#[derive(Args, Clone, Debug)]
+pub struct SyncOptions {
+    /// Which sidecar.
+    #[command(flatten)]
+    target: Target,
+}
+
 /// Trims and says where the log begins now.
 pub fn trim(options: &TrimOptions) -> anyhow::Result<()> {
     let mut client = options.target.connect()?.client;
@@ -42,4 +50,11 @@ pub fn barrier(options: &BarrierOptions) -> anyhow::Result<()> {
     let passed = client.barrier().context("pass a barrier")?;
     writeln!(io::stdout().lock(), "primary in epoch {}, last acknowledged LSN {}", passed.epoch, passed.last)
         .context("write to standard output")
+}
+
+/// Syncs and says how far.
+pub fn sync(options: &SyncOptions) -> anyhow::Result<()> {
+    let mut client = options.target.connect()?.client;
+    let last = client.sync().context("sync")?;
+    writeln!(io::stdout().lock(), "on disk at every member up to LSN {last}").context("write to standard output")
 }

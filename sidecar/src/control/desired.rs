@@ -3,7 +3,7 @@
 //! Fixed by options where the config store is a file; told by the `ReplicaGroup` where it is the Kubernetes API
 //! ([`store`](crate::store)). Read by every role.
 
-use tailwind_protocol::ids::{Epoch, MemberId, SidecarId};
+use tailwind_protocol::ids::{Epoch, LogId, MemberId, SidecarId};
 use tailwind_protocol::promotion::AcceptedLoss;
 
 /// What the group wants now.
@@ -19,6 +19,8 @@ pub struct DesiredState {
     pub fenced: bool,
     /// A person has accepted that the log may end early.
     pub accept_loss: Option<AcceptedLoss>,
+    /// A person has ordered that this log is recovered from disks.
+    pub recover_from_disk: Option<LogId>,
     /// A standby that shall take over from a primary that is well.
     pub switchover: Option<Switchover>,
 }
@@ -26,7 +28,10 @@ pub struct DesiredState {
 impl DesiredState {
     /// Whether a machine that was started with the one would do the same with the other.
     pub fn wants_the_same(&self, other: &DesiredState) -> bool {
-        let of = |desired: &DesiredState| (desired.members, desired.min_in_sync, desired.fenced, desired.accept_loss);
+        let of = |desired: &DesiredState| {
+            let by_a_person = (desired.accept_loss, desired.recover_from_disk);
+            (desired.members, desired.min_in_sync, desired.fenced, by_a_person)
+        };
         of(self) == of(other)
     }
 }

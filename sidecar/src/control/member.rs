@@ -15,7 +15,7 @@ use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
     FenceRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose, Refusal,
-    TrimRequest, path,
+    SyncPoint, SyncRequest, TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -29,6 +29,9 @@ const BULK_WRITE: u32 = 1 << 20;
 pub const BULK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause that a backup's "retry later" makes; it says some 100 ms.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
+/// How long a sync may take: the flush of an open segment's part behind those of a few closed segments. A disk that takes longer
+/// is broken, and its member counts as lost.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -160,6 +163,12 @@ impl MemberLink {
         self.call::<_, FlushReply>(path::FLUSH, &request).await.map(|reply| reply.end)
     }
 
+    /// Brings the log up to a point to its disk, and has it remember that; keeps asking while it says "retry later".
+    pub async fn sync(&self, point: SyncPoint) -> Result<(), Failure> {
+        let request = SyncRequest { caller: self.caller(), point };
+        self.ask_patiently::<_, Empty>(path::SYNC, &request, SYNC_TIMEOUT, |_| {}).await.map(|_| ())
+    }
+
     /// The closed copies that are gone or corrupt there.
     pub async fn damage(&self) -> Result<Vec<CopyReport>, Failure> {
         self.call::<_, DamageReply>(path::DAMAGE, &Empty {}).await.map(|reply| reply.corrupt)
@@ -202,8 +211,18 @@ impl MemberLink {
         request: &Req,
         on_refused: impl Fn(&str),
     ) -> Result<Rep, Failure> {
+        self.ask_patiently(path, request, self.timeout, on_refused).await
+    }
+
+    async fn ask_patiently<Req: Serialize + Sync, Rep: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Req,
+        timeout: Duration,
+        on_refused: impl Fn(&str),
+    ) -> Result<Rep, Failure> {
         loop {
-            match self.client.call(path, request, self.timeout).await {
+            match self.client.call(path, request, timeout).await {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
                     tracing::debug!(member = %self.member.id, path, %why, "will retry");
                     on_refused(&why);

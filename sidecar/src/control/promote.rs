@@ -50,9 +50,13 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         retry_ms: RETRY.as_millis() as u64,
         repair_timeout_ms: REPAIR_TIMEOUT.as_millis() as u64,
         accept_loss: desired.accept_loss,
+        recover_from_disk: desired.recover_from_disk,
     };
     if let Some(accepted) = &rules.accept_loss {
         tracing::warn!(%accepted, "a person has accepted that the log may end early");
+    }
+    if let Some(log) = &rules.recover_from_disk {
+        tracing::warn!(%log, "a person has ordered the recovery from disk");
     }
     // A few for each member; what is under way when the promotion ends ends with it.
     let mut tasks = JoinSet::new();

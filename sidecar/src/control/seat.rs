@@ -80,6 +80,7 @@ impl Worker {
     async fn ask(&self, output: &Output) -> Result<(), Failure> {
         match output {
             Output::Close(_, identity, closure) => self.link.close(*identity, *closure).await,
+            Output::Sync(_, point) => self.link.sync(*point).await,
             Output::Drop(_, copies) => self.link.drop_copies(copies.clone()).await,
             // A member that does not know of a trim takes the missing beginning for a loss when it is the last one left.
             Output::Trim(_, below) => self.link.trim(*below).await,
@@ -191,6 +192,7 @@ fn action(output: &Output) -> &'static str {
         Output::Drop(..) => "drop",
         Output::Trim(..) => "trim",
         Output::Flush(..) => "flush",
+        Output::Sync(..) => "sync",
         _ => "install",
     }
 }

@@ -70,7 +70,9 @@ pub async fn wait_for_turn(context: &Context) -> Option<Instant> {
 
 fn desired(context: &Context, state: &DesiredState) -> Desired {
     let switchover = state.switchover.as_ref().filter(|switchover| switchover.to == context.me.id);
-    Desired { min_in_sync: state.min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
+    // For a recovery from disk one member is enough.
+    let min_in_sync = if state.recover_from_disk.is_some() { 1 } else { state.min_in_sync };
+    Desired { min_in_sync, takes_over_from: switchover.map(|switchover| switchover.from) }
 }
 
 async fn sleep_until(started: Instant, at: Option<Time>) {

@@ -113,7 +113,7 @@ pub(super) struct Outbox {
     /// The hello has asked for a ring.
     pub(super) wants_ring: bool,
     /// Requests whose answer is owed, by [`Later`].
-    owed: [u32; 3],
+    owed: [u32; LATER],
     /// Why it takes no append and passes no barrier any more, if so.
     pub(super) read_only: Option<ReadOnlyReason>,
     /// The read that comes next waits until everything up to here is acknowledged.
@@ -129,9 +129,14 @@ pub(super) enum Later {
     Append,
     /// That a barrier has passed.
     Barrier,
+    /// That everything is on disk.
+    Sync,
     /// Control's answer to a status request.
     Status,
 }
+
+/// Kinds of [`Later`].
+const LATER: usize = Later::Status as usize + 1;
 
 impl ClientConnection {
     /// Its own inbox holds the largest record of segments of this size, and one more read.
@@ -388,7 +393,7 @@ impl Outbox {
 
     /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.
     pub(super) fn is_settled(&self) -> bool {
-        self.owed == [0; 3]
+        self.owed == [0; LATER]
     }
 
     /// True while an append is not acknowledged.

@@ -41,6 +41,10 @@ pub struct Description {
     pub rings: u64,
     /// Appends that wait for their ack.
     pub pending: usize,
+    /// The log is on disk at every member up to this record, as far as clients have asked for it.
+    pub synced: u64,
+    /// Clients that wait for a sync.
+    pub syncs: usize,
 }
 
 /// The positions of the log as text.
@@ -111,6 +115,8 @@ impl Path {
             clients: self.clients.count(),
             rings: self.counters.rings.load(Ordering::Relaxed),
             pending: self.pending.appends(),
+            synced: primary.map_or(0, |primary| primary.synced().0),
+            syncs: self.pending.syncs(),
         }
     }
 

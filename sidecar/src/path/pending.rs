@@ -1,4 +1,4 @@
-//! What clients wait for: acks of their appends, and barriers that have not passed.
+//! What clients wait for: acks of their appends, barriers that have not passed, and syncs.
 //!
 //! Part of [`Path`]: `requests` adds to it, every turn answers what is due.
 
@@ -24,6 +24,9 @@ const APPENDS_MAX: usize = 64 << 10;
 /// Barriers that may wait, over all connections; one more waits in its connection's inbox.
 const BARRIERS_MAX: usize = 64;
 
+/// Syncs that may wait, over all connections; one more waits in its connection's inbox.
+const SYNCS_MAX: usize = 64;
+
 /// An append that waits for its ack.
 struct PendingAppend {
     end: Position,
@@ -39,10 +42,17 @@ struct PendingBarrier {
     request: u64,
 }
 
+struct PendingSync {
+    last: Lsn,
+    client: ClientId,
+    request: u64,
+}
+
 /// Appends and barriers in the order in which they were taken.
 pub(super) struct Pending {
     appends: VecDeque<PendingAppend>,
     barriers: Vec<PendingBarrier>,
+    syncs: Vec<PendingSync>,
     /// Barriers that have passed.
     passed: u64,
     latency: Latency,
@@ -58,6 +68,7 @@ impl Pending {
         Pending {
             appends: VecDeque::with_capacity(APPENDS_MAX),
             barriers: Vec::with_capacity(BARRIERS_MAX),
+            syncs: Vec::with_capacity(SYNCS_MAX),
             passed: 0,
             latency: Latency::new(),
             fresh: 0,
@@ -110,14 +121,29 @@ impl Pending {
         self.barriers.push(PendingBarrier { after, client, request });
     }
 
+    pub(super) fn may_add_sync(&self) -> bool {
+        self.syncs.len() < SYNCS_MAX
+    }
+
+    /// A client waits until everything up to `last` is on disk at every member.
+    pub(super) fn add_sync(&mut self, last: Lsn, client: ClientId, request: u64) {
+        self.syncs.push(PendingSync { last, client, request });
+    }
+
+    /// Clients that wait for a sync.
+    pub(super) fn syncs(&self) -> usize {
+        self.syncs.len()
+    }
+
     /// True while an append up to this position is not acknowledged.
     pub(super) fn waits_up_to(&self, end: Position) -> bool {
         self.appends.front().is_some_and(|append| append.end <= end)
     }
 
-    /// A connection is closed: its barriers are forgotten, its appends are not.
+    /// A connection is closed: its barriers and syncs are forgotten, its appends are not.
     pub(super) fn on_close(&mut self, client: &ClientConnection) {
         self.barriers.retain(|barrier| barrier.client != client.id);
+        self.syncs.retain(|sync| sync.client != client.id);
         if let (true, Some(last)) = (client.outbox.has_appends(), self.appends.back()) {
             // Perhaps another client's, and so a little later than needed.
             self.left_behind = last.end;
@@ -167,7 +193,26 @@ impl Path {
         self.pending.passed += (waiting - self.pending.barriers.len()) as u64;
     }
 
-    /// Refuses every append and barrier that waits.
+    /// Answers the syncs of which everything is on disk at every member.
+    pub(super) fn answer_syncs(&mut self) {
+        if self.pending.syncs.is_empty() {
+            return;
+        }
+        let RoleState::Leading(replicator) = &self.state else { return };
+        let synced = replicator.primary().synced();
+        let answer = Response::Synced { lsn: synced.0 };
+        self.pending.syncs.retain(|sync| {
+            if sync.last > synced {
+                return true;
+            }
+            if let Some(client) = self.clients.by_id(sync.client) {
+                client.outbox.settle(Later::Sync, sync.request, &answer);
+            }
+            false
+        });
+    }
+
+    /// Refuses every append, barrier and sync that waits.
     pub(super) fn fail_pending(&mut self, message: &str) {
         self.pending.latency.forget();
         let refusal = |code, message| Response::Error { code, fatal: false, retry_after_ms: 0, message };
@@ -180,6 +225,12 @@ impl Path {
             if let Some(client) = self.clients.by_id(barrier.client) {
                 let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
                 client.outbox.settle(Later::Barrier, barrier.request, &refusal);
+            }
+        }
+        for sync in self.pending.syncs.drain(..) {
+            if let Some(client) = self.clients.by_id(sync.client) {
+                let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
+                client.outbox.settle(Later::Sync, sync.request, &refusal);
             }
         }
     }

@@ -176,6 +176,20 @@ impl Replicator {
         self.step(now, Input::Tick);
     }
 
+    /// Everything that was appended is to be on disk at every member: up to the record that is returned.
+    pub(super) fn sync(&mut self) -> Lsn {
+        let (end, last) = match &self.active {
+            Some(active) => {
+                let segment = active.writer.identity().segment;
+                (Position::new(segment, active.writer.closure().end), active.writer.next().prev())
+            }
+            // Nothing yet in this epoch: what was recovered.
+            None => (self.primary.acked(), self.primary.first().prev()),
+        };
+        self.primary.sync(end, last);
+        last
+    }
+
     /// True when an append can be taken at once, or as soon as a roll-over is through.
     pub(super) fn is_ready(&self) -> bool {
         self.active.is_some() || self.primary.is_ready()

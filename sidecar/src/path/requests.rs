@@ -156,6 +156,7 @@ impl Path {
             Request::Append { payload } => self.on_append(context, payload),
             Request::Batch(batch) => self.on_batch(context, batch),
             Request::Barrier => self.on_barrier(context),
+            Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
             Request::Read { from, limit, flags } => self.on_read(context, *from, *limit, flags & READ_TAIL != 0),
             // Its read has ended by itself meanwhile; and this is awake.
@@ -317,6 +318,25 @@ impl Path {
         }
         context.outbox.owe(Later::Barrier);
         self.pending.add_barrier(replicator.primary().barrier(), context.client, context.request);
+        Outcome::Done
+    }
+
+    fn on_sync(&mut self, context: &mut RequestContext<'_>) -> Outcome {
+        let RoleState::Leading(replicator) = &mut self.state else { return self.not_primary(context) };
+        // What its client has appended in the epoch of the connection may not be in the log.
+        if let Some(read_only) = context.outbox.read_only {
+            return self.refuse(context, ErrorCode::NotPrimary, false, read_only.message());
+        }
+        if !replicator.is_ready() {
+            self.stall.refuse();
+            return Outcome::Later;
+        }
+        if !self.pending.may_add_sync() {
+            return Outcome::Later;
+        }
+        let last = replicator.sync();
+        context.outbox.owe(Later::Sync);
+        self.pending.add_sync(last, context.client, context.request);
         Outcome::Done
     }
 

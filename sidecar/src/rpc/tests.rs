@@ -365,6 +365,8 @@ fn pages(calls: Arc<Mutex<Vec<Option<SegmentId>>>>, trims: usize) -> Router {
             trimmed: Lsn(u64::from(calls.len() >= trims)),
             damage: vec![],
             witness: true,
+            synced: None,
+            former: Vec::new(),
             copies,
             more,
         })

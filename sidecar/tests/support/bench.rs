@@ -238,6 +238,8 @@ impl Bench {
                         trimmed: Lsn(0),
                         damage: Vec::new(),
                         witness: true,
+                        synced: None,
+                        former: Vec::new(),
                         copies: Vec::new(),
                         more: false,
                     };

@@ -205,6 +205,7 @@ enum OwnedRequest {
     Read { from: u64, limit: u64, tail: bool },
     Stop,
     Barrier,
+    Sync,
     Trim(u64),
     Status,
 }
@@ -231,6 +232,7 @@ fn serve(mut peer: Peer) {
             Request::Read { from, limit, flags } => OwnedRequest::Read { from, limit, tail: flags & READ_TAIL != 0 },
             Request::Stop => OwnedRequest::Stop,
             Request::Barrier => OwnedRequest::Barrier,
+            Request::Sync => OwnedRequest::Sync,
             Request::Trim { below } => OwnedRequest::Trim(below),
             Request::Status => OwnedRequest::Status,
             Request::Hello { .. } | Request::Wake => panic!("nothing for a sidecar without a ring: {frame:?}"),
@@ -261,6 +263,7 @@ fn serve(mut peer: Peer) {
                 peer.end(request, end.max(from.saturating_sub(1)) + 1, tail);
             }
             OwnedRequest::Barrier => peer.send(request, Response::BarrierPassed { epoch: 3, last }),
+            OwnedRequest::Sync => peer.send(request, Response::Synced { lsn: last }),
             OwnedRequest::Trim(below) => peer.send(request, Response::Trimmed { first: below.min(last + 1) }),
             OwnedRequest::Status => peer.send(request, Response::StatusReport { json: r#"{"role":"primary"}"# }),
         }

@@ -51,6 +51,7 @@ pub fn http_body(data: &[u8]) {
             b'o' => understood(body).map(Request::Open),
             b'c' => understood(body).map(Request::Close),
             b'l' => understood(body).map(Request::Flush),
+            b's' => understood(body).map(Request::Sync),
             b'g' => understood(body).map(Request::Fetch),
             b't' => understood(body).map(Request::Trim),
             b'd' => understood(body).map(Request::Drop),

@@ -144,6 +144,8 @@ impl Backup {
             trimmed: self.promise.trimmed,
             damage: self.damage(),
             witness: self.is_witness(),
+            synced: self.promise.synced,
+            former: self.promise.former.clone(),
             copies,
             more: listed.next().is_some(),
         }

@@ -86,6 +86,14 @@ impl Backup {
         }
     }
 
+    /// An open segment was flushed, for its own sake or for a sync.
+    pub(super) fn on_open_flushed(&mut self, id: RequestId, result: Result<Offset, String>, out: &mut Vec<Output>) {
+        match self.syncs.remove(&id) {
+            Some(request) => self.finish_sync(id, &request, result, out),
+            None => out.push(Output::Reply(id, open_flush_reply(result))),
+        }
+    }
+
     /// Revokes all writers, then writes everything to disk. `Epoch(u64::MAX)` is never persisted, so a later process can still
     /// promise any epoch.
     pub(super) fn on_shutdown(&mut self, out: &mut Vec<Output>) {
@@ -120,7 +128,7 @@ impl Backup {
     }
 }
 
-pub(super) fn open_flush_reply(result: Result<Offset, String>) -> Reply {
+fn open_flush_reply(result: Result<Offset, String>) -> Reply {
     match result {
         Ok(end) => Reply::Flushed(end),
         Err(why) => Reply::Refused(Refusal::Failed { why }),

@@ -103,11 +103,15 @@ impl Backup {
         out.push(Output::Reply(id, reply));
     }
 
-    /// Clears the doubt: a primary appends only to a backup that holds the log or is being caught up, and the caller that
+    /// Clears the doubt and the former identities: a primary appends only to a backup that holds the log or is being caught up, and the caller that
     /// fenced this process has seen the doubt. If this process has not been fenced since it started, the caller knows nothing
     /// of a doubt that arose at the start.
     fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
-        if request.purpose == Purpose::Append && self.fenced && self.promise.doubt.take().is_some() {
+        if request.purpose != Purpose::Append || !self.fenced {
+            return;
+        }
+        let doubt = self.promise.doubt.take();
+        if doubt.is_some() || !std::mem::take(&mut self.promise.former).is_empty() {
             out.push(Output::Persist(self.promise.clone()));
             out.extend(self.missing.drain(..).map(|slot| Output::SaveSlot(slot, None)));
         }

@@ -3,11 +3,11 @@
 //! Used by [`Backup`](super::Backup); the daemon carries [`Output`]s out.
 
 use crate::config::Durability;
-use crate::ids::{Claim, Epoch, LogId, Lsn, Offset, SegmentId};
+use crate::ids::{BootId, Claim, Epoch, LogId, Lsn, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::rpc::{
     Caller, CloseRequest, CopyReport, DAMAGE_LENGTH_MAX, DropRequest, FenceRequest, FetchRequest, FlushRequest,
-    Inventory, OpenRequest, Refusal, TrimRequest,
+    Inventory, OpenRequest, Refusal, SyncRequest, Synced, TrimRequest,
 };
 use crate::scan::Tail;
 
@@ -44,6 +44,14 @@ pub struct Promise {
     /// primary has made this backup hold the log.
     #[serde(default)]
     pub doubt: Option<Doubt>,
+    /// The log up to here is on this backup's disk; its primary may have told the app so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub synced: Option<Synced>,
+    /// Identities that this backup had before it lost its memory, the latest last, at most
+    /// [`FORMER_MAX`](crate::rpc::FORMER_MAX). What is on its disk was written under them. Cleared like a doubt: from then on a
+    /// group relies on what this backup holds under its new identity, or has no need of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<BootId>,
 }
 
 /// A loss that a backup has noticed and cannot name.
@@ -79,6 +87,8 @@ pub enum Request {
     Close(CloseRequest),
     /// Flush an open segment up to an offset.
     Flush(FlushRequest),
+    /// Bring the log up to a point to disk, and remember it.
+    Sync(SyncRequest),
     /// Send a closed segment's bytes.
     Fetch(FetchRequest),
     /// Remove what is no longer needed.

@@ -60,6 +60,7 @@ impl Backup {
             fenced: false,
             closing: None,
             unflushed: BTreeMap::new(),
+            syncs: BTreeMap::new(),
             leaving: BTreeMap::new(),
             missing: unreadable,
             other_files: OtherFiles::new(other_bytes),

@@ -85,7 +85,7 @@ impl Primary {
         well && self.newcomers_behind().next().is_some()
     }
 
-    /// Newcomers that lack nothing but the end of the log.
+    /// Newcomers that lack nothing but the end of the log, in memory or on the disk that was synced.
     fn newcomers_behind(&self) -> impl Iterator<Item = &Member> {
         let newcomers = self.members.iter().flatten().filter(|member| !member.in_set() && !member.is_lost());
         newcomers.filter(|newcomer| self.has_all_copies(newcomer) && !self.has_caught_up(newcomer))

@@ -11,7 +11,7 @@
 //! 4. An open waits until the local memory for the segment is ready.
 //! 5. Copies of closed segments wait for the closes, drops and trims before them. They run beside everything else, but only a
 //!    few at a time over all members.
-//! 6. Flushes go at once; the machine keeps at most one in flight per member.
+//! 6. Flushes and syncs go at once; the machine keeps at most one of each in flight per member.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -154,7 +154,7 @@ impl SeatLanes {
             let waits = match (&output, blocked) {
                 (_, None) => false,
                 (Output::Open(..), Some(order)) => order == Order::Tidy,
-                (Output::Flush(..), _) => false,
+                (Output::Flush(..) | Output::Sync(..), _) => false,
                 (_, Some(_)) => true,
             };
             if waits {

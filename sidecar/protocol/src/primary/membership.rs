@@ -139,7 +139,7 @@ impl Primary {
             return false;
         }
         let early = planted::has(Bug::NewcomerTooEarly) || self.is_admitted_by_a_bug(member);
-        early || self.has_all_copies(member) && !self.is_behind(member)
+        early || self.has_all_copies(member) && !self.lacks_sync(member) && !self.is_behind(member)
     }
 
     /// True once nothing can be missing at a newcomer but the end of the log.

@@ -5,7 +5,9 @@
 use crate::backup::Request;
 use crate::config::Durability;
 use crate::ids::{Offset, Position};
-use crate::rpc::{Caller, CloseRequest, DropRequest, Failure, FlushRequest, OpenRequest, Purpose, TrimRequest};
+use crate::rpc::{
+    Caller, CloseRequest, DropRequest, Failure, FlushRequest, OpenRequest, Purpose, SyncRequest, TrimRequest,
+};
 
 use super::{Input, Output, Seat};
 
@@ -20,6 +22,7 @@ impl Output {
             | Output::Repair(seat, ..)
             | Output::Drop(seat, _)
             | Output::Flush(seat, ..)
+            | Output::Sync(seat, _)
             | Output::Trim(seat, _)
             | Output::Disconnect(seat) => Some(*seat),
             Output::Prepare(_)
@@ -41,6 +44,7 @@ impl Output {
             Output::Close(_, identity, closure) => Request::Close(CloseRequest { caller, identity, closure }),
             Output::Drop(_, ref copies) => Request::Drop(DropRequest { caller, copies: copies.clone() }),
             Output::Flush(_, identity, end) => Request::Flush(FlushRequest { caller, identity, end }),
+            Output::Sync(_, point) => Request::Sync(SyncRequest { caller, point }),
             Output::Trim(_, below) => Request::Trim(TrimRequest { caller, below }),
             _ => return None,
         })
@@ -55,6 +59,7 @@ impl Output {
             Output::Close(seat, identity, _) => Input::Closed(*seat, identity.segment),
             Output::Install(seat, identity, _) => Input::Installed(*seat, identity.segment),
             Output::Repair(seat, identity, _) => Input::Repaired(*seat, identity.segment),
+            Output::Sync(seat, point) => Input::Synced(*seat, point.last),
             Output::Drop(seat, _) | Output::Trim(seat, _) => Input::Tidied(*seat),
             // Only what was requested is known to have completed, so the answer counts up to there.
             Output::Flush(seat, identity, end) => {

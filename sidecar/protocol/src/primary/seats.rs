@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::config::{Durability, MemberRef, Time};
-use crate::ids::{Offset, Position, SegmentId};
+use crate::ids::{Lsn, Offset, Position, SegmentId};
 use crate::planted::{self, Bug};
 
 use super::board::{MemberBoard, NO_SEGMENT};
@@ -113,6 +113,10 @@ pub(super) struct Member {
     pub(super) flushing: Option<Range<Position>>,
     /// Where the last flush ended if it brought nothing new: a flush up to here is not repeated before the next tick.
     pub(super) flush_stalled_at: Position,
+    /// Its disk holds the log up to this record, and it has promised so.
+    pub(super) synced: Lsn,
+    /// A sync is under way.
+    pub(super) syncing: bool,
     /// Last segment for which a close was sent.
     pub(super) closing: SegmentId,
     /// Last segment that it has closed.
@@ -191,6 +195,8 @@ impl Primary {
         self.tenancies += 1;
         let seat = Seat { index: index as u8, tenancy: self.tenancies };
         let start = Position::new(first, Offset(0));
+        // Members of the set have synced what the log's last recovery found synced; see `Reference::synced`.
+        let synced = if membership == Membership::InSet { self.synced() } else { Lsn(0) };
         let before = SegmentId(first.0 - 1);
         self.members[index] = Some(Member {
             seat,
@@ -206,6 +212,8 @@ impl Primary {
             flushed: start,
             flushing: None,
             flush_stalled_at: Position::default(),
+            synced,
+            syncing: false,
             closing: before,
             closed: before,
             in_flight: VecDeque::with_capacity(INFLIGHT_MAX),

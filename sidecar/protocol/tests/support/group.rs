@@ -33,6 +33,8 @@ pub(crate) fn holds_nothing(member: &MemberRef) -> Inventory {
         trimmed: Lsn(0),
         damage: Vec::new(),
         witness: true,
+        synced: None,
+        former: Vec::new(),
         copies: Vec::new(),
         more: false,
     }

@@ -19,8 +19,12 @@ pub(super) struct History {
     won: BTreeMap<Epoch, u64>,
     /// When what was acknowledged last, or shown as recovered: ascending.
     reached: Vec<(u64, Lsn)>,
-    /// Epochs before this one are excused: what they acknowledged has rotted at every member.
+    /// Epochs before this one are excused: what they acknowledged has rotted at every member, or was given up by a person.
     excused: Epoch,
+    /// An app was told that everything up to here is on disk at every member.
+    synced: Lsn,
+    /// A person has ordered a recovery from disk: whatever was not synced may be lost, once.
+    forgives: bool,
 }
 
 impl History {
@@ -51,6 +55,20 @@ impl Checks {
         }
         self.history.owed.insert(lsn, epoch);
         true
+    }
+
+    /// An app was told that everything up to this record is on disk at every member.
+    pub(crate) fn synced(&mut self, last: Lsn) {
+        self.history.synced = self.history.synced.max(last);
+    }
+
+    /// What was not synced may be lost, once.
+    pub(crate) fn forgive_unsynced(&mut self) {
+        self.history.forgives = true;
+    }
+
+    pub(crate) fn forgives_unsynced(&self) -> bool {
+        self.history.forgives
     }
 
     /// An app no longer needs what is below.
@@ -100,6 +118,14 @@ impl Checks {
                 }
             }
             return false;
+        }
+        if std::mem::take(&mut self.history.forgives) {
+            let (synced, before) = (self.history.synced, self.history.owed.len());
+            self.history.owed.retain(|lsn, epoch| *lsn <= synced || found.get(lsn) == Some(epoch));
+            if self.history.owed.len() < before {
+                self.history.reached.clear();
+                self.history.excused = config.epoch;
+            }
         }
         // Trimmed or not, the last one must be there: it tells where the log goes on.
         let last = self.history.owed.last_key_value().map(|(lsn, epoch)| (*lsn, *epoch));
@@ -198,7 +224,7 @@ mod tests {
     }
 
     fn recovered(last: u64) -> Reference {
-        Reference { segments: vec![closed(identity(1, 1), 1, last)], trimmed: Lsn(0) }
+        Reference { segments: vec![closed(identity(1, 1), 1, last)], ..Reference::default() }
     }
 
     #[test]
@@ -260,6 +286,24 @@ mod tests {
     #[should_panic(expected = "S1 is broken: record 2")]
     fn a_lost_ack_is_noticed() {
         three_records().won(5, &configuration(2), &recovered(1), |_, _| false);
+    }
+
+    #[test]
+    fn what_was_not_synced_may_be_lost_once() {
+        let mut checks = three_records();
+        checks.synced(Lsn(1));
+        checks.forgive_unsynced();
+        checks.won(5, &configuration(2), &recovered(1), |_, _| false);
+        assert!(!checks.forgives_unsynced());
+    }
+
+    #[test]
+    #[should_panic(expected = "S1 is broken: record 2")]
+    fn what_was_synced_must_stay() {
+        let mut checks = three_records();
+        checks.synced(Lsn(2));
+        checks.forgive_unsynced();
+        checks.won(5, &configuration(2), &recovered(1), |_, _| false);
     }
 
     #[test]

@@ -44,6 +44,7 @@ impl Checks {
             Request::Open(request) => (request.caller.epoch, false),
             Request::Close(request) => (request.caller.epoch, false),
             Request::Flush(request) => (request.caller.epoch, false),
+            Request::Sync(request) => (request.caller.epoch, false),
             Request::Trim(request) => (request.caller.epoch, false),
             Request::Drop(request) => (request.caller.epoch, false),
             Request::Inventory(_) | Request::Damage | Request::Fetch(_) => return,

@@ -120,6 +120,7 @@ impl Step<'_> {
                 self.primary_input(side, Input::Prepared(identity.segment));
             }
             Output::Flush(..) => unreachable!("durability is memory"),
+            Output::Sync(..) => unreachable!("nobody syncs"),
             Output::Repair(..) => unreachable!("nobody asks what is corrupt"),
             Output::Install(seat, identity, closure) => {
                 let holders: Vec<_> = lead.machine.config().members.iter().map(|member| member.id.clone()).collect();

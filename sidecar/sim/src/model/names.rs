@@ -36,6 +36,7 @@ impl Names {
 /// before a retry are over at once. Patience with repairs never runs out: here every request is answered or fails.
 pub(super) const PROMOTION: promotion::Rules = promotion::Rules {
     accept_loss: None,
+    recover_from_disk: None,
     backups: HOSTS as u8,
     min_in_sync: 1,
     fence_wait_ms: 1,

@@ -83,6 +83,7 @@ fn epoch(message: &Message) -> Option<Epoch> {
         Request::Open(request) => Some(request.caller.epoch),
         Request::Close(request) => Some(request.caller.epoch),
         Request::Flush(request) => Some(request.caller.epoch),
+        Request::Sync(request) => Some(request.caller.epoch),
         Request::Trim(request) => Some(request.caller.epoch),
         Request::Drop(request) => Some(request.caller.epoch),
         Request::Inventory(_) | Request::Damage | Request::Fetch(_) => None,

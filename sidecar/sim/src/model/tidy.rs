@@ -50,7 +50,7 @@ fn tidy_messages(scenario: &Scenario, state: &mut State) {
             Request::Close(request) => old(request.caller.epoch),
             Request::Drop(request) => old(request.caller.epoch),
             Request::Trim(request) => old(request.caller.epoch),
-            Request::Flush(_) => true,
+            Request::Flush(_) | Request::Sync(_) => true,
         };
         if message.answer.is_none() && !idle {
             let message = message.into_inner();

@@ -41,6 +41,7 @@ pub(super) fn request(request: &Request) -> String {
         Request::Connect(caller) => format!("connect under epoch {}", caller.epoch),
         Request::Open(open) => of("open", open.identity.segment, open.caller.epoch),
         Request::Close(close) => of("close", close.identity.segment, close.caller.epoch),
+        Request::Sync(sync) => of("sync", sync.point.before, sync.caller.epoch),
         Request::Flush(flush) => of("flush", flush.identity.segment, flush.caller.epoch),
         Request::Fetch(fetch) => format!("fetch of segment {}", fetch.identity.segment),
         Request::Trim(trim) => format!("trim below {} under epoch {}", trim.below, trim.caller.epoch),

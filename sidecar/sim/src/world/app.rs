@@ -16,6 +16,7 @@ use super::network::{Answer, Silence};
 use super::sidecar::{Purpose, Role};
 use super::{HostNo, SidecarNo, World, group};
 use crate::check::broken;
+use crate::tally::Fault;
 use crate::trace::trace;
 
 /// Appends that wait for room, or for their ack, before the app waits too.
@@ -62,6 +63,8 @@ impl World {
         }
         let (asked, quiet) = (self.queue.now(), self.quiet);
         let barrier = self.random.one_in(40);
+        // Drawn apart: seeds in which nobody syncs play as they did before.
+        let sync = self.plan.has(Fault::SyncedAndDark) && self.random.one_in(60);
         let (batch, most) = match self.load {
             true => (vec![Rc::from(asked.to_le_bytes())], LOAD_PIPELINE_MAX),
             false => (self.batch(), PIPELINE_MAX),
@@ -69,6 +72,9 @@ impl World {
         self.with_lead(of, |_, lead| {
             if !quiet && lead.backlog.len() + lead.unacked.len() < most {
                 lead.backlog.push_back(batch);
+            }
+            if sync {
+                lead.sync();
             }
             if barrier && lead.barriers.len() < 4 {
                 lead.barriers.push((lead.machine.barrier(), asked));

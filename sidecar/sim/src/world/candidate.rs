@@ -36,6 +36,7 @@ impl World {
     pub(crate) fn become_candidate(&mut self, of: SidecarNo) {
         let rules = Rules {
             accept_loss: None,
+            recover_from_disk: self.desired.recover_from_disk,
             backups: self.desired.backups,
             min_in_sync: self.desired.min_in_sync,
             fence_wait_ms: FENCE_WAIT_MS,

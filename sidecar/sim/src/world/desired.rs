@@ -3,6 +3,7 @@
 //! Random numbers of its own, so that seeds without edits play as they did before there were any. The production sidecar
 //! treats a candidate whose group wants something else as if it had died; here some of them go on with what they know.
 
+use tailwind_protocol::ids::LogId;
 use tailwind_protocol::primary::Input;
 
 use super::queue::{MS, Micros};
@@ -23,11 +24,13 @@ pub(crate) struct DesiredState {
     random: Random,
     pub(crate) backups: u8,
     pub(crate) min_in_sync: u8,
+    /// A person has ordered that this log is recovered from disks.
+    pub(crate) recover_from_disk: Option<LogId>,
 }
 
 impl DesiredState {
     pub(crate) fn new(seed: u64, backups: u8, min_in_sync: u8) -> DesiredState {
-        DesiredState { random: Random::new(seed ^ SALT), backups, min_in_sync }
+        DesiredState { random: Random::new(seed ^ SALT), backups, min_in_sync, recover_from_disk: None }
     }
 }
 
@@ -60,6 +63,16 @@ impl World {
     /// The group wants what it was made with, and everybody knows it.
     pub(super) fn want_as_planned(&mut self) {
         self.want(self.plan.backups, self.plan.min_in_sync);
+    }
+
+    /// A person orders that the group's log is recovered from disks, and everybody knows it: what was not synced may be lost,
+    /// once.
+    pub(crate) fn order_recovery_from_disk(&mut self) {
+        let log = self.store.content().map(|config| config.log);
+        trace!(self, "a person orders the recovery from disk");
+        self.desired.recover_from_disk = log;
+        self.checks.forgive_unsynced();
+        self.want_as_planned();
     }
 
     fn want(&mut self, backups: u8, min_in_sync: u8) {

@@ -245,6 +245,25 @@ impl World {
         true
     }
 
+    /// All hosts lose power, all sidecars die, and all members but some lose their disks too.
+    pub(super) fn lose_all_memory(&mut self, config: &Configuration) {
+        trace!(self, "the power fails everywhere");
+        let heal = self.random.within(1, 800) * MS;
+        for no in (0..self.sidecars.len()).map(SidecarNo) {
+            self.inject_sidecar_death(no, heal);
+        }
+        for no in (0..self.hosts.len()).map(HostNo) {
+            self.cut_power(no);
+            self.plan_restart(no);
+        }
+        let left = self.random.below(config.members.len() as u64) as usize;
+        for (at, member) in config.members.iter().enumerate() {
+            if at != left && self.random.one_in(2) {
+                self.replace_host(self.host_of(&member.id));
+            }
+        }
+    }
+
     fn inject_volume_loss(&mut self, host: HostNo) -> bool {
         if !self.may_lose(host) {
             return false;

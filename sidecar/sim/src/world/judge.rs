@@ -42,6 +42,19 @@ impl World {
         }
     }
 
+    /// An epoch tells its app that everything up to a record is on disk at every member.
+    pub(crate) fn judge_sync(&mut self, epoch: Epoch, last: Lsn) {
+        self.checks.synced(last);
+        let Some(config) = self.store.last_of(epoch) else {
+            broken("S7", format!("epoch {epoch} syncs and was never claimed"));
+        };
+        for record in self.checks.owed().filter(|record| record.lsn <= last) {
+            if let Some((member, _)) = self.present(config).find(|(_, host)| !on_disk(host, record)) {
+                broken("Sync", format!("{} is synced and is not on the disk of {}", record.lsn, member.id));
+            }
+        }
+    }
+
     /// A candidate becomes primary and shows its app the recovered log (S1, S2, S3, S7).
     pub(crate) fn judge_win(&mut self, config: &Configuration, reference: &Reference) {
         self.judge_origin(config);
@@ -91,6 +104,9 @@ impl World {
         }
         if after.epoch > before.epoch && after.members != before.members {
             broken("S7", format!("the claim of epoch {} changes the member set", after.epoch));
+        }
+        if self.checks.forgives_unsynced() {
+            return;
         }
         let joins = |member: &&MemberRef| !before.members.contains(member);
         for member in after.members.iter().filter(joins) {

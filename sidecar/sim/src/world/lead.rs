@@ -49,6 +49,8 @@ pub(crate) struct Lead {
     pub(crate) barriers: Vec<(Post, Micros)>,
     /// The last acknowledged record, and where its append ends.
     acked: (Lsn, Position),
+    /// Records up to which the app wants to hear that all are on disk.
+    syncs: Vec<Lsn>,
     /// When members were asked what is corrupt there.
     pub(super) asked: Micros,
     /// Appends pause for a newcomer.
@@ -85,6 +87,7 @@ impl World {
             backlog: VecDeque::new(),
             unacked: VecDeque::new(),
             barriers: Vec::new(),
+            syncs: Vec::new(),
             asked: self.queue.now(),
             paused: false,
         };
@@ -128,6 +131,7 @@ impl World {
             self.acknowledge(of, lead);
             self.publish(lead);
             self.pass_barriers(lead);
+            self.answer_syncs(of, lead);
             self.checks.bounded_primary(lead.memory.len());
             if out.is_empty() || lead.machine.is_over() {
                 return self.execute_all(of, lead, out);
@@ -273,6 +277,16 @@ impl World {
         }
     }
 
+    /// The app hears that everything up to a record is on disk at every member.
+    fn answer_syncs(&mut self, of: SidecarNo, lead: &mut Lead) {
+        let synced = lead.machine.synced();
+        let Some(last) = lead.syncs.iter().copied().filter(|last| *last <= synced).max() else { return };
+        lead.syncs.retain(|waiting| *waiting > synced);
+        trace!(self, "{} has synced up to record {last}", self.sidecars[of.0].name);
+        self.tally.syncs += 1;
+        self.judge_sync(lead.epoch, last);
+    }
+
     /// Tells readers how far the log is acknowledged.
     fn publish(&mut self, lead: &mut Lead) {
         let now = Duration::from_micros(self.queue.now());
@@ -323,6 +337,16 @@ impl World {
 }
 
 impl Lead {
+    /// The app wants everything that it has appended on disk at every member. True if it can be had now.
+    pub(crate) fn sync(&mut self) -> bool {
+        let Some(writer) = &self.writer else { return false };
+        let closure = writer.closure();
+        let last = if closure.records() > 0 { closure.last } else { writer.next().prev() };
+        self.machine.sync(Position::new(writer.identity().segment, closure.end), last);
+        self.syncs.push(last);
+        true
+    }
+
     /// Marks what is acknowledged where nothing was appended since the last tick, as the append path does.
     pub(super) fn mark(&mut self) {
         let acked = self.machine.acked();

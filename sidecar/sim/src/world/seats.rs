@@ -63,7 +63,10 @@ impl World {
             }
             (Ok(Answer::Flushed(end)), _) => flushed = end,
             (Ok(Answer::Done), _) => {}
-            (Ok(Answer::Refused(Refusal::RetryLater { .. })), Output::Open(..) | Output::Close(..)) => {
+            (
+                Ok(Answer::Refused(Refusal::RetryLater { .. })),
+                Output::Open(..) | Output::Close(..) | Output::Sync(..),
+            ) => {
                 return self.plan_again(of, RETRY_LATER, Again::Output(Box::new(output)));
             }
             (other, _) => return self.seat_failed(of, &output, &failure(other)),

@@ -53,7 +53,8 @@ impl World {
     }
 
     fn desired_of_standbys(&self) -> Desired {
-        Desired { min_in_sync: self.desired.min_in_sync, takes_over_from: None }
+        let min_in_sync = if self.desired.recover_from_disk.is_some() { 1 } else { self.desired.min_in_sync };
+        Desired { min_in_sync, takes_over_from: None }
     }
 
     /// The group wants something else.

@@ -134,6 +134,9 @@ fn play(group: &mut ScriptedGroup, command: &str, args: &mut ArgumentConsumer<'_
         // `disk m1 full` or `disk m1 free`; `pool m1 empty` or `pool m1 free`: a backup's disk has no room, its pool no memory.
         "disk" => group.disk(name(args)?, name(args)? == "full")?,
         "pool" => group.pool(name(args)?, name(args)? == "empty")?,
+        // `sync s1`: its app wants everything on disk. `recover-from-disk`: a person orders it.
+        "sync" => group.sync(name(args)?)?,
+        "recover-from-disk" => group.recover_from_disk(),
         "shutdown" => {
             while let Some(backup) = args.next_pos() {
                 group.shut_down(backup)?;

@@ -81,6 +81,7 @@ pub(super) fn desired(group: &GroupView) -> DesiredState {
         backups,
         fenced: group.spec.fenced,
         accept_loss: group.spec.accept_loss_up_to.as_deref().and_then(|word| word.parse().ok()),
+        recover_from_disk: group.spec.recover_from_disk.as_deref().and_then(|log| log.parse().ok()),
         switchover,
     }
 }
