@@ -264,14 +264,14 @@ impl Bench {
         self.pools[..BACKUPS].iter().map(scan).collect()
     }
 
-    /// What readers find on each backup's board.
+    /// What readers find on each backup's board; the spare's is not one of them.
     pub fn boards(&self) -> Vec<Option<(BoardIdentity, Progress)>> {
         let read = |pool: &Arc<Pool>| {
             let mut bytes = [0; board::LINES.end as usize];
             pool.read(pool.side_slot(), board::LINES.start, &mut bytes).unwrap();
             board::decode(&bytes)
         };
-        self.pools.iter().map(read).collect()
+        self.pools[..BACKUPS].iter().map(read).collect()
     }
 
     /// Another sidecar leads `epoch` now.

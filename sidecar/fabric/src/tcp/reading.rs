@@ -1,6 +1,6 @@
 //! Reading over TCP: requests name a share and a range, and the receiver's CPU answers with the bytes.
 //!
-//! The backup daemon calls the [`Sharer`] half of [`TcpReceiver`](super::TcpReceiver), a reader makes a [`TcpReader`]. In the
+//! The backup daemon calls the [`Sharer`] half of [`TcpReceiver`], a reader makes a [`TcpReader`]. In the
 //! order in which bytes meet them: `reader` and its `channel`; the [`acceptor`](super::acceptor), which serves both sides;
 //! `answering`, one thread for each channel; `shares`, what the control calls share with those threads.
 //!

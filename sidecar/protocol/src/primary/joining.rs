@@ -1,6 +1,6 @@
 //! Pauses of appends in which a newcomer that load keeps out of the set finds its moment to join.
 //!
-//! Part of [`Primary`](super::Primary): ticks begin and end a pause, and the append path asks
+//! Part of [`Primary`]: ticks begin and end a pause, and the append path asks
 //! [`takes_appends`](super::Primary::takes_appends). A pause decides nothing about the set: a newcomer joins under the same
 //! conditions as always. See "Joining under load" in `docs/protocol.md`.
 
