@@ -290,6 +290,9 @@ impl std::fmt::Display for Absence {
         match self {
             Absence::Silent(why) => f.write_str(why),
             Absence::Reborn(None) => f.write_str("its memory is new"),
+            Absence::Reborn(Some(Lsn(0))) => {
+                f.write_str("its memory is new, and nothing was synced to its disk; see docs/operations.md")
+            }
             Absence::Reborn(Some(synced)) => {
                 write!(f, "its memory is new; its disk was synced up to LSN {synced}, see docs/operations.md")
             }
