@@ -44,6 +44,12 @@ use crate::mapping::Mapping;
 use crate::message::{ChannelAnswer, FabricKind, Grant, Offer, SlotId, Writer};
 use crate::reading::Sharer;
 
+/// Checks what [`Channel::post`] panics at.
+pub(crate) fn check_range(remote: &RemoteBuffer, local: &SharedBuffer, range: &Range<u32>) {
+    assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
+    assert!(range.end <= remote.length, "a write lies within its slot");
+}
+
 /// Checks what every fabric's [`Channel::post_bytes`] panics at.
 pub(crate) fn check_bytes(remote: &RemoteBuffer, at: u32, bytes: &[u8]) {
     assert!(bytes.len() <= POSTED_BYTES_MAX, "a few bytes only are copied");

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer, check_bytes};
+use crate::contract::{Channel, RemoteBuffer, check_bytes, check_range};
 use crate::error::ChannelError;
 use crate::tcp::wire::{ACK_SIZE, HEADER_SIZE, Header, Payload};
 
@@ -156,8 +156,7 @@ impl<L: Link> Channel for MessageChannel<L> {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
-        assert!(range.end <= remote.length, "a write lies within its slot");
+        check_range(remote, local, &range);
         let (start, length) = (range.start, range.end - range.start);
         self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
         // With others waiting before it the link is full, or too many are on their way: the next poll goes on.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::buffer::SharedBuffer;
-use crate::contract::{Channel, RemoteBuffer, check_bytes};
+use crate::contract::{Channel, RemoteBuffer, check_bytes, check_range};
 use crate::error::ChannelError;
 
 use super::wire::{ACK_SIZE, HEADER_SIZE, Header, Payload};
@@ -174,8 +174,7 @@ impl Channel for TcpChannel {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        assert!(range.start <= range.end && range.end <= local.len(), "a write lies within what is published");
-        assert!(range.end <= remote.length, "a write lies within its slot");
+        check_range(remote, local, &range);
         let (start, length) = (range.start, range.end - range.start);
         self.queue(remote, start, length, Payload::Shared(local.clone(), range))?;
         // With others waiting before it the socket is full, or has time: the next poll sends them together.
