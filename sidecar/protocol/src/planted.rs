@@ -93,6 +93,10 @@ bugs! {
     BoardBeforeAck = "board-before-ack",
     /// Primary: the beat of its boards grows with every line, whether or not barriers pass. Breaks S14.
     BeatWithoutBarrier = "beat-without-barrier",
+    /// Follower: what lies behind the end that a board names is handed out too. Breaks S3.
+    ReaderPastAcked = "reader-past-acked",
+    /// Follower: with a board that is behind what it has handed out, it begins again there. Breaks S15.
+    FollowerGoesBack = "follower-goes-back",
     /// Environment: a buffer is lent as its last user left it. Breaks S6.
     NoRezeroing = "no-rezeroing",
     /// Environment: a queue pair of a fenced epoch goes on to serve the next one, late writes included. Breaks S4.

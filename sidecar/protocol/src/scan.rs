@@ -287,13 +287,19 @@ impl PiecewiseScanner {
         self.look_at = 2 * self.rest.len();
     }
 
+    /// True when the segment's header has been accepted, and nothing was written behind what has been accepted so far.
+    pub fn is_at_zeros(&self) -> bool {
+        self.known.end > Offset(0) && self.rest.first() == Some(&TYPE_UNWRITTEN)
+    }
+
     /// Nothing follows: where the valid log ends.
     pub fn finish(mut self, each: impl FnMut(Record<'_>)) -> Closure {
         self.look(each);
         self.known
     }
 
-    fn look(&mut self, each: impl FnMut(Record<'_>)) {
+    /// Hands out what is whole now, also if little has come since the last look.
+    pub fn look(&mut self, each: impl FnMut(Record<'_>)) {
         let mut rest = std::mem::take(&mut self.rest);
         let taken = self.scan(&rest, each);
         rest.drain(..taken);

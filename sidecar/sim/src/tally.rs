@@ -180,6 +180,10 @@ pub struct Tally {
     pub boards_torn: u64,
     /// Boards of which the reader knew how old they were.
     pub boards_fresh: u64,
+    /// Records handed out by followers, and compared.
+    pub followed: u64,
+    /// Promotions of sidecars that followed.
+    pub turns: u64,
     /// Longest time in which appends waited and none was acknowledged while faults struck, microseconds.
     pub outage_max: u64,
     /// Longest time from the end of the faults to the first new ack, microseconds.
@@ -216,6 +220,8 @@ impl Tally {
         self.boards_read += other.boards_read;
         self.boards_torn += other.boards_torn;
         self.boards_fresh += other.boards_fresh;
+        self.followed += other.followed;
+        self.turns += other.turns;
         self.outage_max = self.outage_max.max(other.outage_max);
         self.return_max = self.return_max.max(other.return_max);
         self.grown_max = self.grown_max.max(other.grown_max);
@@ -241,6 +247,7 @@ impl fmt::Display for Tally {
             "{} boards read, {} of them of a known age; {} torn or not written yet",
             self.boards_read, self.boards_fresh, self.boards_torn
         )?;
+        writeln!(f, "{} records handed out by followers, {} of them promoted", self.followed, self.turns)?;
         writeln!(
             f,
             "longest outage {:.1} s while faults struck; back after {:.1} s at most once they stopped; full size under load \

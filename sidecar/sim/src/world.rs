@@ -13,6 +13,7 @@ mod desired;
 pub(crate) mod fabric;
 mod faults;
 mod files;
+mod follow;
 pub(crate) mod host;
 mod image;
 mod judge;
@@ -28,6 +29,7 @@ mod standby;
 mod store;
 
 use tailwind_protocol::config::Durability;
+use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::GroupName;
 
 use crate::check::{Checks, broken};
@@ -40,6 +42,7 @@ use desired::DesiredState;
 pub(crate) use fabric::Key;
 use fabric::{ChannelId, Fabric, StaleWrite};
 use faults::Heal;
+use follow::FollowAsk;
 pub(crate) use host::Host;
 use host::HostEvent;
 use network::{Cuts, Envelope};
@@ -92,6 +95,8 @@ pub(crate) enum Event {
     Sample(u64, usize),
     /// The reader looks at a board.
     Look,
+    /// A follower's question reaches a backup's host.
+    FollowAsk(SidecarNo, u32, Visit, FollowAsk),
     Sweep,
     Store(Box<StoreCall>),
     InjectFault,
@@ -239,6 +244,7 @@ impl World {
         match self.wait_for_service() {
             Some(after) => {
                 self.tally.return_max = after;
+                self.followers_catch_up();
                 self.repair_all();
                 self.grow();
                 self.refill();
@@ -448,6 +454,7 @@ impl World {
             Event::Arrive(channel, number) => self.on_arrive(channel, number),
             Event::Sample(read, nth) => self.on_sample(read, nth),
             Event::Look => self.look(),
+            Event::FollowAsk(of, life, visit, ask) => self.on_follow_ask(of, life, visit, ask),
             Event::Sweep => {
                 self.sweep_channels();
                 self.queue.plan(SWEEP, Event::Sweep);

@@ -55,6 +55,8 @@ hunts! {
     pause_admits PauseAdmits within 3000;
     newcomer_unsynced NewcomerUnsynced within 3000;
     synced_before_flushed SyncedBeforeFlushed within 3000;
+    reader_past_acked ReaderPastAcked within 3000;
+    follower_goes_back FollowerGoesBack within 3000;
     steps_down_at_once StepsDownAtOnce within 3000;
     newcomer_unflushed NewcomerUnflushed within 3000 under Flushed;
     unknown_is_refused UnknownIsRefused within 3000;

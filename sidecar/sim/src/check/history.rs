@@ -32,6 +32,10 @@ impl History {
         self.owed.range(self.trimmed..).map(|(lsn, epoch)| (*lsn, *epoch))
     }
 
+    fn last(&self) -> Lsn {
+        self.owed.keys().next_back().copied().unwrap_or_default()
+    }
+
     fn newest(&self) -> Epoch {
         self.won.keys().next_back().copied().unwrap_or_default()
     }
@@ -181,6 +185,16 @@ impl Checks {
         if acked < last {
             broken("S14", format!("a board covers {moment} and names record {acked}; {last} was acknowledged before"));
         }
+    }
+
+    /// What was acknowledged before this epoch has been lost, with an excuse.
+    pub(crate) fn excuses_before(&self, epoch: Epoch) -> bool {
+        self.history.excused == epoch
+    }
+
+    /// The last record that was acknowledged or shown.
+    pub(crate) fn last_owed(&self) -> Lsn {
+        self.history.last()
     }
 
     /// An app has read a record through the sidecar of this epoch.

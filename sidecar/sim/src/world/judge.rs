@@ -81,6 +81,9 @@ impl World {
         if excused {
             self.tally.rotten_for_good = 1;
         }
+        if self.checks.excuses_before(config.epoch) {
+            self.forget_followers();
+        }
         for segment in &reference.segments {
             for lsn in (segment.closure.first.0..=segment.closure.last.0).map(Lsn) {
                 if lsn < self.checks.trimmed_below() {

@@ -123,7 +123,7 @@ impl World {
         self.queue.plan(delay, Event::Request(Box::new(envelope)));
     }
 
-    fn message_delay(&mut self) -> Micros {
+    pub(super) fn message_delay(&mut self) -> Micros {
         let (least, most) = self.plan.latency;
         // Two ends and a process that must be woken.
         let delay = 30 + 2 * self.random.within(least, most);

@@ -12,13 +12,14 @@ use std::time::Duration;
 use tailwind_backup::Lender;
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::board::{self, Freshness};
+use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::{Epoch, Lsn};
 
 use super::fabric::Key;
 use super::host::Running;
 use super::memory::Lent;
 use super::queue::{MS, Micros};
-use super::{Event, HostNo, World};
+use super::{Event, HostNo, SidecarNo, World};
 use crate::trace::trace;
 
 /// The slot in which a backup lends its board, beside those of its pool.
@@ -28,9 +29,19 @@ const MOMENTS_MAX: u64 = 4;
 /// Pause between two looks of the reader, at most: it must see a primary that is over beat a few times before that knows it.
 const LOOK_PAUSE_MAX: Micros = 15 * MS;
 
+/// Who waits for a read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ReadFor {
+    /// The reader that looks at boards.
+    Looker,
+    /// The follower of this sidecar's process, on this visit.
+    Follower(SidecarNo, u32, Visit),
+}
+
 /// A read on its way.
 #[derive(Debug)]
 struct Read {
+    reader: ReadFor,
     to: HostNo,
     slot: Slot,
     share: Key,
@@ -82,7 +93,7 @@ impl World {
     }
 
     /// Posts a read.
-    pub(crate) fn begin_read(&mut self, to: HostNo, slot: Slot, share: Key, at: Range<u32>) -> u64 {
+    pub(crate) fn begin_read(&mut self, to: HostNo, slot: Slot, share: Key, at: Range<u32>, reader: ReadFor) {
         let grain = self.plan.read_grain.unwrap_or(1);
         let mut moments = vec![Vec::new(); self.random.within(1, MOMENTS_MAX) as usize];
         for start in at.clone().step_by(grain as usize) {
@@ -99,14 +110,16 @@ impl World {
             self.queue.plan(wait, Event::Sample(id, nth));
         }
         let (posted, left, bytes) = (self.queue.now(), moments.len(), vec![0; at.len()]);
-        let read = Read { to, slot, share, at: at.start, bytes, moments, posted, left, failed: false };
+        let read = Read { reader, to, slot, share, at: at.start, bytes, moments, posted, left, failed: false };
         self.reading.reads.insert(id, read);
-        id
     }
 
     /// One of the moments of a read.
     pub(crate) fn on_sample(&mut self, id: u64, nth: usize) {
         let Some(mut read) = self.reading.reads.remove(&id) else { return };
+        if self.swallows(&read) {
+            return;
+        }
         read.failed |= self.hosts[read.to.0].shares.get(&read.slot) != Some(&read.share);
         if !read.failed {
             for piece in &read.moments[nth] {
@@ -119,8 +132,32 @@ impl World {
         read.left -= 1;
         if read.left > 0 {
             self.reading.reads.insert(id, read);
-        } else if !read.failed {
-            self.on_board_read(&read);
+        } else {
+            self.on_read_end(read);
+        }
+    }
+
+    /// A read that meets a cut link, or a host without power, never ends.
+    fn swallows(&self, read: &Read) -> bool {
+        let off = self.hosts[read.to.0].running == Running::Off;
+        match read.reader {
+            ReadFor::Looker => false,
+            ReadFor::Follower(of, ..) => {
+                let link = (of, read.to);
+                off || self.cuts.data_there.contains(&link) || self.cuts.data_back.contains(&link)
+            }
+        }
+    }
+
+    fn on_read_end(&mut self, read: Read) {
+        match read.reader {
+            ReadFor::Looker if read.failed => {}
+            ReadFor::Looker => self.on_board_read(&read),
+            ReadFor::Follower(of, life, visit) => {
+                let posted = (read.slot == BOARD).then_some(read.posted);
+                let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };
+                self.on_follower_read((of, life, visit), posted, result);
+            }
         }
     }
 
@@ -131,7 +168,7 @@ impl World {
                 && self.random.one_in(2)
                 && let Some(share) = self.share(no, BOARD)
             {
-                self.begin_read(no, BOARD, share, board::LINES);
+                self.begin_read(no, BOARD, share, board::LINES, ReadFor::Looker);
             }
         }
         let pause = self.random.within(50, LOOK_PAUSE_MAX);

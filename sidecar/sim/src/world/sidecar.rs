@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef, Time};
+use tailwind_protocol::follower::Visit;
 use tailwind_protocol::ids::{Epoch, MemberId, SegmentId, SidecarId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::primary::{self, Seat};
@@ -16,6 +17,7 @@ use tailwind_protocol::standby::{Input, Round};
 use super::app::App;
 use super::candidate::Candidacy;
 use super::fabric::ChannelId;
+use super::follow::{Follow, FollowFetch, FollowNotice};
 use super::image::{Image, ImageId};
 use super::lead::Lead;
 use super::network::{Answer, CallId, Silence};
@@ -59,6 +61,7 @@ pub(crate) enum Notice {
     Completed(ChannelId, Micros),
     Broken(ChannelId),
     Again(u32, Again),
+    Follow(FollowNotice),
     Tick,
     App,
 }
@@ -93,6 +96,8 @@ pub(crate) enum Purpose {
     Read,
     /// A standby asks whether enough members answer.
     Judge(Round, MemberId),
+    FollowSurvey(Visit),
+    FollowFetch(Visit, FollowFetch),
 }
 
 /// Asking every backup what it holds.
@@ -125,6 +130,8 @@ pub(crate) struct Sidecar {
     /// Its clock: an offset in milliseconds, and how many of its milliseconds pass in a thousand.
     pub(crate) clock: (u64, u64),
     pub(crate) app: App,
+    /// While it does not lead.
+    pub(crate) follow: Option<Box<Follow>>,
 }
 
 impl Sidecar {
@@ -145,6 +152,7 @@ impl Sidecar {
             watch_lag: 0,
             clock,
             app: App::default(),
+            follow: None,
         }
     }
 
@@ -163,7 +171,8 @@ impl Sidecar {
     fn become_role(&mut self, role: Role) {
         self.role = role;
         self.term += 1;
-        self.calls.clear();
+        // Followers go on through all roles but the primary's.
+        self.calls.retain(|_, purpose| matches!(purpose, Purpose::FollowSurvey(_) | Purpose::FollowFetch(..)));
         self.store_calls.clear();
         self.images.clear();
         self.survey = None;
@@ -215,6 +224,7 @@ impl World {
             Notice::Broken(channel) => self.on_broken(to, channel),
             Notice::Again(term, again) if sidecar.term == term => self.try_again(to, again),
             Notice::Again(..) => {}
+            Notice::Follow(notice) => self.on_follow_notice(to, notice),
             Notice::Tick => self.on_tick(to),
             Notice::App => self.on_app_turn(to),
         }
@@ -231,6 +241,8 @@ impl World {
             Purpose::Image(image) => self.on_image_answer(to, image, answer),
             Purpose::Read => self.on_read_answer(to, answer),
             Purpose::Judge(round, member) => self.on_member_judged(to, round, member, answer),
+            Purpose::FollowSurvey(visit) => self.on_follow_survey(to, visit, answer),
+            Purpose::FollowFetch(visit, fetch) => self.on_follow_fetch(to, visit, fetch, answer),
         }
     }
 
@@ -272,6 +284,9 @@ impl World {
             Role::Primary(_) => self.on_primary_tick(of),
             Role::Busy => {}
         }
+        if self.sidecars[of.0].lead().is_none() {
+            self.follow(of);
+        }
     }
 
     /// The watch shows what the store held some time ago.
@@ -305,6 +320,7 @@ impl World {
         sidecar.process = Process::Down;
         sidecar.inbox.clear();
         sidecar.view = None;
+        sidecar.follow = None;
         sidecar.life += 1;
     }
 

@@ -1,0 +1,521 @@
+//! A follower beside members that tell the truth, stand still, rot, or lie.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+#[allow(dead_code, reason = "not all that the other tests need")]
+mod logs;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use logs::{Log, Payloads, identity};
+use proptest::prelude::*;
+use tailwind_protocol::board::{BoardIdentity, Progress};
+use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
+use tailwind_protocol::follower::{Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, Output, STALE_AFTER, Visit};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, Lsn, Offset, Position, SegmentId, Version};
+use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
+use tailwind_protocol::rpc::{CopyReport, CopyState};
+
+const BEAT: Duration = Duration::from_millis(25);
+
+/// A segment at a member.
+#[derive(Clone)]
+struct Copy {
+    log: Log,
+    closed: bool,
+    in_memory: bool,
+    /// Closed, and counts as open until it is on disk: durability `flushed`.
+    unflushed: bool,
+}
+
+/// A member as a follower sees it.
+#[derive(Clone)]
+struct Member {
+    reference: MemberRef,
+    epoch: Epoch,
+    progress: Progress,
+    copies: Vec<Copy>,
+    /// Its board moves.
+    lives: bool,
+}
+
+impl Member {
+    fn new(number: u8, copies: Vec<Copy>) -> Member {
+        let name = format!("m{number}");
+        let reference = MemberRef { id: name.parse().unwrap(), boot: BootId(number.into()), control: name };
+        let last = copies.last().unwrap();
+        let closure = last.log.closures.last().unwrap();
+        let progress = Progress {
+            beat: 1,
+            acked: closure.last,
+            end: Position::new(last.log.identity.segment, closure.end),
+            first: copies[0].log.closures[0].first,
+            version: Version(1),
+        };
+        Member { reference, epoch: last.log.identity.epoch, progress, copies, lives: true }
+    }
+
+    fn board(&self) -> Vec<u8> {
+        let identity = BoardIdentity {
+            log: identity().log,
+            epoch: self.epoch,
+            generation: Generation(7),
+            segment_size: SegmentSize::MIN,
+        };
+        [identity.encode(), self.progress.encode(&identity)].concat()
+    }
+
+    /// Everything up to this append of the last segment is acknowledged.
+    fn ack(&mut self, appends: usize) {
+        let last = &self.copies.last().unwrap().log;
+        self.progress.acked = last.closures[appends].last;
+        self.progress.end = Position::new(last.identity.segment, last.closures[appends].end);
+    }
+
+    fn copy(&self, segment: SegmentId) -> Option<&Copy> {
+        self.copies.iter().find(|copy| copy.log.identity.segment == segment)
+    }
+
+    fn reports(&self) -> Vec<CopyReport> {
+        let report = |copy: &Copy| CopyReport {
+            identity: copy.log.identity,
+            state: if copy.closed && !copy.unflushed { CopyState::Closed } else { CopyState::Open },
+            closure: if copy.closed { *copy.log.closures.last().unwrap() } else { Closure::default() },
+            acked: Offset(0),
+        };
+        self.copies.iter().map(report).collect()
+    }
+}
+
+/// A follower, its members, and what it has handed out.
+struct Scene {
+    now: Duration,
+    follower: Follower,
+    members: Vec<Member>,
+    visited: Option<usize>,
+    shared: SegmentId,
+    shown: Vec<(Lsn, Vec<u8>)>,
+    caught_up: usize,
+    trimmed: Option<Lsn>,
+    left: Vec<String>,
+    visits: Vec<usize>,
+    fetched: Vec<SegmentId>,
+}
+
+impl Scene {
+    fn new(next: u64, landing: u32, members: Vec<Member>) -> Scene {
+        let follower = Follower::new(Lsn(next), landing, 0);
+        let mut scene = Scene {
+            now: Duration::from_secs(5),
+            follower,
+            members,
+            visited: None,
+            shared: SegmentId(0),
+            shown: Vec::new(),
+            caught_up: 0,
+            trimmed: None,
+            left: Vec::new(),
+            visits: Vec::new(),
+            fetched: Vec::new(),
+        };
+        scene.configure(1);
+        scene
+    }
+
+    fn configure(&mut self, epoch: u64) {
+        let config = Configuration {
+            log: identity().log,
+            epoch: Epoch(epoch),
+            claim: Claim(1),
+            earlier: Vec::new(),
+            version: Version(epoch),
+            primary: PrimaryRef { id: "s1".parse().unwrap(), control: "s1:1".to_owned() },
+            members: self.members.iter().map(|member| member.reference.clone()).collect(),
+        };
+        self.step(|follower, now, out, shown| follower.step(now, Input::Config(&config), out, shown));
+    }
+
+    fn step(
+        &mut self,
+        step: impl FnOnce(&mut Follower, Duration, &mut Vec<Output>, &mut dyn FnMut(tailwind_protocol::scan::Record<'_>)),
+    ) {
+        let mut out = Vec::new();
+        let shown = &mut self.shown;
+        step(&mut self.follower, self.now, &mut out, &mut |record| shown.push((record.lsn, record.payload.to_vec())));
+        out.into_iter().for_each(|output| self.execute(output));
+    }
+
+    fn input(&mut self, input: Input<'_>) {
+        self.step(|follower, now, out, shown| follower.step(now, input, out, shown));
+    }
+
+    fn member(&self) -> Member {
+        self.members[self.visited.expect("somebody is visited")].clone()
+    }
+
+    fn execute(&mut self, output: Output) {
+        match output {
+            Output::Connect(visit, log, member) => {
+                assert_eq!(log, identity().log);
+                let at = self.members.iter().position(|known| known.reference == member).unwrap();
+                self.visits.push(at);
+                self.visited = Some(at);
+                self.input(Input::Connected(visit, Ok(())));
+            }
+            Output::Look(visit) => {
+                let posted = self.now;
+                let board = self.member().board();
+                self.input(Input::Looked(visit, posted, &board));
+            }
+            Output::Survey(visit) => {
+                let reports = self.member().reports();
+                self.input(Input::Surveyed(visit, Ok(&reports)));
+            }
+            Output::Share(visit, segment) => {
+                self.shared = segment;
+                let member = self.member();
+                let copy = member.copy(segment).filter(|copy| copy.in_memory);
+                let shared = copy.map(|copy| {
+                    let closure = copy.closed.then(|| *copy.log.closures.last().unwrap());
+                    (copy.log.identity, closure)
+                });
+                self.input(Input::Shared(visit, Ok(shared)));
+            }
+            Output::Read(visit, range) => {
+                let bytes = self.bytes(range);
+                self.input(Input::Read(visit, &bytes));
+            }
+            Output::Fetch(visit, identity, closure, wanted) => self.fetch(visit, identity, closure, wanted),
+            Output::Leave(_, why) => {
+                self.visited = None;
+                self.left.push(why);
+            }
+            Output::CaughtUp => self.caught_up += 1,
+            Output::Trimmed(first) => self.trimmed = Some(first),
+        }
+    }
+
+    fn bytes(&self, range: Range<u32>) -> Vec<u8> {
+        let member = self.member();
+        member.copy(self.shared).unwrap().log.bytes[range.start as usize..range.end as usize].to_vec()
+    }
+
+    fn fetch(&mut self, visit: Visit, identity: SegmentIdentity, closure: Closure, wanted: Range<Lsn>) {
+        let copy = self.member().copy(identity.segment).unwrap().clone();
+        assert_eq!((copy.log.identity, copy.log.closures.last()), (identity, Some(&closure)));
+        self.fetched.push(identity.segment);
+        let mut lsn = closure.first;
+        for payload in copy.log.appends.concat() {
+            if wanted.contains(&lsn) {
+                self.shown.push((lsn, payload));
+            }
+            lsn = lsn.next();
+        }
+        self.input(Input::Fetched(visit, Ok(())));
+    }
+
+    /// Time passes, and boards that live beat.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.follower.wake_at().filter(|at| *at <= end) {
+            let before = self.now;
+            self.now = self.now.max(at);
+            let beats = (self.now.as_micros() / BEAT.as_micros()) as u64;
+            for member in self.members.iter_mut().filter(|member| member.lives) {
+                member.progress.beat = beats;
+            }
+            self.input(Input::Tick);
+            if self.follower.wake_at().is_some_and(|next| next <= self.now) && self.now == before {
+                panic!("it wants to be woken at once, for ever");
+            }
+        }
+        self.now = end;
+    }
+
+    fn shows(&self, logs: &[&Log]) {
+        let mut expected = Vec::new();
+        for log in logs {
+            let first = log.closures[0].first.0;
+            expected.extend(log.appends.concat().into_iter().enumerate().map(|(i, p)| (Lsn(first + i as u64), p)));
+        }
+        assert_eq!(self.shown.len(), expected.len(), "left: {:?}", self.left);
+        assert!(self.shown == expected);
+    }
+}
+
+fn appends(count: usize, seed: u8) -> Vec<Payloads> {
+    (0..count)
+        .map(|i| (0..=i % 3).map(|j| vec![seed.wrapping_add((i * 3 + j) as u8); (i * 37 + j) % 300]).collect())
+        .collect()
+}
+
+/// Segments of one log, one behind the other.
+fn segments(counts: &[usize]) -> Vec<Log> {
+    let mut first = Lsn(1);
+    let each = counts.iter().enumerate().map(|(i, count)| {
+        let identity = SegmentIdentity { segment: SegmentId(i as u64 + 1), epoch: Epoch(1), ..identity() };
+        let log = Log::write_from(first, identity, appends(*count, i as u8));
+        first = log.closures.last().unwrap().last.next();
+        log
+    });
+    each.collect()
+}
+
+fn open(log: &Log) -> Copy {
+    Copy { log: log.clone(), closed: false, in_memory: true, unflushed: false }
+}
+
+fn on_disk(log: &Log) -> Copy {
+    Copy { log: log.clone(), closed: true, in_memory: false, unflushed: false }
+}
+
+#[test]
+fn hands_out_everything_in_order() {
+    let logs = segments(&[20, 7, 30]);
+    for landing in [72, 100, 4096, 1 << 20] {
+        let member = Member::new(1, vec![on_disk(&logs[0]), open(&logs[1]), open(&logs[2])]);
+        let mut scene = Scene::new(1, landing, vec![member]);
+        scene.pass(BEAT);
+        scene.shows(&[&logs[0], &logs[1], &logs[2]]);
+        assert_eq!((scene.caught_up, &scene.fetched[..]), (1, &[SegmentId(1)][..]), "landing {landing}");
+        assert!(scene.left.is_empty(), "{:?}", scene.left);
+    }
+}
+
+#[test]
+fn hands_out_nothing_behind_what_the_board_names() {
+    let logs = segments(&[12]);
+    let mut member = Member::new(1, vec![open(&logs[0])]);
+    for appends in 0..=12 {
+        member.ack(appends);
+        let mut scene = Scene::new(1, 512, vec![member.clone()]);
+        scene.pass(BEAT);
+        let shown = Log { appends: logs[0].appends[..appends].to_vec(), ..logs[0].clone() };
+        scene.shows(&[&shown]);
+    }
+}
+
+#[test]
+fn goes_on_as_the_board_moves() {
+    let logs = segments(&[25, 10]);
+    let mut before = Member::new(1, vec![open(&logs[0])]);
+    before.ack(0);
+    let mut scene = Scene::new(1, 1 << 20, vec![before]);
+    for appends in 0..=25 {
+        scene.members[0].ack(appends);
+        scene.pass(IDLE_INTERVAL + LOOK_INTERVAL);
+    }
+    scene.shows(&[&logs[0]]);
+    scene.members[0] =
+        Member { progress: scene.members[0].progress, ..Member::new(1, vec![open(&logs[0]), open(&logs[1])]) };
+    scene.members[0].ack(10);
+    scene.pass(IDLE_INTERVAL * 2);
+    scene.shows(&[&logs[0], &logs[1]]);
+    assert!(scene.left.is_empty(), "{:?}", scene.left);
+}
+
+#[test]
+fn hands_out_nothing_behind_a_closure() {
+    let logs = segments(&[12, 3]);
+    // The first segment is an older epoch's, and was closed after its fifth append when that epoch ended.
+    let mut old = logs[0].clone();
+    old.closures.truncate(6);
+    old.appends.truncate(5);
+    let identity = SegmentIdentity { epoch: Epoch(2), ..logs[1].identity };
+    let new = Log::write_from(old.closures[5].last.next(), identity, appends(3, 50));
+    // It is read where it is: the valid appends behind the closure are in its memory.
+    let closed = Copy { log: old.clone(), closed: true, in_memory: true, unflushed: true };
+    let member = Member::new(1, vec![closed, open(&new)]);
+    let mut scene = Scene::new(1, 256, vec![member]);
+    scene.pass(BEAT);
+    scene.shows(&[&old, &new]);
+}
+
+#[test]
+fn begins_in_the_middle() {
+    let logs = segments(&[9, 9, 9]);
+    let copies = vec![on_disk(&logs[0]), on_disk(&logs[1]), open(&logs[2])];
+    let all: Vec<Vec<u8>> = logs.iter().flat_map(|log| log.appends.concat()).collect();
+    for next in 1..=all.len() {
+        let mut scene = Scene::new(next as u64, 333, vec![Member::new(1, copies.clone())]);
+        scene.pass(BEAT);
+        let shown: Vec<Vec<u8>> = scene.shown.iter().map(|(_, payload)| payload.clone()).collect();
+        assert_eq!(shown, all[next - 1..]);
+        assert_eq!(scene.shown[0].0, Lsn(next as u64));
+    }
+}
+
+#[test]
+fn leaves_a_board_that_stands_still() {
+    let logs = segments(&[5]);
+    let members = vec![Member::new(1, vec![open(&logs[0])]), Member::new(2, vec![open(&logs[0])])];
+    let mut scene = Scene::new(1, 4096, members);
+    scene.pass(BEAT * 4);
+    assert!(!scene.follower.lag(scene.now).is_stale());
+    scene.members[0].lives = false;
+    scene.pass(STALE_AFTER + BEAT * 4);
+    assert_eq!((&scene.visits[..], &scene.left[..]), (&[0, 1][..], &["its board stands still".to_owned()][..]));
+    scene.pass(BEAT * 4);
+    assert!(!scene.follower.lag(scene.now).is_stale());
+    scene.shows(&[&logs[0]]);
+    // Nobody's board moves: it knows that it may lack something, and does not ask without end.
+    scene.members[1].lives = false;
+    scene.pass(Duration::from_secs(10));
+    assert!(scene.follower.lag(scene.now).is_stale());
+    assert!(scene.visits.len() < 40, "{} visits", scene.visits.len());
+}
+
+#[test]
+fn never_goes_back() {
+    let logs = segments(&[8]);
+    let mut behind = Member::new(2, vec![open(&logs[0])]);
+    behind.ack(3);
+    let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])]), behind]);
+    scene.pass(BEAT);
+    scene.members[0].lives = false;
+    scene.pass(STALE_AFTER + BEAT);
+    assert_eq!(scene.visits, [0, 1]);
+    scene.shows(&[&logs[0]]);
+    // What the second one shows later is the same log.
+    scene.members[1].ack(8);
+    scene.pass(STALE_AFTER * 4);
+    scene.shows(&[&logs[0]]);
+}
+
+#[test]
+fn a_board_of_an_older_epoch_is_not_believed_any_more() {
+    let logs = segments(&[8]);
+    let mut newer = logs[0].clone();
+    newer.identity.epoch = Epoch(1);
+    let mut first = Member::new(1, vec![open(&logs[0])]);
+    first.epoch = Epoch(3);
+    first.progress.end.segment = SegmentId(2);
+    first.progress.end.offset = Offset(0);
+    let mut scene = Scene::new(1, 4096, vec![first, Member::new(2, vec![open(&logs[0])])]);
+    scene.pass(BEAT);
+    assert_eq!(scene.follower.epoch(), Epoch(3));
+    scene.members[0].lives = false;
+    scene.pass(STALE_AFTER + BEAT);
+    assert!(scene.left.iter().any(|why| why == "its board is of epoch 1, 3 is known"), "{:?}", scene.left);
+}
+
+#[test]
+fn rot_is_not_handed_out() {
+    let logs = segments(&[10]);
+    for at in [3, 30, 100, logs[0].end() - 1] {
+        let mut rotten = Member::new(1, vec![open(&logs[0])]);
+        rotten.copies[0].log.bytes[at] ^= 4;
+        let mut scene = Scene::new(1, 4096, vec![rotten, Member::new(2, vec![open(&logs[0])])]);
+        scene.pass(BEAT * 8);
+        scene.shows(&[&logs[0]]);
+        assert_eq!(scene.visits, [0, 1], "byte {at}: {:?}", scene.left);
+    }
+}
+
+#[test]
+fn a_trimmed_record_ends_it() {
+    let logs = segments(&[10, 10]);
+    let first = logs[1].closures[0].first;
+    let mut scene = Scene::new(first.0 - 1, 4096, vec![Member::new(1, vec![open(&logs[1])])]);
+    scene.pass(BEAT);
+    assert_eq!((scene.trimmed, scene.shown.len()), (Some(first), 0));
+    assert_eq!(scene.follower.wake_at(), None);
+}
+
+#[test]
+fn a_member_that_shares_something_else_is_left() {
+    let logs = segments(&[10]);
+    let mut liar = Member::new(1, vec![open(&logs[0])]);
+    liar.copies[0].log.identity.epoch = Epoch(9);
+    let mut scene = Scene::new(1, 4096, vec![liar, Member::new(2, vec![open(&logs[0])])]);
+    scene.members[0].epoch = Epoch(1);
+    scene.pass(BEAT * 2);
+    assert_eq!(scene.left, ["it shares another segment than 1 of this log"]);
+    scene.shows(&[&logs[0]]);
+}
+
+#[test]
+fn late_answers_are_ignored() {
+    let logs = segments(&[10]);
+    let mut scene =
+        Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])]), Member::new(2, vec![open(&logs[0])])]);
+    scene.pass(BEAT);
+    scene.members[0].lives = false;
+    scene.pass(STALE_AFTER + BEAT);
+    let (old, bytes) = (Visit(1), logs[0].bytes.clone());
+    scene.input(Input::Read(old, &bytes[..100]));
+    scene.input(Input::Looked(old, scene.now, &bytes[..128]));
+    scene.input(Input::Shared(old, Ok(None)));
+    scene.input(Input::Fetched(old, Ok(())));
+    scene.input(Input::Surveyed(old, Ok(&[])));
+    scene.input(Input::Broken(old, "late".to_owned()));
+    scene.pass(BEAT);
+    scene.shows(&[&logs[0]]);
+    assert_eq!(scene.visits, [0, 1]);
+}
+
+#[test]
+fn a_new_configuration_ends_the_visit_to_who_is_not_in_it() {
+    let logs = segments(&[10]);
+    let mut scene =
+        Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])]), Member::new(2, vec![open(&logs[0])])]);
+    scene.pass(BEAT);
+    scene.members[0].reference.boot = BootId(77);
+    scene.configure(2);
+    assert_eq!(scene.left, ["the configuration has changed"]);
+    scene.pass(BEAT * 2);
+    scene.shows(&[&logs[0]]);
+}
+
+proptest! {
+    #[test]
+    fn every_prefix_in_pieces_of_any_size(
+        counts in prop::collection::vec(0_usize..12, 1..5),
+        steps in prop::collection::vec(1_usize..6, 1..12),
+        landing in 40_u32..3000,
+        disk in 0_usize..4,
+    ) {
+        let logs = segments(&counts);
+        let all: Vec<Vec<u8>> = logs.iter().flat_map(|log| log.appends.concat()).collect();
+        // Whatever is acknowledged, in turn: each append of each segment.
+        let ends = logs.iter().flat_map(|log| log.closures.iter().map(|closure| (log.identity.segment, *closure)));
+        let mut ends = ends.skip(1).collect::<Vec<_>>().into_iter();
+        let copy = |(i, log): (usize, &Log)| if i < disk && i + 1 < logs.len() { on_disk(log) } else { open(log) };
+        let mut member = Member::new(1, logs.iter().enumerate().map(copy).collect());
+        let Some(closed) = logs.iter().take(disk.min(logs.len() - 1)).next_back() else {
+            member.ack(0);
+            member.progress.acked = Lsn(0);
+            member.progress.end = Position::new(SegmentId(1), logs[0].closures[0].end);
+            return follow_steps(member, &mut ends, &steps, landing, &all);
+        };
+        // Closed segments are acknowledged.
+        let at = closed.closures.last().unwrap();
+        member.progress.acked = at.last;
+        member.progress.end = Position::new(closed.identity.segment, at.end);
+        let mut ends = ends.skip_while(|(segment, _)| *segment <= closed.identity.segment);
+        follow_steps(member, &mut ends, &steps, landing, &all)?;
+    }
+}
+
+fn follow_steps(
+    member: Member,
+    ends: &mut dyn Iterator<Item = (SegmentId, Closure)>,
+    steps: &[usize],
+    landing: u32,
+    all: &[Vec<u8>],
+) -> Result<(), TestCaseError> {
+    let mut scene = Scene::new(1, landing, vec![member]);
+    scene.pass(BEAT);
+    for step in steps.iter().cycle() {
+        let Some((segment, closure)) = ends.nth(step - 1) else { break };
+        scene.members[0].progress.acked = closure.last;
+        scene.members[0].progress.end = Position::new(segment, closure.end);
+        scene.pass(IDLE_INTERVAL * 2);
+        prop_assert_eq!(scene.shown.len() as u64, closure.last.0);
+    }
+    prop_assert!(scene.left.is_empty(), "{:?}", scene.left);
+    for (i, (lsn, payload)) in scene.shown.iter().enumerate() {
+        prop_assert_eq!((lsn.0, payload), (i as u64 + 1, &all[i]));
+    }
+    Ok(())
+}
