@@ -3,6 +3,7 @@
 mod baselines;
 mod cpu;
 mod floors;
+mod followers;
 mod neighbours;
 mod peers;
 mod recovery;
@@ -32,6 +33,7 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "scale", about: scale::ABOUT, run: scale::run },
     Definition { name: "recovery", about: recovery::ABOUT, run: recovery::run },
     Definition { name: "baselines", about: baselines::ABOUT, run: baselines::run },
+    Definition { name: "followers", about: followers::ABOUT, run: followers::run },
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
 ];
 

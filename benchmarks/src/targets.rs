@@ -150,6 +150,26 @@ const TARGETS: &[Target] = &[
         bound: Bound::AtMost(1.0 / 3.0),
     },
     Target {
+        text: "`shm`, 4 followers: appends at least 0.95 × the rate without",
+        figure: Figure::Ratio("followers", "Tailwind shm: records/s: 4 follow / nobody"),
+        bound: Bound::AtLeast(0.95),
+    },
+    Target {
+        text: "`shm`, 4 followers: the backups' CPU at most 1.1 × that without",
+        figure: Figure::Ratio("followers", "Tailwind shm: all backups, ns/record: 4 follow / nobody"),
+        bound: Bound::AtMost(1.1),
+    },
+    Target {
+        text: "`shm`, lag of a follower: at most 300 µs",
+        figure: Figure::Value("followers", SHM, "lag of a follower", Metric::P50),
+        bound: Bound::AtMost(300.0),
+    },
+    Target {
+        text: "`shm`, 10 million records: first ack of a warm standby's app at most 1.5 × the group's own failover",
+        figure: Figure::Ratio("followers", "takeover, 10 million records: warm standby / group alone"),
+        bound: Bound::AtMost(1.5),
+    },
+    Target {
         text: "`shm`, 8 noisy neighbours on the backups' processor: p99 grows at most 1.2 ×",
         figure: Figure::Ratio("neighbours", "Tailwind shm, p99, µs: 8 neighbours / none"),
         bound: Bound::AtMost(1.2),

@@ -57,7 +57,7 @@ fn wrong_arguments_are_explained() {
     let error = error_of(&["--only", "floor"]);
     assert!(
         error.contains(
-            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, neighbours"
+            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, followers, neighbours"
         ),
         "{error}"
     );
@@ -72,5 +72,8 @@ fn wrong_arguments_are_explained() {
 #[test]
 fn the_comparisons_can_be_listed() {
     let output = bench(&["--list"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nneighbours\n");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nfollowers\nneighbours\n"
+    );
 }

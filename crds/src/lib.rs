@@ -23,11 +23,11 @@ use kube::CustomResourceExt;
 pub use pod_template::{PodTemplate, PodTemplateMetadata, PodTemplateSecurityContext, PodTemplateSpec};
 pub use spec::{
     Deletion, Durability, ExtendedResource, FlushClaim, FlushVolume, Hugepages, Memlock, Network, Placement,
-    PrimaryPort, Rdma, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
+    PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
 };
 pub use status::{
-    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReplicaGroupStatus, Switchover,
-    Transport,
+    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReaderStatus, ReplicaGroupStatus,
+    Switchover, Transport,
 };
 
 /// The definition as YAML, as it stands in `crds/replicagroups.yaml`.

@@ -5,12 +5,17 @@ pub const API_GROUP: &str = "replication.tailwind.dev";
 
 /// On app pods, by whoever makes them: belongs to this group, and is given a sidecar.
 pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
+/// On pods, by whoever makes them: reads the log of this group, and is given a sidecar that only reads. Never beside
+/// [`LABEL_GROUP`].
+pub const LABEL_READS: &str = "replication.tailwind.dev/reads";
 /// On app pods, by the operator: `primary` on the primary alone.
 pub const LABEL_ROLE: &str = "replication.tailwind.dev/role";
 /// Value of [`LABEL_ROLE`].
 pub const ROLE_PRIMARY: &str = "primary";
 /// The role of a sidecar that would take over, as it reports it.
 pub const ROLE_STANDBY: &str = "standby";
+/// The role of a sidecar that only reads, as it reports it.
+pub const ROLE_READER: &str = "reader";
 /// On backup pods: their group.
 pub const LABEL_BACKUP_OF: &str = "replication.tailwind.dev/backup-of";
 
@@ -73,6 +78,11 @@ pub fn ca_secret(group: &str) -> String {
 /// Secret with the sidecars' certificate; also the name of their Role and its binding.
 pub fn sidecar_secret(group: &str) -> String {
     format!("{group}-tailwind-sidecar")
+}
+
+/// Secret with the readers' certificate; also the name of their Role and its binding.
+pub fn reader_secret(group: &str) -> String {
+    format!("{group}-tailwind-reader")
 }
 
 /// Secret with the backups' certificate.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// A sidecar's answer: a line for the role, and one for each thing that is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {
-    /// `primary`, `standby` or `recovering`.
+    /// `primary`, `standby`, `recovering` or `reader`.
     pub role: String,
     /// What keeps it from becoming primary.
     pub waiting: Option<Waiting>,

@@ -51,7 +51,7 @@ pub struct FolderUse {
 /// What a sidecar reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SidecarReport {
-    /// `primary`, `standby` or `recovering`.
+    /// `primary`, `standby`, `recovering` or `reader`.
     pub role: String,
     /// The epoch of that role; 0 before the sidecar knows any.
     pub epoch: u64,
@@ -67,6 +67,24 @@ pub struct SidecarReport {
     /// What appends wait for, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub appends_wait: Option<AppendsWait>,
+    /// How far it follows the log that another one writes; absent while nobody asks it to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow: Option<FollowReport>,
+}
+
+/// How far a standby or a reader follows the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FollowReport {
+    /// The member that it reads from; empty while it looks for one.
+    pub from: String,
+    /// LSN of the last record that it has read.
+    pub lsn: u64,
+    /// Milliseconds that what it has read is behind the primary at most; absent while that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_ms: Option<u64>,
+    /// Nothing has told it lately how far the primary is.
+    pub stale: bool,
 }
 
 impl SidecarReport {
@@ -110,6 +128,7 @@ pub fn read<T: DeserializeOwned>(page: &[u8], group: &str, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::ROLE_READER;
     use crate::readiness::{AppendsWaitFor, WaitsFor};
 
     const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","damaged":2,"quarantined":1}"#;
@@ -148,6 +167,17 @@ mod tests {
         let page = r#"{"version":1,"group":"orders","name":"b","role":"primary","epoch":3,"#;
         let page = format!(r#"{page}"positions":{{"first":3,"acked":42}},"connected":2,"#);
         check(leads, &format!(r#"{page}"appends_wait":{{"for":"room","why":"full"}}}}"#));
+        let page = r#"{"version":1,"group":"orders","name":"b","role":"reader","epoch":3,"follow":"#;
+        let reads = |follow: FollowReport| SidecarReport {
+            role: ROLE_READER.to_owned(),
+            epoch: 3,
+            follow: Some(follow),
+            ..SidecarReport::default()
+        };
+        let follow = FollowReport { from: "m1".to_owned(), lsn: 42, lag_ms: Some(25), stale: false };
+        check(reads(follow), &format!(r#"{page}{{"from":"m1","lsn":42,"lagMs":25,"stale":false}}}}"#));
+        let follow = FollowReport { lsn: 42, stale: true, ..FollowReport::default() };
+        check(reads(follow), &format!(r#"{page}{{"from":"","lsn":42,"stale":true}}}}"#));
     }
 
     #[test]

@@ -37,6 +37,7 @@ use crate::status::{ReplicaGroupStatus, Transport};
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Transport","type":"string","jsonPath":".status.transport","priority":1}"#,
     printcolumn = r#"{"name":"Image","type":"string","jsonPath":".spec.image","description":"Pinned image of backups and sidecars","priority":1}"#,
+    printcolumn = r#"{"name":"Readers","type":"integer","jsonPath":".status.readerCount","description":"Pods that follow the log","priority":1}"#,
     printcolumn = r#"{"name":"FailoverSafe","type":"string","jsonPath":".status.conditions[?(@.type==\"FailoverSafe\")].status","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.phaseReason","priority":1}"#
 )]
@@ -157,6 +158,12 @@ pub struct ReplicaGroupSpec {
     #[schemars(length(max = 16))]
     pub primary_ports: Vec<PrimaryPort>,
 
+    /// Whether pods that are not the app's may follow the log. Enabled: a pod with the label replication.tailwind.dev/reads:
+    /// NAME gets a sidecar that reads from the backups and can change nothing. Disabled: such pods are refused, and the
+    /// sidecars of those that run end.
+    #[serde(default)]
+    pub reads: Reads,
+
     /// What deleting the group does, once it is allowed: a group that holds a log is deleted only if its annotation
     /// replication.tailwind.dev/delete-log repeats its name. Immediate: everything goes, and the log with it. AfterApp: it waits until no pod of
     /// the app belongs to the group any more.
@@ -211,6 +218,16 @@ pub enum UpdateStrategy {
     RollingUpdate,
     /// Whoever deletes them.
     OnDelete,
+}
+
+/// Whether pods that are not the app's may follow the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Reads {
+    /// Pods with the label replication.tailwind.dev/reads may.
+    #[default]
+    Enabled,
+    /// Nobody may.
+    Disabled,
 }
 
 /// What deleting a group does.

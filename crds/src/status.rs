@@ -36,6 +36,13 @@ pub struct ReplicaGroupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_owned()]))]
     pub backups: Vec<BackupStatus>,
+    /// Pods with the label replication.tailwind.dev/reads: how far each follows the log. The first 32 by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".to_owned()]))]
+    pub readers: Vec<ReaderStatus>,
+    /// How many such pods there are, with those that readers leaves out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader_count: Option<u32>,
     /// True while backups of an older spec or image are being replaced: the group is one of the --max-concurrent-rollouts that
     /// the operator updates at a time, until all of its backups are current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,6 +111,28 @@ pub struct BackupStatus {
     /// Copies that it keeps in quarantine until a person releases them; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<u64>,
+}
+
+/// A pod that reads the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReaderStatus {
+    /// The pod.
+    pub pod: String,
+    /// The backup that it reads from; absent while it reads from none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// LSN of the last record that it had read when the operator last wrote that down: once a minute while it moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lsn: Option<u64>,
+    /// Milliseconds that it is behind the primary at most, rounded up to 100, 200, 500, 1000 and so on; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_ms: Option<u64>,
+    /// Its view may be old: nothing tells it how far the primary is, or it does not say what it has read.
+    pub stale: bool,
+    /// Why nothing is known of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// What a backup pod does.

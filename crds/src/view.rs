@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::{Durability, ReplicaGroup, SegmentSize, Transport, TransportChoice, spec};
+use crate::{Durability, Reads, ReplicaGroup, SegmentSize, Transport, TransportChoice, spec};
 
 /// A `ReplicaGroup`, as its sidecars see it.
 #[derive(Resource, Clone, Debug, Deserialize)]
@@ -76,6 +76,7 @@ pub struct SpecView {
     rdma: Option<IgnoredAny>,
     backups: Option<u8>,
     min_in_sync: Option<u8>,
+    reads: Lenient<Reads>,
     /// Nobody may append.
     pub fenced: bool,
     /// A person's word, as LOG/LSN.
@@ -101,6 +102,11 @@ impl SpecView {
     /// Copies needed to go on.
     pub fn min_in_sync(&self) -> u8 {
         spec::min_in_sync(self.min_in_sync, self.backups())
+    }
+
+    /// Whether pods that are not the app's may follow the log. A word that is not known here is a new restriction.
+    pub fn may_read(&self) -> bool {
+        matches!(self.reads, Lenient::Known(Reads::Enabled))
     }
 }
 
@@ -143,7 +149,7 @@ mod tests {
     fn unknown_words_hide_nothing_else() {
         let spec = json!({
             "backups": 5, "durability": "Mirrored", "segmentSize": "1Gi", "transport": "Cxl", "deletion": "Never",
-            "placement": "anywhere", "somethingNew": {"a": [1]},
+            "placement": "anywhere", "reads": "Filtered", "somethingNew": {"a": [1]},
         });
         let status = json!({
             "phase": "Hibernating", "membersWanted": 6, "transport": "Cxl", "conditions": "none",
@@ -154,6 +160,7 @@ mod tests {
         assert_eq!((view.spec.backups(), view.spec.min_in_sync()), (5, 3));
         let error = view.spec.durability.value("spec.durability").unwrap_err();
         assert!(error.contains("spec.durability is \"Mirrored\", which this sidecar does not know"), "{error}");
+        assert!(!view.spec.may_read());
         assert!(view.spec.transport().is_err() && view.spec.segment_size.known().is_none());
         let status = view.status.unwrap_or_default();
         assert_eq!((status.members_wanted, status.backups[0].control.as_deref()), (Some(6), Some("h:1")));
@@ -165,12 +172,13 @@ mod tests {
         for spec in [
             json!({}),
             json!({"backups": 4, "rdma": {"resource": {"name": "rdma/hca"}}, "segmentSize": "64Ki"}),
-            json!({"minInSync": 1, "transport": "Rdma", "durability": "Flushed"}),
+            json!({"minInSync": 1, "transport": "Rdma", "durability": "Flushed", "reads": "Disabled"}),
         ] {
             let typed: crate::ReplicaGroupSpec = serde_json::from_value(spec.clone()).unwrap_or_else(|e| panic!("{e}"));
             let view = view(&spec, &json!({})).spec;
             assert_eq!(view.transport(), Ok(typed.transport()));
             assert_eq!((view.backups(), view.min_in_sync()), (typed.backups, typed.min_in_sync()));
+            assert_eq!(view.may_read(), typed.reads == Reads::Enabled);
             assert_eq!(view.durability, Lenient::Known(typed.durability));
             assert_eq!(view.segment_size, Lenient::Known(typed.segment_size));
         }

@@ -28,6 +28,7 @@ fn operators_read_groups_of_the_first_release() {
 fn sidecars_read_groups_of_the_first_release() {
     let group: GroupView = serde_json::from_str(GROUP).unwrap();
     assert_eq!((group.spec.backups(), group.spec.min_in_sync(), group.spec.fenced), (2, 1, false));
+    assert!(group.spec.may_read());
     assert_eq!(group.spec.durability.known(), Some(&Durability::Flushed));
     assert_eq!(group.spec.segment_size.known().map(|size| size.bytes()), Some(256 << 10));
     assert_eq!(group.spec.transport(), Ok(Transport::Tcp));
@@ -64,6 +65,7 @@ fn operators_read_reports_of_the_first_release() {
 fn names_of_the_first_release_stay() {
     let today = json!({
         "label_group": names::LABEL_GROUP,
+        "label_reads": names::LABEL_READS,
         "label_role": names::LABEL_ROLE,
         "role_primary": names::ROLE_PRIMARY,
         "label_backup_of": names::LABEL_BACKUP_OF,
@@ -88,6 +90,7 @@ fn names_of_the_first_release_stay() {
         "port_backup_data": names::PORT_BACKUP_DATA,
         "ca_secret": names::ca_secret("demo"),
         "sidecar_secret": names::sidecar_secret("demo"),
+        "reader_secret": names::reader_secret("demo"),
         "backup_secret": names::backup_secret("demo"),
         "primary_service": names::primary_service("demo"),
     });

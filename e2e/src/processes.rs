@@ -8,6 +8,7 @@ pub mod app;
 pub mod background;
 pub mod checker;
 pub mod damage;
+pub mod following;
 pub mod group;
 pub mod http;
 pub mod kv;

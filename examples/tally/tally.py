@@ -2,22 +2,23 @@
 
     PYTHONPATH=sidecar/client/python python3 examples/tally/tally.py /run/tailwind/append.sock
 
-Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it waits for
-its turn. Its state is what the log says and nothing else, so it can be killed at any time.
+Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it follows the
+log until it is its turn, and knows every count then. Its state is what the log says and nothing else, so it can be killed at
+any time.
 """
 
 import collections
 import sys
 import time
 
-from tailwind import Client, Disconnected, NotPrimary, Retry, UnknownOutcome
+from tailwind import CaughtUp, Client, Disconnected, Lag, NotPrimary, Retry, Turn, UnknownOutcome
 
 
 def connect(socket):
-    """Waits until this sidecar is there, and primary."""
+    """Waits until this sidecar is there, primary or not."""
     while True:
         try:
-            return Client(socket, hold=True)
+            return Client(socket)
         except (OSError, Disconnected, Retry):
             time.sleep(0.1)
 
@@ -27,7 +28,7 @@ class Tally:
         self.socket, self.log = socket, connect(socket)
         self.run = b"%d" % time.time_ns()  # begins the records of this run: what nobody else writes
         self.own = 0  # how many of them are in the log
-        self.next = self.log.welcome.first  # the first record that has not been read
+        self.next = 1  # the first record that has not been counted
         self.counts = collections.Counter()
         self.catch_up()
 
@@ -44,19 +45,25 @@ class Tally:
             self.catch_up()
 
     def catch_up(self):
-        """Reads on to the end, through changes of the primary. What has been read stays, whatever dies."""
+        """Follows the log until it is this app's turn, whatever dies meanwhile: at once if its sidecar is primary already. Then
+        every record that is in the log has been counted."""
         while True:
             try:
-                for lsn, record in self.log.read(self.next):
-                    self.next = lsn + 1
-                    run, _, word = record.partition(b" ")
-                    self.own += run == self.run
-                    self.counts[word] += 1
-                return
+                for event in self.log.follow(self.next):
+                    if isinstance(event, Turn):
+                        return
+                    if not isinstance(event, (CaughtUp, Lag)):
+                        self.count(*event)
             except Retry as error:
                 time.sleep(error.retry_after or 0.1)
-            except (NotPrimary, Disconnected, OSError):
+            except (Disconnected, OSError):
                 self.reconnect()
+
+    def count(self, lsn, record):
+        self.next = lsn + 1
+        run, _, word = record.partition(b" ")
+        self.own += run == self.run
+        self.counts[word] += 1
 
     def reconnect(self):
         self.log.close()

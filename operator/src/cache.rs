@@ -12,7 +12,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS};
 
 pub(crate) use self::nodes::Nodes;
 pub(crate) use self::pods::Pods;
@@ -70,16 +70,18 @@ impl Cache {
         self.pods.wait_until_listed().await;
     }
 
-    /// The pods of a group: backups, and the app's.
-    pub(crate) fn pods_of(&self, namespace: &str, name: &str) -> [Vec<Pod>; 2] {
-        [LABEL_BACKUP_OF, LABEL_GROUP].map(|label| self.pods.labelled(namespace, label, name))
+    /// The pods of a group: backups, the app's, and those that read.
+    pub(crate) fn pods_of(&self, namespace: &str, name: &str) -> [Vec<Pod>; 3] {
+        [LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS].map(|label| self.pods.labelled(namespace, label, name))
     }
 
     /// The objects of the operator that have names of this group's.
     pub(crate) fn objects_of(&self, namespace: &str, name: &str) -> Vec<Owned> {
-        let found = self.objects.iter().filter_map(|(kind, resource, store)| {
-            let object = ObjectRef::new_with(&kind.name(name), resource.clone()).within(namespace);
-            Some(Owned { kind: *kind, object: store.get(&object)?.as_ref().clone() })
+        let found = self.objects.iter().flat_map(|(kind, resource, store)| {
+            kind.names(name).into_iter().filter_map(move |name| {
+                let object = ObjectRef::new_with(&name, resource.clone()).within(namespace);
+                Some(Owned { kind: *kind, object: store.get(&object)?.as_ref().clone() })
+            })
         });
         found.collect()
     }

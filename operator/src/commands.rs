@@ -6,7 +6,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 use tailwind_crds::ReplicaGroup;
@@ -15,7 +15,7 @@ use crate::options::Settings;
 use crate::permissions;
 use crate::platform::Platform;
 use crate::server_version::ServerVersion;
-use crate::webhook::inject;
+use crate::webhook::inject::{self, SidecarKind};
 
 /// Give pods their sidecar without a webhook.
 #[derive(clap::Args, Clone, Debug)]
@@ -68,7 +68,13 @@ pub fn inject_stream(
         let paths = if is_pod { &paths[2..] } else { &paths[..2] };
         let path = paths.iter().find(|path| value.pointer(path).is_some());
         if let Some(pod) = path.and_then(|path| value.pointer_mut(path)) {
-            *pod = inject::inject(pod, group, settings, server);
+            // A person has chosen this pod: its labels only say which sidecar it needs.
+            let labelled = inject::labelled(pod).map_err(|why| anyhow!(why))?;
+            let kind = labelled.map_or(SidecarKind::App, |(_, kind)| kind);
+            if let Some(why) = inject::refusal(group, kind) {
+                bail!(why);
+            }
+            *pod = inject::inject(pod, group, kind, settings, server);
         }
         if !out.is_empty() {
             out.push_str("---\n");

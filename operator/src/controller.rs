@@ -24,6 +24,7 @@ use crate::apply;
 use crate::cache::{Group, GroupRef, Writers, group_ref};
 use crate::context::{Context, key};
 use crate::error::{Class, Error};
+use crate::metrics::Reported;
 use crate::observe::{Observation, glance, observe};
 use crate::observed::Observed;
 use crate::plan::news::News;
@@ -206,14 +207,16 @@ fn leave_alone(context: &Context, at: &GroupRef) {
 
 /// Keeps what metrics show of a group, and what tells whether a change of a node concerns it.
 fn remember(context: &Context, at: &GroupRef, observed: &Observed, plan: &Plan) {
-    let leaves = [&observed.certificates.sidecar, &observed.certificates.backup];
+    let certificates = &observed.certificates;
+    let leaves = [&certificates.sidecar, &certificates.backup, &certificates.reader];
     let ends = leaves
         .into_iter()
         .flatten()
         .filter_map(|leaf| leaf.certificate.as_ref())
         .map(|leaf| leaf.not_after.as_second());
     let namespace = at.namespace.as_deref().unwrap_or_default();
-    context.metrics.saw(namespace, &at.name, &plan.status, ends.min(), observed.damaged());
+    let reported = Reported { damaged: observed.damaged(), stale_readers: plan::stale_readers(observed) };
+    context.metrics.saw(namespace, &at.name, &plan.status, ends.min(), reported);
     context.memories.keep_spare_nodes(at, plan.spare_nodes);
 }
 

@@ -12,7 +12,7 @@ use crate::observed::Certificates;
 
 /// A group is looked at through the API server after so long at the latest, and after half of it at the earliest: each group
 /// has its own interval, lest all of them that were seen first at the same time are looked at together from then on. A look
-/// takes ten requests, which is 1.3 a minute.
+/// takes fifteen requests, which is two a minute.
 const LOOK_INTERVAL_MAX: Duration = Duration::from_mins(10);
 /// Positions and other figures are written so often at most.
 const FIGURES_INTERVAL: Duration = Duration::from_mins(1);

@@ -92,13 +92,23 @@ const CONDITIONS: [&str; 5] = ["Ready", "Degraded", "FailoverSafe", "LogFits", "
 /// The status of a condition, and its label.
 const STATUSES: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("Unknown", "unknown")];
 
+/// What the pods of a group have reported, as far as any has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reported {
+    /// Copies that backups report as damaged.
+    pub damaged: Option<u64>,
+    /// Readers that report that their view may be old, or cannot be heard.
+    pub stale_readers: Option<u64>,
+}
+
 #[derive(Debug)]
 struct Group {
     phase: Option<Phase>,
     members: Option<u8>,
     members_wanted: Option<u8>,
+    readers: Option<u32>,
     certificates_end: Option<i64>,
-    damaged: Option<u64>,
+    reported: Reported,
     /// By [`CONDITIONS`], the status as an index into [`STATUSES`].
     conditions: [Option<usize>; CONDITIONS.len()],
 }
@@ -107,8 +117,8 @@ struct Group {
 struct GroupSamples {
     phases: Family<PhaseLabels, Gauge>,
     conditions: Family<ConditionLabels, Gauge>,
-    /// Members, members wanted, the end of certificates, and damaged copies.
-    numbers: [Family<GroupLabels, Gauge>; 4],
+    /// Members, members wanted, the end of certificates, damaged copies, readers, and those of them that are stale.
+    numbers: [Family<GroupLabels, Gauge>; 6],
 }
 
 impl Metrics {
@@ -158,21 +168,21 @@ impl Metrics {
         self.injections.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// How a group is. `damaged`: copies that its backups report as damaged, as far as any has reported.
+    /// How a group is.
     pub fn saw(
         &self,
         namespace: &str,
         name: &str,
         status: &ReplicaGroupStatus,
         certificates_end: Option<i64>,
-        damaged: Option<u64>,
+        reported: Reported,
     ) {
-        let &ReplicaGroupStatus { phase, members, members_wanted, .. } = status;
+        let &ReplicaGroupStatus { phase, members, members_wanted, reader_count: readers, .. } = status;
         let conditions = CONDITIONS.map(|kind| {
             let condition = status.conditions.iter().find(|condition| condition.type_ == kind)?;
             STATUSES.iter().position(|(status, _)| *status == condition.status)
         });
-        let group = Group { phase, members, members_wanted, certificates_end, damaged, conditions };
+        let group = Group { phase, members, members_wanted, readers, certificates_end, reported, conditions };
         self.groups().insert(labels(namespace, name), group);
     }
 
@@ -200,7 +210,8 @@ impl Metrics {
 
     /// All of them.
     pub fn snapshot(&self) -> Snapshot {
-        let GroupSamples { phases, conditions, numbers: [members, wanted, end, damaged] } = self.of_groups();
+        let GroupSamples { phases, conditions, numbers } = self.of_groups();
+        let [members, wanted, end, damaged, readers, stale_readers] = numbers;
         let mut now = Snapshot::new([]);
         now.process();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -223,6 +234,9 @@ impl Metrics {
         now.register("tailwind_group_damaged_copies", help, damaged);
         now.register("tailwind_group_members", "Copies that a group has.", members);
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
+        now.register("tailwind_group_readers", "Pods that read a group's log.", readers);
+        let help = "Of the first 32 by name: readers whose view may be old, or that cannot be heard.";
+        now.register("tailwind_group_readers_stale", help, stale_readers);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
         now.register(name, "When the first of a group's certificates expires.", end);
         let refused = Family::<RefusedLabels, Gauge>::default();
@@ -245,7 +259,7 @@ impl Metrics {
     }
 
     fn of_groups(&self) -> GroupSamples {
-        let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 4]>::default());
+        let (phases, numbers) = (Family::<PhaseLabels, Gauge>::default(), <[Family<GroupLabels, Gauge>; 6]>::default());
         let conditions = Family::<ConditionLabels, Gauge>::default();
         for (labels, group) in &*self.groups() {
             if let Some(phase) = group.phase {
@@ -258,9 +272,11 @@ impl Metrics {
                     conditions.get_or_create(&labels).set((holds == Some(index)).into());
                 }
             }
-            let damaged = group.damaged.map(|copies| i64::try_from(copies).unwrap_or(i64::MAX));
+            let gauge = |number: Option<u64>| number.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+            let Reported { damaged, stale_readers } = group.reported;
             let (members, wanted) = (group.members.map(i64::from), group.members_wanted.map(i64::from));
-            let values = [members, wanted, group.certificates_end, damaged];
+            let (readers, damaged) = (group.readers.map(i64::from), gauge(damaged));
+            let values = [members, wanted, group.certificates_end, damaged, readers, gauge(stale_readers)];
             for (family, value) in numbers.iter().zip(values) {
                 if let Some(value) = value {
                     family.get_or_create(labels).set(value);
@@ -297,6 +313,7 @@ mod tests {
         let status = ReplicaGroupStatus {
             phase: Some(Phase::Ready),
             members: Some(3),
+            reader_count: Some(4),
             conditions: vec![
                 condition("Ready", "Unknown"),
                 condition("Placeable", "True"),
@@ -304,7 +321,7 @@ mod tests {
             ],
             ..Default::default()
         };
-        metrics.saw("shop", "orders", &status, None, Some(2));
+        metrics.saw("shop", "orders", &status, None, Reported { damaged: Some(2), stale_readers: Some(1) });
         let text = metrics.snapshot().text();
         for line in [
             "tailwind_operator_leader 1",
@@ -315,6 +332,8 @@ mod tests {
             "# TYPE process_resident_memory_bytes gauge",
             "tailwind_group_members{namespace=\"shop\",group=\"orders\"} 3",
             "tailwind_group_damaged_copies{namespace=\"shop\",group=\"orders\"} 2",
+            "tailwind_group_readers{namespace=\"shop\",group=\"orders\"} 4",
+            "tailwind_group_readers_stale{namespace=\"shop\",group=\"orders\"} 1",
             "tailwind_group_condition{namespace=\"shop\",group=\"orders\",condition=\"Ready\",status=\"unknown\"} 1",
             "tailwind_group_condition{namespace=\"shop\",group=\"orders\",condition=\"Ready\",status=\"true\"} 0",
         ] {

@@ -15,7 +15,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{DISCOVERY_GROUP, primary_service, sidecar_secret};
+use tailwind_crds::names::{DISCOVERY_GROUP, primary_service, reader_secret, sidecar_secret};
 
 use crate::server_version::ServerVersion;
 
@@ -54,9 +54,9 @@ pub(crate) fn is_owned(group: &ReplicaGroup, object: &kube::core::ObjectMeta) ->
 /// The kinds of object that a group owns beside its pods and secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What sidecars may read and write: see [`roles`].
+    /// What sidecars, and what readers may read and write: see [`roles`].
     Role,
-    /// Its binding to the app's service accounts.
+    /// The bindings of these to the pods' service accounts.
     RoleBinding,
     /// The [`service`] that follows the primary.
     Service,
@@ -100,12 +100,12 @@ impl Kind {
         ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, self.as_str()))
     }
 
-    /// The name that a group's object of this kind has.
-    pub fn name(self, group: &str) -> String {
+    /// The names that a group's objects of this kind have.
+    pub fn names(self, group: &str) -> Vec<String> {
         match self {
-            Kind::Role | Kind::RoleBinding => sidecar_secret(group),
-            Kind::Service | Kind::EndpointSlice => primary_service(group),
-            Kind::DisruptionBudget => format!("{group}-tailwind-backup"),
+            Kind::Role | Kind::RoleBinding => vec![sidecar_secret(group), reader_secret(group)],
+            Kind::Service | Kind::EndpointSlice => vec![primary_service(group)],
+            Kind::DisruptionBudget => vec![disruption::budget_name(group)],
         }
     }
 }
@@ -120,16 +120,16 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// One with this content, as it is written to this server.
+    /// One with this name and content, as it is written to this server.
     ///
     /// # Panics
     /// If the content is no object: the golden tests render every one.
-    fn new(kind: Kind, group: &ReplicaGroup, server: ServerVersion, mut content: Value) -> Owned {
+    fn new(kind: Kind, name: &str, group: &ReplicaGroup, server: ServerVersion, mut content: Value) -> Owned {
         let resource = kind.resource(server);
         content["apiVersion"] = json!(resource.api_version);
         content["kind"] = json!(resource.kind);
         let more = content["metadata"]["labels"].take();
-        content["metadata"] = metadata(group, &kind.name(&group.name_any()));
+        content["metadata"] = metadata(group, name);
         for (label, value) in more.as_object().into_iter().flatten() {
             content["metadata"]["labels"][label] = value.clone();
         }

@@ -12,14 +12,17 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, backup_secret, ca_secret, sidecar_secret};
+use tailwind_crds::names::{
+    LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS, backup_secret, ca_secret, reader_secret, sidecar_secret,
+};
 
 use crate::cache::GroupRef;
 use crate::context::Context;
 use crate::error::{Doing, Error};
 use crate::installation::Ownership;
 use crate::objects::{Kind, Owned};
-use crate::observed::{Certificates, Observed, is_running, is_true};
+use crate::observed::{Certificates, Observed, has_ended, is_running, is_true};
+use crate::plan::READERS_SHOWN_MAX;
 use crate::secrets;
 use crate::wake::digest_of;
 
@@ -49,8 +52,8 @@ pub(crate) enum Observation {
 /// What decides about a group, apart from what is known of nodes and what pods report.
 struct Seen {
     group: ReplicaGroup,
-    /// Pods that say that they are backups of it, and those of its app.
-    pods: [Vec<Pod>; 2],
+    /// Pods that say that they are backups of it, those of its app, and those that read it.
+    pods: [Vec<Pod>; 3],
     objects: Vec<Owned>,
     certificates: Certificates,
 }
@@ -90,46 +93,58 @@ pub(crate) async fn observe(context: &Context, at: &GroupRef) -> Result<Observat
     };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let labelled = |label: &str| ListParams::default().labels(&format!("{label}={name}"));
-    let (of_backups, of_app) = (labelled(LABEL_BACKUP_OF), labelled(LABEL_GROUP));
-    let (backups, app, certificates, objects) = futures_util::join!(
+    let [of_backups, of_app, of_readers] = [LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS].map(labelled);
+    let (backups, app, readers, certificates, objects) = futures_util::join!(
         pods.list(&of_backups),
         pods.list(&of_app),
+        pods.list(&of_readers),
         certificates_of(context, at, &group),
         objects(context, namespace, name),
     );
     let backups = backups.doing(|| "list backup pods".to_owned())?.items;
     let app = app.doing(|| "list the app's pods".to_owned())?.items;
+    let readers = readers.doing(|| "list the pods that read".to_owned())?.items;
     let (certificates, objects) = (certificates?, objects?);
-    Ok(Observation::Complete(complete(context, Seen { group, pods: [backups, app], objects, certificates }).await))
+    let seen = Seen { group, pods: [backups, app, readers], objects, certificates };
+    Ok(Observation::Complete(complete(context, seen).await))
 }
 
 async fn certificates_of(context: &Context, at: &GroupRef, group: &ReplicaGroup) -> Result<Certificates, Error> {
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), at.namespace.as_deref().unwrap_or_default());
     let (asked, name) = (Instant::now(), at.name.as_str());
-    let (authority, sidecar, backup) = (ca_secret(name), sidecar_secret(name), backup_secret(name));
-    let (authority, sidecar, backup) =
-        futures_util::join!(secrets.get_opt(&authority), secrets.get_opt(&sidecar), secrets.get_opt(&backup));
-    let secret = || "read secrets".to_owned();
-    let [authority, sidecar, backup] = [authority.doing(secret)?, sidecar.doing(secret)?, backup.doing(secret)?];
-    let secrets = [authority.as_ref(), sidecar.as_ref(), backup.as_ref()];
-    let certificates = secrets::facts(group, secrets, Timestamp::now());
+    let [authority, sidecar, backup, reader] =
+        [ca_secret(name), sidecar_secret(name), backup_secret(name), reader_secret(name)];
+    let (authority, sidecar, backup, reader) = futures_util::join!(
+        secrets.get_opt(&authority),
+        secrets.get_opt(&sidecar),
+        secrets.get_opt(&backup),
+        secrets.get_opt(&reader),
+    );
+    let read = |found: Result<Option<Secret>, kube::Error>| found.doing(|| "read secrets".to_owned());
+    let secrets = [read(authority)?, read(sidecar)?, read(backup)?, read(reader)?];
+    let certificates = secrets::facts(group, secrets.each_ref().map(Option::as_ref), Timestamp::now());
     context.memories.keep_certificates(at, digest_of(group), asked, certificates.clone());
     Ok(certificates)
 }
 
 /// Adds what is known of nodes, and what pods report.
 async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
-    let Seen { group, pods: [mut backups, app], objects, certificates } = seen;
+    let Seen { group, pods: [mut backups, app, mut readers], objects, certificates } = seen;
     // A label is easily copied; only pods of this very group are touched.
     backups.retain(|pod| crate::objects::is_owned(&group, &pod.metadata));
+    // One that belongs to an app as well has the sidecar of that.
+    readers.retain(|pod| !has_ended(pod) && !pod.labels().contains_key(LABEL_GROUP));
+    readers.sort_by_key(ResourceExt::name_any);
     let name = &group.name_any();
     let log = group.status.as_ref().and_then(|status| status.log.as_ref());
     let primary = log.and_then(|log| app.iter().find(|pod| pod.name_any() == log.primary.name));
     // A backup that has just been started does not listen yet.
     let is_asked =
         |pod: &&Pod| is_true(pod, "ContainersReady") || log.is_some_and(|log| log.has_member(&pod.name_any()));
-    let (sidecars, obstacles, reports) = futures_util::join!(
+    let readers_shown = readers.iter().take(READERS_SHOWN_MAX);
+    let (sidecars, reader_sidecars, obstacles, reports) = futures_util::join!(
         context.prober.sidecar_reports(name, app.iter().filter(|pod| is_running(pod))),
+        context.prober.sidecar_reports(name, readers_shown.filter(|pod| is_running(pod))),
         context.prober.obstacles(&backups),
         context.prober.backup_reports(name, backups.iter().filter(is_asked)),
     );
@@ -141,6 +156,7 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
         settings: context.settings.clone(),
         backups,
         app,
+        readers,
         nodes: context.cache.node_facts(),
         certificates,
         objects,
@@ -150,16 +166,17 @@ async fn complete(context: &Context, seen: Seen) -> Box<Observed> {
         reports,
         may_update: false,
         sidecars,
+        reader_sidecars,
         group,
     })
 }
 
 async fn objects(context: &Context, namespace: &str, group: &str) -> Result<Vec<Owned>, Error> {
     let mut objects = Vec::new();
-    let lookups = Kind::ALL.into_iter().map(|kind| {
+    let named = Kind::ALL.into_iter().flat_map(|kind| kind.names(group).into_iter().map(move |name| (kind, name)));
+    let lookups = named.map(|(kind, name)| {
         let resource = kind.resource(context.server);
         let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
-        let name = kind.name(group);
         async move {
             let found = api.get_opt(&name).await.doing(|| format!("read {} {name}", kind.as_str()))?;
             Ok::<_, Error>(found.map(|object| Owned { kind, object }))

@@ -32,6 +32,8 @@ pub struct Observed {
     pub backups: Vec<Pod>,
     /// The app's pods that belong to it.
     pub app: Vec<Pod>,
+    /// Pods that read its log, and are not its app's. In the order of their names, as its status lists them.
+    pub readers: Vec<Pod>,
     /// Every node.
     pub nodes: Vec<NodeFacts>,
     /// Its certificates.
@@ -50,6 +52,8 @@ pub struct Observed {
     pub may_update: bool,
     /// What sidecars report of themselves, or why that cannot be read, by the app's pod; of those that have been asked.
     pub sidecars: BTreeMap<String, Result<SidecarReport, String>>,
+    /// The same of the sidecars in the pods that read.
+    pub reader_sidecars: BTreeMap<String, Result<SidecarReport, String>>,
 }
 
 impl Observed {
@@ -89,6 +93,12 @@ pub(crate) fn has_sidecar(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     all.any(|container| container.name == SIDECAR_CONTAINER)
+}
+
+/// Whether all of the pod's containers have ended for good.
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Whether the pod's containers have been started and not all have ended.
@@ -135,6 +145,8 @@ pub struct Certificates {
     pub sidecar: Option<Leaf>,
     /// The backups' certificate.
     pub backup: Option<Leaf>,
+    /// The readers' certificate.
+    pub reader: Option<Leaf>,
     /// Secrets of these names that belong to somebody else.
     pub not_owned: Vec<String>,
 }

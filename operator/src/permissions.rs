@@ -40,7 +40,7 @@ pub const PERMISSIONS: &[Permission] = &[
         "replicagroups",
         &["get", "list", "watch", "patch"],
         "reads specs; records in an annotation that it manages the group; patches the finalizer and removes the switchover \
-         annotation. It also grants the first three verbs to sidecars, and can grant only what it has",
+         annotation. It also grants the first three verbs to sidecars and readers, and can grant only what it has",
     ),
     allow(
         Scope::Groups,
@@ -112,14 +112,14 @@ pub const PERMISSIONS: &[Permission] = &[
         "rbac.authorization.k8s.io",
         "roles",
         &["get", "list", "watch", "create", "patch", "delete"],
-        "maintains the role of each group's sidecars",
+        "maintains the roles of each group's sidecars and readers",
     ),
     allow(
         Scope::Groups,
         "rbac.authorization.k8s.io",
         "rolebindings",
         &["get", "list", "watch", "create", "patch", "delete"],
-        "binds that role to the service accounts of the app's pods",
+        "binds these roles to the service accounts of the pods",
     ),
     allow(
         Scope::Groups,

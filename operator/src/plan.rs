@@ -2,8 +2,9 @@
 //!
 //! Called by [`controller`](crate::controller); carried out by [`apply`](crate::apply). Read in this order: [`backup_pod`]
 //! (what each backup pod is worth), [`placement`] (where another could go), [`backups`] (which to make and remove),
-//! [`rollout`] (whether outdated ones are replaced now), [`certificates`], [`switchover`], [`candidate`] (who waits to be primary), [`phase`], [`answer`] and [`conditions`],
-//! [`status`]. Each decision is a type whose text is what people read. The examples are in `tests/plans`.
+//! [`rollout`] (whether outdated ones are replaced now), [`certificates`], [`switchover`], [`candidate`] (who waits to be
+//! primary), [`phase`], [`answer`] and [`conditions`], [`readers`] (who reads the log, and how far), [`status`]. Each decision
+//! is a type whose text is what people read. The examples are in `tests/plans`.
 
 mod action;
 mod answer;
@@ -18,6 +19,7 @@ pub(crate) mod news;
 pub(crate) mod phase;
 mod placement;
 mod primary;
+mod readers;
 mod rollout;
 pub(crate) mod status;
 mod switchover;
@@ -40,6 +42,7 @@ pub use action::{Action, Notice, Plan};
 use backups::BackupPlan;
 use group_state::GroupState;
 use primary::{Leading, Primary, Standby};
+pub(crate) use readers::{SHOWN_MAX as READERS_SHOWN_MAX, stale as stale_readers};
 pub use rollout::Rollout;
 use trouble::NoReport;
 
@@ -152,9 +155,13 @@ impl Plan {
 
 /// What belongs to every group, beside pods and secrets.
 fn wanted_objects(observed: &Observed, exit: Exit) -> Vec<Owned> {
-    let Observed { group, server, app, .. } = observed;
-    let mut objects =
-        vec![roles::role(group, *server), roles::binding(group, *server, app), service::primary(group, *server)];
+    let Observed { group, server, app, readers, .. } = observed;
+    let mut objects = Vec::new();
+    for (role, pods) in [(roles::sidecars(group, *server), app), (roles::readers(group, *server), readers)] {
+        let binding = roles::binding(group, *server, &role, pods);
+        objects.extend([role, binding]);
+    }
+    objects.push(service::primary(group, *server));
     objects.extend(service::endpoints(group, *server, app));
     objects.extend(budget(observed, exit));
     objects

@@ -51,6 +51,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(8);
 const UNUSED_MAX: Duration = Duration::from_mins(10);
 /// A report has a hundred bytes; what a sidecar waits for, a line for each member.
 const BODY_BYTES_MAX: usize = 64 << 10;
+/// Names of pods and roles.
+const NAME_CHARS_MAX: usize = 253;
 /// A reason is a sentence.
 const REASON_CHARS_MAX: usize = 300;
 /// What a sidecar waits for names each member, and what is wrong there.
@@ -114,6 +116,8 @@ impl Prober {
         for report in reports.values_mut().flatten() {
             report.waiting.iter_mut().for_each(|waiting| waiting.why = cut(&waiting.why, WAIT_CHARS_MAX));
             report.appends_wait.iter_mut().for_each(|wait| wait.why = cut(&wait.why, WAIT_CHARS_MAX));
+            report.follow.iter_mut().for_each(|follow| follow.from = cut(&follow.from, NAME_CHARS_MAX));
+            report.role = cut(&report.role, NAME_CHARS_MAX);
         }
         reports
     }

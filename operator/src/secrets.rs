@@ -1,4 +1,4 @@
-//! The three secrets of a group: what is in them, as facts for [`plan`](crate::plan), and how they are written.
+//! The four secrets of a group: what is in them, as facts for [`plan`](crate::plan), and how they are written.
 //!
 //! Read by [`observe`](crate::observe), written by [`apply`](crate::apply). They are fetched by name: the operator may neither
 //! list nor watch secrets.
@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use rcgen::{KeyPair, PublicKeyData};
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{API_GROUP, backup_secret, ca_secret, sidecar_secret};
+use tailwind_crds::names::{API_GROUP, ROLE_READER, backup_secret, ca_secret, reader_secret, sidecar_secret};
 
 use crate::authority::{Pair, identity};
 use crate::objects::{is_owned, metadata};
@@ -36,6 +36,7 @@ pub(crate) fn secret_name(group: &str, role: CertificateRole) -> String {
     match role {
         CertificateRole::Sidecar => sidecar_secret(group),
         CertificateRole::Backup => backup_secret(group),
+        CertificateRole::Reader => reader_secret(group),
     }
 }
 
@@ -44,6 +45,7 @@ pub(crate) fn role_name(role: CertificateRole) -> &'static str {
     match role {
         CertificateRole::Sidecar => "sidecar",
         CertificateRole::Backup => "backup",
+        CertificateRole::Reader => ROLE_READER,
     }
 }
 
@@ -99,18 +101,16 @@ pub(crate) fn bundle_patch(bundle: &str, now: Timestamp) -> Value {
     })
 }
 
-/// What is in the secrets.
-pub(crate) fn facts(
-    group: &ReplicaGroup,
-    [authority, sidecar, backup]: [Option<&Secret>; 3],
-    now: Timestamp,
-) -> Certificates {
-    let not_owned =
-        [authority, sidecar, backup].into_iter().flatten().filter(|secret| !is_owned(group, &secret.metadata));
+/// What is in the secrets: the CA's, then those of sidecars, backups and readers.
+pub(crate) fn facts(group: &ReplicaGroup, secrets: [Option<&Secret>; 4], now: Timestamp) -> Certificates {
+    let [authority, sidecar, backup, reader] = secrets;
+    let not_owned = secrets.into_iter().flatten().filter(|secret| !is_owned(group, &secret.metadata));
+    let leaf = |role, secret: Option<&Secret>| secret.map(|secret| leaf_facts(secret, &group.name_any(), role, now));
     Certificates {
         authority: authority.and_then(authority_facts),
-        sidecar: sidecar.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Sidecar, now)),
-        backup: backup.map(|secret| leaf_facts(secret, &group.name_any(), CertificateRole::Backup, now)),
+        sidecar: leaf(CertificateRole::Sidecar, sidecar),
+        backup: leaf(CertificateRole::Backup, backup),
+        reader: leaf(CertificateRole::Reader, reader),
         not_owned: not_owned.map(|secret| format!("Secret {}", secret.name_any())).collect(),
     }
 }

@@ -15,7 +15,7 @@ use tailwind_crds::{Memlock, ReplicaGroup};
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::options::Settings;
 use tailwind_operator::platform::Platform;
-use tailwind_operator::webhook::inject::inject;
+use tailwind_operator::webhook::inject::{SidecarKind, inject};
 
 const VOLUMES: [&str; 8] =
     ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
@@ -144,6 +144,8 @@ fn groups() -> Vec<ReplicaGroup> {
     groups
 }
 
+const KINDS: [SidecarKind; 2] = [SidecarKind::App, SidecarKind::Reader];
+
 fn settings(platform: Platform) -> Settings {
     Settings { sidecar_image: "sidecar:1".to_owned(), platform, ..Settings::default() }
 }
@@ -155,9 +157,9 @@ fn backup_of(group: &ReplicaGroup, platform: Platform) -> Value {
 }
 
 /// What was added to an app's pod: the sidecar and its volumes.
-fn injected(group: &ReplicaGroup, platform: Platform) -> Value {
+fn injected(group: &ReplicaGroup, kind: SidecarKind, platform: Platform) -> Value {
     let app = json!({"metadata": {"name": "a"}, "spec": {"containers": []}});
-    inject(&app, group, &settings(platform), "1.34".parse().unwrap())
+    inject(&app, group, kind, &settings(platform), "1.34".parse().unwrap())
 }
 
 fn pins_memory(group: &ReplicaGroup) -> bool {
@@ -186,8 +188,11 @@ fn pods_of_groups_pass_unless_they_pin_memory() {
         for platform in [Platform::Kubernetes, Platform::OpenShift] {
             let name = format!("{:?} {platform:?}", group.metadata.name);
             assert_eq!(violations(&backup_of(&group, platform)), asked_for(&group, "backup", true), "{name}");
-            let sidecar = injected(&group, platform);
-            assert_eq!(violations(&sidecar), asked_for(&group, "tailwind-sidecar", false), "{name}");
+            for kind in KINDS {
+                let sidecar = injected(&group, kind, platform);
+                let asked_for = asked_for(&group, "tailwind-sidecar", false);
+                assert_eq!(violations(&sidecar), asked_for, "{name} {kind:?}");
+            }
         }
     }
 }
@@ -200,16 +205,19 @@ fn pods_on_openshift_name_no_users() {
         ["runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"].iter().any(|field| text.contains(field))
     };
     for group in groups().iter().filter(|group| !pins_memory(group)) {
-        let pods = |platform| [backup_of(group, platform), injected(group, platform)];
-        assert!(pods(Platform::Kubernetes).iter().all(names_users));
-        assert!(!pods(Platform::OpenShift).iter().any(names_users), "{:?}", group.metadata.name);
+        let pods = |platform| {
+            let sidecars = KINDS.map(|kind| injected(group, kind, platform));
+            [backup_of(group, platform)].into_iter().chain(sidecars)
+        };
+        assert!(pods(Platform::Kubernetes).all(|pod| names_users(&pod)));
+        assert!(!pods(Platform::OpenShift).any(|pod| names_users(&pod)), "{:?}", group.metadata.name);
     }
 }
 
 #[test]
 fn operator_and_sample_app_pass_on_both_platforms() {
     let mut checked = 0;
-    for file in ["manifests/install.yaml", "manifests/samples/kv.yaml"] {
+    for file in ["manifests/install.yaml", "manifests/samples/kv.yaml", "manifests/samples/kv-readers.yaml"] {
         for document in documents(&top().join(file)) {
             if document["kind"] == "Deployment" || document["kind"] == "StatefulSet" {
                 let pod = &document["spec"]["template"];
@@ -220,7 +228,7 @@ fn operator_and_sample_app_pass_on_both_platforms() {
             }
         }
     }
-    assert_eq!(checked, 2);
+    assert_eq!(checked, 3);
 }
 
 /// Each rule finds what breaks it, and nothing else does.

@@ -125,6 +125,8 @@ impl World {
                 reports: Default::default(),
                 may_update: true,
                 sidecars: Default::default(),
+                readers: Vec::new(),
+                reader_sidecars: Default::default(),
                 group,
             },
             made: 0,
@@ -167,7 +169,8 @@ impl World {
     }
 
     fn forget(&mut self, owned: &Owned) {
-        self.observed.objects.retain(|other| other.kind != owned.kind);
+        let name = &owned.object.metadata.name;
+        self.observed.objects.retain(|other| other.kind != owned.kind || other.object.metadata.name != *name);
     }
 
     /// One call of the eviction API for each pod on a node that is drained. The budget counts pods that are in the set.

@@ -18,7 +18,7 @@ use anyhow::anyhow;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::StatusCode;
+use axum::http::{Extensions, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
@@ -32,12 +32,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::debug;
 
 use crate::listener::bind_listener;
 
-pub use connections::Connection;
 use connections::Connections;
+pub use connections::{Connection, Standing};
 
 /// How long a connection may stay idle between two requests, unless [`Limits`] say otherwise.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,25 +60,33 @@ pub struct Limits {
     pub unauthenticated: usize,
     /// Of these, from one address: if fewer than all, no single address fills the endpoint.
     pub unauthenticated_per_source: usize,
-    /// Connections of peers that have. Each costs two 16 KiB TLS records and a body.
+    /// Connections of peers that have, and are guests: they may be many, and displace nobody but each other.
+    pub guests: usize,
+    /// Connections of all other peers that have. Each costs two 16 KiB TLS records and a body.
     pub authenticated: usize,
     /// Largest request body.
     pub body_bytes: usize,
+    /// Largest request body of a guest.
+    pub guest_body_bytes: usize,
     /// How long a request's head may take. Also how long a connection may stay idle between two requests.
     pub idle_timeout: Duration,
 }
 
 impl Default for Limits {
-    /// With a control endpoint and one for metrics, these are 320 sockets: a third of the 1024 files that a process may
-    /// usually open. Bodies take 192 MiB if all authenticated peers send at once.
+    /// With a control endpoint and one for metrics, these are 448 sockets: less than half of the 1024 files that a process
+    /// may usually open. Bodies take 194 MiB if all authenticated peers send at once.
     fn default() -> Limits {
         Limits {
             unauthenticated: 64,
             unauthenticated_per_source: 32,
+            // A few for each of 32 readers, as many as a backup admits.
+            guests: 128,
             // A few for each sidecar of a group.
             authenticated: 192,
             // A drop request of some thousand copies fits.
             body_bytes: 1 << 20,
+            // What a reader asks for takes some hundred bytes.
+            guest_body_bytes: 16 << 10,
             idle_timeout: IDLE_TIMEOUT,
         }
     }
@@ -100,10 +109,24 @@ pub trait CheckRequest: Debug + Send + Sync {
     fn refuse(&self, request: &Request, connection: &Connection) -> Option<Response>;
 }
 
+/// Who has shown a certificate.
+#[derive(Debug)]
+pub struct Peer {
+    /// Whom its connections may displace, and how much it may send.
+    pub standing: Standing,
+    /// What each of its requests carries, for routes that ask who it is from.
+    pub extensions: Extensions,
+}
+
 /// The server's side of TLS.
 pub trait Handshake: Debug + Send + Sync {
     /// For the next connection: certificates may be renewed.
     fn acceptor(&self) -> TlsAcceptor;
+
+    /// Who has shown this certificate.
+    fn peer(&self, _certificate: &CertificateDer<'_>) -> Peer {
+        Peer { standing: Standing::Authenticated, extensions: Extensions::new() }
+    }
 
     /// Why a handshake failed, for the log.
     fn explain(&self, error: &io::Error) -> String {
@@ -220,28 +243,38 @@ impl Server {
         connection.set_busy();
         let Some(stream) = Arc::into_inner(stream) else { unreachable!("only silent connections are shared") };
         let Authentication::Tls(tls) = &self.authentication else {
-            return self.serve_http(stream, connection, stopped).await;
+            return self.serve_http(stream, connection, Extensions::new(), stopped).await;
         };
         match timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream)).await {
             Ok(Ok(stream)) => {
-                if stream.get_ref().1.peer_certificates().is_some() {
-                    connection.authenticate();
+                let mut extensions = Extensions::new();
+                if let Some([certificate, ..]) = stream.get_ref().1.peer_certificates() {
+                    let peer = tls.peer(certificate);
+                    connection.authenticate(peer.standing);
+                    extensions = peer.extensions;
+                    extensions.insert(peer.standing);
                 }
                 connection.set_idle();
-                self.serve_http(stream, connection, stopped).await;
+                self.serve_http(stream, connection, extensions, stopped).await;
             }
             Ok(Err(error)) => debug!(error = tls.explain(&error), "refused a connection"),
             Err(_) => debug!("closed a connection: the handshake timed out"),
         }
     }
 
-    async fn serve_http<S>(&self, stream: S, connection: Arc<Connection>, mut stopped: watch::Receiver<()>)
-    where
+    async fn serve_http<S>(
+        &self,
+        stream: S,
+        connection: Arc<Connection>,
+        extensions: Extensions,
+        mut stopped: watch::Receiver<()>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             connection.set_busy();
+            request.extensions_mut().extend(extensions.clone());
             request.extensions_mut().insert(Arc::clone(&connection));
             let (response, connection) = (router.call(request), Arc::clone(&connection));
             async move { response.await.map(|response| response.map(|body| ResponseBody { body, connection })) }
@@ -333,13 +366,17 @@ async fn read_body(
     next: Next,
 ) -> Result<Response, Infallible> {
     let (head, body) = request.into_parts();
+    let bytes_max = match head.extensions.get::<Standing>() {
+        Some(Standing::Guest) => limits.guest_body_bytes,
+        _ => limits.body_bytes,
+    };
     // The rest of the body is not read, so the connection cannot be used again.
     let refused = |status, why| Ok(([("connection", "close")], refuse(status, why)).into_response());
-    let too_large = || format!("the body is larger than {} MiB, or incomplete", limits.body_bytes >> 20);
-    if body.size_hint().lower() > limits.body_bytes as u64 {
+    let too_large = || format!("the body is larger than {} KiB, or incomplete", bytes_max >> 10);
+    if body.size_hint().lower() > bytes_max as u64 {
         return refused(StatusCode::PAYLOAD_TOO_LARGE, too_large());
     }
-    match timeout(BODY_TIMEOUT, to_bytes(body, limits.body_bytes)).await {
+    match timeout(BODY_TIMEOUT, to_bytes(body, bytes_max)).await {
         Ok(Ok(bytes)) => Ok(next.run(Request::from_parts(head, Body::from(bytes))).await),
         Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, too_large()),
         Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()),

@@ -3,6 +3,7 @@
 //! Each scrape makes a [`Snapshot`]: of counters that the program keeps, and of numbers that live elsewhere.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -31,6 +32,11 @@ impl Snapshot {
     /// Adds a gauge.
     pub fn gauge(&mut self, name: &str, help: &str, value: u64) {
         self.register(name, help, ConstGauge::new(value));
+    }
+
+    /// A span of time that goes up and down, in seconds.
+    pub fn seconds(&mut self, name: &str, help: &str, value: Duration) {
+        self.register(name, help, ConstGauge::new(value.as_secs_f64()));
     }
 
     /// Adds a counter. Its name ends in `_total`.

@@ -57,10 +57,11 @@ impl Access {
         self.tls().iter().for_each(|tls| tls.measure(now));
     }
 
-    /// What an endpoint demands of its callers: to be a `peer` of this group.
-    pub fn authentication(&self, peer: PeerRole) -> Authentication {
+    /// What an endpoint demands of its callers: to be a sidecar or a reader of this group, or to know its token, which says
+    /// nothing about roles.
+    pub fn authentication(&self) -> Authentication {
         match self {
-            Access::Tls(tls) => Authentication::Tls(Arc::new(tls.guard(peer))),
+            Access::Tls(tls) => Authentication::Tls(Arc::new(tls.clone())),
             Access::Token(token) => Authentication::Request(Arc::new(token.clone())),
         }
     }

@@ -200,7 +200,7 @@ async fn serve_until(
         let _ = stopped.changed().await;
     };
     let mut servers = tokio::task::JoinSet::new();
-    let control = http::server(routes::control(service.clone()), access);
+    let control = http::server(routes::control(service.clone()), access, routes::FOR_READERS);
     servers.spawn(control.serve(listener, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
         servers.spawn(Server::new(routes::probes(service)).serve(listener, until_stopped(stopped)));

@@ -7,6 +7,7 @@
 pub mod append;
 pub mod ask;
 pub mod doctor;
+pub mod follow;
 pub mod framing;
 pub mod quarantine;
 pub mod read;
@@ -30,6 +31,8 @@ pub enum PeopleCommand {
     Read(read::ReadOptions),
     /// Write records to standard output as they are acknowledged
     Tail(read::TailOptions),
+    /// Write records to standard output as they are acknowledged, at a sidecar of any role, until it becomes primary
+    Follow(follow::FollowOptions),
     /// Trim records that are no longer needed
     Trim(ask::TrimOptions),
     /// Prove that the sidecar is primary at this moment
@@ -53,6 +56,7 @@ impl PeopleCommand {
             PeopleCommand::Append(options) => ("append", append::run(options)),
             PeopleCommand::Read(options) => ("read", read::read(options)),
             PeopleCommand::Tail(options) => ("tail", read::tail(options)),
+            PeopleCommand::Follow(options) => ("follow", follow::run(options)),
             PeopleCommand::Trim(options) => ("trim", ask::trim(options)),
             PeopleCommand::Barrier(options) => ("barrier", ask::barrier(options)),
             PeopleCommand::Sync(options) => ("sync", ask::sync(options)),

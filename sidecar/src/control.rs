@@ -2,30 +2,41 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
-//! to one backup, [`reader`] serves reads from [`log`], [`status`], [`waits`] and [`refusals`] tell how it goes. After any failure it goes
-//! back to a named role and takes the ordinary way again.
+//! to one backup; [`status`], [`waits`], [`follows`] and [`refusals`] tell how it goes. After any failure it goes back to a named
+//! role and takes the ordinary way again. Clients are served beside the roles: [`reader`] sends them records, from this primary's
+//! [`own`] [`log`] or, by a [`follow`], from what members hold; [`position`] asks the primary how far the log is.
 
+pub mod ahead;
+pub mod alarm;
+pub mod client_stream;
+pub mod configuration;
 pub mod desired;
+mod follow;
+pub mod follows;
 pub mod lead;
 pub mod log;
 pub mod member;
+mod own;
+pub mod position;
 pub mod promote;
 pub mod reader;
+mod readiness;
 pub mod refusals;
 pub mod seat;
 pub mod sources;
 pub mod standby;
 pub mod status;
 pub mod times;
+pub mod visit;
 pub mod waits;
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::Sender;
-use tailwind_protocol::config::{Durability, PrimaryRef};
-use tailwind_protocol::ids::{GroupName, MemberId};
+use tailwind_fabric::{Reader, Sender};
+use tailwind_protocol::config::{Configuration, Durability, PrimaryRef};
+use tailwind_protocol::ids::{GroupName, Lsn, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::Output;
 use tailwind_protocol::socket::Role;
@@ -39,7 +50,9 @@ use crate::rpc::BackupClient;
 use crate::store::Store;
 
 use desired::DesiredState;
+use follows::Follows;
 use log::LogView;
+use position::PrimaryClient;
 use refusals::Refusals;
 use times::PromotionTimes;
 use waits::Waits;
@@ -61,12 +74,18 @@ pub struct Context {
     pub store: Store,
     /// Moves bytes to backups.
     pub sender: Arc<dyn Sender>,
+    /// Reads backups' memory.
+    pub reader: Arc<dyn Reader>,
     /// Leads clients here while this sidecar is primary; in Kubernetes only.
     pub primary_address: Option<PrimaryAddress>,
     /// Guards the control RPC.
     pub access: Access,
     /// What the group wants now.
     pub desired: watch::Receiver<DesiredState>,
+    /// What the config store shows.
+    pub configuration: watch::Receiver<Option<Configuration>>,
+    /// Whom positions are asked of.
+    pub primary: PrimaryClient,
     /// What the group has been made with, and how patient to be.
     pub rules: Rules,
     /// The append path.
@@ -75,6 +94,8 @@ pub struct Context {
     pub shared: Arc<Counters>,
     /// The log as readers see it.
     pub log: LogView,
+    /// Clients that read what members hold.
+    pub follows: Arc<Follows>,
     /// What keeps this sidecar from becoming primary.
     pub waits: Waits,
     /// Which members lend no buffer.
@@ -133,6 +154,8 @@ pub struct Rules {
     pub rpc_timeout: Duration,
     /// How long a client that reads may take nothing.
     pub client_timeout: Duration,
+    /// It never becomes primary.
+    pub reader: bool,
 }
 
 /// The way to the append path.
@@ -160,8 +183,14 @@ impl PathHandle {
 /// Runs the roles and serves clients for ever. Returns only with an error that a person must see to.
 pub async fn run(context: Arc<Context>, from_path: ControlReceivers) -> anyhow::Result<()> {
     let ControlReceivers { outputs, requests } = from_path;
+    let roles = async {
+        match context.rules.reader {
+            true => stay_reader(&context).await,
+            false => change_roles(&context, outputs).await,
+        }
+    };
     tokio::select! {
-        end = change_roles(&context, outputs) => end,
+        end = roles => end,
         () = serve_clients(&context, requests) => Err(anyhow::anyhow!("the append path has ended")),
     }
 }
@@ -207,6 +236,21 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
     }
 }
 
+/// The role of a sidecar that only reads: clients are told who is primary, as it changes.
+async fn stay_reader(context: &Context) -> anyhow::Result<()> {
+    let mut configurations = context.configuration.clone();
+    configurations.mark_changed();
+    let mut said = None;
+    while configurations.changed().await.is_ok() {
+        let known = configurations.borrow_and_update().as_ref().map(|config| (config.epoch, config.primary.id.clone()));
+        let Some((epoch, primary)) = known.clone().filter(|_| known != said) else { continue };
+        tracing::info!(%epoch, %primary, "reader");
+        context.path.send(Command::Wait { role: Role::Reader, epoch: epoch.0, primary: primary.to_string() });
+        said = known;
+    }
+    anyhow::bail!("the watch of the config store has ended")
+}
+
 /// Returns at once, unless the group is to have no primary.
 async fn stay_fenced(context: &Context) {
     if context.desired().fenced {
@@ -226,9 +270,15 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
         while tasks.try_join_next().is_some() {}
         let context = Arc::clone(context);
         match request {
-            ClientRequest::Read { detached, request, from, limit, tail } => {
-                let wanted = reader::Wanted { request, from, limit, tail };
+            ClientRequest::Read { detached, request, from, kind } => {
+                let wanted = reader::Wanted { request, from: Lsn(from), kind };
                 tasks.spawn(reader::serve(context, detached, wanted));
+            }
+            ClientRequest::Position(client, request) => {
+                tasks.spawn(async move {
+                    let position = position::ask(&context).await;
+                    context.path.send(Command::AnswerPosition(client, request, position));
+                });
             }
             ClientRequest::Status(client, request) => {
                 tasks.spawn(async move {

@@ -1,6 +1,6 @@
 //! Which fabric moves the bytes: from options to its two halves.
 //!
-//! Called by [`run`](crate::run) for the sending half, by [`backup`](crate::backup) for the receiving one, and by the
+//! Called by [`run`](crate::run) for the halves that write and read, by [`backup`](crate::backup) for the receiving one, and by the
 //! preflight.
 
 // Without RDMA no port can be selected.
@@ -14,12 +14,12 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, ValueEnum};
 #[cfg(feature = "baselines")]
 use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
-use tailwind_fabric::shm::{ShmReceiver, ShmSender};
-use tailwind_fabric::tcp::{TcpReceiver, TcpSender};
+use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
+use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
 #[cfg(feature = "verbs")]
-use tailwind_fabric::verbs::{SelectedPort, VerbsReceiver, VerbsSender};
-use tailwind_fabric::{FabricKind, Pool, Receiver, Sender};
+use tailwind_fabric::verbs::{SelectedPort, VerbsReader, VerbsReceiver, VerbsSender};
+use tailwind_fabric::{FabricKind, Pool, Reader, Receiver, Sender};
 use tailwind_runtime::listener::bind_listener;
 
 use crate::http;
@@ -178,20 +178,36 @@ fn select_baseline(fabric: FabricOption) -> SelectedFabric {
     }
 }
 
-/// The sending half. `address` is this host's in the group's network.
-pub fn sender(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<Arc<dyn Sender>> {
+/// What a sidecar needs of a fabric.
+pub struct SidecarFabric {
+    /// Writes to backups.
+    pub sender: Arc<dyn Sender>,
+    /// Reads what they share.
+    pub reader: Arc<dyn Reader>,
+}
+
+impl SidecarFabric {
+    fn new(sender: impl Sender + 'static, reader: impl Reader + 'static) -> SidecarFabric {
+        SidecarFabric { sender: Arc::new(sender), reader: Arc::new(reader) }
+    }
+}
+
+/// A sidecar's half. `address` is this host's in the group's network.
+pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SidecarFabric> {
     match select(fabric, rdma, address)? {
-        SelectedFabric::Shm => Ok(Arc::new(ShmSender::default())),
-        SelectedFabric::Tcp => Ok(Arc::new(TcpSender::default())),
+        SelectedFabric::Shm => Ok(SidecarFabric::new(ShmSender::default(), ShmReader)),
+        SelectedFabric::Tcp => Ok(SidecarFabric::new(TcpSender::default(), TcpReader)),
+        // Backups of the baselines share nothing, and say so to whoever wants to read.
         #[cfg(feature = "baselines")]
-        SelectedFabric::Messages(baseline) => Ok(Arc::new(MessageSender::new(baseline))),
+        SelectedFabric::Messages(baseline) => Ok(SidecarFabric::new(MessageSender::new(baseline), ShmReader)),
         #[cfg(feature = "baselines")]
-        SelectedFabric::TcpMessages(baseline) => Ok(Arc::new(TcpMessageSender::new(baseline))),
+        SelectedFabric::TcpMessages(baseline) => Ok(SidecarFabric::new(TcpMessageSender::new(baseline), TcpReader)),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
+            let reader = VerbsReader::open(&port, rdma.tuning())?;
             tracing::info!(device = %port, retry = %rdma.rdma_retry, "RDMA");
-            Ok(Arc::new(sender))
+            Ok(SidecarFabric::new(sender, reader))
         }
     }
 }

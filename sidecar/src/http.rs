@@ -1,7 +1,7 @@
 //! The sidecar's and the backup's HTTP endpoints: [`tailwind_runtime::http`] with the control RPC's authentication.
 //!
 //! `run` and `backup` call [`listen`] and [`server`]. A peer without the right certificate gets a closed connection and nothing
-//! else; one without the token is refused before its body is read.
+//! else; one without the token is refused before its body is read. What a reader asks for is compared with a list.
 
 mod token;
 
@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 
 use anyhow::ensure;
 use axum::Router;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tailwind_protocol::rpc::Refusal;
 use tailwind_runtime::http::{self, Server};
@@ -40,10 +42,36 @@ pub fn check_guarded(address: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<(
     Ok(())
 }
 
-/// An endpoint for the sidecars of this group.
-pub fn server(router: Router, access: &Access) -> Server {
+/// Paths that readers may ask for.
+pub type ReaderPaths = &'static [&'static str];
+
+/// An endpoint for the sidecars of this group, and on some paths for its readers. A token says nothing about roles: whoever
+/// has it may ask for everything.
+pub fn server(router: Router, access: &Access, readers: ReaderPaths) -> Server {
     let refuse = |status, why| response(status, Refusal::BadRequest { why });
-    Server { authentication: access.authentication(PeerRole::Sidecar), refuse, ..Server::new(router) }
+    let router = match access {
+        Access::Tls(_) => router.layer(middleware::from_fn_with_state(readers, check_role)),
+        Access::Token(_) => router,
+    };
+    Server { authentication: access.authentication(), refuse, ..Server::new(router) }
+}
+
+/// Lets a caller ask for what its role may. Whatever is not listed is for sidecars alone.
+async fn check_role(State(readers): State<ReaderPaths>, request: Request, next: Next) -> Response {
+    let (path, caller) = (request.uri().path(), request.extensions().get::<PeerRole>());
+    let may = match caller {
+        Some(PeerRole::Sidecar) => true,
+        Some(PeerRole::Reader) => readers.contains(&path) || token::OPEN.contains(&path),
+        Some(PeerRole::Backup) | None => false,
+    };
+    if may {
+        return next.run(request).await;
+    }
+    let caller = caller.map_or_else(|| "nobody of this group".to_owned(), PeerRole::to_string);
+    let why = format!(
+        "{path} is not for the role of this certificate ({caller}): docs/security.md lists what each may ask for"
+    );
+    response(StatusCode::FORBIDDEN, Refusal::Forbidden { why })
 }
 
 fn response(status: StatusCode, refusal: Refusal) -> Response {

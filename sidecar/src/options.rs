@@ -93,6 +93,10 @@ pub struct RunOptions {
     /// This sidecar's name, unique in the group; in Kubernetes the pod's name
     #[arg(long, env = "TAILWIND_NAME", default_value = "sidecar-0")]
     pub name: SidecarId,
+    /// Only read: serve reads and follows of the log to apps on this host, and never become primary. Needs no --backup, since the
+    /// config store tells who the members are
+    #[arg(long, env = "TAILWIND_READER")]
+    pub reader: bool,
     /// The socket that apps append to; at most 107 bytes, in a folder that only the app can reach
     /// [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH")]
@@ -118,7 +122,7 @@ pub struct RunOptions {
     pub config: Option<PathBuf>,
     /// A backup that may be used; repeat for each one, spares included
     #[arg(long, env = "TAILWIND_BACKUP", value_name = "NAME=HOST:PORT", value_delimiter = ',')]
-    #[arg(required_unless_present = "replica_group")]
+    #[arg(required_unless_present_any = ["replica_group", "reader"])]
     pub backup: Vec<BackupAddress>,
     /// Number of copies: with r copies the log survives r - 1 failures at once. Three is the usual choice
     #[arg(long, env = "TAILWIND_BACKUPS", default_value_t = 3)]

@@ -41,11 +41,12 @@ use batch_memory::BatchMemory;
 use connection::{ClientConnection, Later};
 pub use description::{Description, MemberDescription, PositionsDescription};
 pub use messages::{
-    COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, control_channels,
+    COMMANDS_MAX, ClientId, ClientRequest, Command, ControlReceivers, ControlSenders, Counters, ReadKind,
+    control_channels,
 };
 pub use options::{Allowed, Options};
 use pending::Pending;
-pub(crate) use requests::trimmed;
+pub(crate) use requests::{beyond_the_end, trimmed};
 use role::RoleState;
 use sleep::Sleeper;
 pub use sleep::Waker;
@@ -64,6 +65,8 @@ pub struct Path {
     me: String,
     state: RoleState,
     epoch: u64,
+    /// How often it has lost the role of primary.
+    losses: u64,
     primary_name: String,
     clients: ClientSlots,
     batch_memory: BatchMemory,
@@ -102,6 +105,7 @@ impl Path {
             me,
             state: RoleState::Waiting { role: Role::Standby },
             epoch: 0,
+            losses: 0,
             primary_name: String::new(),
             clients: ClientSlots::new(),
             pending: Pending::new(),
@@ -284,6 +288,8 @@ impl Path {
                     client.outbox.settle(Later::Status, request, &Response::StatusReport { json: &json });
                 }
             }
+            Command::TakePosition(reply) => self.take_position(reply),
+            Command::AnswerPosition(id, request, position) => self.answer_position(id, request, position),
             // The receiver may have given up waiting.
             Command::Describe(reply) => drop(reply.send(self.describe())),
             Command::End => self.end(),

@@ -10,27 +10,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use axum::Router;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use tailwind_crds::names::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 use tailwind_crds::report;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
-use tailwind_protocol::rpc::path::HEARTBEATS;
+use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
+use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal};
+use tailwind_protocol::socket::Role;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 
 use crate::access::Access;
 use crate::control::desired::DesiredState;
+use crate::control::follows::Follows;
 use crate::control::log::LogView;
+use crate::control::position::{self, PrimaryClient};
 use crate::control::refusals::Refusals;
 use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
-use crate::http;
+use crate::http::{self, ReaderPaths};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::primary_address::PrimaryAddress;
@@ -42,6 +48,8 @@ use crate::tls::PeerRole;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
 const SOCKET_PATH_MAX: usize = 107;
+/// What readers may ask a sidecar for, beside what anybody may.
+const FOR_READERS: ReaderPaths = &[POSITION];
 /// Instead of a page, while nobody turns the append path.
 const HANGS: &str = "the append path hangs\n";
 
@@ -52,6 +60,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         replica_group,
         group: _,
         name,
+        reader,
         socket,
         listen,
         advertise,
@@ -86,13 +95,15 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         heartbeat_silence_ms > heartbeat_interval_ms.saturating_mul(2),
         "--heartbeat-silence-ms {heartbeat_silence_ms}: must be more than twice --heartbeat-interval-ms ({heartbeat_interval_ms})"
     );
-    if replica_group.is_none() {
+    // A reader finds the members in the config store.
+    if replica_group.is_none() && !reader {
         check_backups(&backup, backups, min_in_sync)?;
     }
 
     // From here on a request to end is no failure, however long a disk delays the start.
     let mut signals = Signals::new().context("install signal handlers")?;
-    let (access, reload) = Access::load(&tls, &token, &group, PeerRole::Sidecar)?;
+    let role = if reader { PeerRole::Reader } else { PeerRole::Sidecar };
+    let (access, reload) = Access::load(&tls, &token, &group, role)?;
     let Joined { client, store, shape, desired, watch_task } = match &replica_group {
         Some(path) => kubernetes::join(path).await?,
         None => {
@@ -107,6 +118,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
                     min_in_sync,
                     backups: backups_known,
                     fenced: false,
+                    may_read: true,
                     accept_loss,
                     recover_from_disk,
                     switchover: None,
@@ -137,7 +149,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             "--listen {address}: others cannot connect to that; say where they reach this sidecar with --advertise-ip"
         )
     })?;
-    let sender = crate::fabric::sender(fabric, &rdma, advertise.own_ip(address))?;
+    let fabric = crate::fabric::sidecar(fabric, &rdma, advertise.own_ip(address))?;
     let waker = Waker::new().context("create the append path's waker")?;
     let (commands, inbox) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
     let (to_control, from_path) = control_channels();
@@ -148,7 +160,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let me = PrimaryRef { id: name.clone(), control };
-    let service = primary_service.zip(replica_group.as_ref());
+    let service = primary_service.filter(|_| !reader).zip(replica_group.as_ref());
+    let (seen, configuration) = watch::channel(None);
+    let watch_store = control::configuration::watch(store.clone(), seen);
     let primary_address = service
         .zip(client)
         .and_then(|((service, group), client)| PrimaryAddress::new(client, group.namespace.clone(), service, &me));
@@ -156,9 +170,12 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         me,
         primary_address,
         store,
-        sender,
+        sender: fabric.sender,
+        reader: fabric.reader,
         access: access.clone(),
         desired,
+        configuration,
+        primary: PrimaryClient::default(),
         rules: Rules {
             durability,
             segment_size,
@@ -168,20 +185,27 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             open_timeout: Duration::from_millis(open_timeout_ms),
             rpc_timeout: Duration::from_millis(rpc_timeout_ms),
             client_timeout,
+            reader,
         },
         path: PathHandle::new(commands, waker),
         shared,
         log: LogView::default(),
+        follows: Follows::new().context("draw a random number")?,
         waits: Waits::default(),
         refusals: Refusals::default(),
         times: PromotionTimes::default(),
         group: group.clone(),
     });
+    if reader {
+        // Before any client is answered.
+        context.path.send(Command::Wait { role: Role::Reader, epoch: 0, primary: String::new() });
+    }
     tracing::info!(control = %address, socket = %socket.display(), "sidecar started");
 
     let mut path_end = spawn_owned("append-path", move || path.run())?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    let guarded = http::server(router(&context, interval), &access).serve(endpoint, std::future::pending());
+    let control_server = http::server(router(&context, interval), &access, FOR_READERS);
+    let guarded = control_server.serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), from_path);
     let result = tokio::select! {
@@ -189,7 +213,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         () = guarded => Err(anyhow::anyhow!("the control endpoint has ended")),
         result = open => result,
         Err(error) = reload => Err(error).context("reload certificates or token"),
+        never = watch_store => match never {},
         _ = watch_task => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
+        why = no_more_reading(context.desired.clone()), if reader => Err(why),
         end = &mut path_end => match end {
             Ok(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
@@ -205,6 +231,16 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // Another sidecar may have taken the path over only if it found nobody listening, so it is still ours.
     let _ = std::fs::remove_file(&socket);
     result
+}
+
+/// Returns once the group lets nobody read. Ending the process ends every read; it is started again until its pod is deleted, or
+/// it may read.
+async fn no_more_reading(mut desired: watch::Receiver<DesiredState>) -> anyhow::Error {
+    if desired.wait_for(|desired| !desired.may_read).await.is_err() {
+        // The process ends with the watch.
+        std::future::pending::<()>().await;
+    }
+    anyhow::anyhow!("the ReplicaGroup has spec.reads: Disabled: delete this pod, or set the field to Enabled")
 }
 
 /// A group whose options are all that it wants.
@@ -282,6 +318,7 @@ fn router(context: &Arc<Context>, interval: Duration) -> Router {
     let heartbeats = get(move |State(context): State<Arc<Context>>| async move { heartbeats(context, interval) });
     Router::new()
         .route(HEARTBEATS, heartbeats)
+        .route(POSITION, post(answer_position))
         .route("/status", get(status_page))
         .with_state(Arc::clone(context))
         .merge(probes(context))
@@ -310,6 +347,16 @@ fn heartbeats(context: Arc<Context>, interval: Duration) -> axum::body::Body {
     axum::body::Body::from_stream(beats)
 }
 
+async fn answer_position(State(context): State<Arc<Context>>, body: Bytes) -> Result<Json<PositionReply>, Response> {
+    let refuse = |refusal: Refusal| {
+        let code = StatusCode::from_u16(refusal.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (code, Json(refusal)).into_response()
+    };
+    let request: PositionRequest =
+        serde_json::from_slice(&body).map_err(|error| refuse(Refusal::BadRequest { why: error.to_string() }))?;
+    position::answer(&context, &request).await.map(Json).map_err(refuse)
+}
+
 async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     match status::describe(&context).await {
         Some(_) => (StatusCode::OK, "ok\n"),
@@ -319,15 +366,20 @@ async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 
 /// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary. A primary
 /// whose appends wait is ready as well: its app can read and trim, which may be what ends the wait, and no other pod could
-/// append. Services and rollouts must not turn away from it.
+/// append. Services and rollouts must not turn away from it. A sidecar that only reads is ready once it knows the members.
 async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    if context.desired().fenced {
+    // What is there can be read all the same.
+    if context.desired().fenced && !context.rules.reader {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
     }
     let Some(readiness) = status::readiness(&context).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, HANGS.to_owned());
     };
-    let is_ready = readiness.role == "primary" || readiness.role == "standby";
+    let is_ready = match readiness.role.as_str() {
+        ROLE_PRIMARY | ROLE_STANDBY => true,
+        ROLE_READER => context.configuration.borrow().is_some(),
+        _ => false,
+    };
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, readiness.to_string())
 }
@@ -337,7 +389,7 @@ async fn metrics_page(State(context): State<Arc<Context>>) -> impl IntoResponse 
 }
 
 async fn report_page(State(context): State<Arc<Context>>) -> impl IntoResponse {
-    status::report(&context).await.map(axum::Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
+    status::report(&context).await.map(Json).ok_or((StatusCode::SERVICE_UNAVAILABLE, HANGS))
 }
 
 async fn status_page(State(context): State<Arc<Context>>) -> impl IntoResponse {

@@ -15,11 +15,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
+use axum::http::Extensions;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tailwind_protocol::ids::GroupName;
-use tailwind_runtime::http::Handshake;
+use tailwind_runtime::http::{Handshake, Peer, Standing};
 use tailwind_runtime::metrics::Snapshot;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -36,7 +37,7 @@ pub struct TlsOptions {
     /// CA certificates of this group, PEM. Needed unless all traffic stays on this host's loopback
     #[arg(long, env = "TAILWIND_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub tls_ca: Option<PathBuf>,
-    /// This process's certificate chain, PEM, with the URI tailwind://GROUP/sidecar/NAME or tailwind://GROUP/backup/NAME
+    /// This process's certificate chain, PEM, with the URI tailwind://GROUP/ROLE/NAME, where ROLE is sidecar, backup or reader
     #[arg(long, env = "TAILWIND_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub tls_cert: Option<PathBuf>,
     /// The certificate's private key, PEM; only this process should be able to read it
@@ -71,16 +72,38 @@ struct Files {
     key: Vec<u8>,
 }
 
-/// Which role the peer of a connection must have, and how that is checked.
+/// Roles that may call a control endpoint. What each of them may ask for there is decided request by request.
+const CALLERS: [PeerRole; 2] = [PeerRole::Sidecar, PeerRole::Reader];
+
+/// Which role the server of a connection must have, and how that is checked.
 #[derive(Clone, Debug)]
 pub struct Guard {
     tls: Tls,
-    peer: PeerRole,
+    server: PeerRole,
 }
 
-impl Handshake for Guard {
+impl Guard {
+    /// For the next connection that goes out.
+    pub fn connector(&self) -> TlsConnector {
+        TlsConnector::from(Arc::clone(&self.tls.now().clients[self.server as usize]))
+    }
+}
+
+/// Accepts connections of callers. Each of their requests carries the caller's [`PeerRole`] as an extension.
+impl Handshake for Tls {
     fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.tls.now().servers[self.peer as usize]))
+        TlsAcceptor::from(Arc::clone(&self.now().server))
+    }
+
+    fn peer(&self, certificate: &CertificateDer<'_>) -> Peer {
+        let role = Identity::admit(certificate, &self.source.group, &CALLERS).ok().map(|caller| caller.role);
+        let mut extensions = Extensions::new();
+        if let Some(role) = role {
+            extensions.insert(role);
+        }
+        // However many there are, heartbeats between sidecars and backups go on.
+        let standing = if role == Some(PeerRole::Sidecar) { Standing::Authenticated } else { Standing::Guest };
+        Peer { standing, extensions }
     }
 
     fn explain(&self, error: &io::Error) -> String {
@@ -88,20 +111,14 @@ impl Handshake for Guard {
     }
 }
 
-impl Guard {
-    /// For the next connection that goes out.
-    pub fn connector(&self) -> TlsConnector {
-        TlsConnector::from(Arc::clone(&self.tls.now().clients[self.peer as usize]))
-    }
-}
-
 struct Material {
     /// What it was made from.
     files: Files,
     identity: Identity,
-    /// By the role that the other side must have.
-    servers: [Arc<ServerConfig>; 2],
-    clients: [Arc<ClientConfig>; 2],
+    /// For connections of [`CALLERS`].
+    server: Arc<ServerConfig>,
+    /// By the role that the server must have.
+    clients: [Arc<ClientConfig>; 3],
 }
 
 /// Without the key.
@@ -138,9 +155,9 @@ impl Tls {
         self.now().identity.clone()
     }
 
-    /// For connections with peers of this group that have the role `peer`.
-    pub fn guard(&self, peer: PeerRole) -> Guard {
-        Guard { tls: self.clone(), peer }
+    /// For connections to servers of this group that have this role.
+    pub fn guard(&self, server: PeerRole) -> Guard {
+        Guard { tls: self.clone(), server }
     }
 
     /// Rereads the files until the process ends, so that certificates can be renewed in a running process. Open connections stay; new
@@ -205,16 +222,17 @@ impl Material {
 
         let of_cert = |why: String| unusable("--tls-cert", cert, why);
         let of_key = |why: String| unusable("--tls-key", key_file, why);
-        let verifier = |role| Verifier::new(&roots, group, role).map_err(|error| of_cert(error.to_string()));
-        let ours = verifier(*role)?;
+        let verifier =
+            |roles: &[PeerRole]| Verifier::new(&roots, group, roles).map_err(|error| of_cert(error.to_string()));
+        let ours = verifier(&[*role])?;
         let identity = ours.check_own(&chain).map_err(of_cert)?;
 
         let provider = verifier::provider();
         let versions = [&rustls::version::TLS13];
-        let server = |peer: PeerRole| {
+        let server = || {
             let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
             let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
-            let builder = builder.with_client_cert_verifier(Arc::new(verifier(peer)?));
+            let builder = builder.with_client_cert_verifier(Arc::new(verifier(&CALLERS)?));
             let mut config = builder
                 .with_single_cert(chain.clone(), key.clone_key())
                 .map_err(|error| of_key(unusable_key(&error, cert)))?;
@@ -223,10 +241,10 @@ impl Material {
             config.send_tls13_tickets = 0;
             anyhow::Ok(Arc::new(config))
         };
-        let client = |peer: PeerRole| {
+        let client = |server: PeerRole| {
             let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
             let builder = builder.with_protocol_versions(&versions).map_err(|error| of_key(error.to_string()))?;
-            let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier(peer)?));
+            let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier(&[server])?));
             let mut config = builder
                 .with_client_auth_cert(chain.clone(), key.clone_key())
                 .map_err(|error| of_key(unusable_key(&error, cert)))?;
@@ -234,9 +252,9 @@ impl Material {
             config.enable_sni = false;
             anyhow::Ok(Arc::new(config))
         };
-        let servers = [server(PeerRole::Sidecar)?, server(PeerRole::Backup)?];
-        let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?];
-        Ok(Material { files, identity, servers, clients })
+        // In the order of their discriminants.
+        let clients = [client(PeerRole::Sidecar)?, client(PeerRole::Backup)?, client(PeerRole::Reader)?];
+        Ok(Material { files, identity, server: server()?, clients })
     }
 }
 

@@ -13,7 +13,9 @@ use bench::{Bench, Client, ack};
 use tailwind_protocol::board::BEATS;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::PUBLISH_INTERVAL;
-use tailwind_protocol::socket::{Batch, HELLO_HOLD, Request, VERSION, batch_log_size, encode_batch, put_batch_record};
+use tailwind_protocol::socket::{
+    Batch, HELLO_HOLD, READ_ANYWHERE, Request, Role, VERSION, batch_log_size, encode_batch, put_batch_record,
+};
 use tailwind_sidecar::path::{CONNECTIONS_MAX, ClientRequest, Command, Options};
 
 const READ: Request<'_> = Request::Read { from: 1, limit: 0, flags: 0 };
@@ -356,6 +358,85 @@ fn a_large_non_append_frame_is_refused_at_once() {
     let mut client = bench.client();
     client.send_bytes(&header(5));
     assert!(bench.hear(&mut client).contains("BadFrame, fatal: true"));
+}
+
+fn hello(version_min: u16, version_max: u16, flags: u32) -> Request<'static> {
+    Request::Hello { version_min, version_max, flags }
+}
+
+#[test]
+fn the_newest_common_version_is_spoken() {
+    let mut bench = Bench::new();
+    for (oldest, newest, expected) in [(1, 1, 1), (0, 1, 1), (1, 2, 2), (2, 2, 2), (2, 9, 2), (0, u16::MAX, 2)] {
+        let mut client = bench.stranger();
+        client.send(&[hello(oldest, newest, 0)]);
+        let welcome = bench.hear(&mut client);
+        assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {expected}, ")), "{welcome}");
+    }
+    for (oldest, newest) in [(0, 0), (3, 3), (3, u16::MAX), (2, 1)] {
+        let mut client = bench.stranger();
+        client.send(&[hello(oldest, newest, 0)]);
+        let refused = bench.hear(&mut client);
+        assert!(refused.starts_with("Error { code: UnsupportedVersion, fatal: true"), "{refused}");
+        assert!(refused.contains("this sidecar supports versions 1 to 2"), "{refused}");
+        assert_eq!(bench.hear(&mut client), "Closed");
+    }
+}
+
+/// What came with version 2 is as unknown to a connection of version 1 as to a sidecar of then.
+#[test]
+fn version_1_knows_nothing_of_version_2() {
+    let mut bench = Bench::new();
+    for (request, kind) in [(Request::Follow { from: 1 }, 10), (Request::Position, 11)] {
+        for mut client in [bench.client_of(1), bench.stranger()] {
+            client.send(std::slice::from_ref(&request));
+            let refused = bench.hear(&mut client);
+            assert!(refused.starts_with("Error { code: BadFrame, fatal: true"), "{refused}");
+            assert!(refused.contains(&format!("unknown frame kind {kind}")), "{refused}");
+            assert_eq!(bench.hear(&mut client), "Closed");
+        }
+    }
+    bench.follow(2);
+    bench.settle();
+    let mut client = bench.client_of(1);
+    client.send(&[Request::Read { from: 1, limit: 0, flags: READ_ANYWHERE }]);
+    let refused = bench.hear(&mut client);
+    assert!(refused.starts_with("Error { code: NotPrimary, fatal: false"), "the flag is ignored: {refused}");
+}
+
+#[test]
+fn a_reader_is_a_standby_to_clients_of_version_1() {
+    let mut bench = Bench::new();
+    let mut clients = [bench.client_of(1), bench.client_of(2)];
+    // One of each is with a reader when the role changes.
+    let mut reading = [bench.client_of(1), bench.client_of(2)];
+    let detached = reading.each_mut().map(|client| {
+        client.send(&[READ]);
+        let ClientRequest::Read { detached, .. } = bench.until("the read", Bench::handed_over) else { unreachable!() };
+        detached
+    });
+    bench.command(Command::Wait { role: Role::Reader, epoch: 2, primary: "b".to_owned() });
+    for (client, role) in clients.iter_mut().zip(["Standby", "Reader"]) {
+        let announced = bench.hear(client);
+        assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
+    }
+    for ((client, detached), role) in reading.iter_mut().zip(detached).zip(["Standby", "Reader"]) {
+        bench.command(Command::Adopt(detached));
+        let announced = bench.hear(client);
+        assert!(announced.starts_with(&format!("Role {{ role: {role}, epoch: 2")), "{announced}");
+    }
+    for (version, role) in [(1, "Standby"), (2, "Reader")] {
+        let mut client = bench.stranger();
+        client.send(&[hello(version, version, 0)]);
+        let welcome = bench.hear(&mut client);
+        assert!(welcome.starts_with(&format!("Welcome(Welcome {{ version: {version}, role: {role}, ")), "{welcome}");
+        // It never becomes primary: to wait for that would be in vain.
+        let mut holding = bench.stranger();
+        holding.send(&[hello(version, version, HELLO_HOLD)]);
+        let refused = bench.hear(&mut holding);
+        assert!(refused.starts_with("Error { code: NotPrimary, fatal: true"), "{refused}");
+        assert!(refused.contains("is a reader and never becomes primary"), "{refused}");
+    }
 }
 
 /// A client that computes by the document, to the byte.

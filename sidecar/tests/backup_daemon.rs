@@ -798,6 +798,71 @@ async fn only_certificates_of_the_group_are_accepted() {
 }
 
 #[tokio::test]
+async fn readers_read_and_change_nothing() {
+    let authority = Authority::new();
+    let issue = |uri: &str| {
+        let Files { ca, cert, key } = authority.issue(uri);
+        [ca, cert, key].map(|path| path.to_str().unwrap().to_owned())
+    };
+    let [ca, cert, key] = issue("tailwind://db/backup/b0");
+    let daemon = Daemon::started(&["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key]);
+    let client = |role: PeerRole| {
+        let [ca, cert, key] = issue(&format!("tailwind://db/{role}/app-0"));
+        let tls = Tls::load(ca.as_ref(), cert.as_ref(), key.as_ref(), &"db".parse().unwrap(), role).unwrap();
+        BackupClient::new(daemon.control(), &Access::Tls(tls), PeerRole::Backup)
+    };
+    let (sidecar, reader) = (client(PeerRole::Sidecar), client(PeerRole::Reader));
+    let mut primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    primary.client = sidecar.clone();
+    primary.fence().await;
+    let (identity, closure) = primary.write_closed(1, 1).await;
+    let before = primary.inventory().await;
+
+    for (path, is_reading) in [
+        (path::FENCE, false),
+        (path::INVENTORY, true),
+        (path::DAMAGE, false),
+        (path::CONNECT, false),
+        (path::OPEN, false),
+        (path::CLOSE, false),
+        (path::FLUSH, false),
+        (path::SYNC, false),
+        (path::FETCH, true),
+        (path::TRIM, false),
+        (path::DROP, false),
+        (path::READ_CONNECT, true),
+        (path::SHARE, true),
+        (path::HEARTBEATS, true),
+        (path::POSITION, false),
+        ("/status", false),
+    ] {
+        // Nothing is asked for, so that whatever passes for its role is refused or changes nothing.
+        let refused = async |client: &BackupClient| {
+            let answer: Result<serde_json::Value, _> = client.call(path, &Empty {}, TIMEOUT).await;
+            matches!(answer, Err(CallError::Refused(Refusal::Forbidden { .. })))
+        };
+        assert_eq!(refused(&reader).await, !is_reading, "a reader asks for {path}");
+        assert!(!refused(&sidecar).await, "a sidecar asks for {path}");
+    }
+    let found: Inventory = reader.call(path::INVENTORY, &Empty {}, TIMEOUT).await.unwrap();
+    assert_eq!(found, before);
+    reader.heartbeats().await.unwrap().next().await.unwrap();
+    assert_eq!(primary.inventory().await, before);
+
+    // What it fetches it checks itself, whatever it asks for: a check takes memory and a scan.
+    let path = closed_file(&daemon, 1);
+    until("the segment is on disk", async || path.exists()).await;
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[200] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let fetching = Primary { client: reader, ..Primary::new(&daemon, FabricKind::Shm, 1) };
+    let is_unsound = async || !scan::verify(&fetching.fetch(identity, closure).await.unwrap(), &identity, &closure);
+    until("the segment leaves the memory", is_unsound).await;
+    assert_eq!(primary.inventory().await, before);
+    assert_eq!(refusal(primary.fetch(identity, closure).await), Refusal::Corrupt { segment: SegmentId(1) });
+}
+
+#[tokio::test]
 async fn probes_metrics_and_heartbeats() {
     let daemon = Daemon::started(&[]);
     let primary = Primary::new(&daemon, FabricKind::Shm, 3);

@@ -81,11 +81,8 @@ pub(super) fn obstacle(needed: f64) -> Option<String> {
 /// Fills the log, kills the primary, and notes what its app sees.
 pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Length) -> Result<()> {
     let cost = ours.record_cost(SIZE)? as u64;
-    let records = match length {
-        Length::Mebibytes(mebibytes) => (mebibytes << 20) / cost,
-        Length::Records(records) => records,
-    };
-    fill(ours, records)?;
+    let records = records_of(ours, SIZE, length)?;
+    fill(ours, SIZE, records)?;
     let pids: Vec<u32> = ours.backups()?;
     settle(&pids)?;
     let observer = ours.group.observer().clone();
@@ -120,12 +117,21 @@ pub(super) fn measure(run: &mut Run<'_>, ours: &mut Ours, case: &str, length: Le
     Ok(())
 }
 
-fn fill(ours: &Ours, records: u64) -> Result<()> {
+/// How many records of this size make a log of this length.
+pub(super) fn records_of(ours: &Ours, size: usize, length: Length) -> Result<u64> {
+    Ok(match length {
+        Length::Mebibytes(mebibytes) => (mebibytes << 20) / ours.record_cost(size)? as u64,
+        Length::Records(records) => records,
+    })
+}
+
+/// Appends so many records of this size.
+pub(super) fn fill(ours: &Ours, size: usize, records: u64) -> Result<()> {
     let mut client = ours.client(Duration::ZERO)?;
     let mut left = records;
     while left > 0 {
         let count = left.min(BATCH as u64);
-        client.submit_batch(&vec![[7; SIZE]; count as usize])?;
+        client.submit_batch(&vec![vec![7; size]; count as usize])?;
         while let Some(ack) = client.try_next_ack() {
             ack.outcome?;
         }

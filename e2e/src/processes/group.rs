@@ -31,6 +31,8 @@ pub struct Setup {
     pub copies: usize,
     /// Sidecars: the first to start becomes primary.
     pub sidecars: usize,
+    /// How many of them, the last ones, only read.
+    pub readers: usize,
     /// As for `--segment-size`.
     pub segment_size: String,
     /// Buffers of each backup.
@@ -60,6 +62,7 @@ impl Setup {
             backups: 4,
             copies: 3,
             sidecars: 2,
+            readers: 0,
             segment_size: "64KiB".to_owned(),
             buffers: 24,
             sidecar_options: Vec::new(),
@@ -201,6 +204,11 @@ impl Group {
         command.arg("--socket").arg(self.socket(index));
         command.arg("--config").arg(self.config());
         command.args(["--backups", &self.setup.copies.to_string(), "--segment-size", &self.setup.segment_size]);
+        if index + self.setup.readers >= self.setup.sidecars {
+            command.arg("--reader");
+            self.guard(&mut command, name);
+            return command;
+        }
         for Instance { daemon: Daemon { name, .. }, port } in &self.backups {
             command.arg("--backup").arg(format!("{name}={}", SocketAddr::new(self.setup.host, *port)));
         }

@@ -88,11 +88,18 @@ impl Servers {
         Ok(RespClient { reader: BufReader::new(stream.try_clone()?), stream })
     }
 
-    /// Waits until one serves; a connection to it.
+    /// Waits until one serves as primary; a connection to it.
     pub fn wait_for_primary(&self, index: usize) -> Result<RespClient> {
-        self.wait("a server to serve", || {
+        self.wait_for_role(index, "primary")
+    }
+
+    /// Waits until one has this role; a connection to it.
+    pub fn wait_for_role(&self, index: usize, role: &str) -> Result<RespClient> {
+        let line = format!("role:{role}\r\n");
+        self.wait(&format!("kv{index} to be {role}"), || {
             let mut client = self.connect(index).ok()?;
-            matches!(client.ask(&["DBSIZE"]), Ok(RespValue::Integer(_))).then_some(client)
+            let RespValue::Bulk(info) = client.ask(&["INFO"]).ok()? else { return None };
+            String::from_utf8(info).ok()?.contains(&line).then_some(client)
         })
     }
 

@@ -419,8 +419,9 @@ const API_AWAY: &[&str] = &[
 fn certificates_are_renewed() {
     let cluster = Cluster::join().unwrap();
     let group = OperatedGroup::start(&cluster, "certificates", 2).unwrap();
-    let [sidecars, backups, authority] = ["sidecar", "backup", "ca"].map(|of| format!("{GROUP}-tailwind-{of}"));
-    let leaves = [sidecars.as_str(), backups.as_str()];
+    let [sidecars, backups, readers, authority] =
+        ["sidecar", "backup", "reader", "ca"].map(|of| format!("{GROUP}-tailwind-{of}"));
+    let leaves = [sidecars.as_str(), backups.as_str(), readers.as_str()];
     let wait_for = |what: &str, name: &str, fits: &dyn Fn(&Value) -> bool| {
         let found =
             cluster.wait(what, || Ok(cluster.get(&group.namespace.core(&format!("secrets/{name}")))?.filter(fits)));

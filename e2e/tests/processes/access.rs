@@ -19,6 +19,7 @@ use serde_json::Value;
 use tailwind_e2e::certificates::Authority;
 use tailwind_e2e::context::{TestContext, is_root};
 use tailwind_e2e::on_every_fabric;
+use tailwind_e2e::processes::following::Following;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http::{self, HttpResponse};
 use tailwind_e2e::processes::process::{as_nobody, run_to_end};
@@ -34,6 +35,9 @@ pub(crate) fn tls_group(test: &TestContext, mut setup: Setup) -> (Group, tempfil
     let authority = Authority::generate().unwrap();
     let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
     authority.issue_group(folder.path(), &names("sidecar", setup.sidecars), &names("backup", setup.backups)).unwrap();
+    for name in &names("sidecar", setup.sidecars)[setup.sidecars - setup.readers..] {
+        authority.issue(folder.path(), name, &format!("tailwind://demo/reader/{name}")).unwrap();
+    }
     setup.certificates = Some(folder.path().to_owned());
     (test.start_group(setup).unwrap(), folder, authority)
 }
@@ -208,6 +212,61 @@ fn unauthorized_callers_learn_and_change_nothing(fabric: &str) {
         }
         if fabric == "tcp" {
             send_to_the_data_ports(&group);
+        }
+    });
+}
+
+/// The certificate of a reader is enough for boards, records and positions, also of the next primary.
+#[test]
+fn a_reader_follows_by_its_certificate() {
+    const READER: usize = 2;
+    let test = TestContext::start();
+    let setup = Setup { sidecars: 3, readers: 1, ..test.setup("tcp").unwrap() };
+    let (mut group, _folder, _authority) = tls_group(&test, setup);
+    let input = test.input();
+    let mut follower = Following::start(group.observer().clone(), READER, input);
+    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
+    follower.wait_for(end).unwrap();
+    let position = |group: &Group| group.client(READER, false).ok()?.position().ok().map(|position| position.last.0);
+    assert_eq!(group.wait_for("a position", position).unwrap(), end);
+    group.kill_sidecar(0).unwrap();
+    let end = append(&mut primary(&group).unwrap(), &input, end, 2000).unwrap();
+    follower.wait_for(end).unwrap();
+    assert_eq!(group.wait_for("a position of the next primary", position).unwrap(), end);
+    assert_eq!(follower.finish().unwrap().last, end);
+    group.check_logs(&OUTAGE).unwrap();
+}
+
+/// A reader learns what reading takes, and what anybody may see.
+#[test]
+fn a_readers_certificate_changes_nothing() {
+    let test = TestContext::start();
+    let (group, folder, authority) = tls_group(&test, test.setup("shm").unwrap());
+    let folder = folder.path();
+    let authorized = client(Some((folder, "sidecar0")));
+    let inventory = |port| http::request(&mut over_tls(&authorized, port), "POST", "/v1/inventory", b"{}").unwrap();
+    authority.issue(folder, "feed", "tailwind://demo/reader/feed").unwrap();
+    let reader = client(Some((folder, "feed")));
+    let status = |method: &str, path: &str, body: &str, port| {
+        http::request(&mut over_tls(&reader, port), method, path, body.as_bytes()).unwrap().status
+    };
+    check_unchanged(&test, &group, inventory, |before| {
+        for port in control_ports(&group) {
+            assert_eq!(status("GET", "/metrics", "", port), 200);
+            for (method, path, body) in attacks(&group, &before[0]) {
+                let is_reading = ["/v1/heartbeats", "/v1/inventory", "/v1/fetch"].contains(&path);
+                if !is_reading {
+                    assert_eq!(status(method, path, &body, port), 403, "{method} {path} at port {port}");
+                }
+            }
+        }
+        for index in 0..group.backups() {
+            assert_eq!(status("POST", "/v1/inventory", "{}", group.port(Process::Backup(index))), 200);
+        }
+        for index in 0..group.sidecars() {
+            let port = group.port(Process::Sidecar(index));
+            assert_eq!(status("GET", "/v1/heartbeats", "", port), 403);
+            assert_eq!(status("POST", "/v1/inventory", "{}", port), 403);
         }
     });
 }

@@ -177,8 +177,16 @@ fn unsupported_versions_and_first_frames_are_rejected() {
     let group = test.group(FABRIC).unwrap();
     let hello = |version_min, version_max| frame(1, &Request::Hello { version_min, version_max, flags: 0 });
     for (first, code, words) in [
-        (hello(2, 9), ErrorCode::UnsupportedVersion, "this sidecar supports version 1; the client supports 2 to 9"),
-        (hello(0, 0), ErrorCode::UnsupportedVersion, "this sidecar supports version 1; the client supports 0 to 0"),
+        (
+            hello(3, 9),
+            ErrorCode::UnsupportedVersion,
+            "this sidecar supports versions 1 to 2; the client supports 3 to 9",
+        ),
+        (
+            hello(0, 0),
+            ErrorCode::UnsupportedVersion,
+            "this sidecar supports versions 1 to 2; the client supports 0 to 0",
+        ),
         (frame(1, &Request::Append { payload: b"x" }), ErrorCode::BadFrame, "the first frame must be a hello"),
         (frame(1, &Request::Status), ErrorCode::BadFrame, "the first frame must be a hello"),
     ] {

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from tailwind import CaughtUp, Client, Error, NotPrimary, TooLarge
+from tailwind import CaughtUp, Client, Error, Lag, NotPrimary, TooLarge, Turn
 
 primary, standby = sys.argv[1:]
 
@@ -55,10 +55,36 @@ with Client(primary, timeout=30) as client:
         end += fitting
         assert client.append_batch([bytes(length)] * fitting) == end
 
+    events = [event for event in client.follow(end) if not isinstance(event, Lag)]
+    assert events == [(end, bytes(100)), Turn(client.role.epoch, end + 1)], events
+    end += 1
+    assert client.append(b"at the turn") == end
+    assert client.position() == (client.role.epoch, end)
+
 with Client(standby, timeout=30) as client:
     assert client.role.role == 2
     assert "sidecar0" in refused(NotPrimary, lambda: client.append(b"no")).message
     assert client.role.primary == "sidecar0"
     refused(NotPrimary, lambda: list(client.read(1)))
+
+    # What the standby is refused as a read it may follow, and read anywhere.
+    assert client.position() == (client.role.epoch, end)
+    follow, expected = client.follow(49_999), 49_999
+    for event in follow:
+        if isinstance(event, CaughtUp):
+            assert event.next == expected
+            if expected > end:
+                break
+        elif not isinstance(event, Lag):
+            assert event[0] == expected, event
+            assert expected > 50_000 or event[1] == b"record %d" % expected, event
+            expected += 1
+    with Client(primary, timeout=30) as other:
+        assert other.append(b"followed") == end + 1
+    assert next(event for event in follow if not isinstance(event, (CaughtUp, Lag))) == (end + 1, b"followed")
+    follow.close()
+    assert list(client.read_anywhere(50_000, 2)) == [(50_000, b"record 50000"), (50_001, b"new")]
+    assert client.position().last == end + 1
+    refused(NotPrimary, lambda: client.append(b"no"))
 
 print("ok")

@@ -123,6 +123,39 @@ fn tail_prints_new_records() {
     group.check_logs(&[]).unwrap();
 }
 
+/// Beside a standby, until it takes over: then somebody goes on where the output ends.
+#[test]
+fn follow_prints_records_until_the_turn() {
+    let test = TestContext::start();
+    let mut group = test.group(FABRIC).unwrap();
+    primary(&group).unwrap().append(b"before").unwrap();
+    wait_for_standby(&group, 1, 0).unwrap();
+    let mut follow = command(&group, 1, &["follow", "--print-lsn"]);
+    let mut follow = follow.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "1\tbefore");
+    for number in 2..5 {
+        primary(&group).unwrap().append(format!("record {number}").as_bytes()).unwrap();
+        assert_eq!(lines.next().unwrap(), format!("{number}\trecord {number}"));
+    }
+    let anywhere = ["read", "--anywhere", "--from", "2", "--limit", "2"];
+    let anywhere = run_to_end(&mut command(&group, 1, &anywhere)).unwrap();
+    assert_eq!((anywhere.code, anywhere.out.as_str()), (Some(0), "record 2\nrecord 3\n"), "{}", anywhere.errors);
+
+    group.kill_sidecar(0).unwrap();
+    assert_eq!(lines.next(), None);
+    let ended = follow.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{errors}");
+    assert!(
+        errors.contains("caught up: LSN ") && errors.contains("turn: this sidecar is primary in epoch "),
+        "{errors}"
+    );
+    assert!(errors.ends_with(" and LSN 5 is next\n"), "{errors}");
+    assert_eq!(group.client(1, false).unwrap().append(b"after").unwrap().0, 5);
+    group.check_logs(&OUTAGE).unwrap();
+}
+
 #[test]
 fn standby_names_the_primary() {
     let test = TestContext::start();

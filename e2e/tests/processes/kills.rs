@@ -1,7 +1,8 @@
 //! Processes that die, freeze and come back at any moment: whatever was acknowledged is in the log, once and in order.
 //!
 //! An app appends while processes are killed under it; then the log is read back from its members and compared. Segments
-//! are of 64 KiB, so that kills coincide with roll-overs, closes and re-replication by chance, over and over.
+//! are of 64 KiB, so that kills coincide with roll-overs, closes and re-replication by chance, over and over. Beside every
+//! sidecar a standby app follows all the while: it is shown what is in the log, and nothing else.
 
 use std::cell::Cell;
 
@@ -12,6 +13,7 @@ use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::background::Background;
 use tailwind_e2e::processes::checker::compare;
+use tailwind_e2e::processes::following::Following;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http;
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, read_back, submit, wait_for_standby};
@@ -37,10 +39,11 @@ const WINDOW: u64 = 64;
 /// Records that an app appends before its mark is moved on, if it is to append without a pause.
 const LOAD: u64 = 5_000;
 
-/// A group, and an app that appends to it.
+/// A group, an app that appends to it, and one beside each sidecar that follows.
 struct Fixture {
     group: Group,
     app: Background,
+    followers: Vec<Following>,
     input: Numbered,
     /// Records before this one have been compared.
     compared: u64,
@@ -60,7 +63,9 @@ impl Fixture {
         let group = test.start_group(setup).unwrap();
         let input = test.input();
         let app = Background::start(group.observer().clone(), input, WINDOW);
-        let mut fixture = Fixture { group, app, input, compared: 1, test };
+        let follower = |index| Following::start(group.observer().clone(), index, input);
+        let followers = (0..group.sidecars()).map(follower).collect();
+        let mut fixture = Fixture { group, app, followers, input, compared: 1, test };
         let mark = fixture.app.go_on(100);
         fixture.app.wait_for(mark).unwrap();
         fixture
@@ -92,10 +97,15 @@ impl Fixture {
         self.compared = mark;
     }
 
-    /// Everything that was ever appended is in the log, and no process has logged anything unexpected.
+    /// Everything that was ever appended is in the log, the followers have been shown all of it, and no process has logged
+    /// anything unexpected.
     fn end(self) {
         let acked = self.app.finish().unwrap().acked;
         check_whole(&self.group, &self.input, acked).unwrap();
+        for mut follower in self.followers {
+            follower.wait_for(acked).unwrap_or_else(|error| panic!("{error:#}\n{}", self.group.last_lines(25)));
+            assert_eq!(follower.finish().unwrap().last, acked);
+        }
         self.group.check_logs(&OUTAGE).unwrap();
     }
 

@@ -12,6 +12,7 @@ mod disk;
 mod evidence;
 mod evidence_fixture;
 mod examples;
+mod follows;
 mod kills;
 mod kv;
 mod pods;

@@ -142,14 +142,19 @@ impl Connection {
         Ok(size > 0)
     }
 
-    /// The replies to these commands. Those that want keys go to the primary's task, if it runs here.
+    /// The replies to these commands. Those that want keys go to the task that has them; at a standby those that change keys do
+    /// not.
     async fn carry_out(&self, operations: Vec<Operation>) -> Vec<Reply> {
         if operations.iter().all(|operation| matches!(operation, Operation::Ready(_))) {
             return refuse_all(operations, &Reply::Nil);
         }
         let state = self.shared.state.borrow().clone();
-        let ServerState::Primary { work, .. } = &state else {
-            return refuse_all(operations, &state.refusal());
+        let (work, operations) = match &state {
+            ServerState::Primary { work, .. } => (work, operations),
+            ServerState::Standby { work, .. } => (work, refuse_writes(operations, &state.refusal())),
+            ServerState::Alone { .. } | ServerState::Loading { .. } => {
+                return refuse_all(operations, &state.refusal());
+            }
         };
         let count = operations.len();
         let (answer, replies) = oneshot::channel();
@@ -197,6 +202,14 @@ fn refuse_all(operations: Vec<Operation>, refusal: &Reply) -> Vec<Reply> {
         Operation::Read(_) | Operation::Write(_) => refusal.clone(),
     };
     operations.into_iter().map(reply).collect()
+}
+
+fn refuse_writes(operations: Vec<Operation>, refusal: &Reply) -> Vec<Operation> {
+    let refuse = |operation| match operation {
+        Operation::Write(_) => Operation::Ready(refusal.clone()),
+        other => other,
+    };
+    operations.into_iter().map(refuse).collect()
 }
 
 /// Counts a client for as long as it lives.

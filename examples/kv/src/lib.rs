@@ -18,6 +18,7 @@ pub mod run;
 pub mod server;
 pub mod server_state;
 pub mod sidecar;
+pub mod standby;
 pub mod stats;
 pub mod store;
 pub mod term;

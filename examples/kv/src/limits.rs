@@ -61,6 +61,8 @@ pub const CHUNK_SIZE: usize = 64 << 10;
 /// Records of a snapshot that are on their way at a time: clients' writes go in between.
 pub const CHUNKS_IN_FLIGHT: usize = 4;
 
+/// How long a standby's strict read waits for the primary's position: a failover, and then it is asked again.
+pub const POSITION_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before the sidecar is tried again.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the sidecar is asked how many copies there are.

@@ -39,6 +39,8 @@ pub enum ReplayError {
 pub struct Replay {
     first: u64,
     bytes: u64,
+    /// The snapshot that may become whole, and what there was before its beginning.
+    snapshot: Option<(u64, u64)>,
     state: State,
 }
 
@@ -56,24 +58,36 @@ impl Replay {
     /// Of a log whose first record has this LSN.
     pub fn new(first: u64) -> Replay {
         let state = if first <= 1 { State::Whole(Box::default()) } else { State::Lost };
-        Replay { first, bytes: 0, state }
+        Replay { first, bytes: 0, snapshot: None, state }
     }
 
     /// Takes the next record.
     pub fn take(&mut self, lsn: u64, payload: &[u8]) -> Result<(), ReplayError> {
+        let before = self.bytes;
         self.bytes += payload.len() as u64;
         let (stamp, record) = record::decode(payload).map_err(|why| ReplayError::Unreadable { lsn, why })?;
         match record {
             Record::Open => self.on_time(stamp),
             Record::Write(write) => self.on_write(stamp, write),
-            Record::SnapshotBegin => self.on_begin(lsn, stamp),
+            Record::SnapshotBegin => {
+                self.snapshot = Some((lsn, before));
+                self.on_begin(lsn, stamp);
+            }
             Record::SnapshotChunk { id, bytes } => self.on_chunk(id, &bytes),
             Record::SnapshotEnd { id, entries } => self.on_end(id, entries),
         }
         Ok(())
     }
 
-    /// Bytes of the records so far.
+    /// The keys and values as of now, unless the log begins before a snapshot that has not come whole yet.
+    pub fn store_mut(&mut self) -> Option<&mut Store> {
+        match &mut self.state {
+            State::Whole(store) => Some(store),
+            State::Lost | State::Gathering { .. } => None,
+        }
+    }
+
+    /// Bytes of the records since the last whole snapshot's beginning, or since the log's.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -119,6 +133,9 @@ impl Replay {
     }
 
     fn on_end(&mut self, of: u64, entries: u64) {
+        if let Some((_, before)) = self.snapshot.take_if(|(id, _)| *id == of) {
+            self.bytes -= before;
+        }
         if !matches!(self.state, State::Gathering { id, .. } if id == of) {
             return;
         }

@@ -24,12 +24,16 @@ pub enum ServerState {
         /// What is wrong.
         why: String,
     },
-    /// Another server is primary, or none.
+    /// Another server is primary, or none. This one follows the log, and answers reads.
     Standby {
-        /// Its name, if known.
+        /// Its sidecar never becomes primary.
+        is_reader: bool,
+        /// The primary's name, if known.
         primary: Option<String>,
+        /// The way to the task that answers reads.
+        work: mpsc::Sender<Batch>,
     },
-    /// The sidecar is primary, and the log is being read.
+    /// The sidecar is primary, and the rest of the log is being read.
     Loading {
         /// Records so far.
         records: u64,
@@ -47,17 +51,19 @@ pub enum ServerState {
 pub type StateWatch = watch::Receiver<ServerState>;
 
 impl ServerState {
-    /// What clients are told who want keys. Both words make clients try again elsewhere or later.
+    /// What clients are told who want keys, or at a standby to change them. Both words make clients try again elsewhere or
+    /// later.
     pub fn refusal(&self) -> Reply {
         Reply::error(match self {
             ServerState::Alone { why } => format!("LOADING this server has no log: {why}"),
-            ServerState::Standby { primary: Some(primary) } => {
-                format!(
-                    "READONLY this server is a standby, and serves neither reads nor writes: go to the primary, {primary}"
-                )
+            ServerState::Standby { primary: Some(primary), .. } => {
+                format!("READONLY this server is a {}, and takes no writes: go to the primary, {primary}", self.role())
             }
-            ServerState::Standby { primary: None } => {
-                "READONLY this server is a standby, and who is primary is not known yet: try again soon".to_owned()
+            ServerState::Standby { primary: None, .. } => {
+                format!(
+                    "READONLY this server is a {}, and who is primary is not known yet: try again soon",
+                    self.role()
+                )
             }
             ServerState::Loading { records } => {
                 format!("LOADING this server has become primary and reads the log: {records} records so far")
@@ -72,6 +78,7 @@ impl ServerState {
     pub fn role(&self) -> &'static str {
         match self {
             ServerState::Alone { .. } => "alone",
+            ServerState::Standby { is_reader: true, .. } => "reader",
             ServerState::Standby { .. } => "standby",
             ServerState::Loading { .. } => "loading",
             ServerState::Primary { .. } => "primary",
@@ -81,9 +88,9 @@ impl ServerState {
     /// Whether a pod in this state is as it should be: it serves, or it would if it had to. Why not, otherwise.
     pub fn readiness(&self) -> Result<(), String> {
         match self {
-            ServerState::Primary { .. } | ServerState::Standby { primary: Some(_) } => Ok(()),
+            ServerState::Primary { .. } | ServerState::Standby { primary: Some(_), .. } => Ok(()),
             ServerState::Alone { why } => Err(format!("no log: {why}")),
-            ServerState::Standby { primary: None } => Err("standby, and no primary is known".to_owned()),
+            ServerState::Standby { primary: None, .. } => Err(format!("{}, and no primary is known", self.role())),
             ServerState::Loading { records } => Err(format!("reading the log: {records} records so far")),
         }
     }

@@ -87,7 +87,7 @@ impl Stats {
             state.role()
         );
         match state {
-            ServerState::Standby { primary: Some(primary) } => text.push_str(&format!("primary:{primary}\r\n")),
+            ServerState::Standby { primary: Some(primary), .. } => text.push_str(&format!("primary:{primary}\r\n")),
             ServerState::Primary { epoch, .. } => text.push_str(&format!("epoch:{epoch}\r\n")),
             _ => {}
         }

@@ -1,6 +1,6 @@
-//! Waits for the sidecar to become primary, reads the log, serves until the role is lost, and begins anew.
+//! Follows the log until the sidecar is primary, serves until the role is lost, and begins anew.
 //!
-//! The one task that appends; [`term`](crate::term) decides, this carries out. After whatever goes wrong, what was in memory is
+//! The one task that appends; [`standby`] follows, [`term`](crate::term) decides, this carries out. After whatever goes wrong, what was in memory is
 //! dropped and the next turn begins with the log: there is no other way back.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use tailwind_client::asynchronous::Client;
-use tailwind_client::{Ack, Error, Lsn, Options, Role};
+use tailwind_client::{Ack, Error, Lsn, Role};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
@@ -20,15 +20,13 @@ use crate::replay::{Replay, ReplayError};
 use crate::resp::Reply;
 use crate::server_state::{Batch, ServerState};
 use crate::sidecar::{SidecarEvent, SidecarLink, SidecarRequest};
+use crate::standby::{self, MyTurn};
 use crate::stats::{Stats, count, set};
 use crate::term::{Output, Rules, Term};
 
-/// Records between two reports of how far the log has been read.
-const REPORT_EVERY: u64 = 4096;
-
 /// Why a turn, or the wait for one, is over.
 #[derive(Debug, thiserror::Error)]
-enum TurnError {
+pub enum TurnError {
     /// Part of life: the log has another primary, or the sidecar is gone.
     #[error("{0}")]
     Over(String),
@@ -69,38 +67,21 @@ struct Turns {
 
 impl Turns {
     async fn take_one(&self) -> TurnError {
-        match self.wait_for_role().await {
-            Ok(watcher) => match self.lead(watcher).await {
-                Ok(never) => match never {},
-                Err(error) => error,
-            },
+        let turn = match standby::follow(&self.options, &self.state, &self.stats).await {
+            Ok(turn) => turn,
+            Err(error) => return error,
+        };
+        match self.lead(turn).await {
+            Ok(never) => match never {},
             Err(error) => error,
         }
     }
 
-    /// Tells clients who is primary until this server's sidecar is.
-    async fn wait_for_role(&self) -> Result<Client, TurnError> {
-        let mut watcher = Client::connect(&self.options.socket).await?;
-        while watcher.role_info().role != Role::Primary {
-            let primary = watcher.role_info().primary.clone();
-            info!(primary = primary.as_deref().unwrap_or("unknown"), "standby");
-            self.state.send_replace(ServerState::Standby { primary });
-            watcher.next_role().await?;
-        }
-        Ok(watcher)
-    }
-
-    async fn lead(&self, watcher: Client) -> Result<std::convert::Infallible, TurnError> {
-        self.state.send_replace(ServerState::Loading { records: 0 });
-        // A connection that was there when a role was lost takes no appends, so this one is new.
-        let mut log = Client::connect_with(&self.options.socket, &Options::default()).await?;
-        let welcome = log.welcome().clone();
-        if welcome.role != Role::Primary {
-            return Err(TurnError::Over("the role was lost at once".to_owned()));
-        }
-        let term = self.read_log(&mut log).await?;
+    async fn lead(&self, turn: MyTurn) -> Result<std::convert::Infallible, TurnError> {
+        let MyTurn { mut log, watcher, replay, epoch, next } = turn;
+        let term = self.begin(&mut log, replay, next).await?;
         count(&self.stats.turns);
-        let (store, epoch) = (term.store(), welcome.epoch);
+        let store = term.store();
         info!(%epoch, last = term.applied(), keys = store.len(), bytes = store.bytes(), "primary");
         let (work, batches) = mpsc::channel(BATCHES_WAITING_MAX);
         let sidecar = SidecarLink::start(watcher, epoch);
@@ -114,28 +95,20 @@ impl Turns {
         Err(why)
     }
 
-    /// Everything that the log holds. The record that is appended first proves that nobody else was primary meanwhile, so
-    /// that the log as read afterwards is whole.
-    async fn read_log(&self, log: &mut Client) -> Result<Term<oneshot::Sender<Vec<Reply>>>, TurnError> {
-        let limits = log.welcome().limits;
-        let opened = log.append(&record::encode(now(), &Record::Open)).await?;
-        let first = log.welcome().first.max(Lsn(1));
-        let mut replay = Replay::new(first.0);
-        let mut last = first.0 - 1;
-        let mut records = log.read(first, 0).await?;
-        while let Some((lsn, payload)) = records.next_record().await? {
-            replay.take(lsn.0, payload)?;
-            last = lsn.0;
-            if last.is_multiple_of(REPORT_EVERY) {
-                self.state.send_replace(ServerState::Loading { records: last - first.0 });
-            }
+    /// The log as it was followed is whole, and nobody else may append. The record that is appended first proves it.
+    async fn begin(
+        &self,
+        log: &mut Client,
+        mut replay: Replay,
+        next: Lsn,
+    ) -> Result<Term<oneshot::Sender<Vec<Reply>>>, TurnError> {
+        let opening = record::encode(now(), &Record::Open);
+        let opened = log.append(&opening).await?;
+        if opened != next {
+            return Err(TurnError::Over(format!("the log was followed up to {next}, and goes on with {opened}")));
         }
-        drop(records);
-        if last < opened.0 {
-            return Err(TurnError::Over(format!("the log was read to record {last}, and not to {opened}")));
-        }
-        set(&self.stats.first, first.0);
-        let record_size_max = limits.record_size_max as usize;
+        replay.take(opened.0, &opening)?;
+        let record_size_max = log.welcome().limits.record_size_max as usize;
         assert!(record_size_max > 2 * CHUNK_OVERHEAD, "a log for records of {record_size_max} bytes");
         let rules = Rules {
             record_size_max,
@@ -145,7 +118,7 @@ impl Turns {
             strict_reads: self.options.strict_reads,
         };
         let logged = replay.bytes();
-        Ok(Term::new(rules, replay.finish()?, last, logged))
+        Ok(Term::new(rules, replay.finish()?, opened.0, logged))
     }
 }
 

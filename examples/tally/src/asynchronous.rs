@@ -2,8 +2,9 @@
 //!
 //!     tally-async /run/tailwind/append.sock
 //!
-//! Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it waits
-//! for its turn. Its state is what the log says and nothing else, so it can be killed at any time.
+//! Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it
+//! follows the log until it is its turn, and knows every count then. Its state is what the log says and nothing else, so it can
+//! be killed at any time.
 
 #![allow(clippy::print_stdout, reason = "this is what it does")]
 
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::asynchronous::Client;
-use tailwind_client::{Error, Lsn, Options};
+use tailwind_client::{Error, FollowEvent, Lsn};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 use tokio::time::sleep;
 
@@ -37,7 +38,7 @@ struct Tally {
     run: String,
     /// How many of them are in the log.
     own: u64,
-    /// The first record that has not been read.
+    /// The first record that has not been counted.
     next: Lsn,
     counts: BTreeMap<String, u64>,
 }
@@ -46,8 +47,7 @@ impl Tally {
     async fn connect(socket: String) -> Result<Tally, Error> {
         let run = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos().to_string();
         let log = connect(&socket).await?;
-        let next = log.welcome().first;
-        let mut tally = Tally { socket, log, run, own: 0, next, counts: BTreeMap::new() };
+        let mut tally = Tally { socket, log, run, own: 0, next: Lsn(1), counts: BTreeMap::new() };
         tally.catch_up().await?;
         Ok(tally)
     }
@@ -68,20 +68,23 @@ impl Tally {
         Ok(())
     }
 
-    /// Reads on to the end, through changes of the primary. What has been read stays, whatever dies.
+    /// Follows the log until it is this app's turn, whatever dies meanwhile: at once if its sidecar is primary already. Then
+    /// every record that is in the log has been counted.
     async fn catch_up(&mut self) -> Result<(), Error> {
         loop {
-            match self.read().await {
+            match self.follow().await {
                 Err(Error::Retry { after, .. }) => sleep(after).await,
-                Err(Error::NotPrimary { .. } | Error::Disconnected { .. }) => self.log = connect(&self.socket).await?,
+                Err(Error::Disconnected { .. }) => self.log = connect(&self.socket).await?,
                 done => return done,
             }
         }
     }
 
-    async fn read(&mut self) -> Result<(), Error> {
-        let mut records = self.log.read(self.next, 0).await?;
-        while let Some((lsn, record)) = records.next_record().await? {
+    async fn follow(&mut self) -> Result<(), Error> {
+        let mut follow = self.log.follow(self.next).await?;
+        while let Some(event) = follow.next_event().await? {
+            // It hears as well when it has caught up on a standby, and how far it is behind there. The turn is the last event.
+            let FollowEvent::Record(lsn, record) = event else { continue };
             self.next = lsn.next();
             let record = String::from_utf8_lossy(record);
             let Some((run, word)) = record.split_once(' ') else { continue };
@@ -92,10 +95,10 @@ impl Tally {
     }
 }
 
-/// Waits until this sidecar is there, and primary.
+/// Waits until this sidecar is there, primary or not.
 async fn connect(socket: &str) -> Result<Client, Error> {
     loop {
-        match Client::connect_with(socket, &Options { hold: true, ..Options::default() }).await {
+        match Client::connect(socket).await {
             Err(Error::Connect { .. } | Error::Disconnected { .. } | Error::Retry { .. }) => {
                 sleep(Duration::from_millis(100)).await;
             }

@@ -2,8 +2,9 @@
 //!
 //!     tally /run/tailwind/append.sock
 //!
-//! Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it waits
-//! for its turn. Its state is what the log says and nothing else, so it can be killed at any time.
+//! Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it
+//! follows the log until it is its turn, and knows every count then. Its state is what the log says and nothing else, so it can
+//! be killed at any time.
 
 #![allow(clippy::print_stdout, reason = "this is what it does")]
 
@@ -13,7 +14,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use tailwind_client::blocking::Client;
-use tailwind_client::{Error, Lsn, Options};
+use tailwind_client::{Error, FollowEvent, Lsn};
 
 fn main() -> Result<(), Error> {
     let Some(socket) = std::env::args().nth(1) else {
@@ -35,7 +36,7 @@ struct Tally {
     run: String,
     /// How many of them are in the log.
     own: u64,
-    /// The first record that has not been read.
+    /// The first record that has not been counted.
     next: Lsn,
     counts: BTreeMap<String, u64>,
 }
@@ -44,8 +45,7 @@ impl Tally {
     fn connect(socket: String) -> Result<Tally, Error> {
         let run = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos().to_string();
         let log = connect(&socket)?;
-        let next = log.welcome().first;
-        let mut tally = Tally { socket, log, run, own: 0, next, counts: BTreeMap::new() };
+        let mut tally = Tally { socket, log, run, own: 0, next: Lsn(1), counts: BTreeMap::new() };
         tally.catch_up()?;
         Ok(tally)
     }
@@ -66,20 +66,23 @@ impl Tally {
         Ok(())
     }
 
-    /// Reads on to the end, through changes of the primary. What has been read stays, whatever dies.
+    /// Follows the log until it is this app's turn, whatever dies meanwhile: at once if its sidecar is primary already. Then
+    /// every record that is in the log has been counted.
     fn catch_up(&mut self) -> Result<(), Error> {
         loop {
-            match self.read() {
+            match self.follow() {
                 Err(Error::Retry { after, .. }) => sleep(after),
-                Err(Error::NotPrimary { .. } | Error::Disconnected { .. }) => self.log = connect(&self.socket)?,
+                Err(Error::Disconnected { .. }) => self.log = connect(&self.socket)?,
                 done => return done,
             }
         }
     }
 
-    fn read(&mut self) -> Result<(), Error> {
-        let mut records = self.log.read(self.next, 0)?;
-        while let Some((lsn, record)) = records.next_record()? {
+    fn follow(&mut self) -> Result<(), Error> {
+        let mut follow = self.log.follow(self.next)?;
+        while let Some(event) = follow.next_event()? {
+            // It hears as well when it has caught up on a standby, and how far it is behind there. The turn is the last event.
+            let FollowEvent::Record(lsn, record) = event else { continue };
             self.next = lsn.next();
             let record = String::from_utf8_lossy(record);
             let Some((run, word)) = record.split_once(' ') else { continue };
@@ -90,10 +93,10 @@ impl Tally {
     }
 }
 
-/// Waits until this sidecar is there, and primary.
+/// Waits until this sidecar is there, primary or not.
 fn connect(socket: &str) -> Result<Client, Error> {
     loop {
-        match Client::connect_with(socket, &Options { hold: true, ..Options::default() }) {
+        match Client::connect(socket) {
             Err(Error::Connect { .. } | Error::Disconnected { .. } | Error::Retry { .. }) => {
                 sleep(Duration::from_millis(100));
             }

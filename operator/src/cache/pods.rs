@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
-use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP};
+use tailwind_crds::names::{LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS};
 use tokio::sync::watch;
 
 use super::{GroupRef, group_ref};
@@ -167,11 +167,11 @@ fn key(pod: &Pod) -> PodKey {
     (pod.namespace().unwrap_or_default().into(), pod.name_any().into())
 }
 
-/// The groups that a pod is a backup of, or of the app of: one, where nobody has played with labels.
+/// The groups that a pod is a backup of, of the app of, or reads: one, where nobody has played with labels.
 fn groups_of(pod: &Pod) -> Box<[GroupRef]> {
     let namespace = pod.namespace().unwrap_or_default();
     let names: HashSet<&String> =
-        [LABEL_BACKUP_OF, LABEL_GROUP].iter().filter_map(|label| pod.labels().get(*label)).collect();
+        [LABEL_BACKUP_OF, LABEL_GROUP, LABEL_READS].iter().filter_map(|label| pod.labels().get(*label)).collect();
     names.into_iter().map(|name| group_ref(&namespace, name)).collect()
 }
 
@@ -258,7 +258,10 @@ mod tests {
         let pods = Pods::default();
         assert_eq!(pods.apply(Event::Apply(pod("b", "n1", Some((LABEL_BACKUP_OF, "orders"))))), refs(&["orders"]));
         pods.apply(Event::Apply(pod("a", "n2", Some((LABEL_GROUP, "orders")))));
+        pods.apply(Event::Apply(pod("r", "n2", Some((LABEL_READS, "orders")))));
         let [backup] = pods.labelled("shop", LABEL_BACKUP_OF, "orders").try_into().unwrap();
+        let [reader] = pods.labelled("shop", LABEL_READS, "orders").try_into().unwrap();
+        assert_eq!(reader.name_any(), "r");
         let [app] = pods.labelled("shop", LABEL_GROUP, "orders").try_into().unwrap();
         assert_eq!((backup.name_any().as_str(), app.name_any().as_str()), ("b", "a"));
         assert!(pods.labelled("other", LABEL_GROUP, "orders").is_empty());

@@ -44,6 +44,11 @@ pub(crate) fn stay(group: &ReplicaGroup, exit: Exit) -> Option<u8> {
     (stay > 0).then_some(stay)
 }
 
+/// Name of a group's budget.
+pub(crate) fn budget_name(group: &str) -> String {
+    format!("{group}-tailwind-backup")
+}
+
 pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> Owned {
     let mut spec = json!({
         "minAvailable": stay,
@@ -53,5 +58,5 @@ pub(crate) fn budget(group: &ReplicaGroup, server: ServerVersion, stay: u8) -> O
         // One that is not caught up protects nothing.
         spec["unhealthyPodEvictionPolicy"] = json!("AlwaysAllow");
     }
-    Owned::new(Kind::DisruptionBudget, group, server, json!({"spec": spec}))
+    Owned::new(Kind::DisruptionBudget, &budget_name(&group.name_any()), group, server, json!({"spec": spec}))
 }

@@ -1,5 +1,5 @@
-//! What the sidecars of a group may do: read this one group, change its status, and say who is primary. Nothing else, and
-//! nobody else.
+//! What the sidecars of a group may do: read this one group, change its status, and say who is primary. Those of its readers may
+//! do no more than read it.
 //!
 //! Called by [`plan`](crate::plan).
 
@@ -9,20 +9,17 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
-use tailwind_crds::names::{API_GROUP, DISCOVERY_GROUP};
+use tailwind_crds::names::{API_GROUP, DISCOVERY_GROUP, primary_service, reader_secret, sidecar_secret};
 
 use super::{Kind, Owned};
 use crate::server_version::ServerVersion;
 
-pub(crate) fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
+/// What sidecars may do that can become primary.
+pub(crate) fn sidecars(group: &ReplicaGroup, server: ServerVersion) -> Owned {
     let name = group.name_any();
+    let slice = primary_service(&name);
     let rules = json!([
-        {
-            "apiGroups": [API_GROUP],
-            "resources": ["replicagroups"],
-            "resourceNames": [name],
-            "verbs": ["get", "list", "watch"],
-        },
+        may_read(&name),
         {
             "apiGroups": [API_GROUP],
             "resources": ["replicagroups/status"],
@@ -32,24 +29,40 @@ pub(crate) fn role(group: &ReplicaGroup, server: ServerVersion) -> Owned {
         {
             "apiGroups": [DISCOVERY_GROUP],
             "resources": ["endpointslices"],
-            "resourceNames": [Kind::EndpointSlice.name(&name)],
+            "resourceNames": [slice],
             "verbs": ["get", "list", "watch", "patch"],
         },
         // OpenShift asks for this where an address is one of a pod.
         {
             "apiGroups": [DISCOVERY_GROUP],
             "resources": ["endpointslices/restricted"],
-            "resourceNames": [Kind::EndpointSlice.name(&name)],
+            "resourceNames": [slice],
             "verbs": ["create"],
         },
     ]);
-    Owned::new(Kind::Role, group, server, json!({"rules": rules}))
+    Owned::new(Kind::Role, &sidecar_secret(&name), group, server, json!({"rules": rules}))
 }
 
-/// Its binding to the service accounts that the app's pods run as.
-pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]) -> Owned {
+/// What sidecars may do that only read the log.
+pub(crate) fn readers(group: &ReplicaGroup, server: ServerVersion) -> Owned {
+    let name = group.name_any();
+    Owned::new(Kind::Role, &reader_secret(&name), group, server, json!({"rules": [may_read(&name)]}))
+}
+
+/// To know where backups and primary are: a watch begins with a list.
+fn may_read(group: &str) -> Value {
+    json!({
+        "apiGroups": [API_GROUP],
+        "resources": ["replicagroups"],
+        "resourceNames": [group],
+        "verbs": ["get", "list", "watch"],
+    })
+}
+
+/// The binding of a role, which has the same name, to the service accounts that these pods run as.
+pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, role: &Owned, pods: &[Pod]) -> Owned {
     let namespace = group.namespace().unwrap_or_default();
-    let accounts: BTreeSet<&str> = app
+    let accounts: BTreeSet<&str> = pods
         .iter()
         .map(|pod| {
             let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
@@ -60,7 +73,7 @@ pub(crate) fn binding(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]) 
         .into_iter()
         .map(|account| json!({"kind": "ServiceAccount", "name": account, "namespace": namespace}))
         .collect();
-    let role = Kind::Role.name(&group.name_any());
-    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role});
-    Owned::new(Kind::RoleBinding, group, server, json!({"roleRef": role, "subjects": subjects}))
+    let name = role.object.name_any();
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name});
+    Owned::new(Kind::RoleBinding, &name, group, server, json!({"roleRef": role, "subjects": subjects}))
 }

@@ -14,6 +14,7 @@ use tailwind_crds::names::primary_service;
 use tailwind_crds::{PrimaryPort, ReplicaGroup};
 
 use super::{Kind, Owned};
+use crate::observed::has_ended;
 use crate::server_version::ServerVersion;
 
 /// The service. Without ports it has no address of its own, and its name resolves to the pod's.
@@ -30,7 +31,8 @@ pub(crate) fn primary(group: &ReplicaGroup, server: ServerVersion) -> Owned {
             json!({"ports": rendered.collect::<Value>()})
         }
     };
-    Owned::new(Kind::Service, group, server, json!({"spec": spec}))
+    let name = primary_service(&group.name_any());
+    Owned::new(Kind::Service, &name, group, server, json!({"spec": spec}))
 }
 
 /// The slice, without addresses: those are the sidecars' to write. `None` while no pod of the app tells which family they are of.
@@ -40,15 +42,16 @@ pub(crate) fn endpoints(group: &ReplicaGroup, server: ServerVersion, app: &[Pod]
         IpAddr::V6(_) => "IPv6",
     };
     let ports = group.spec.primary_ports.iter().map(|port| rendered(port, target(port)));
+    let name = primary_service(&group.name_any());
     let content = json!({
         "metadata": {"labels": {
-            "kubernetes.io/service-name": primary_service(&group.name_any()),
+            "kubernetes.io/service-name": name,
             "endpointslice.kubernetes.io/managed-by": "tailwind-sidecar",
         }},
         "addressType": family,
         "ports": ports.collect::<Value>(),
     });
-    Some(Owned::new(Kind::EndpointSlice, group, server, content))
+    Some(Owned::new(Kind::EndpointSlice, &name, group, server, content))
 }
 
 /// Whether the slice leads to an address that is no longer that of the pod which it names. A pod whose address the API does not
@@ -62,11 +65,6 @@ pub(crate) fn is_stale(slice: &DynamicObject, app: &[Pod]) -> bool {
         let addresses = endpoint["addresses"].as_array().map_or(&[][..], Vec::as_slice);
         ip.is_some_and(|ip| addresses.iter().any(|address| *address != ip))
     })
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 fn address(pod: &Pod) -> Option<IpAddr> {

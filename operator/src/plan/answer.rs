@@ -294,14 +294,14 @@ pub(crate) enum BackupsCurrent {
 }
 yes!(BackupsCurrent: BackupsCurrent::Current);
 
-/// Whether the app's pods have the sidecar that they should have.
+/// Whether the pods of the app and of readers have the sidecar that they should have.
 #[derive(Debug, Display, AsRefStr, EnumIter, VariantNames)]
 pub(crate) enum SidecarsCurrent {
-    /// these pods of the app have no sidecar, perhaps because they were created while no operator was running: recreate {0}
+    /// these pods have no sidecar, perhaps because they were created while no operator was running: recreate {0}
     Missing(String),
     /// every injected sidecar has the configured image
     Current,
-    /// restart these pods of the app, in this order, to give them sidecars of {0}: {1}
+    /// restart these pods, in this order, to give them sidecars of {0}: {1}
     Outdated(String, String),
 }
 yes!(SidecarsCurrent: SidecarsCurrent::Current);

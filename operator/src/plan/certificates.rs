@@ -22,6 +22,8 @@ pub enum CertificateRole {
     Sidecar,
     /// backups'
     Backup,
+    /// readers'
+    Reader,
 }
 
 /// Something to do about certificates.
@@ -44,6 +46,7 @@ pub(crate) fn steps(certificates: &Certificates, now: Timestamp) -> Vec<Certific
     let leaves = [
         (CertificateRole::Sidecar, certificates.sidecar.as_ref()),
         (CertificateRole::Backup, certificates.backup.as_ref()),
+        (CertificateRole::Reader, certificates.reader.as_ref()),
     ];
     let Some(authority) = &certificates.authority else {
         return [CertificateStep::MakeAuthority]
@@ -83,7 +86,7 @@ fn settled(
 fn overlapping(
     authority: &Authority,
     previous: &CertificateFacts,
-    leaves: [(CertificateRole, Option<&Leaf>); 2],
+    leaves: [(CertificateRole, Option<&Leaf>); 3],
     now: Timestamp,
 ) -> Vec<CertificateStep> {
     let both = [authority.current.fingerprint.clone(), previous.fingerprint.clone()];

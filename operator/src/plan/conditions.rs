@@ -304,21 +304,23 @@ fn backups_current(state: &GroupState<'_>) -> BackupsCurrent {
 
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
-    let app = &state.observed.app;
-    let without: Vec<String> = app.iter().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
+    let Observed { app, readers, .. } = state.observed;
+    let pods = || readers.iter().chain(app);
+    let without: Vec<String> = pods().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
         return Some(SidecarsCurrent::Missing(without.join(", ")));
     }
-    let injected = app.iter().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
+    let injected = pods().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
     let wanted = state.observed.settings.image(&state.observed.group.spec);
     let (current, old): (Vec<_>, Vec<_>) = injected.partition(|(_, image)| image.as_str() == wanted);
     let primary = match &state.primary {
         Primary::Here { pod, .. } => Some(pod),
         _ => None,
     };
-    // The primary last: each change of primary costs a failover.
+    // Readers first, since nothing waits for them. The primary last: each change of primary costs a failover.
     let mut names: Vec<String> = old.into_iter().map(|(name, _)| name).collect();
-    names.sort_by_key(|name| (Some(name) == primary, name.clone()));
+    let is_app = |name: &String| app.iter().any(|pod| pod.name_any() == *name);
+    names.sort_by_key(|name| (is_app(name), Some(name) == primary, name.clone()));
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
         (_, true) => Some(SidecarsCurrent::Current),

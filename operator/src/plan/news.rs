@@ -14,7 +14,7 @@ use crate::observed::Observed;
 pub(crate) enum News {
     /// Nothing is to be done, and the status is as it was.
     Nothing,
-    /// Positions, and numbers in texts. They move with each append, or with whatever other pods ask for.
+    /// Positions, how far readers are, and numbers in texts. They move with each append, or with whatever other pods ask for.
     Figures,
     /// Texts, which are for people alone.
     Texts,
@@ -47,12 +47,17 @@ fn compare(before: ReplicaGroupStatus, now: ReplicaGroupStatus) -> News {
     if words(&texts) == words(&texts_before) { News::Figures } else { News::Texts }
 }
 
-/// A status without texts and positions, and the texts.
+/// A status without texts and figures, and the texts. Readers are figures and texts: nothing goes by them.
 fn split(mut status: ReplicaGroupStatus) -> (ReplicaGroupStatus, Vec<String>) {
     status.positions = None;
     let mut texts: Vec<String> = status.phase_reason.take().into_iter().collect();
     texts.extend(status.conditions.iter_mut().map(|condition| std::mem::take(&mut condition.message)));
     texts.extend(status.backups.iter_mut().filter_map(|backup| backup.message.take()));
+    status.reader_count = None;
+    for reader in std::mem::take(&mut status.readers) {
+        texts.push(format!("{} stale: {}", reader.pod, reader.stale));
+        texts.extend(reader.message);
+    }
     (status, texts)
 }
 
@@ -71,6 +76,7 @@ mod tests {
             }],
             "backups": [{"name": "b", "state": "Member", "control": "10.0.0.1:7420"}],
             "positions": {"first": 1, "acked": 5},
+            "readers": [{"pod": "r-0", "from": "b", "lsn": 5, "lagMs": 200, "stale": false}], "readerCount": 1,
         });
         json_patch::merge(&mut status, change);
         serde_json::from_value(status).unwrap()
@@ -99,6 +105,10 @@ mod tests {
             (json!({"backups": [{"name": "b", "state": "Member", "control": "10.0.0.2:7420"}]}), News::Facts),
             (json!({"backups": []}), News::Facts),
             (json!({"switchover": {"to": "kv-1", "fromEpoch": 1}}), News::Facts),
+            (json!({"readers": [{"pod": "r-1", "from": "b", "lsn": 9, "lagMs": 100, "stale": false}]}), News::Figures),
+            (json!({"readers": [{"pod": "r-0", "stale": true}]}), News::Texts),
+            (json!({"readers": [{"pod": "r-0", "stale": false, "message": "why"}]}), News::Texts),
+            (json!({"readers": []}), News::Texts),
         ] {
             assert_eq!(compare(status(&json!({})), status(&change)), news, "{change}");
         }

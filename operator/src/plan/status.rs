@@ -14,6 +14,7 @@ use super::backups::BackupPlan;
 use super::conditions;
 use super::group_state::GroupState;
 use super::phase::phase;
+use super::readers;
 use super::trouble::{NoReport, damage, quarantined, trouble};
 use super::validity::Problem;
 use crate::observed::Observed;
@@ -36,6 +37,8 @@ pub(crate) fn status(
         members_wanted: Some(plan.members_wanted),
         members: state.observed.log().map(|_| u8::try_from(state.copies()).unwrap_or(u8::MAX)),
         backups: state.backups.iter().map(|backup| backup_status(state, plan, backup)).collect(),
+        readers: readers::readers(state.observed),
+        reader_count: readers::count(state.observed),
         updating: plan.rollout.is_begun().then_some(true),
         switchover: if group.spec.paused { before.and_then(|before| before.switchover.clone()) } else { switchover },
         positions: state.observed.positions.or_else(|| before?.positions),

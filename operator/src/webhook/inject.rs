@@ -4,11 +4,12 @@
 
 use kube::ResourceExt;
 use serde_json::{Value, json};
-use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
-    ANNOTATION_ALLOW_UID, ANNOTATION_INJECT, ANNOTATION_INJECTED, LABEL_GROUP, PORT_SIDECAR, PORT_SIDECAR_PROBES,
-    SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, primary_service, sidecar_secret,
+    ANNOTATION_ALLOW_UID, ANNOTATION_INJECT, ANNOTATION_INJECTED, LABEL_GROUP, LABEL_READS, PORT_SIDECAR,
+    PORT_SIDECAR_PROBES, SIDECAR_CONTAINER, SOCKET, SOCKET_FOLDER, TLS_FOLDER, primary_service, reader_secret,
+    sidecar_secret,
 };
+use tailwind_crds::{Reads, ReplicaGroup};
 
 use crate::objects::container;
 use crate::options::Settings;
@@ -29,11 +30,44 @@ const PROGRAM_BYTES: u64 = 96 << 20;
 /// catches up needs.
 const SEGMENTS: u64 = 12;
 
-/// The group that a pod belongs to and wants a sidecar for.
-pub fn wanted_group(pod: &Value) -> Option<&str> {
-    let group = pod["metadata"]["labels"][LABEL_GROUP].as_str()?;
-    let refused = pod["metadata"]["annotations"][ANNOTATION_INJECT].as_str() == Some("false");
-    (!refused).then_some(group)
+/// What a pod's sidecar is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SidecarKind {
+    /// The pod is one of the group's app: its sidecar is primary, or stands by.
+    App,
+    /// The pod follows the log of another app.
+    Reader,
+}
+
+/// The group and the sidecar that a pod wants; none if it brings its own. The error is for whoever makes the pod.
+pub fn wanted(pod: &Value) -> Result<Option<(&str, SidecarKind)>, String> {
+    let brings_its_own = pod["metadata"]["annotations"][ANNOTATION_INJECT].as_str() == Some("false");
+    if brings_its_own { Ok(None) } else { labelled(pod) }
+}
+
+/// The group and the sidecar that a pod's labels speak of. The error is for whoever makes the pod.
+pub fn labelled(pod: &Value) -> Result<Option<(&str, SidecarKind)>, String> {
+    let label = |label: &str| pod["metadata"]["labels"][label].as_str();
+    match (label(LABEL_GROUP), label(LABEL_READS)) {
+        (Some(group), None) => Ok(Some((group, SidecarKind::App))),
+        (None, Some(group)) => Ok(Some((group, SidecarKind::Reader))),
+        (None, None) => Ok(None),
+        (Some(group), Some(read)) => Err(format!(
+            "the pod has the labels {LABEL_GROUP}: {group} and {LABEL_READS}: {read}, and can have one sidecar: remove one of \
+             them. A pod of a group's app may follow that group's log without the latter"
+        )),
+    }
+}
+
+/// Why this group gives no sidecar of this kind, for whoever makes the pod.
+pub fn refusal(group: &ReplicaGroup, kind: SidecarKind) -> Option<String> {
+    let is_refused = kind == SidecarKind::Reader && group.spec.reads == Reads::Disabled;
+    is_refused.then(|| {
+        let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
+        format!(
+            "ReplicaGroup {namespace}/{name} has spec.reads: Disabled: set it to Enabled, or remove the pod's label {LABEL_READS}"
+        )
+    })
 }
 
 /// Whether the pod has its sidecar already.
@@ -43,13 +77,19 @@ pub fn has_sidecar(pod: &Value) -> bool {
 }
 
 /// The pod with the sidecar. One that has it already stays as it is.
-pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: ServerVersion) -> Value {
+pub fn inject(
+    pod: &Value,
+    group: &ReplicaGroup,
+    kind: SidecarKind,
+    settings: &Settings,
+    server: ServerVersion,
+) -> Value {
     let mut pod = pod.clone();
     if has_sidecar(&pod) {
         return pod;
     }
     let native = server.has_native_sidecars();
-    let sidecar = sidecar(&pod, group, settings, native);
+    let sidecar = sidecar(&pod, group, kind, settings, native);
     // A sidecar that is no native one starts after all init containers have ended, so these cannot use it.
     for list in if native { &["containers", "initContainers"][..] } else { &["containers"] } {
         for app in pod["spec"][*list].as_array_mut().into_iter().flatten() {
@@ -67,7 +107,7 @@ pub fn inject(pod: &Value, group: &ReplicaGroup, settings: &Settings, server: Se
         // Last: what people do with a pod they do with its first container.
         push(&mut pod["spec"]["containers"], sidecar);
     }
-    for volume in volumes(group) {
+    for volume in volumes(group, kind) {
         push(&mut pod["spec"]["volumes"], volume);
     }
     if let Some(claim) = container::claim(&group.spec) {
@@ -108,7 +148,7 @@ pub fn warnings(pod: &Value, group: &ReplicaGroup) -> Vec<String> {
     warnings
 }
 
-fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool) -> Value {
+fn sidecar(pod: &Value, group: &ReplicaGroup, kind: SidecarKind, settings: &Settings, native: bool) -> Value {
     let spec = &group.spec;
     let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
     let users = pod["metadata"]["annotations"][ANNOTATION_ALLOW_UID].as_str().unwrap_or("any");
@@ -121,9 +161,12 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
         format!("--metrics-listen=[::]:{PORT_SIDECAR_PROBES}"),
         format!("--socket={SOCKET}"),
         format!("--allow-uid={users}"),
-        format!("--app-wait-ms={APP_WAIT_MS}"),
-        format!("--primary-service={}", primary_service(&name)),
     ];
+    match kind {
+        SidecarKind::App => arguments
+            .extend([format!("--app-wait-ms={APP_WAIT_MS}"), format!("--primary-service={}", primary_service(&name))]),
+        SidecarKind::Reader => arguments.push("--reader".to_owned()),
+    }
     arguments.extend(container::rdma_flags(spec.rdma.as_ref()));
     arguments.extend(container::tls_flags());
     let segments = SEGMENTS * spec.segment_size.bytes();
@@ -161,7 +204,11 @@ fn sidecar(pod: &Value, group: &ReplicaGroup, settings: &Settings, native: bool)
 }
 
 /// The socket that is shared with the app; certificates and the token, which are not.
-fn volumes(group: &ReplicaGroup) -> [Value; 3] {
+fn volumes(group: &ReplicaGroup, kind: SidecarKind) -> [Value; 3] {
+    let secret = match kind {
+        SidecarKind::App => sidecar_secret(&group.name_any()),
+        SidecarKind::Reader => reader_secret(&group.name_any()),
+    };
     let token = json!([
         {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
@@ -171,7 +218,7 @@ fn volumes(group: &ReplicaGroup) -> [Value; 3] {
     ]);
     [
         json!({"name": "tailwind-socket", "emptyDir": {"medium": "Memory", "sizeLimit": SOCKET_VOLUME_SIZE}}),
-        json!({"name": "tailwind-tls", "secret": {"secretName": sidecar_secret(&group.name_any())}}),
+        json!({"name": "tailwind-tls", "secret": {"secretName": secret}}),
         json!({"name": "tailwind-token", "projected": {"sources": token}}),
     ]
 }
@@ -180,5 +227,25 @@ fn push(list: &mut Value, value: Value) {
     match list.as_array_mut() {
         Some(list) => list.push(value),
         None => *list = json!([value]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_say_which_sidecar_a_pod_wants() {
+        let pod = |labels: Value, inject: &str| json!({"metadata": {"labels": labels, "annotations": {ANNOTATION_INJECT: inject}}});
+        let wants = |group, kind| Ok(Some((group, kind)));
+        assert_eq!(wanted(&pod(json!({LABEL_GROUP: "orders"}), "")), wants("orders", SidecarKind::App));
+        assert_eq!(wanted(&pod(json!({LABEL_READS: "orders"}), "")), wants("orders", SidecarKind::Reader));
+        assert_eq!(wanted(&pod(json!({"app": "orders"}), "")), Ok(None));
+        let both = json!({LABEL_GROUP: "orders", LABEL_READS: "stock"});
+        let refused = wanted(&pod(both.clone(), "")).unwrap_err();
+        assert!(refused.contains("group: orders") && refused.contains("reads: stock"), "{refused}");
+        for labels in [json!({LABEL_GROUP: "orders"}), json!({LABEL_READS: "orders"}), both] {
+            assert_eq!(wanted(&pod(labels.clone(), "false")), Ok(None), "{labels}, and a sidecar of its own");
+        }
     }
 }

@@ -32,9 +32,11 @@ pub const PATH: &str = "/inject";
 const LIMITS: Limits = Limits {
     unauthenticated: 256,
     unauthenticated_per_source: 256,
+    guests: 0,
     authenticated: 0,
     // A pod and its review; etcd takes no object beyond 1.5 MiB.
     body_bytes: 4 << 20,
+    guest_body_bytes: 0,
     idle_timeout: Duration::from_secs(120),
 };
 /// Less than the ten seconds that API servers wait at most by default.
@@ -111,7 +113,7 @@ impl Webhook {
     /// The error is for the person who makes the pod: without its sidecar it would start and never work.
     async fn decide(&self, request: &Value) -> Result<Admitted, String> {
         let pod = &request["object"];
-        let Some(name) = inject::wanted_group(pod) else { return Ok(Admitted::Unchanged { warning: None }) };
+        let Some((name, kind)) = inject::wanted(pod)? else { return Ok(Admitted::Unchanged { warning: None }) };
         let namespace = request["namespace"].as_str().unwrap_or_default();
         let resource = ApiResource::erase::<ReplicaGroup>(&());
         let groups: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
@@ -147,10 +149,13 @@ impl Webhook {
         if !problems.is_empty() {
             return Err(format!("ReplicaGroup {namespace}/{name} has an invalid spec: {}", problems.join("; ")));
         }
-        let injected = inject::inject(pod, &group, &self.settings, self.version);
+        if let Some(why) = inject::refusal(&group, kind) {
+            return Err(why);
+        }
+        let injected = inject::inject(pod, &group, kind, &self.settings, self.version);
         let patch = json!(json_patch::diff(pod, &injected));
         let name = ["name", "generateName"].iter().find_map(|key| pod["metadata"][key].as_str()).unwrap_or_default();
-        info!(%namespace, group = group.name_any(), pod = name, "sidecar injected");
+        info!(%namespace, group = group.name_any(), ?kind, pod = name, "sidecar injected");
         Ok(Admitted::Patched { patch, warnings: inject::warnings(pod, &group) })
     }
 }
@@ -158,7 +163,7 @@ impl Webhook {
 #[cfg(test)]
 mod tests {
     use axum::http::StatusCode;
-    use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP, SIDECAR_CONTAINER};
+    use tailwind_crds::names::{ANNOTATION_OPERATOR, LABEL_GROUP, LABEL_READS, SIDECAR_CONTAINER};
 
     use super::*;
 
@@ -177,15 +182,20 @@ mod tests {
         }
     }
 
-    /// What becomes of a pod whose first container has this name.
+    /// What becomes of a pod of the app whose first container has this name.
     async fn admitted(container: &str, owner: Value, spec: Value) -> Result<Admitted, String> {
+        labelled(json!({LABEL_GROUP: "orders"}), container, owner, spec).await
+    }
+
+    /// The same of a pod with these labels.
+    async fn labelled(labels: Value, container: &str, owner: Value, spec: Value) -> Result<Admitted, String> {
         let group = json!({
             "apiVersion": "replication.tailwind.dev/v1alpha1", "kind": "ReplicaGroup",
             "metadata": {"name": "orders", "namespace": "shop", "annotations": {ANNOTATION_OPERATOR: owner}},
             "spec": spec,
         });
         let pod = json!({
-            "metadata": {"name": "app-0", "labels": {LABEL_GROUP: "orders"}},
+            "metadata": {"name": "app-0", "labels": labels},
             "spec": {"containers": [{"name": container}]},
         });
         webhook(group).await.decide(&json!({"namespace": "shop", "object": pod})).await
@@ -198,6 +208,29 @@ mod tests {
             let Admitted::Patched { patch, .. } = patched else { panic!("{patched:?}") };
             assert!(patch.to_string().contains(&format!("\"image\":\"{image}\"")), "{patch}");
         }
+    }
+
+    #[tokio::test]
+    async fn readers_get_a_sidecar_that_only_reads() {
+        let reads = json!({LABEL_READS: "orders"});
+        let patched = labelled(reads, "app", json!("a/op"), json!({})).await.unwrap();
+        let Admitted::Patched { patch, .. } = patched else { panic!("{patched:?}") };
+        let patch = patch.to_string();
+        assert!(patch.contains("\"--reader\"") && patch.contains("orders-tailwind-reader"), "{patch}");
+        for right in ["orders-tailwind-sidecar", "--primary-service", "--app-wait-ms"] {
+            assert!(!patch.contains(right), "{right} in {patch}");
+        }
+    }
+
+    #[tokio::test]
+    async fn readers_are_refused_where_nobody_may_read() {
+        let disabled = || json!({"reads": "Disabled"});
+        let why = labelled(json!({LABEL_READS: "orders"}), "app", json!("a/op"), disabled()).await.unwrap_err();
+        assert!(why.contains("ReplicaGroup shop/orders has spec.reads: Disabled"), "{why}");
+        assert!(matches!(admitted("app", json!("a/op"), disabled()).await, Ok(Admitted::Patched { .. })));
+        let both = json!({LABEL_READS: "orders", LABEL_GROUP: "orders"});
+        let why = labelled(both, "app", json!("a/op"), json!({})).await.unwrap_err();
+        assert!(why.contains("remove one of them"), "{why}");
     }
 
     #[tokio::test]

@@ -9,10 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tailwind_crds::ReplicaGroup;
 use tailwind_crds::names::{
-    ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_ROLE,
+    ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_READS, LABEL_ROLE,
+    ROLE_READER,
 };
 use tailwind_crds::readiness::{AppendsWait, Waiting};
-use tailwind_crds::report::{BackupReport, SidecarReport};
+use tailwind_crds::report::{BackupReport, FollowReport, SidecarReport};
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
@@ -47,6 +48,8 @@ pub(crate) struct Example {
     backups: Vec<Backup>,
     #[serde(default)]
     app: Vec<AppPod>,
+    #[serde(default)]
+    readers: Vec<ReaderPod>,
     #[serde(default)]
     nodes: Vec<Node>,
     #[serde(default)]
@@ -182,6 +185,28 @@ struct AppPod {
     node: Option<String>,
 }
 
+/// A pod that reads the log. Its sidecar is heard unless the pod does not run.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReaderPod {
+    name: String,
+    /// So many pods, with a number after the name.
+    count: Option<usize>,
+    #[serde(default)]
+    is: Is,
+    account: Option<String>,
+    sidecar: Option<String>,
+    /// Nobody follows through its socket if not given.
+    follow: Option<FollowReport>,
+    /// The role that its sidecar reports, if it is no reader.
+    role: Option<String>,
+    /// Why its report cannot be read.
+    unreadable: Option<String>,
+    /// The operator has not asked it yet.
+    #[serde(default)]
+    unasked: bool,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Node {
@@ -218,6 +243,20 @@ struct These {
     previous: Option<Dates>,
     sidecar: LeafIs,
     backup: LeafIs,
+    /// As the backups' if not given.
+    #[serde(default)]
+    reader: ReaderLeafIs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum ReaderLeafIs {
+    #[default]
+    LikeBackup,
+    None,
+    /// By hand.
+    #[serde(untagged)]
+    This(LeafIs),
 }
 
 #[derive(Debug, Deserialize)]
@@ -273,11 +312,18 @@ impl Example {
             platform: self.platform,
             ..Settings::default()
         };
+        let mut readers: Vec<(Pod, &ReaderPod)> = self.readers.iter().flat_map(reader_pods).collect();
+        readers.sort_by_key(|(pod, _)| pod.metadata.name.clone());
         let mut observed = Observed {
             now: now(),
             server: self.server,
             backups: self.backups.iter().map(|given| self.backup(given, &group, &settings)).collect(),
             app: self.app.iter().map(app_pod).collect(),
+            reader_sidecars: readers
+                .iter()
+                .filter_map(|(pod, given)| Some((pod.metadata.name.clone()?, self.reader_report(given)?)))
+                .collect(),
+            readers: readers.into_iter().map(|(pod, _)| pod).collect(),
             nodes: self.nodes.iter().map(node).collect(),
             certificates: certificates(&self.certificates),
             objects: Vec::new(),
@@ -364,7 +410,18 @@ impl Example {
             positions: None,
             connected: differs.and_then(|differs| differs.connected).or(members),
             appends_wait: differs.and_then(|differs| differs.appends_wait.clone()),
+            follow: None,
         }))
+    }
+
+    fn reader_report(&self, given: &ReaderPod) -> Option<Result<SidecarReport, String>> {
+        if given.is == Is::Pending || given.unasked {
+            return None;
+        }
+        let epoch = self.log.as_ref().map_or(0, |log| log.epoch);
+        let role = given.role.clone().unwrap_or_else(|| ROLE_READER.to_owned());
+        let report = SidecarReport { role, epoch, follow: given.follow.clone(), ..SidecarReport::default() };
+        Some(given.unreadable.clone().map_or(Ok(report), Err))
     }
 
     fn group(&self) -> ReplicaGroup {
@@ -490,6 +547,36 @@ fn app_pod(given: &AppPod) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
+fn reader_pods(given: &ReaderPod) -> Vec<(Pod, &ReaderPod)> {
+    let names = match given.count {
+        None => vec![given.name.clone()],
+        Some(count) => (0..count).map(|number| format!("{}-{number}", given.name)).collect(),
+    };
+    let made = names.into_iter().map(|name| {
+        let app = AppPod {
+            name,
+            is: match given.is {
+                Is::Failed => Is::Failed,
+                _ => Is::Ready,
+            },
+            role: None,
+            account: given.account.clone(),
+            sidecar: given.sidecar.clone(),
+            fresh: false,
+            ip: None,
+            waiting: None,
+            node: None,
+        };
+        let mut pod = app_pod(&app);
+        pod.metadata.labels = Some(BTreeMap::from([(LABEL_READS.to_owned(), "orders".to_owned())]));
+        if given.is == Is::Pending {
+            pod.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+        }
+        (pod, given)
+    });
+    made.collect()
+}
+
 fn node(given: &Node) -> NodeFacts {
     let mut allocatable: BTreeMap<String, Quantity> = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")]
         .into_iter()
@@ -535,11 +622,12 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 }),
                 sidecar: Some(leaf()),
                 backup: Some(leaf()),
+                reader: Some(leaf()),
                 not_owned: Vec::new(),
             }
         }
         CertificatesAre::These(these) => {
-            let These { authority, previous, sidecar, backup } = these.as_ref();
+            let These { authority, previous, sidecar, backup, reader } = these.as_ref();
             let leaf = |leaf: &LeafIs| Leaf {
                 certificate: Some(facts("leaf", leaf.from, leaf.to)),
                 issuer: Some(leaf.by.clone()),
@@ -551,6 +639,11 @@ fn certificates(are: &CertificatesAre) -> Certificates {
                 authority: Some(Authority { current: dated(authority), previous: previous.as_ref().map(dated) }),
                 sidecar: Some(leaf(sidecar)),
                 backup: Some(leaf(backup)),
+                reader: match reader {
+                    ReaderLeafIs::LikeBackup => Some(leaf(backup)),
+                    ReaderLeafIs::None => None,
+                    ReaderLeafIs::This(reader) => Some(leaf(reader)),
+                },
                 not_owned: Vec::new(),
             }
         }

@@ -1,5 +1,5 @@
-//! The open connections of an endpoint, and which one is closed when it is full: unauthenticated ones never displace
-//! authenticated ones, and of either kind the one that has been idle for longest goes first.
+//! The open connections of an endpoint, and which one is closed when it is full: one only displaces others of its own
+//! [`Standing`], and of these the one that has been idle for longest goes first.
 //!
 //! Kept by [`Server::serve`](super::Server::serve): every connection that is accepted is added at once, so that no caller waits
 //! to be accepted. One lock around one small table; nothing is awaited under it.
@@ -32,13 +32,24 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     source: IpAddr,
-    is_authenticated: bool,
+    standing: Standing,
     activity: Activity,
     changed: u64,
     /// Present while it is silent.
     stream: Option<Arc<TcpStream>>,
     /// Dropped to close it.
     _keep: oneshot::Sender<()>,
+}
+
+/// What is known of a connection's peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing.
+    Unauthenticated,
+    /// It has shown who it is, and is one of many that may come.
+    Guest,
+    /// It has shown who it is.
+    Authenticated,
 }
 
 /// What a connection does. The least active one of a source is closed first.
@@ -75,11 +86,12 @@ impl Connections {
         let (keep, evicted) = oneshot::channel();
         let source = source(peer.ip());
         let mut state = self.lock();
-        state.make_room(false, self.limits.unauthenticated, self.limits.unauthenticated_per_source, source);
+        state.make_room(Standing::Unauthenticated, &self.limits, source);
         let id = state.tick();
         let stream = Some(Arc::clone(stream));
         let activity = Activity::Silent;
-        let entry = Entry { source, is_authenticated: false, activity, changed: id, stream, _keep: keep };
+        let standing = Standing::Unauthenticated;
+        let entry = Entry { source, standing, activity, changed: id, stream, _keep: keep };
         state.entries.insert(id, entry);
         (Connection { connections: Arc::clone(self), id, local }, evicted)
     }
@@ -96,9 +108,14 @@ impl State {
     }
 
     /// Closes one connection if there is no room for one more from `source`.
-    fn make_room(&mut self, authenticated: bool, max: usize, max_per_source: usize, source: IpAddr) {
+    fn make_room(&mut self, standing: Standing, limits: &Limits, source: IpAddr) {
+        let (max, max_per_source) = match standing {
+            Standing::Unauthenticated => (limits.unauthenticated, limits.unauthenticated_per_source),
+            Standing::Guest => (limits.guests, limits.guests),
+            Standing::Authenticated => (limits.authenticated, limits.authenticated),
+        };
         let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for entry in self.entries.values().filter(|entry| entry.is_authenticated == authenticated) {
+        for entry in self.entries.values().filter(|entry| entry.standing == standing) {
             *counts.entry(entry.source).or_default() += 1;
         }
         let crowded = if counts.get(&source).is_some_and(|count| *count >= max_per_source) {
@@ -110,13 +127,11 @@ impl State {
         } else {
             return;
         };
-        let candidates = self
-            .entries
-            .iter_mut()
-            .filter(|(_, entry)| entry.is_authenticated == authenticated && entry.source == crowded);
+        let candidates =
+            self.entries.iter_mut().filter(|(_, entry)| entry.standing == standing && entry.source == crowded);
         let first = candidates.min_by_key(|(_, entry)| (entry.current_activity(), entry.changed)).map(|(id, _)| *id);
         if let Some(entry) = first.and_then(|id| self.entries.remove(&id)) {
-            tracing::debug!(source = %crowded, authenticated, activity = ?entry.activity, "endpoint is full: closed a connection");
+            tracing::debug!(source = %crowded, ?standing, activity = ?entry.activity, "endpoint is full: closed a connection");
         }
     }
 }
@@ -139,18 +154,14 @@ impl Connection {
         self.local
     }
 
-    /// The peer has shown who it is: unauthenticated ones no longer displace it.
-    pub fn authenticate(&self) {
+    /// The peer has shown who it is: those of another standing no longer displace it.
+    pub fn authenticate(&self, standing: Standing) {
         let mut state = self.connections.lock();
-        let Some(source) =
-            state.entries.get(&self.id).filter(|entry| !entry.is_authenticated).map(|entry| entry.source)
-        else {
-            return;
-        };
-        let max = self.connections.limits.authenticated;
-        state.make_room(true, max, max, source);
+        let entry = state.entries.get(&self.id).filter(|entry| entry.standing != standing);
+        let Some(source) = entry.map(|entry| entry.source) else { return };
+        state.make_room(standing, &self.connections.limits, source);
         if let Some(entry) = state.entries.get_mut(&self.id) {
-            entry.is_authenticated = true;
+            entry.standing = standing;
         }
     }
 
@@ -196,8 +207,10 @@ mod tests {
     const LIMITS: Limits = Limits {
         unauthenticated: 6,
         unauthenticated_per_source: 3,
+        guests: 2,
         authenticated: 4,
         body_bytes: 0,
+        guest_body_bytes: 0,
         idle_timeout: super::super::IDLE_TIMEOUT,
     };
 
@@ -226,9 +239,13 @@ mod tests {
         }
 
         async fn add_authenticated(&mut self, host: u8) -> Added {
+            self.add_as(Standing::Authenticated, host).await
+        }
+
+        async fn add_as(&mut self, standing: Standing, host: u8) -> Added {
             let added = self.add(host).await;
             added.0.set_busy();
-            added.0.authenticate();
+            added.0.authenticate(standing);
             added.0.set_idle();
             added
         }
@@ -293,6 +310,24 @@ mod tests {
         }
         assert!(is_open(&mut authenticated));
         assert_eq!(count_open(&mut others), LIMITS.unauthenticated);
+    }
+
+    #[tokio::test]
+    async fn guests_displace_guests_alone() {
+        let mut test = Test::new().await;
+        let mut others = vec![test.add(1).await];
+        for host in [1, 1, 1, 2] {
+            others.push(test.add_authenticated(host).await);
+        }
+        let mut guests = Vec::new();
+        for host in 1..20 {
+            guests.push(test.add_as(Standing::Guest, host).await);
+        }
+        assert_eq!(open(&mut others), [true; 5]);
+        assert_eq!(count_open(&mut guests), LIMITS.guests);
+        let mut others = vec![test.add_authenticated(3).await, test.add(3).await];
+        assert_eq!(open(&mut others), [true; 2]);
+        assert_eq!(count_open(&mut guests), LIMITS.guests);
     }
 
     #[tokio::test]

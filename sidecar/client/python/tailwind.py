@@ -7,6 +7,16 @@
         client.flush()
         for lsn, record in client.read(lsn):        # acknowledged records only
             print(lsn, record)
+
+A standby follows, and takes over without reading the log again:
+
+    with Client("/run/tailwind/append.sock") as client:
+        for event in client.follow(1):
+            if isinstance(event, Turn):             # this sidecar is primary, and every record has been seen
+                break
+            if not isinstance(event, (CaughtUp, Lag)):
+                print(*event)
+        client.append(b"mine")
 """
 
 import collections
@@ -14,10 +24,11 @@ import select
 import socket
 import struct
 
-__all__ = ["Client", "Error", "NotPrimary", "UnknownOutcome", "TooLarge", "Retry", "Disconnected", "CaughtUp"]
+__all__ = ["Client", "Error", "NotPrimary", "UnknownOutcome", "TooLarge", "Retry", "Disconnected", "CaughtUp", "Lag", "Turn",
+           "Position"]
 
-VERSION = 1
-PRIMARY, STANDBY, RECOVERING = 1, 2, 3
+VERSION_MIN, VERSION = 1, 2
+PRIMARY, STANDBY, RECOVERING, READER = 1, 2, 3, 4
 CODES = ("BadFrame UnsupportedVersion NotPrimary TooLarge Trimmed BeyondEnd NotAllowed UnknownOutcome Reading Busy "
          "ShuttingDown Unavailable").split()
 HEADER = struct.Struct("<IBBHQ")  # length of the body, kind, flags, reserved, request
@@ -26,13 +37,19 @@ SEND_AT = 64 << 10  # bytes that submit gathers before it writes
 OUTSTANDING_MAX = 1 << 20  # answers that may wait to be taken
 HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
 WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
+FOLLOW, POSITION, TURN, LAG, LOG_POSITION = 10, 11, 139, 140, 141
 SYNC, SYNCED = 16, 143
+TAIL, ANYWHERE = 1, 2  # flags of READ
+BEHIND_UNKNOWN = (1 << 32) - 1
 
 Welcome = collections.namedtuple(
     "Welcome", "version role record_size_max batch_size_max batch_records_max inflight_max record_cost batch_cost "
                "epoch first last primary")
 Role = collections.namedtuple("Role", "role epoch last primary")
 CaughtUp = collections.namedtuple("CaughtUp", "next")
+Lag = collections.namedtuple("Lag", "acked behind stale")
+Turn = collections.namedtuple("Turn", "epoch next")
+Position = collections.namedtuple("Position", "epoch last")
 PassedBarrier = collections.namedtuple("PassedBarrier", "epoch last")
 
 
@@ -80,12 +97,12 @@ class Client:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._timeout, self._outbox, self._inbox = timeout, bytearray(), bytearray()
         self._request, self._in_flight, self._answers = 0, collections.OrderedDict(), collections.OrderedDict()
-        self._asked, self._reply, self._reading, self._stopping = 0, None, 0, False
+        self._asked, self._reply, self._reading, self._stopping, self._next = 0, None, 0, False, 1
         self._events, self._end, self.welcome, self.role = collections.deque(), None, None, None
         try:
             self._socket.connect(path)
             self._socket.setblocking(False)
-            self.welcome = self._ask(HELLO, struct.pack("<8sHHI", b"TWAPPEND", VERSION, VERSION, int(hold)))
+            self.welcome = self._ask(HELLO, struct.pack("<8sHHI", b"TWAPPEND", VERSION_MIN, VERSION, int(hold)))
         except BaseException:
             self.close()
             raise
@@ -165,12 +182,31 @@ class Client:
 
     def read(self, first, limit=0):
         """Yields (LSN, record) of acknowledged records from `first` on. Left half-way, the rest is dropped."""
-        return self._read(first, limit, False)
+        return self._read(first, limit, 0)
+
+    def read_anywhere(self, first, limit=0):
+        """As `read`, in any role of the sidecar. Off the primary, what was acknowledged last may be missing."""
+        self._check_follow("a read anywhere")
+        return self._read(first, limit, ANYWHERE)
 
     def tail(self, first):
         """As `read`, then goes on with new records; yields CaughtUp(next) whenever it has caught up. `break` or
         `close()` the generator to stop."""
-        return self._read(first, 0, True)
+        return self._read(first, 0, TAIL)
+
+    def follow(self, first):
+        """As `tail`, in any role of the sidecar; with 0 from the first record that can be read. Yields (LSN, record) and CaughtUp(next); unasked, Lag(acked, behind, stale):
+        the last acknowledged record known here, everything acknowledged `behind` seconds ago has been yielded (None:
+        unknown), and whether that is unknown or more than 0.3; and as its last event Turn(epoch, next): every record has
+        been yielded, and this sidecar is primary. Append then."""
+        self._check_follow("a follow")
+        return self._read(first, 0, None)
+
+    def position(self):
+        """Position(epoch, last) of the primary's log, taken after the call began and asked through any sidecar: all that was
+        acknowledged before is at or before `last`. Not during a follow: use another client for it."""
+        self._check_follow("a position")
+        return self._ask(POSITION)
 
     def barrier(self):
         """Returns once it is proved that this sidecar was still primary after the call began."""
@@ -216,10 +252,19 @@ class Client:
         self._until(lambda: self._reply is not None)
         return self._taken(self._reply)
 
-    def _read(self, first, limit, tail):
+    def _check_follow(self, what):
+        if self.welcome.version < 2:
+            raise Error("UnsupportedVersion", "%s needs version 2 of the append socket, and this sidecar speaks version %d: "
+                        "update it" % (what, self.welcome.version))
+
+    def _read(self, first, limit, flags):
         self._settle()
-        events = self._events = collections.deque()
-        request = self._reading = self._put(READ, struct.pack("<QQII", max(first, 1), limit, int(tail), 0))
+        events = collections.deque()
+        # 0: the first record that there is, where that may be unknown.
+        first = first if flags in (None, ANYWHERE) else max(first, 1)
+        self._events, self._next = events, first
+        request = self._reading = (self._put(FOLLOW, struct.pack("<QQ", first, 0)) if flags is None
+                                   else self._put(READ, struct.pack("<QQII", first, limit, flags, 0)))
         try:
             while True:
                 self._until(lambda: events or self._reading != request)
@@ -297,7 +342,7 @@ class Client:
             place += HEADER.size
             try:
                 self._on_frame(kind, flags, request, bytes(self._inbox[place:place + length]))
-            except (struct.error, UnicodeDecodeError) as error:
+            except (struct.error, ValueError) as error:
                 self._end = Disconnected("BadFrame", "frame of kind %d from the sidecar: %s" % (kind, error))
                 return
             place += length
@@ -313,17 +358,29 @@ class Client:
                 self._on_records(body)
         elif kind == END:
             if request == self._reading and flags & 1 and not self._stopping:
-                self._events.append(CaughtUp(struct.unpack("<Q", body)[0]))
+                self._check_next(struct.unpack("<Q", body)[0])
+                self._events.append(CaughtUp(self._next))
             elif request == self._reading and not flags & 1:
                 self._end_read(None)
+        elif kind == LAG:
+            if request == self._reading and not self._stopping:
+                acked, behind, stale = struct.unpack("<QII", body)
+                self._events.append(Lag(acked, None if behind == BEHIND_UNKNOWN else behind / 1000, bool(stale & 1)))
+        elif kind == TURN:
+            if request == self._reading:
+                self._on_turn(Turn(*struct.unpack("<QQ", body)))
         elif kind == ROLE:
             self.role = Role(*struct.unpack_from("<B7xQQ", body), body[24:].decode())
         elif kind == WELCOME:
             welcome = Welcome(*struct.unpack_from("<HBxIIIIHHQQQ", body), body[48:].decode())
+            if not VERSION_MIN <= welcome.version <= VERSION:
+                raise ValueError("a welcome in version %d, which was not offered" % welcome.version)
             self.role = Role(welcome.role, welcome.epoch, welcome.last, welcome.primary)
             self._on_reply(request, welcome)
         elif kind == PASSED:
             self._on_reply(request, PassedBarrier(*struct.unpack("<QQ", body)))
+        elif kind == LOG_POSITION:
+            self._on_reply(request, Position(*struct.unpack("<QQ", body)))
         elif kind in (TRIMMED, SYNCED):
             self._on_reply(request, struct.unpack("<Q", body)[0])
         elif kind == REPORT:
@@ -346,11 +403,26 @@ class Client:
 
     def _on_records(self, body):
         first, count = struct.unpack_from("<QI", body)
-        place = 16
+        self._check_next(first)
+        self._next, place = first + count, 16
         for lsn in range(first, first + count):
             length = struct.unpack_from("<I", body, place)[0]
             self._events.append((lsn, body[place + 4:place + 4 + length]))
             place += 4 + length
+
+    def _on_turn(self, turn):
+        if not self._stopping:
+            self._check_next(turn.next)
+            self._events.append(turn)
+        if (self.role.role, self.role.epoch) != (PRIMARY, turn.epoch):
+            self.role = Role(PRIMARY, turn.epoch, turn.next - 1, "")
+        self._end_read(None)
+
+    def _check_next(self, lsn):
+        if self._next == 0:
+            self._next = lsn
+        if lsn != self._next:
+            raise ValueError("LSN %d where LSN %d is next" % (lsn, self._next))
 
     def _end_read(self, event):
         if not self._stopping:

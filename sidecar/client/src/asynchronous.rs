@@ -20,12 +20,12 @@ use std::time::Duration;
 
 use rustix::net::RecvFlags;
 use tailwind_protocol::ids::Lsn;
-use tailwind_protocol::socket::Request;
+use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
+use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Ticket, Welcome};
 use crate::{Error, Reserved, Result};
 
 /// One connection to a sidecar.
@@ -164,15 +164,37 @@ impl Client {
     /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
     pub async fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
         self.finish_read().await?;
-        self.session.start_read(from, limit, false);
+        self.session.start_read(from, limit, 0);
+        Ok(Records { reading: Reading { client: self } })
+    }
+
+    /// The same in any role of the sidecar: off the primary, what was acknowledged last may be missing.
+    pub async fn read_anywhere(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+        self.session.check_follow("a read anywhere")?;
+        self.finish_read().await?;
+        self.session.start_read(from, limit, READ_ANYWHERE);
         Ok(Records { reading: Reading { client: self } })
     }
 
     /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
     pub async fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
         self.finish_read().await?;
-        self.session.start_read(from, 0, true);
+        self.session.start_read(from, 0, READ_TAIL);
         Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
+    }
+
+    /// Follows the log from `from` on, or with 0 from the first record that can be read, in any role of the sidecar, until it is primary and every record has been seen.
+    pub async fn follow(&mut self, from: Lsn) -> Result<Follow<'_>> {
+        self.session.check_follow("a follow")?;
+        self.finish_read().await?;
+        self.session.start_follow(from);
+        Ok(Follow { reading: Reading { client: self }, next: from })
+    }
+
+    /// A position of the primary's log that was taken after the call began, asked through any sidecar of the group.
+    pub async fn position(&mut self) -> Result<Position> {
+        self.session.check_follow("a position")?;
+        self.ask(&Request::Position).await?.position()
     }
 
     /// Returns once it is proved that this sidecar was still primary after the call began.
@@ -295,7 +317,7 @@ impl Client {
     }
 }
 
-/// A read or tail that borrows its client.
+/// A read, tail or follow that borrows its client.
 struct Reading<'c> {
     client: &'c mut Client,
 }
@@ -316,7 +338,7 @@ impl Records<'_> {
     pub async fn next_record(&mut self) -> Result<Option<(Lsn, &[u8])>> {
         match self.reading.client.wait(Session::next_item).await? {
             ReadItem::Record => Ok(Some(self.reading.client.session.take_record())),
-            ReadItem::CaughtUp | ReadItem::Ended => Ok(None),
+            _ => Ok(None),
         }
     }
 }
@@ -336,8 +358,9 @@ impl Tail<'_> {
                 self.next = lsn.next();
                 Ok(Some(Event::Record(lsn, payload)))
             }
-            ReadItem::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
-            ReadItem::Ended => Ok(None),
+            ReadItem::CaughtUp(next) => Ok(Some(Event::CaughtUp { next })),
+            // The session lets only a follow have lags and a turn.
+            ReadItem::Lag { .. } | ReadItem::Turn { .. } | ReadItem::Ended => Ok(None),
         }
     }
 
@@ -347,6 +370,48 @@ impl Tail<'_> {
     }
 
     /// Stops the tail, waits until the sidecar has confirmed it, and returns [`next_lsn`](Tail::next_lsn).
+    pub async fn stop(self) -> Result<Lsn> {
+        let next = self.next;
+        self.reading.client.session.stop_read();
+        self.reading.client.finish_read().await?;
+        Ok(next)
+    }
+}
+
+/// A follow. Dropped, it leaves the client usable, as [`Records`] does.
+pub struct Follow<'c> {
+    reading: Reading<'c>,
+    next: Lsn,
+}
+
+impl Follow<'_> {
+    /// Waits for what comes next. After a [`FollowEvent::Turn`], `None`: drop the follow, and append.
+    pub async fn next_event(&mut self) -> Result<Option<FollowEvent<'_>>> {
+        match self.reading.client.wait(Session::next_item).await? {
+            ReadItem::Record => {
+                let (lsn, payload) = self.reading.client.session.take_record();
+                self.next = lsn.next();
+                Ok(Some(FollowEvent::Record(lsn, payload)))
+            }
+            ReadItem::CaughtUp(next) => {
+                self.next = next;
+                Ok(Some(FollowEvent::CaughtUp { next }))
+            }
+            ReadItem::Lag { acked, behind, stale } => Ok(Some(FollowEvent::Lag { acked, behind, stale })),
+            ReadItem::Turn { epoch, next } => {
+                self.next = next;
+                Ok(Some(FollowEvent::Turn { epoch, next }))
+            }
+            ReadItem::Ended => Ok(None),
+        }
+    }
+
+    /// The record that a further follow would go on with.
+    pub fn next_lsn(&self) -> Lsn {
+        self.next
+    }
+
+    /// Stops the follow, waits until the sidecar has confirmed it, and returns [`next_lsn`](Follow::next_lsn).
     pub async fn stop(self) -> Result<Lsn> {
         let next = self.next;
         self.reading.client.session.stop_read();

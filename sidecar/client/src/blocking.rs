@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tailwind_protocol::ids::Lsn;
-use tailwind_protocol::socket::Request;
+use tailwind_protocol::socket::{READ_ANYWHERE, READ_TAIL, Request};
 
 use crate::session::{ReadItem, Reply, SEND_AT, Session};
-use crate::types::{Ack, Event, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
+use crate::types::{Ack, Event, FollowEvent, Options, PassedBarrier, Position, RoleInfo, Ticket, Welcome};
 use crate::{Error, Reserved, Result};
 
 /// Looks at the ring between two looks at the clock: both cost some 25 ns.
@@ -176,15 +176,41 @@ impl Client {
     /// Reads acknowledged records from `from` on, at most `limit` (0: all that there are now).
     pub fn read(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
         self.finish_read()?;
-        self.session.start_read(from, limit, false);
+        self.session.start_read(from, limit, 0);
+        Ok(Records { reading: Reading { client: self }, failed: false })
+    }
+
+    /// The same in any role of the sidecar: off the primary it ends at the last record of which this sidecar knows that it is
+    /// acknowledged, so that later ones may be missing. Needs a sidecar that can follow, as `follow` does.
+    pub fn read_anywhere(&mut self, from: Lsn, limit: u64) -> Result<Records<'_>> {
+        self.session.check_follow("a read anywhere")?;
+        self.finish_read()?;
+        self.session.start_read(from, limit, READ_ANYWHERE);
         Ok(Records { reading: Reading { client: self }, failed: false })
     }
 
     /// Reads acknowledged records from `from` on, and then new ones as they are acknowledged.
     pub fn tail(&mut self, from: Lsn) -> Result<Tail<'_>> {
         self.finish_read()?;
-        self.session.start_read(from, 0, true);
+        self.session.start_read(from, 0, READ_TAIL);
         Ok(Tail { reading: Reading { client: self }, next: from.max(Lsn(1)) })
+    }
+
+    /// Follows the log from `from` on, or with 0 from the first record that can be read, in any role of the sidecar, until it is primary and every record has been seen. Fails
+    /// with [`Error::Refused`] and [`ErrorCode::UnsupportedVersion`](crate::ErrorCode::UnsupportedVersion) at a sidecar of an
+    /// earlier release.
+    pub fn follow(&mut self, from: Lsn) -> Result<Follow<'_>> {
+        self.session.check_follow("a follow")?;
+        self.finish_read()?;
+        self.session.start_follow(from);
+        Ok(Follow { reading: Reading { client: self }, next: from })
+    }
+
+    /// A position of the primary's log that was taken after the call began, asked through any sidecar of the group. Needs a
+    /// sidecar that can follow, and a connection that does not.
+    pub fn position(&mut self) -> Result<Position> {
+        self.session.check_follow("a position")?;
+        self.ask(&Request::Position)?.position()
     }
 
     /// Returns once it is proved that this sidecar was still primary after the call began.
@@ -349,7 +375,7 @@ impl AsFd for Client {
     }
 }
 
-/// A read or tail that borrows its client. Dropped early it is stopped, and the client's next call waits until the
+/// A read, tail or follow that borrows its client. Dropped early it is stopped, and the client's next call waits until the
 /// sidecar has confirmed that.
 struct Reading<'c> {
     client: &'c mut Client,
@@ -375,7 +401,7 @@ impl Records<'_> {
         match self.reading.client.wait(Session::next_item)? {
             ReadItem::Record => Ok(Some(self.reading.client.session.take_record())),
             // Only a tail catches up; a read that says so has nothing more to give.
-            ReadItem::CaughtUp | ReadItem::Ended => Ok(None),
+            _ => Ok(None),
         }
     }
 }
@@ -409,8 +435,9 @@ impl Tail<'_> {
                 self.next = lsn.next();
                 Ok(Some(Event::Record(lsn, payload)))
             }
-            ReadItem::CaughtUp => Ok(Some(Event::CaughtUp { next: self.next })),
-            ReadItem::Ended => Ok(None),
+            ReadItem::CaughtUp(next) => Ok(Some(Event::CaughtUp { next })),
+            // The session lets only a follow have lags and a turn.
+            ReadItem::Lag { .. } | ReadItem::Turn { .. } | ReadItem::Ended => Ok(None),
         }
     }
 
@@ -420,6 +447,49 @@ impl Tail<'_> {
     }
 
     /// Stops the tail, waits until the sidecar has confirmed it, and returns [`next_lsn`](Tail::next_lsn).
+    pub fn stop(self) -> Result<Lsn> {
+        let next = self.next;
+        self.reading.client.session.stop_read();
+        self.reading.client.finish_read()?;
+        Ok(next)
+    }
+}
+
+/// A follow. Dropped, it leaves the client usable, as [`Records`] does.
+pub struct Follow<'c> {
+    reading: Reading<'c>,
+    next: Lsn,
+}
+
+impl Follow<'_> {
+    /// Waits for what comes next. After a [`FollowEvent::Turn`], `None`: drop the follow, and append. A time-out leaves the
+    /// follow as it was.
+    pub fn next_event(&mut self) -> Result<Option<FollowEvent<'_>>> {
+        match self.reading.client.wait(Session::next_item)? {
+            ReadItem::Record => {
+                let (lsn, payload) = self.reading.client.session.take_record();
+                self.next = lsn.next();
+                Ok(Some(FollowEvent::Record(lsn, payload)))
+            }
+            ReadItem::CaughtUp(next) => {
+                self.next = next;
+                Ok(Some(FollowEvent::CaughtUp { next }))
+            }
+            ReadItem::Lag { acked, behind, stale } => Ok(Some(FollowEvent::Lag { acked, behind, stale })),
+            ReadItem::Turn { epoch, next } => {
+                self.next = next;
+                Ok(Some(FollowEvent::Turn { epoch, next }))
+            }
+            ReadItem::Ended => Ok(None),
+        }
+    }
+
+    /// The record that a further follow would go on with.
+    pub fn next_lsn(&self) -> Lsn {
+        self.next
+    }
+
+    /// Stops the follow, waits until the sidecar has confirmed it, and returns [`next_lsn`](Follow::next_lsn).
     pub fn stop(self) -> Result<Lsn> {
         let next = self.next;
         self.reading.client.session.stop_read();

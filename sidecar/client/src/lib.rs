@@ -35,6 +35,33 @@
 //! # }
 //! ```
 //!
+//! # Warm standbys and readers
+//! A follow shows acknowledged records in any role of the sidecar, and ends when this sidecar is primary and its app has every
+//! record: what a standby app does all its life, so that it need not read the log when it takes over. `docs/readers.md` says
+//! what a follower may see.
+//!
+//! ```no_run
+//! use tailwind_client::{FollowEvent, Lsn, blocking::Client};
+//!
+//! # struct State { next: Lsn, ready: bool, stale: bool }
+//! # impl State { fn apply(&mut self, lsn: Lsn, _: &[u8]) { self.next = lsn.next(); } }
+//! # fn serve(client: &mut Client, state: &mut State) -> Result<(), tailwind_client::Error> { Ok(()) }
+//! # fn live(state: &mut State) -> Result<(), tailwind_client::Error> {
+//! let mut client = Client::connect("/run/tailwind/append.sock")?;
+//! let mut follow = client.follow(state.next)?;
+//! while let Some(event) = follow.next_event()? {
+//!     match event {
+//!         FollowEvent::Record(lsn, record) => state.apply(lsn, record),
+//!         FollowEvent::CaughtUp { .. } => state.ready = true,
+//!         FollowEvent::Lag { stale, .. } => state.stale = stale,
+//!         FollowEvent::Turn { .. } => break,
+//!     }
+//! }
+//! drop(follow);
+//! serve(&mut client, state)
+//! # }
+//! ```
+//!
 //! # After a failover
 //! [`Error::UnknownOutcome`] and [`Error::Disconnected`] leave open whether the appends in flight are in the log. Connect to
 //! the new primary (with [`Options::hold`], to be answered once there is one), read from the last acknowledged LSN + 1, compare
@@ -54,7 +81,7 @@ pub use error::Error;
 pub use reserved::Reserved;
 pub use tailwind_protocol::ids::{Epoch, Lsn};
 pub use tailwind_protocol::socket::{ErrorCode, Role};
-pub use types::{Ack, Event, Limits, Options, PassedBarrier, RoleInfo, Ticket, Welcome};
+pub use types::{Ack, Event, FollowEvent, Limits, Options, PassedBarrier, Position, RoleInfo, Ticket, Welcome};
 
 /// What the client's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -8,15 +8,17 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{
-    self, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Role, VERSION, decode_response, encode_batch,
+    self, BEHIND_UNKNOWN, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, Request, Response, Role, VERSION,
+    VERSION_FOLLOW, VERSION_MIN, decode_response, encode_batch,
 };
 
 use crate::buffer::{Inbox, Outbox};
 use crate::ring::Ring;
-use crate::types::{Ack, Limits, PassedBarrier, RoleInfo, Ticket, Welcome, known};
+use crate::types::{Ack, Limits, PassedBarrier, Position, RoleInfo, Ticket, Welcome, known};
 use crate::{Error, OUTSTANDING_APPENDS_MAX};
 
 /// Bytes that `submit` gathers before it offers them to the socket: one system call for hundreds of small records.
@@ -61,6 +63,7 @@ pub(crate) enum Reply {
     Synced(Lsn),
     Trimmed(Lsn),
     Status(String),
+    Position(Position),
 }
 
 impl Reply {
@@ -83,6 +86,10 @@ impl Reply {
     pub(crate) fn status(self) -> Result<String, Error> {
         if let Reply::Status(json) = self { Ok(json) } else { Err(mismatched()) }
     }
+
+    pub(crate) fn position(self) -> Result<Position, Error> {
+        if let Reply::Position(position) = self { Ok(position) } else { Err(mismatched()) }
+    }
 }
 
 fn mismatched() -> Error {
@@ -95,14 +102,26 @@ struct End {
     error: Option<Error>,
 }
 
-/// A read or tail that the sidecar has not ended yet.
+/// A read, tail or follow that the sidecar has not ended yet.
 struct Read {
     request: u64,
-    /// LSN of the next record to hand out.
+    /// It is a follow.
+    follows: bool,
+    /// LSN of the next record to hand out; 0 if a follow begins with the first that there is, and it is not known yet.
     next: Lsn,
     /// Its records are to be dropped.
     stopping: bool,
     found: Found,
+}
+
+impl Read {
+    /// This record comes next.
+    fn expect(&mut self, lsn: Lsn) -> Result<(), String> {
+        if self.next == Lsn(0) {
+            self.next = lsn;
+        }
+        if self.next == lsn { Ok(()) } else { Err(format!("record {lsn} where record {} is next", self.next)) }
+    }
 }
 
 /// What of a read stands at the front of the inbox, to be taken before anything behind it is decoded.
@@ -114,8 +133,10 @@ enum Found {
         at: usize,
         size: usize,
     },
-    CaughtUp,
-    Ended(Result<(), Error>),
+    /// To be handed out as it is; the read goes on.
+    News(ReadItem),
+    /// The last frame of the read.
+    Ended(Result<ReadItem, Error>),
 }
 
 /// Where bytes come from.
@@ -130,7 +151,18 @@ enum Way {
 pub(crate) enum ReadItem {
     /// A record: `take_record` hands it out.
     Record,
-    CaughtUp,
+    CaughtUp(Lsn),
+    /// Of a follow only.
+    Lag {
+        acked: Lsn,
+        behind: Option<Duration>,
+        stale: bool,
+    },
+    /// The end of a follow.
+    Turn {
+        epoch: Epoch,
+        next: Lsn,
+    },
     Ended,
 }
 
@@ -167,7 +199,7 @@ impl Session {
             end: None,
         };
         let flags = if hold { HELLO_HOLD } else { 0 } | if ring { HELLO_RING } else { 0 };
-        session.ask(&Request::Hello { version_min: VERSION, version_max: VERSION, flags });
+        session.ask(&Request::Hello { version_min: VERSION_MIN, version_max: VERSION, flags });
         session
     }
 
@@ -288,13 +320,34 @@ impl Session {
     }
 
     /// Starts a read. The caller has finished the one before.
-    pub(crate) fn start_read(&mut self, from: Lsn, limit: u64, tail: bool) {
+    pub(crate) fn start_read(&mut self, from: Lsn, limit: u64, flags: u32) {
+        // 0 asks for the first record that there is, where that may be unknown.
+        let next = if flags & READ_ANYWHERE != 0 { from } else { from.max(Lsn(1)) };
+        self.start(&Request::Read { from: next.0, limit, flags }, next, false);
+    }
+
+    /// Starts a follow, as `start_read`. The sidecar must know it.
+    pub(crate) fn start_follow(&mut self, from: Lsn) {
+        self.start(&Request::Follow { from: from.0 }, from, true);
+    }
+
+    fn start(&mut self, request: &Request<'_>, next: Lsn, follows: bool) {
         assert!(self.read.is_none(), "a read was not finished before the next one");
-        let next = from.max(Lsn(1));
-        let request = self.number();
-        let flags = if tail { READ_TAIL } else { 0 };
-        Request::Read { from: next.0, limit, flags }.encode(request, self.outbox.tail());
-        self.read = Some(Read { request, next, stopping: false, found: Found::Nothing });
+        let number = self.number();
+        request.encode(number, self.outbox.tail());
+        self.read = Some(Read { request: number, follows, next, stopping: false, found: Found::Nothing });
+    }
+
+    /// Refuses what follows and readers need at a sidecar that does not know it.
+    pub(crate) fn check_follow(&self, what: &str) -> Result<(), Error> {
+        let version = self.welcome.version;
+        if version >= VERSION_FOLLOW {
+            return Ok(());
+        }
+        let message = format!(
+            "{what} needs version {VERSION_FOLLOW} of the append socket, and this sidecar speaks version {version}: update it"
+        );
+        Err(Error::Refused { code: ErrorCode::UnsupportedVersion, message })
     }
 
     /// Ends the read that runs, if one does, and drops what still arrives. It is over once `finish_read` returns `Some`.
@@ -507,14 +560,14 @@ impl Session {
                     read.found = records;
                     return Ok(Some(ReadItem::Record));
                 }
-                Found::CaughtUp => {
+                Found::News(item) => {
                     self.decode();
-                    return Ok(Some(ReadItem::CaughtUp));
+                    return Ok(Some(item));
                 }
                 Found::Ended(outcome) => {
                     self.read = None;
                     self.decode();
-                    return outcome.map(|()| Some(ReadItem::Ended));
+                    return outcome.map(Some);
                 }
             }
             self.decode();
@@ -593,9 +646,19 @@ impl Session {
                 let found = Found::Records { left: records.len(), at: size - records.as_bytes().len(), size };
                 return self.on_records(request, Lsn(first), found, size).map(Some);
             }
-            Response::End { tailing, .. } => {
-                self.on_end(request, if tailing { Found::CaughtUp } else { Found::Ended(Ok(())) })
+            Response::End { next, tailing } => {
+                let found = match tailing {
+                    true => Found::News(ReadItem::CaughtUp(self.on_caught_up(request, Lsn(next))?)),
+                    false => Found::Ended(Ok(ReadItem::Ended)),
+                };
+                self.on_found(request, found);
             }
+            Response::Lag { acked, behind_ms, stale } => {
+                let behind = (behind_ms != BEHIND_UNKNOWN).then(|| Duration::from_millis(u64::from(behind_ms)));
+                self.check_follows(request, "a lag")?;
+                self.on_found(request, Found::News(ReadItem::Lag { acked: Lsn(acked), behind, stale }));
+            }
+            Response::Turn { epoch, next } => self.on_turn(request, Epoch(epoch), Lsn(next))?,
             Response::Error { code, fatal, retry_after_ms, message } => {
                 let error = Error::from_frame(code, retry_after_ms, message, self.role_info.primary.clone());
                 self.on_error(request, fatal, error);
@@ -605,7 +668,7 @@ impl Session {
                 self.role_changed = true;
             }
             Response::Wake => {}
-            Response::Welcome(socket::Welcome { version, .. }) if version != VERSION => {
+            Response::Welcome(socket::Welcome { version, .. }) if !(VERSION_MIN..=VERSION).contains(&version) => {
                 return Err(format!("a welcome in version {version}, which was not offered"));
             }
             Response::Welcome(welcome) => {
@@ -622,6 +685,9 @@ impl Session {
                 let json = json.to_owned();
                 self.on_reply(request, Ok(Reply::Status(json)));
             }
+            Response::Position { epoch, last } => {
+                self.on_reply(request, Ok(Reply::Position(Position { epoch: Epoch(epoch), last: Lsn(last) })));
+            }
         }
         Ok(Some(size))
     }
@@ -631,19 +697,49 @@ impl Session {
         let Some(read) = self.read.as_mut().filter(|read| read.request == request && !read.stopping) else {
             return Ok(size);
         };
-        if first != read.next {
-            return Err(format!("record {first} where record {} is next", read.next));
-        }
+        read.expect(first)?;
         read.found = found;
         Ok(0)
     }
 
-    fn on_end(&mut self, request: u64, found: Found) {
+    /// Everything has been handed out; the record to come.
+    fn on_caught_up(&mut self, request: u64, next: Lsn) -> Result<Lsn, String> {
+        match self.read.as_mut().filter(|read| read.request == request && !read.stopping) {
+            Some(read) => read.expect(next).map(|()| next),
+            None => Ok(next),
+        }
+    }
+
+    /// What of a read is not records; of a stopped one only the end counts.
+    fn on_found(&mut self, request: u64, found: Found) {
         let Some(read) = self.read.as_mut().filter(|read| read.request == request) else { return };
         match (read.stopping, found) {
             (false, found) => read.found = found,
             (true, Found::Ended(_)) => self.read = None,
             (true, _) => {}
+        }
+    }
+
+    /// The turn is the end of a follow that has handed out every record before it: whoever missed one must not append.
+    fn on_turn(&mut self, request: u64, epoch: Epoch, next: Lsn) -> Result<(), String> {
+        self.check_follows(request, "a turn")?;
+        if let Some(read) = self.read.as_mut().filter(|read| read.request == request && !read.stopping) {
+            read.expect(next).map_err(|why| format!("a turn: {why}"))?;
+        }
+        if (self.role_info.role, self.role_info.epoch) != (Role::Primary, epoch) {
+            self.role_info = RoleInfo { role: Role::Primary, epoch, last: next.prev(), primary: None };
+        }
+        self.on_found(request, Found::Ended(Ok(ReadItem::Turn { epoch, next })));
+        Ok(())
+    }
+
+    /// Fails if this is the request of a read that is no follow.
+    fn check_follows(&self, request: u64, what: &str) -> Result<(), String> {
+        match &self.read {
+            Some(read) if read.request == request && !read.follows => {
+                Err(format!("{what} in a read that is no follow"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -655,7 +751,7 @@ impl Session {
             self.in_flight.remove(place);
             self.answer(Ticket(request), Err(error));
         } else if self.read.as_ref().is_some_and(|read| read.request == request) {
-            self.on_end(request, Found::Ended(Err(error)));
+            self.on_found(request, Found::Ended(Err(error)));
         } else if request == self.requested && self.reply.is_none() {
             self.on_reply(request, Err(error));
         } else if fatal {

@@ -10,10 +10,11 @@ use crate::Error;
 /// How to connect and how to wait.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Have `connect` return only once the sidecar is primary: how a standby app waits for its promotion.
+    /// Have `connect` return only once the sidecar is primary: how a standby app that does not follow waits for its promotion. A
+    /// sidecar that only reads refuses it with [`Error::NotPrimary`].
     pub hold: bool,
     /// Longest that one call waits without hearing from the sidecar; then [`Error::TimedOut`]. `None`: as long as the
-    /// connection lives. It bounds the wait of `connect` with `hold`, and of a tail for its next record, as well.
+    /// connection lives. It bounds the wait of `connect` with `hold`, and of a tail or follow for its next event, as well.
     pub timeout: Option<Duration>,
     /// How long the blocking client polls for an answer before it sleeps. Spares the wake-up (some 10 µs) at the price of a
     /// busy core; zero, the default, sleeps at once. Ignored by the asynchronous client, and where there is only one core.
@@ -103,6 +104,16 @@ pub struct PassedBarrier {
     pub last: Lsn,
 }
 
+/// A position of the primary's log, taken after the call began: all that was acknowledged before is at or before `last`. Whoever
+/// has applied the records up to `last` may answer a request of that time as the primary would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The epoch of that primary.
+    pub epoch: Epoch,
+    /// The last acknowledged record there.
+    pub last: Lsn,
+}
+
 /// What a tail returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
@@ -111,6 +122,34 @@ pub enum Event<'a> {
     /// Every acknowledged record before `next` has been seen; new ones follow as they are acknowledged.
     CaughtUp {
         /// The record to come.
+        next: Lsn,
+    },
+}
+
+/// What a follow returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FollowEvent<'a> {
+    /// The next record. It is acknowledged, and never disappears.
+    Record(Lsn, &'a [u8]),
+    /// Every record before `next` has been seen of which this sidecar knows that it is acknowledged; new ones follow.
+    CaughtUp {
+        /// The record to come.
+        next: Lsn,
+    },
+    /// How old the view is: unasked, at most twice a second.
+    Lag {
+        /// The last acknowledged record that this sidecar knows.
+        acked: Lsn,
+        /// Everything that was acknowledged so long ago, and before, has been seen. `None` while that is unknown.
+        behind: Option<Duration>,
+        /// That is unknown, or longer than 300 ms: the records are many, or the primary is gone or out of sight.
+        stale: bool,
+    },
+    /// The end: every acknowledged record has been seen, and this sidecar is primary. The same client may append now.
+    Turn {
+        /// The epoch that it leads.
+        epoch: Epoch,
+        /// The record to come: that of the first append.
         next: Lsn,
     },
 }

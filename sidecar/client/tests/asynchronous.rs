@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fake::{Server, sidecar, sidecar_with_ring, with_backpressure};
 use tailwind_client::asynchronous::Client;
-use tailwind_client::{Error, Event, Lsn, Options};
+use tailwind_client::{Epoch, Error, Event, FollowEvent, Lsn, Options, Position};
 use tailwind_protocol::socket::{Request, Response};
 
 #[tokio::test]
@@ -49,6 +49,20 @@ async fn all_functions(server: Server, ring: bool) {
     reserved.bytes_mut().copy_from_slice(b"six");
     let ticket = reserved.submit();
     assert_eq!(client.wait_for(ticket).await.unwrap(), Lsn(6));
+
+    let mut follow = client.follow(Lsn(6)).await.unwrap();
+    assert_eq!(follow.next_event().await.unwrap(), Some(FollowEvent::Record(Lsn(6), b"six")));
+    assert_eq!(follow.next_lsn(), Lsn(7));
+    assert!(matches!(follow.next_event().await.unwrap(), Some(FollowEvent::Lag { acked: Lsn(6), stale: false, .. })));
+    assert_eq!(follow.next_event().await.unwrap(), Some(FollowEvent::Turn { epoch: Epoch(3), next: Lsn(7) }));
+    assert_eq!(follow.next_event().await.unwrap(), None);
+    drop(follow);
+    assert_eq!(client.append(b"seven").await.unwrap(), Lsn(7));
+    let mut records = client.read_anywhere(Lsn(7), 0).await.unwrap();
+    assert_eq!(records.next_record().await.unwrap(), Some((Lsn(7), &b"seven"[..])));
+    assert_eq!(records.next_record().await.unwrap(), None);
+    drop(records);
+    assert_eq!(client.position().await.unwrap(), Position { epoch: Epoch(3), last: Lsn(7) });
     drop(client);
     server.join();
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fake::{Peer, Server, WELCOME, sidecar, sidecar_with_ring, with_backpressure};
 use rustix::event::{PollFd, PollFlags, poll};
 use tailwind_client::blocking::Client;
-use tailwind_client::{Epoch, Error, Event, Lsn, Options, PassedBarrier, Role};
+use tailwind_client::{Epoch, Error, Event, FollowEvent, Lsn, Options, PassedBarrier, Position, Role};
 use tailwind_protocol::socket::{ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Welcome};
 
 const APPEND: Request<'static> = Request::Append { payload: b"x" };
@@ -73,6 +73,19 @@ fn all_functions(server: Server, ring: bool) {
     assert_eq!(client.append(b"six").unwrap(), Lsn(6));
     drop(client.tail(Lsn(1)).unwrap());
     assert_eq!(client.append(b"seven").unwrap(), Lsn(7));
+
+    let mut follow = client.follow(Lsn(6)).unwrap();
+    assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Record(Lsn(6), b"six")));
+    assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Record(Lsn(7), b"seven")));
+    let lag = FollowEvent::Lag { acked: Lsn(7), behind: Some(Duration::ZERO), stale: false };
+    assert_eq!(follow.next_event().unwrap(), Some(lag));
+    assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Turn { epoch: Epoch(3), next: Lsn(8) }));
+    assert_eq!(follow.next_event().unwrap(), None);
+    drop(follow);
+    assert_eq!(client.append(b"eight").unwrap(), Lsn(8));
+    let read: Vec<_> = client.read_anywhere(Lsn(7), 1).unwrap().map(Result::unwrap).collect();
+    assert_eq!(read, [(Lsn(7), b"seven".to_vec())]);
+    assert_eq!(client.position().unwrap(), Position { epoch: Epoch(3), last: Lsn(8) });
     drop(client);
     server.join();
 }
@@ -258,8 +271,10 @@ fn refused_hello_gives_the_reason() {
     assert!(matches!(error, Error::Retry { .. }), "{error}");
     let error = refused_hello(|_| {});
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-    let error = refused_hello(|peer| peer.send(1, Response::Welcome(Welcome { version: 2, ..WELCOME })));
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    for version in [0, 3] {
+        let error = refused_hello(move |peer| peer.send(1, Response::Welcome(Welcome { version, ..WELCOME })));
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    }
     let error = refused_hello(|peer| peer.send(1, Response::Trimmed { first: 1 }));
     assert!(matches!(error, Error::Protocol { .. }), "{error}");
     let error = Client::connect("/nonexistent/append.sock").err().unwrap();
@@ -272,7 +287,7 @@ fn refused_hello_gives_the_reason() {
 #[test]
 fn timeout_bounds_hold() {
     let server = Server::new(|mut peer| {
-        peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_HOLD | HELLO_RING });
+        peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: HELLO_HOLD | HELLO_RING });
         assert!(peer.next(|_, _| ()).is_none());
     });
     let options = Options { hold: true, timeout: Some(Duration::from_millis(20)), ..Options::default() };
@@ -445,7 +460,7 @@ fn spinning_gives_the_same_results() {
 #[test]
 fn a_client_may_do_without_a_ring() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
     });
     let options = Options { socket_only: true, ..Options::default() };
@@ -475,10 +490,10 @@ fn answers_in_the_ring_survive_their_sidecar() {
 #[test]
 fn a_ring_that_cannot_be_mapped_is_done_without() {
     let server = Server::new(|mut peer| {
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: HELLO_RING });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: HELLO_RING });
         peer.send(request, Response::Welcome(Welcome { ring: true, ..WELCOME }));
         let mut peer = peer.next_connection();
-        let request = peer.expect(Request::Hello { version_min: 1, version_max: 1, flags: 0 });
+        let request = peer.expect(Request::Hello { version_min: 1, version_max: 2, flags: 0 });
         peer.send(request, Response::Welcome(WELCOME));
         let request = peer.expect(APPEND);
         peer.send(request, Response::Ack { lsn: 10 });

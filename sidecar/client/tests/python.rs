@@ -6,8 +6,8 @@ mod fake;
 
 use std::process::Command;
 
-use fake::{Server, sidecar, with_backpressure};
-use tailwind_protocol::socket::{ErrorCode, Request, Response, Role};
+use fake::{Server, WELCOME, sidecar, with_backpressure};
+use tailwind_protocol::socket::{BEHIND_UNKNOWN, ErrorCode, READ_ANYWHERE, Request, Response, Role, Welcome};
 
 /// Runs `script` with `client` connected to the server. Without Python on this machine there is nothing to test.
 fn python(server: Server, script: &str) {
@@ -56,6 +56,9 @@ try:
     raise AssertionError("too large")
 except TooLarge:
     pass
+events = list(client.follow(6))
+assert events == [(6, b"x"), (7, b"seven"), Lag(7, 0.0, False), Turn(3, 8)]
+assert list(client.read_anywhere(7)) == [(7, b"seven")] and client.position() == Position(3, 7)
 with client as same:
     assert same.append(bytes(1 << 20)) == 8
 "#,
@@ -109,6 +112,87 @@ fails(client.barrier, NotPrimary, "NotPrimary")
 assert client.role.role == 2 and client.role.primary == "db-1"
 assert fails(client.status, Retry, "Busy").retry_after == 0.25
 fails(client.status, Error, "Busy")
+"#,
+    );
+}
+
+/// A standby's app from its start to its first append, with a follow that is left half-way before.
+#[test]
+fn a_follow_ends_with_the_turn() {
+    let server = Server::new(|mut peer| {
+        peer.welcome_with(Welcome { role: Role::Standby, epoch: 4, last: 0, primary: "db-1", ..WELCOME });
+        let request = peer.expect(Request::Follow { from: 5 });
+        peer.records(request, 5, &["five", "six"]);
+        assert_eq!(peer.expect(Request::Stop), request);
+        peer.send(request, Response::Lag { acked: 6, behind_ms: 1, stale: false });
+        peer.records(request, 7, &["seven"]);
+        peer.end(request, 8, false);
+        let request = peer.expect(Request::Follow { from: 6 });
+        peer.send(request, Response::Lag { acked: 0, behind_ms: BEHIND_UNKNOWN, stale: true });
+        peer.records(request, 6, &["six"]);
+        peer.end(request, 7, true);
+        peer.send(request, Response::Lag { acked: 6, behind_ms: 250, stale: false });
+        peer.send(request, Response::Turn { epoch: 5, next: 7 });
+        let request = peer.expect(Request::Append { payload: b"x" });
+        peer.send(request, Response::Ack { lsn: 7 });
+        let request = peer.expect(Request::Read { from: 7, limit: 1, flags: READ_ANYWHERE });
+        peer.records(request, 7, &["x"]);
+        peer.end(request, 8, false);
+    });
+    python(
+        server,
+        r#"
+follow = client.follow(5)
+assert next(follow) == (5, b"five")
+follow.close()
+events = list(client.follow(6))
+assert events == [Lag(0, None, True), (6, b"six"), CaughtUp(7), Lag(6, 0.25, False), Turn(5, 7)], events
+assert isinstance(events[-1], Turn) and client.role.role == 1 and client.role.primary == ""
+assert client.append(b"x") == 7
+assert list(client.read_anywhere(7, 1)) == [(7, b"x")]
+"#,
+    );
+}
+
+#[test]
+fn a_turn_that_leaves_a_gap_is_a_violation() {
+    let server = Server::new(|mut peer| {
+        peer.welcome();
+        let request = peer.expect(Request::Follow { from: 5 });
+        peer.records(request, 5, &["five"]);
+        peer.send(request, Response::Turn { epoch: 5, next: 7 });
+    });
+    python(
+        server,
+        r#"
+events = client.follow(5)
+assert next(events) == (5, b"five")
+try:
+    next(events)
+    raise AssertionError("a gap")
+except Disconnected as error:
+    assert "LSN 7 where LSN 6 is next" in str(error), error
+"#,
+    );
+}
+
+#[test]
+fn an_older_sidecar_is_not_asked_to_follow() {
+    let server = Server::new(|mut peer| {
+        peer.welcome_with(Welcome { version: 1, ..WELCOME });
+        let request = peer.expect(Request::Append { payload: b"x" });
+        peer.send(request, Response::Ack { lsn: 10 });
+    });
+    python(
+        server,
+        r#"
+for call in (lambda: client.follow(1), lambda: client.read_anywhere(1), client.position):
+    try:
+        call()
+        raise AssertionError("an older sidecar")
+    except Error as error:
+        assert error.code == "UnsupportedVersion" and "speaks version 1" in str(error), error
+assert client.append(b"x") == 10
 "#,
     );
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::board::{self, BoardIdentity, Freshness, Progress};
-use crate::config::{Configuration, MemberRef};
+use crate::config::{Configuration, MemberRef, Stamp};
 use crate::ids::{Epoch, LogId, Lsn, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
@@ -66,7 +66,7 @@ pub enum Input<'a> {
 }
 
 /// What a follower wants done. Each but the last four has one answer, and only the last of them is awaited.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Open a read channel to this member and have its board shared.
     Connect(Visit, LogId, MemberRef),
@@ -105,7 +105,7 @@ impl Lag {
 }
 
 /// The state of a follower.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Follower {
     config: Option<Configuration>,
     /// The record to hand out next.
@@ -129,7 +129,7 @@ pub struct Follower {
     over: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Visiting {
     visit: Visit,
     member: MemberRef,
@@ -147,7 +147,7 @@ struct Visiting {
 }
 
 /// What is awaited.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Task {
     Connect,
     Look,
@@ -160,7 +160,7 @@ enum Task {
 }
 
 /// Where the next record is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Unknown,
     /// In one of these copies, or behind them all.
@@ -172,7 +172,7 @@ enum Place {
 }
 
 /// A shared segment that is being read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OpenSegment {
     identity: SegmentIdentity,
     /// Where it ends, if it was closed when it was shared: what lies behind is not of the log.
@@ -183,18 +183,17 @@ struct OpenSegment {
 }
 
 impl Follower {
-    /// A follower that hands out the records from `next` on. It reads at most `landing` bytes at once, and begins with the
+    /// A follower that hands out the records from `next` on; with 0 from the first that there is. It reads at most `landing` bytes at once, and begins with the
     /// member at `turn` of the set, modulo its size.
     pub fn new(next: Lsn, landing: u32, turn: usize) -> Follower {
         assert!(landing > 0, "there is room for what is read");
         let revisit = (Duration::ZERO, REVISIT_MIN);
         let (visits, epoch, acked) = (0, Epoch(0), Lsn(0));
         let (config, covers, caught_up, visiting, over) = (None, None, false, None, false);
-        let next = next.max(Lsn(1));
         Follower { config, next, landing, turn, visits, epoch, acked, covers, caught_up, visiting, revisit, over }
     }
 
-    /// The record that is handed out next.
+    /// The record that is handed out next; 0 while it is to be the first that there is, and none is known.
     pub fn next(&self) -> Lsn {
         self.next
     }
@@ -202,6 +201,16 @@ impl Follower {
     /// The latest epoch of a board that it has believed.
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// The visit that is under way.
+    pub fn visit(&self) -> Option<Visit> {
+        self.visiting.as_ref().map(|visiting| visiting.visit)
+    }
+
+    /// Names the configuration that it has seen last.
+    pub fn knows(&self) -> Option<Stamp> {
+        self.config.as_ref().map(Configuration::stamp)
     }
 
     /// True while it waits for what this visit fetches.
@@ -334,7 +343,7 @@ impl Follower {
 
     fn on_tick(&mut self, now: Duration, out: &mut Vec<Output>) {
         match &self.visiting {
-            None if now >= self.revisit.0 => self.visit(now, out),
+            None if now >= self.revisit.0 => self.begin_visit(now, out),
             None => {}
             Some(visiting) => match visiting.task {
                 Task::Rest(until) if now >= until => self.do_next(now, Task::Look, out),
@@ -346,7 +355,7 @@ impl Follower {
         }
     }
 
-    fn visit(&mut self, now: Duration, out: &mut Vec<Output>) {
+    fn begin_visit(&mut self, now: Duration, out: &mut Vec<Output>) {
         let Some(config) = self.config.as_ref().filter(|config| !config.members.is_empty()) else { return };
         let member = config.members[self.turn % config.members.len()].clone();
         self.visits += 1;
@@ -416,6 +425,9 @@ impl Follower {
         if before.is_some_and(|before| progress.beat < before.beat || progress.acked < before.acked) {
             // An older line that came late.
             return self.rest_unless_still(now, out);
+        }
+        if self.next == Lsn(0) {
+            self.next = progress.first;
         }
         visiting.freshness.observe(posted, progress.beat);
         if before.is_none_or(|before| progress.beat > before.beat) {

@@ -1,4 +1,4 @@
-//! Messages of the control RPC that backups answer: JSON bodies over HTTP, mutual TLS between pods.
+//! Messages of the control RPC that backups answer, and one that primaries do: JSON bodies over HTTP, mutual TLS between pods.
 //!
 //! Sent by the sidecar, answered by the backup daemon. Grants and offers of the fabric are opaque here (`serde` values of
 //! the fabric crate), so the messages are generic over them. Paths and bodies are listed in `docs/protocol.md`.
@@ -37,6 +37,8 @@ pub mod path {
     pub const READ_CONNECT: &str = "/v1/read-connect";
     /// [`ShareRequest`](super::ShareRequest) → [`ShareReply`](super::ShareReply).
     pub const SHARE: &str = "/v1/share";
+    /// [`PositionRequest`](super::PositionRequest) → [`PositionReply`](super::PositionReply); asked of the primary's sidecar.
+    pub const POSITION: &str = "/v1/position";
     /// GET: an endless stream of newlines, one every heartbeat interval.
     pub const HEARTBEATS: &str = "/v1/heartbeats";
 }
@@ -179,6 +181,25 @@ pub struct SharedSegment<Grant> {
     pub closure: Option<Closure>,
     /// The fabric's grant.
     pub grant: Grant,
+}
+
+/// Tell how far the log is. Only the primary can: it proves first that it still is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PositionRequest {
+    /// The group.
+    pub group: GroupName,
+    /// The log, if the caller knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogId>,
+}
+
+/// A position of the log, taken after the request had come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PositionReply {
+    /// The epoch of the primary.
+    pub epoch: Epoch,
+    /// The last acknowledged record: whatever was acknowledged before the request is at or before it.
+    pub last: Lsn,
 }
 
 /// What a buffer is lent for.
@@ -474,6 +495,12 @@ pub enum Refusal {
         /// What is missing and where it is.
         why: String,
     },
+    /// The caller belongs to the group, and its role may not ask for this.
+    #[error("{why}")]
+    Forbidden {
+        /// What was asked for, and by which role.
+        why: String,
+    },
     /// The request makes no sense.
     #[error("bad request: {why}")]
     BadRequest {
@@ -495,6 +522,7 @@ impl Refusal {
             Refusal::Fenced { .. } | Refusal::NotFenced { .. } | Refusal::ClaimedBefore { .. } => 409,
             Refusal::WrongLog { .. } | Refusal::OtherMember { .. } => 421,
             Refusal::Unauthorized { .. } => 401,
+            Refusal::Forbidden { .. } => 403,
             Refusal::RetryLater { .. } => 503,
             Refusal::NoSuchCopy { .. } => 404,
             Refusal::Corrupt { .. } => 410,

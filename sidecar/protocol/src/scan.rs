@@ -254,7 +254,7 @@ fn sealed(bytes: &[u8], chain: Chain) -> Option<(Chain, Lag)> {
 }
 
 /// Scans a segment whose bytes come in pieces, the first from its beginning. Keeps only what is not part of a whole append.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PiecewiseScanner {
     identity: SegmentIdentity,
     /// What has been accepted; the default before the segment header is.

@@ -1,4 +1,4 @@
-//! Frames of the append socket: the bytes that an app and its sidecar exchange, version 1.
+//! Frames of the append socket: the bytes that an app and its sidecar exchange, versions 1 and 2.
 //!
 //! Called by the sidecar (decodes requests, encodes responses) and by the client library (the other way round).
 //! The same bytes are described for other languages in `docs/append-socket.md`. Integers are little-endian. Reserved bytes
@@ -8,8 +8,12 @@ use std::fmt;
 
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"TWAPPEND";
-/// The one version that exists.
-pub const VERSION: u16 = 1;
+/// Oldest version that is still spoken.
+pub const VERSION_MIN: u16 = 1;
+/// Newest version.
+pub const VERSION: u16 = 2;
+/// First version with [`Request::Follow`], [`Request::Position`], [`READ_ANYWHERE`] and [`Role::Reader`].
+pub const VERSION_FOLLOW: u16 = 2;
 /// Bytes of the header of every frame.
 pub const FRAME_HEADER_SIZE: usize = 16;
 /// Largest body of any frame: the largest segment's batch (64 MiB / 2). A server may announce less in its welcome.
@@ -30,6 +34,8 @@ mod kind {
     pub(super) const STATUS: u8 = 7;
     pub(super) const STOP: u8 = 8;
     pub(super) const WAKE: u8 = 9;
+    pub(super) const FOLLOW: u8 = 10;
+    pub(super) const POSITION: u8 = 11;
     pub(super) const SYNC: u8 = 16;
 
     pub(super) const WELCOME: u8 = 129;
@@ -42,6 +48,9 @@ mod kind {
     pub(super) const STATUS_REPORT: u8 = 136;
     pub(super) const ROLE: u8 = 137;
     pub(super) const WAKE_CLIENT: u8 = 138;
+    pub(super) const TURN: u8 = 139;
+    pub(super) const LAG: u8 = 140;
+    pub(super) const LOG_POSITION: u8 = 141;
     pub(super) const SYNCED: u8 = 143;
 }
 
@@ -53,8 +62,15 @@ pub const HELLO_RING: u32 = 2;
 const WELCOME_RING: u8 = 1;
 /// Flag of `Read`: after the last acknowledged record go on with new ones, until `Stop`.
 pub const READ_TAIL: u32 = 1;
+/// Flag of `Read`: whatever the sidecar's role. Off the primary, what was acknowledged last may be missing. Since version 2;
+/// version 1 ignores it.
+pub const READ_ANYWHERE: u32 = 2;
 /// Flag of `End`: the reader has caught up and the tail goes on.
 const END_TAILING: u8 = 1;
+/// Flag of `Lag`: the view is stale.
+const LAG_STALE: u32 = 1;
+/// [`Response::Lag::behind_ms`] while it is unknown.
+pub const BEHIND_UNKNOWN: u32 = u32::MAX;
 
 /// Who a sidecar is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +82,18 @@ pub enum Role {
     Standby = 2,
     /// On its way to become primary.
     Recovering = 3,
+    /// Serves reads and follows, and never becomes primary. Since version 2.
+    Reader = 4,
 }
 
 impl Role {
     fn from_byte(byte: u8) -> Option<Role> {
-        [Role::Primary, Role::Standby, Role::Recovering].into_iter().find(|r| *r as u8 == byte)
+        [Role::Primary, Role::Standby, Role::Recovering, Role::Reader].into_iter().find(|r| *r as u8 == byte)
+    }
+
+    /// What a client of this version is told: to those of version 1 a reader is a standby.
+    pub fn in_version(self, version: u16) -> Role {
+        if self == Role::Reader && version < VERSION_FOLLOW { Role::Standby } else { self }
     }
 }
 
@@ -80,6 +103,7 @@ impl fmt::Display for Role {
             Role::Primary => "primary",
             Role::Standby => "standby",
             Role::Recovering => "recovering",
+            Role::Reader => "reader",
         })
     }
 }
@@ -161,9 +185,16 @@ pub enum Request<'a> {
         from: u64,
         /// At most so many records; 0 for no limit.
         limit: u64,
-        /// [`READ_TAIL`].
+        /// [`READ_TAIL`] and [`READ_ANYWHERE`].
         flags: u32,
     },
+    /// Send acknowledged records from an LSN on, in any role, until this sidecar is primary. Since version 2.
+    Follow {
+        /// First record wanted; 0 for the first that can be read.
+        from: u64,
+    },
+    /// Answer with a position of the primary's log that was taken after this request came in. Since version 2.
+    Position,
     /// Answer once it is proved that this sidecar was primary after the request came in.
     Barrier,
     /// Answer once everything that was appended before is on disk at every member.
@@ -209,7 +240,8 @@ pub enum Response<'a> {
         /// The records.
         records: Batch<'a>,
     },
-    /// A read has ended or, with `tailing`, has caught up and goes on. Bears the number of the read, also when a stop ended it.
+    /// A read has ended or, with `tailing`, has caught up and goes on; the same of a follow. Bears its number, also when a stop
+    /// ended it.
     End {
         /// LSN that a further read would start at.
         next: u64,
@@ -248,6 +280,29 @@ pub enum Response<'a> {
         last: u64,
         /// Who is primary; empty if unknown.
         primary: &'a str,
+    },
+    /// A follow has ended: its client has every record, and this sidecar is primary.
+    Turn {
+        /// The epoch that this sidecar leads.
+        epoch: u64,
+        /// The record to come.
+        next: u64,
+    },
+    /// How old the view of a follow is. Comes unasked while it runs, at most twice a second.
+    Lag {
+        /// Last acknowledged record that this sidecar knows.
+        acked: u64,
+        /// Everything that was acknowledged so many milliseconds ago, and before, has been sent; [`BEHIND_UNKNOWN`].
+        behind_ms: u32,
+        /// That is unknown, or longer than 300 ms: the records are many, or the primary is gone or out of sight.
+        stale: bool,
+    },
+    /// A position of the primary's log.
+    Position {
+        /// The epoch of that primary.
+        epoch: u64,
+        /// The last acknowledged record there: all that was acknowledged before the request is at or before it.
+        last: u64,
     },
     /// Look at the ring, in which something has changed. Answers nothing: request 0.
     Wake,
@@ -507,9 +562,10 @@ pub fn read_append_header(header: &[u8; FRAME_HEADER_SIZE]) -> Option<(u64, usiz
     Some((u64::from_le_bytes(request), u32::from_le_bytes([l0, l1, l2, l3]) as usize))
 }
 
-/// Reads one request from the start of `bytes`. `None`: more bytes are needed. `body_max` bounds what is accepted.
-pub fn decode_request(bytes: &[u8], body_max: usize) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
-    decode(bytes, body_max, request_from)
+/// Reads one request from the start of `bytes`. `None`: more bytes are needed. `version` is the connection's, 0 before its
+/// hello: what came later is as unknown as it was then. `body_max` bounds what is accepted.
+pub fn decode_request(bytes: &[u8], version: u16, body_max: usize) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
+    decode(bytes, body_max, |body| request_from(body, version))
 }
 
 /// Reads one response from the start of `bytes`. `None`: more bytes are needed.
@@ -589,7 +645,7 @@ impl<'a> Body<'a> {
     }
 }
 
-fn request_from(mut body: Body<'_>) -> Result<Request<'_>, FrameError> {
+fn request_from(mut body: Body<'_>, version: u16) -> Result<Request<'_>, FrameError> {
     let request = match body.kind {
         kind::HELLO => {
             if body.take::<8>()? != MAGIC {
@@ -604,10 +660,17 @@ fn request_from(mut body: Body<'_>) -> Result<Request<'_>, FrameError> {
             batch => Request::Batch(batch),
         },
         kind::READ => {
-            let request = Request::Read { from: body.u64()?, limit: body.u64()?, flags: body.u32()? };
+            let known = if version < VERSION_FOLLOW { READ_TAIL } else { u32::MAX };
+            let request = Request::Read { from: body.u64()?, limit: body.u64()?, flags: body.u32()? & known };
             body.u32()?;
             request
         }
+        kind::FOLLOW if version >= VERSION_FOLLOW => {
+            let request = Request::Follow { from: body.u64()? };
+            body.u64()?;
+            request
+        }
+        kind::POSITION if version >= VERSION_FOLLOW => Request::Position,
         kind::BARRIER => Request::Barrier,
         kind::SYNC => Request::Sync,
         kind::TRIM => Request::Trim { below: body.u64()? },
@@ -662,6 +725,9 @@ fn response_from(mut body: Body<'_>) -> Result<Response<'_>, FrameError> {
             Response::Role { role, epoch: body.u64()?, last: body.u64()?, primary: body.text()? }
         }
         kind::WAKE_CLIENT => Response::Wake,
+        kind::TURN => Response::Turn { epoch: body.u64()?, next: body.u64()? },
+        kind::LAG => Response::Lag { acked: body.u64()?, behind_ms: body.u32()?, stale: body.u32()? & LAG_STALE != 0 },
+        kind::LOG_POSITION => Response::Position { epoch: body.u64()?, last: body.u64()? },
         unknown => return Err(FrameError::UnknownKind(unknown)),
     };
     body.end(response)
@@ -698,6 +764,11 @@ impl Request<'_> {
                 out.extend_from_slice(&flags.to_le_bytes());
                 out.extend_from_slice(&[0; 4]);
             }),
+            Request::Follow { from } => frame(out, kind::FOLLOW, 0, request, |out| {
+                out.extend_from_slice(&from.to_le_bytes());
+                out.extend_from_slice(&[0; 8]);
+            }),
+            Request::Position => frame(out, kind::POSITION, 0, request, |_| {}),
             Request::Barrier => frame(out, kind::BARRIER, 0, request, |_| {}),
             Request::Sync => frame(out, kind::SYNC, 0, request, |_| {}),
             Request::Trim { below } => {
@@ -761,6 +832,20 @@ impl Response<'_> {
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(&last.to_le_bytes());
                 out.extend_from_slice(primary.as_bytes());
+            }),
+            Response::Turn { epoch, next } => frame(out, kind::TURN, 0, request, |out| {
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(&next.to_le_bytes());
+            }),
+            Response::Lag { acked, behind_ms, stale } => frame(out, kind::LAG, 0, request, |out| {
+                let flags = if *stale { LAG_STALE } else { 0 };
+                out.extend_from_slice(&acked.to_le_bytes());
+                out.extend_from_slice(&behind_ms.to_le_bytes());
+                out.extend_from_slice(&flags.to_le_bytes());
+            }),
+            Response::Position { epoch, last } => frame(out, kind::LOG_POSITION, 0, request, |out| {
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(&last.to_le_bytes());
             }),
             Response::Wake => frame(out, kind::WAKE_CLIENT, 0, request, |_| {}),
         }

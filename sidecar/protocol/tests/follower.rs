@@ -423,6 +423,14 @@ fn a_trimmed_record_ends_it() {
 }
 
 #[test]
+fn begins_with_the_first_record_that_there_is() {
+    let logs = segments(&[10, 10]);
+    let mut scene = Scene::new(0, 4096, vec![Member::new(1, vec![open(&logs[1])])]);
+    scene.pass(BEAT);
+    scene.shows(&[&logs[1]]);
+}
+
+#[test]
 fn a_member_that_shares_something_else_is_left() {
     let logs = segments(&[10]);
     let mut liar = Member::new(1, vec![open(&logs[0])]);

@@ -101,7 +101,7 @@ proptest! {
     }
 
     #[test]
-    fn socket_request_with_plausible_headers(frames in vec(frame(0..10), 1..4)) {
+    fn socket_request_with_plausible_headers(frames in vec(frame(0..17), 1..4)) {
         targets::socket_request(&frames.concat());
     }
 
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn socket_response_with_plausible_headers(frames in vec(frame(128..139), 1..4)) {
+    fn socket_response_with_plausible_headers(frames in vec(frame(128..144), 1..4)) {
         targets::socket_response(&frames.concat());
     }
 }

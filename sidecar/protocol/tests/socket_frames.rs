@@ -36,7 +36,7 @@ fn run(records: &[impl AsRef<[u8]>]) -> Vec<u8> {
 }
 
 fn decode_request_all(bytes: &[u8]) -> Result<Option<Decoded<Request<'_>>>, FrameError> {
-    decode_request(bytes, FRAME_BODY_MAX)
+    decode_request(bytes, VERSION, FRAME_BODY_MAX)
 }
 
 const WELCOME: Welcome<'static> = Welcome {
@@ -75,6 +75,12 @@ fn requests_have_golden_bytes() {
             Request::Read { from: 7, limit: 100, flags: READ_TAIL },
             "18000000 04 00 0000 0400000000000000 | 0700000000000000 6400000000000000 01000000 00000000",
         ),
+        (
+            Request::Read { from: 7, limit: 0, flags: READ_ANYWHERE },
+            "18000000 04 00 0000 0400000000000000 | 0700000000000000 0000000000000000 02000000 00000000",
+        ),
+        (Request::Follow { from: 259 }, "10000000 0a 00 0000 0400000000000000 | 0301000000000000 0000000000000000"),
+        (Request::Position, "00000000 0b 00 0000 0900000000000000 |"),
         (Request::Barrier, "00000000 05 00 0000 0500000000000000 |"),
         (Request::Sync, "00000000 10 00 0000 0600000000000000 |"),
         (Request::Trim { below: 258 }, "08000000 06 00 0000 0600000000000000 | 0201000000000000"),
@@ -105,6 +111,22 @@ fn responses_have_golden_bytes() {
              0300000000000000 0100000000000000 0900000000000000",
         ),
         (Response::Wake, "00000000 8a 00 0000 0000000000000000 |"),
+        (
+            Response::Turn { epoch: 5, next: 260 },
+            "10000000 8b 00 0000 0400000000000000 | 0500000000000000 0401000000000000",
+        ),
+        (
+            Response::Lag { acked: 259, behind_ms: 258, stale: false },
+            "10000000 8c 00 0000 0400000000000000 | 0301000000000000 02010000 00000000",
+        ),
+        (
+            Response::Lag { acked: 0, behind_ms: BEHIND_UNKNOWN, stale: true },
+            "10000000 8c 00 0000 0400000000000000 | 0000000000000000 ffffffff 01000000",
+        ),
+        (
+            Response::Position { epoch: 3, last: 300 },
+            "10000000 8d 00 0000 0900000000000000 | 0300000000000000 2c01000000000000",
+        ),
         (Response::Ack { lsn: 10 }, "08000000 82 00 0000 0200000000000000 | 0a00000000000000"),
         (
             Response::Error { code: ErrorCode::Busy, fatal: true, retry_after_ms: 250, message: "full" },
@@ -126,6 +148,10 @@ fn responses_have_golden_bytes() {
         (
             Response::Role { role: Role::Standby, epoch: 4, last: 9, primary: "db-1" },
             "1c000000 89 00 0000 0000000000000000 | 02 00000000000000 0400000000000000 0900000000000000 64622d31",
+        ),
+        (
+            Response::Role { role: Role::Reader, epoch: 4, last: 9, primary: "" },
+            "18000000 89 00 0000 0000000000000000 | 04 00000000000000 0400000000000000 0900000000000000",
         ),
     ];
     for (frame, text) in golden {
@@ -166,8 +192,10 @@ fn every_error_code_and_role_keeps_its_number() {
         let frame = Response::Error { code, fatal: false, retry_after_ms: 0, message: "" };
         assert_eq!(decode_response(&response_bytes(1, &frame)).unwrap().unwrap().frame, frame);
     }
-    for (number, role) in [(1, Role::Primary), (2, Role::Standby), (3, Role::Recovering)] {
+    for (number, role) in [(1, Role::Primary), (2, Role::Standby), (3, Role::Recovering), (4, Role::Reader)] {
         assert_eq!(role as u8, number);
+        assert_eq!(role.in_version(VERSION), role);
+        assert_eq!(role.in_version(1) as u8, if number == 4 { 2 } else { number }, "to clients of version 1");
         let frame = Response::Role { role, epoch: 1, last: 1, primary: "" };
         assert_eq!(decode_response(&response_bytes(0, &frame)).unwrap().unwrap().frame, frame);
     }
@@ -186,18 +214,21 @@ fn documented(name: &str) -> Vec<u8> {
 fn encoder_writes_the_documented_example() {
     let two = run(&["first", "second"]);
     let requests = [
-        ("hello", 1, Request::Hello { version_min: 1, version_max: 1, flags: 0 }),
+        ("hello", 1, Request::Hello { version_min: 1, version_max: 2, flags: 0 }),
         ("append", 2, Request::Append { payload: b"hello" }),
         ("batch", 3, Request::Batch(Batch::new(2, &two).unwrap())),
         ("read", 4, Request::Read { from: 11, limit: 0, flags: READ_TAIL }),
         ("stop", 4, Request::Stop),
+        ("read anywhere", 2, Request::Read { from: 11, limit: 100, flags: READ_ANYWHERE }),
+        ("follow", 3, Request::Follow { from: 13 }),
+        ("position", 2, Request::Position),
     ];
     for (name, request, frame) in requests {
         assert_eq!(documented(name), request_bytes(request, &frame), "{name}");
     }
     let not_primary = "not the primary; appends go to db-1";
     let responses = [
-        ("welcome", 1, Response::Welcome(WELCOME)),
+        ("welcome", 1, Response::Welcome(Welcome { version: 2, ..WELCOME })),
         ("ack", 2, Response::Ack { lsn: 10 }),
         ("batch ack", 3, Response::Ack { lsn: 12 }),
         ("records", 4, Response::Records { first: 11, records: Batch::new(2, &two).unwrap() }),
@@ -209,6 +240,10 @@ fn encoder_writes_the_documented_example() {
             5,
             Response::Error { code: ErrorCode::NotPrimary, fatal: false, retry_after_ms: 0, message: not_primary },
         ),
+        ("lag", 3, Response::Lag { acked: 14, behind_ms: 2, stale: false }),
+        ("stale lag", 3, Response::Lag { acked: 14, behind_ms: 640, stale: true }),
+        ("turn", 3, Response::Turn { epoch: 5, next: 16 }),
+        ("log position", 2, Response::Position { epoch: 5, last: 17 }),
     ];
     for (name, request, frame) in responses {
         assert_eq!(documented(name), response_bytes(request, &frame), "{name}");
@@ -218,9 +253,9 @@ fn encoder_writes_the_documented_example() {
 #[test]
 fn frame_above_the_limit_is_refused_by_its_header() {
     let at_limit = hex("64000000 02 00 0000 0100000000000000");
-    assert_eq!(decode_request(&at_limit, 100), Ok(None));
+    assert_eq!(decode_request(&at_limit, VERSION, 100), Ok(None));
     let above = hex("65000000 02 00 0000 0100000000000000");
-    assert_eq!(decode_request(&above, 100), Err(FrameError::TooLong { length: 101, max: 100 }));
+    assert_eq!(decode_request(&above, VERSION, 100), Err(FrameError::TooLong { length: 101, max: 100 }));
     let huge = hex("ffffffff 82 00 0000 0100000000000000");
     assert_eq!(decode_response(&huge), Err(FrameError::TooLong { length: u32::MAX, max: FRAME_BODY_MAX }));
 }
@@ -230,12 +265,12 @@ fn unknown_and_wrong_direction_kinds_are_refused() {
     for kind in 0..=u8::MAX {
         let header = [0, 0, 0, 0, kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         let unknown = FrameError::UnknownKind(kind);
-        assert_eq!(
-            decode_request_all(&header).err() == Some(unknown.clone()),
-            !(1..=9).contains(&kind) && kind != 16,
-            "request {kind}"
-        );
-        let known = (129..=138).contains(&kind) || kind == 143;
+        for (version, newest) in [(0, 9), (1, 9), (2, 11)] {
+            let error = decode_request(&header, version, FRAME_BODY_MAX).err();
+            let known = (1..=newest).contains(&kind) || kind == 16;
+            assert_eq!(error == Some(unknown.clone()), !known, "request {kind} in version {version}");
+        }
+        let known = (129..=141).contains(&kind) || kind == 143;
         assert_eq!(decode_response(&header).err() == Some(unknown), !known, "response {kind}");
     }
 }
@@ -259,9 +294,23 @@ fn reserved_body_bytes_and_undefined_flags_are_ignored() {
     assert_eq!(decode_response(&end).unwrap().unwrap().frame, Response::End { next: 7, tailing: false });
 }
 
+/// As a sidecar that knows no later version takes it.
+#[test]
+fn read_anywhere_is_an_undefined_flag_in_version_1() {
+    let flags = READ_TAIL | READ_ANYWHERE;
+    let bytes = request_bytes(4, &Request::Read { from: 7, limit: 0, flags });
+    for (version, expected) in [(1, READ_TAIL), (2, flags)] {
+        let decoded = decode_request(&bytes, version, FRAME_BODY_MAX).unwrap().unwrap();
+        assert_eq!(decoded.frame, Request::Read { from: 7, limit: 0, flags: expected });
+    }
+}
+
 #[test]
 fn malformed_bodies_are_refused() {
     let requests = [
+        ("08000000 0a 00 0000 0100000000000000 | 0100000000000000", "too short"),
+        ("11000000 0a 00 0000 0100000000000000 | 0100000000000000 0000000000000000 00", "bytes left over"),
+        ("01000000 0b 00 0000 0100000000000000 | 00", "bytes left over"),
         ("10000000 01 00 0000 0100000000000000 | 5457415050454e45 0100 0100 00000000", "not an append-socket hello"),
         ("0f000000 01 00 0000 0100000000000000 | 5457415050454e44 0100 0100 000000", "too short"),
         ("01000000 05 00 0000 0100000000000000 | 00", "bytes left over"),
@@ -283,6 +332,10 @@ fn malformed_bodies_are_refused() {
         assert!(matches!(error, FrameError::Malformed { why, .. } if why == expected), "{text}: {error}");
     }
     let responses = [
+        ("0f000000 8b 00 0000 0100000000000000 | 0100000000000000 01000000000000", "too short"),
+        ("0c000000 8c 00 0000 0100000000000000 | 0100000000000000 01000000", "too short"),
+        ("11000000 8d 00 0000 0100000000000000 | 0100000000000000 0100000000000000 00", "bytes left over"),
+        ("18000000 89 00 0000 0000000000000000 | 05 00000000000000 0000000000000000 0000000000000000", "unknown role"),
         ("07000000 82 00 0000 0100000000000000 | 01000000000000", "too short"),
         ("08000000 83 00 0000 0100000000000000 | 0000 00 00 00000000", "unknown error code"),
         ("08000000 83 00 0000 0100000000000000 | 0d00 00 00 00000000", "unknown error code"),
@@ -350,7 +403,7 @@ struct Arbitrary {
 impl Arbitrary {
     fn request<'a>(&'a self, run: &'a [u8]) -> Request<'a> {
         let [a, b, c] = self.numbers;
-        match self.choice % 10 {
+        match self.choice % 12 {
             0 => Request::Hello { version_min: a as u16, version_max: b as u16, flags: c as u32 },
             1 => Request::Append { payload: self.text.as_bytes() },
             2 if !self.records.is_empty() => Request::Batch(Batch::new(self.records.len() as u32, run).unwrap()),
@@ -360,14 +413,16 @@ impl Arbitrary {
             6 => Request::Status,
             7 => Request::Stop,
             8 => Request::Sync,
+            9 => Request::Follow { from: a },
+            10 => Request::Position,
             _ => Request::Wake,
         }
     }
 
     fn response<'a>(&'a self, run: &'a [u8]) -> Response<'a> {
         let [a, b, c] = self.numbers;
-        let role = [Role::Primary, Role::Standby, Role::Recovering][(a % 3) as usize];
-        match self.choice % 11 {
+        let role = [Role::Primary, Role::Standby, Role::Recovering, Role::Reader][(a % 4) as usize];
+        match self.choice % 14 {
             0 => Response::Welcome(Welcome {
                 version: a as u16,
                 role,
@@ -397,6 +452,9 @@ impl Arbitrary {
             7 => Response::StatusReport { json: &self.text },
             9 => Response::Synced { lsn: a },
             8 => Response::Role { role, epoch: b, last: c, primary: &self.text },
+            10 => Response::Turn { epoch: a, next: b },
+            11 => Response::Lag { acked: a, behind_ms: b as u32, stale: c % 2 == 0 },
+            12 => Response::Position { epoch: a, last: b },
             _ => Response::Wake,
         }
     }
@@ -415,7 +473,7 @@ fn arbitrary() -> impl Strategy<Value = Arbitrary> {
 /// Bytes that look like a frame often enough to get past the header.
 fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     let body = proptest::collection::vec(prop_oneof![Just(0), 0..4u8, any::<u8>()], 0..80);
-    (prop_oneof![0..10u8, 128..140u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
+    (prop_oneof![0..17u8, 128..144u8], any::<u8>(), -3..4i32, body).prop_map(|(kind, flags, error, body)| {
         let length = (body.len() as i32 + error).max(0) as u32;
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend([kind, flags, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
@@ -504,8 +562,8 @@ proptest! {
 
     // A panic or a size beyond the input fails; so does a frame whose bytes do not say the same when written again.
     #[test]
-    fn decoders_never_panic_or_read_beyond_the_input(bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..100), frame_like()], body_max in 0..200usize) {
-        if let Ok(Some(decoded)) = decode_request(&bytes, body_max) {
+    fn decoders_never_panic_or_read_beyond_the_input(bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..100), frame_like()], version in 0..=VERSION, body_max in 0..200usize) {
+        if let Ok(Some(decoded)) = decode_request(&bytes, version, body_max) {
             prop_assert!(decoded.size <= bytes.len() && decoded.size <= FRAME_HEADER_SIZE + body_max);
             let again = request_bytes(decoded.request, &decoded.frame);
             prop_assert_eq!(decode_request_all(&again), Ok(Some(decoded)));

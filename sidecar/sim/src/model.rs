@@ -11,6 +11,7 @@ mod act;
 mod candidate;
 mod explore;
 mod fabric;
+mod follow;
 mod host;
 mod judge;
 mod lead;

@@ -66,6 +66,11 @@ fn detects_a_scan_without_checksums() {
 }
 
 #[test]
+fn detects_boards_before_acks() {
+    bites(named("followed, crash"), Wrong::BoardBeforeAck, "S3: a follower hands out");
+}
+
+#[test]
 fn detects_unreported_memory_loss() {
     bites(named("memory lost"), Wrong::MemoryLossUnnoticed, "S8");
 }

@@ -13,7 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,10 +37,14 @@ use super::memory::PoolBuffers;
 use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
 use super::status::{self, About};
+use crate::http::ReaderPaths;
 use crate::rpc::MEMBER_HEADER;
+use crate::tls::PeerRole;
 
 /// Segments being sent at a time: 4 × 64 MiB of memory at most, when they are checked first.
 const FETCHES_MAX: usize = 4;
+/// The same for readers: they take none of the former, however slowly they read, and [`FETCH_PIECE`] of memory each.
+const READER_FETCHES_MAX: usize = 4;
 /// Bytes of a segment handed to the connection at a time.
 const FETCH_PIECE: usize = 256 << 10;
 /// How often a fetch looks again when the copy moves from memory to disk under it.
@@ -59,6 +63,7 @@ pub(super) struct Service {
     pub(super) scrub: Arc<Scrub>,
     pub(super) quarantine: Arc<Quarantine>,
     fetches: Arc<Semaphore>,
+    reader_fetches: Arc<Semaphore>,
 }
 
 impl Service {
@@ -71,10 +76,14 @@ impl Service {
         quarantine: Arc<Quarantine>,
         heartbeat: Duration,
     ) -> Service {
-        let fetches = Arc::new(Semaphore::new(FETCHES_MAX));
-        Service { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches }
+        let [fetches, reader_fetches] = [FETCHES_MAX, READER_FETCHES_MAX].map(|max| Arc::new(Semaphore::new(max)));
+        Service { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches, reader_fetches }
     }
 }
+
+/// What readers may ask for: what reading takes, and what shows that the backup lives. Everything else is for sidecars alone.
+pub(super) const FOR_READERS: ReaderPaths =
+    &[path::READ_CONNECT, path::SHARE, path::FETCH, path::INVENTORY, path::HEARTBEATS];
 
 /// All routes, for authenticated callers.
 pub(super) fn control(service: Service) -> Router {
@@ -247,17 +256,22 @@ async fn share(
     Ok(Json(service.actor.share(request).await?))
 }
 
-/// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again.
-async fn fetch(State(service): State<Service>, Decoded(request): Decoded<FetchRequest>) -> Result<Response, Refused> {
-    let Ok(permit) = Arc::clone(&service.fetches).acquire_owned().await else {
-        unreachable!("the semaphore is never closed")
-    };
+/// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again. For readers it is
+/// never checked here, which would take its whole length in memory, and a scan: they check it themselves.
+async fn fetch(
+    State(service): State<Service>,
+    caller: Option<Extension<PeerRole>>,
+    Decoded(request): Decoded<FetchRequest>,
+) -> Result<Response, Refused> {
+    let is_reader = matches!(caller, Some(Extension(PeerRole::Reader)));
+    let fetches = if is_reader { &service.reader_fetches } else { &service.fetches };
+    let Ok(permit) = Arc::clone(fetches).acquire_owned().await else { unreachable!("the semaphore is never closed") };
     let mut failed_at = None;
     for _ in 0..FETCH_LOOKS {
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
         let ActorReply::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, buffers) = (Arc::clone(&service.disk), PoolBuffers(Arc::clone(&service.pool)));
-        let check = request.check;
+        let check = request.check && !is_reader;
         let look = move || match check {
             true => tailwind_backup::fetch(&disk, &buffers, place, &identity, &closure).map(Segment::checked),
             false => Unchecked::open(&disk, place, &identity, &closure).map(|copy| Segment::unchecked(copy, buffers)),

@@ -7,9 +7,10 @@ use std::io::{self, BufWriter, StdoutLock};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tailwind_client::blocking::Client;
 use tailwind_client::{Error, Event, Lsn, Welcome};
 
 use super::counted;
@@ -18,8 +19,13 @@ use super::target::Target;
 
 /// Bytes gathered before they are written, unless there is nothing to gather for.
 const OUTPUT_SIZE: usize = 64 << 10;
-/// How often a tail without news looks whether anybody still reads it.
-const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+/// How often a tail or follow without news looks whether anybody still reads it.
+pub(super) const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+/// The context of a failed write.
+pub(super) const WRITE: &str = "write to standard output";
+
+/// Where records go.
+pub(super) type Output = RecordWriter<BufWriter<StdoutLock<'static>>>;
 
 /// Where to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +44,15 @@ impl Start {
             Start::First => welcome.first.max(Lsn(1)),
             Start::Lsn(lsn) => lsn,
             Start::End => welcome.last.next(),
+        }
+    }
+
+    /// The same at a sidecar of any role, whose welcome may not know the log's end.
+    pub(super) fn lsn_anywhere(self, client: &mut Client) -> Result<Lsn, Error> {
+        match self {
+            Start::End => Ok(client.position()?.last.next()),
+            Start::First => Ok(Lsn(0)),
+            Start::Lsn(lsn) => Ok(lsn),
         }
     }
 }
@@ -77,7 +92,7 @@ pub struct OutputOptions {
 }
 
 impl OutputOptions {
-    fn writer(&self) -> anyhow::Result<RecordWriter<BufWriter<StdoutLock<'static>>>> {
+    pub(super) fn writer(&self) -> anyhow::Result<Output> {
         ensure!(
             !self.print_lsn || self.framing != OutputFraming::Length,
             "--print-lsn goes with --framing lines or hex: between lengths there is no room for it"
@@ -96,6 +111,10 @@ pub struct ReadOptions {
     /// Maximum number of records; 0 for all current records
     #[arg(long, default_value_t = 0, value_name = "N")]
     limit: u64,
+    /// Read at a sidecar of any role: the first that answers, if several sockets are given. Off the primary, the records that
+    /// were acknowledged last may be missing
+    #[arg(long)]
+    anywhere: bool,
     /// Output format.
     #[command(flatten)]
     looks: OutputOptions,
@@ -121,20 +140,25 @@ pub struct TailOptions {
 /// Reads what there is now.
 pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
-    let mut client = options.target.connect()?.client;
-    let from = options.from.lsn(client.welcome());
+    let mut client = if options.anywhere { options.target.connect_to_any()? } else { options.target.connect()?.client };
+    let from =
+        if options.anywhere { options.from.lsn_anywhere(&mut client)? } else { options.from.lsn(client.welcome()) };
     let mut next = from;
     let mut copy = || -> anyhow::Result<()> {
-        let mut records = client.read(from, options.limit)?;
+        let mut records = if options.anywhere {
+            client.read_anywhere(from, options.limit)?
+        } else {
+            client.read(from, options.limit)?
+        };
         while let Some((lsn, payload)) = records.next_record()? {
-            out.write(lsn, payload).context("write to standard output")?;
+            out.write(lsn, payload).context(WRITE)?;
             next = lsn.next();
         }
         Ok(())
     };
     let copied = copy();
     // What came before a failure is as true as ever.
-    out.flush().context("write to standard output")?;
+    out.flush().context(WRITE)?;
     copied.with_context(|| go_on(from, next))
 }
 
@@ -144,35 +168,37 @@ pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut client = options.target.connect()?.client;
     let from = options.from.lsn(client.welcome());
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
-    let mut tail = client.tail(from)?;
+    let mut next = from;
+    let copied = copy_tail(&mut client, &mut next, &mut out);
+    out.flush().context(WRITE)?;
+    copied.with_context(|| go_on(from, next))
+}
+
+/// Copies a tail from `next` on until it fails, or until nobody reads the output any more. `next` moves on with it.
+pub(super) fn copy_tail(client: &mut Client, next: &mut Lsn, out: &mut Output) -> anyhow::Result<()> {
+    let mut tail = client.tail(*next)?;
     loop {
-        let failed = match tail.next_event() {
+        match tail.next_event() {
             Ok(Some(Event::Record(lsn, payload))) => {
-                out.write(lsn, payload).context("write to standard output")?;
-                continue;
+                out.write(lsn, payload).context(WRITE)?;
+                *next = lsn.next();
             }
             // Nothing more for now: readers must not wait for the buffer to fill.
-            Ok(Some(Event::CaughtUp { .. })) => {
-                out.flush().context("write to standard output")?;
-                continue;
-            }
+            Ok(Some(Event::CaughtUp { .. })) => out.flush().context(WRITE)?,
+            Ok(None) => bail!("the sidecar has ended the tail"),
             Err(Error::TimedOut { .. }) => {
-                out.flush().context("write to standard output")?;
+                out.flush().context(WRITE)?;
                 if is_abandoned() {
                     return Ok(());
                 }
-                continue;
             }
-            Ok(None) => anyhow::anyhow!("the sidecar has ended the tail"),
-            Err(error) => error.into(),
-        };
-        out.flush().context("write to standard output")?;
-        return Err(failed.context(go_on(from, tail.next_lsn())));
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
 /// True when standard output is a pipe whose reader has gone.
-fn is_abandoned() -> bool {
+pub(super) fn is_abandoned() -> bool {
     let out = io::stdout();
     let mut fds = [PollFd::new(&out, PollFlags::empty())];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
@@ -180,7 +206,7 @@ fn is_abandoned() -> bool {
 }
 
 /// What a person needs to know after a failure.
-fn go_on(from: Lsn, next: Lsn) -> String {
+pub(super) fn go_on(from: Lsn, next: Lsn) -> String {
     match next.0 - from.0 {
         0 => format!("no record was read from LSN {from} on"),
         count => format!("written: {}, up to LSN {}; resume with --from {next}", counted(count, "record"), next.prev()),

@@ -59,6 +59,34 @@ struct SidecarStatus {
     appends_wait: Option<WaitStatus>,
     /// Members that lend no buffer for appends.
     refusals: Vec<RefusalStatus>,
+    /// Clients that read what members hold.
+    followers: u64,
+    /// How far the one of them is that is furthest behind.
+    follow: Option<FollowStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct FollowStatus {
+    from: String,
+    lsn: u64,
+    lag_ms: Option<u64>,
+    stale: bool,
+}
+
+impl fmt::Display for FollowStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at LSN {}", self.lsn)?;
+        match self.from.as_str() {
+            "" => f.write_str(", looking for a backup to read from")?,
+            from => write!(f, ", reading from {from}")?,
+        }
+        match self.lag_ms {
+            Some(lag) => write!(f, "; {lag} ms behind at most")?,
+            None => f.write_str("; how far behind is not known")?,
+        }
+        if self.stale { f.write_str(": stale") } else { Ok(()) }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -175,6 +203,9 @@ impl fmt::Display for SidecarStatus {
             self.rings,
             HumanCount(self.pending.unwrap_or_default())
         )?;
+        if let Some(follow) = &self.follow {
+            writeln!(f, "followers  {}; the slowest is {follow}", self.followers)?;
+        }
         if let Some(at) = &self.positions {
             let (flushed, acked, completed) = (&at.flushed, &at.acked, &at.completed);
             write!(f, "positions  flushed {flushed} ≤ acked {acked} ≤ completed {completed} ")?;
@@ -235,6 +266,20 @@ backup-1  catching up  1:0        10.0.0.2:7420
         let expected = "sidecar    db-0: recovering, epoch 4; the primary is unknown\n\
                         waiting    1 of 2 members answer; missing: b1\n";
         assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn a_reader_shows_how_far_it_follows() {
+        let text = |follow: &str| {
+            let json = format!(r#"{{"group":"db","sidecar":"db-0","role":"reader","followers":2,"follow":{follow}}}"#);
+            SidecarStatus::parse(&json).unwrap().to_string()
+        };
+        let current = text(r#"{"from":"b1","lsn":42,"lagMs":75,"stale":false}"#);
+        let line = "\nfollowers  2; the slowest is at LSN 42, reading from b1; 75 ms behind at most\n";
+        assert!(current.contains(line), "{current}");
+        let lost = text(r#"{"from":"","lsn":42,"stale":true}"#);
+        let line = "at LSN 42, looking for a backup to read from; how far behind is not known: stale\n";
+        assert!(lost.contains(line), "{lost}");
     }
 
     #[test]

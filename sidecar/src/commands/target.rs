@@ -31,7 +31,8 @@ pub struct Target {
     /// used [default: /run/tailwind/GROUP.sock]
     #[arg(long, env = "TAILWIND_SOCKET", value_name = "PATH", value_delimiter = ',')]
     socket: Vec<PathBuf>,
-    /// Wait until the sidecar runs and is primary, without a time limit: for scripts that may start first
+    /// Wait until the sidecar runs and is primary, without a time limit: for scripts that may start first. With follow and
+    /// --anywhere it need not be primary
     #[arg(long, env = "TAILWIND_WAIT", value_parser = FalseyValueParser::new())]
     wait: bool,
     /// Timeout for a reply; must exceed a failover of the group
@@ -94,6 +95,26 @@ impl Target {
         bail!("no sidecar is primary; use --wait to wait for one:{others}")
     }
 
+    /// Connects to the first sidecar that answers, whatever its role.
+    pub(super) fn connect_to_any(&self) -> anyhow::Result<Client> {
+        let sockets = self.sockets();
+        loop {
+            let mut others = String::new();
+            for socket in &sockets {
+                match connect(socket, false, Some(self.timeout())) {
+                    Ok(client) => return Ok(client),
+                    Err(error) if self.wait && is_passing(&error) => {}
+                    Err(error) if self.wait || sockets.len() == 1 => return Err(explain(socket, error)),
+                    Err(error) => others += &format!("\n  {}", explain(socket, error)),
+                }
+            }
+            if !self.wait {
+                bail!("no sidecar answers; use --wait to wait for one:{others}");
+            }
+            sleep(LOOK_AGAIN_AFTER);
+        }
+    }
+
     /// Connects to the primary once there is one.
     pub(super) fn wait_for_primary(&self) -> anyhow::Result<Primary> {
         let sockets = self.sockets();
@@ -108,6 +129,8 @@ impl Target {
                         return Ok(Primary { client, socket: socket.clone() });
                     }
                     Err(Error::TimedOut { .. }) => has_held = true,
+                    // A reader, which never becomes primary: only another sidecar could.
+                    Err(error @ Error::NotPrimary { .. }) if sockets.len() == 1 => return Err(explain(socket, error)),
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return Err(explain(socket, error)),
                 }

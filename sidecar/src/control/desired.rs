@@ -17,6 +17,8 @@ pub struct DesiredState {
     pub backups: Vec<(MemberId, String)>,
     /// The group is to have no primary.
     pub fenced: bool,
+    /// Sidecars that only read may do so.
+    pub may_read: bool,
     /// A person has accepted that the log may end early.
     pub accept_loss: Option<AcceptedLoss>,
     /// A person has ordered that this log is recovered from disks.

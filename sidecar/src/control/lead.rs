@@ -15,10 +15,11 @@ use tailwind_protocol::recovery::Reference;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::Context;
 use super::desired::DesiredState;
 use super::member::{MemberLink, survey};
 use super::seat::SeatTasks;
+use super::sources::Sources;
+use super::{Context, log};
 use crate::path::Command;
 use crate::primary_address;
 
@@ -64,11 +65,12 @@ pub async fn lead(
     let primary = Primary::new(config.clone(), rules, reference, getrandom::u64()?, Time(0), &mut first);
     let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
     tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "primary");
-    context.log.begin(primary.closed().clone());
+    let began = log::Term { epoch: config.epoch, first: primary.first_readable(), last: reference.last() };
+    context.log.begin(began, primary.closed().clone());
     // Every member holds the log: readers need not wait until the members have taken their seats.
-    let holders = config.members.iter().map(|member| Arc::new(MemberLink::new(context, &config, member.clone())));
-    context.log.set_sources(holders.collect());
+    context.log.set_sources(Sources::of(context, &config));
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
+    context.log.announce();
     let mut term = Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new() };
     let served = primary_address::Term::of(&term.config);
     if context.primary_address.is_some() {
@@ -200,9 +202,8 @@ impl Term {
     /// Closed segments are read from members of the set: a newcomer may not have them yet.
     fn refresh_sources(&self) {
         let in_set = |tasks: &&SeatTasks| self.config.members.contains(tasks.link().member());
-        self.context
-            .log
-            .set_sources(self.seats.values().filter(in_set).map(|tasks| Arc::clone(tasks.link())).collect());
+        let links = self.seats.values().filter(in_set).map(|tasks| tasks.link().as_ref());
+        self.context.log.set_sources(Sources::new(links));
     }
 
     fn tell(&self, input: Input) {

@@ -4,14 +4,13 @@
 //! everything before is fetched when it is wanted, from its [`Sources`].
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tailwind_fabric::SharedBuffer;
-use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
+use tokio::sync::watch;
 
-use super::member::MemberLink;
 use super::sources::Sources;
 
 /// Where a record is.
@@ -22,16 +21,28 @@ pub enum Location {
     Open(SegmentIdentity, SharedBuffer),
 }
 
+/// A term of leading. What a reader knew of the open end holds for one term only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// Its epoch: no two terms have the same.
+    pub epoch: Epoch,
+    /// The first record that could be read when it began.
+    pub first: Lsn,
+    /// The last record of the recovered log, which is acknowledged.
+    pub last: Lsn,
+}
+
 /// What readers look at.
 #[derive(Default)]
 pub struct LogView {
     inner: RwLock<Inner>,
-    /// Grows when this sidecar begins or ends to lead: odd while it leads. What a reader knew holds for one term only.
-    term: AtomicU64,
+    /// The term, once the append path is to lead it: who reads until then may append.
+    leading: watch::Sender<Option<Term>>,
 }
 
 #[derive(Default)]
 struct Inner {
+    term: Option<Term>,
     closed: VecDeque<(SegmentIdentity, Closure)>,
     open: VecDeque<(SegmentIdentity, SharedBuffer)>,
     sources: Option<Arc<Sources>>,
@@ -39,30 +50,39 @@ struct Inner {
 
 impl LogView {
     /// This sidecar begins to lead, with these closed segments.
-    pub fn begin(&self, closed: VecDeque<(SegmentIdentity, Closure)>) {
-        self.change(|inner| *inner = Inner { closed, open: VecDeque::new(), sources: None });
-        self.term.fetch_add(1, Ordering::AcqRel);
+    pub fn begin(&self, term: Term, closed: VecDeque<(SegmentIdentity, Closure)>) {
+        self.change(|inner| *inner = Inner { term: Some(term), closed, open: VecDeque::new(), sources: None });
+    }
+
+    /// The append path has been told to lead: wakes those who wait for it.
+    pub fn announce(&self) {
+        self.leading.send_replace(self.term());
     }
 
     /// This sidecar is no longer primary.
     pub fn end(&self) {
-        self.term.fetch_add(1, Ordering::AcqRel);
         self.change(|inner| *inner = Inner::default());
+        self.leading.send_replace(None);
     }
 
-    /// Names the present term for a reader that wants to know whether it still lasts.
-    pub fn term(&self) -> u64 {
-        self.term.load(Ordering::Acquire)
+    /// The present term, if this sidecar leads.
+    pub fn term(&self) -> Option<Term> {
+        self.look(|inner| inner.term)
     }
 
-    /// True while `term` is a term of leading and has not ended.
-    pub fn lasts(&self, term: u64) -> bool {
-        term % 2 == 1 && self.term() == term
+    /// True while this is the present term.
+    pub fn lasts(&self, term: Term) -> bool {
+        self.term() == Some(term)
+    }
+
+    /// The present term for those who may append once they have read everything: each change is seen.
+    pub fn leading(&self) -> watch::Receiver<Option<Term>> {
+        self.leading.subscribe()
     }
 
     /// Closed segments are fetched from these members from now on.
-    pub fn set_sources(&self, links: Vec<Arc<MemberLink>>) {
-        self.change(|inner| inner.sources = Some(Arc::new(Sources::new(links))));
+    pub fn set_sources(&self, sources: Sources) {
+        self.change(|inner| inner.sources = Some(Arc::new(sources)));
     }
 
     /// The members.

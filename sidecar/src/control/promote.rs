@@ -163,7 +163,8 @@ fn execute(context: &Arc<Context>, links: &Links, output: Output, tasks: &mut Jo
         Output::Install(config, member, identity, closure, holders) => {
             let link = links.get(&context, &config, &member);
             let holders = config.members.iter().filter(|member| holders.contains(&member.id));
-            let sources = Sources::new(holders.map(|holder| links.get(&context, &config, holder)).collect());
+            let holders: Vec<_> = holders.map(|holder| links.get(&context, &config, holder)).collect();
+            let sources = Sources::new(holders.iter().map(Arc::as_ref));
             tasks.spawn(async move {
                 let result = install(&context, &link, &sources, identity, closure).await;
                 Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result)

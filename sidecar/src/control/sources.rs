@@ -1,10 +1,10 @@
 //! Who gives closed segments: members, or whoever else still has them. Every byte is checked here, whoever brings it.
 //!
-//! Used by [`reader`](super::reader), and for copies that are made by [`promote`](super::promote) and [`seat`](super::seat).
-
-use std::sync::Arc;
+//! Used by [`ahead`](super::ahead) for reads and follows, and for copies that are made by [`promote`](super::promote) and
+//! [`seat`](super::seat).
 
 use bytes::Bytes;
+use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
@@ -28,13 +28,24 @@ pub trait Intake: Send {
 
 /// Who is asked first: members, which should have every closed segment.
 pub struct Sources {
-    links: Vec<Arc<MemberLink>>,
+    members: Vec<(MemberId, BackupClient)>,
 }
 
 impl Sources {
-    /// These members.
-    pub fn new(links: Vec<Arc<MemberLink>>) -> Sources {
-        Sources { links }
+    /// The members of these links.
+    pub fn new<'a>(links: impl IntoIterator<Item = &'a MemberLink>) -> Sources {
+        let client = |link: &MemberLink| (link.member().id.clone(), link.client().clone());
+        Sources { members: links.into_iter().map(client).collect() }
+    }
+
+    /// The members of this configuration.
+    pub fn of(context: &Context, config: &Configuration) -> Sources {
+        let members = config.members.iter();
+        Sources {
+            members: members
+                .map(|member| (member.id.clone(), context.backup(&member.id, Some(&member.control))))
+                .collect(),
+        }
     }
 
     /// A closed segment's bytes: see [`Sources::fetch_into`].
@@ -54,16 +65,16 @@ impl Sources {
     ) -> Result<I::Taken, String> {
         let request = FetchRequest { group: context.group.clone(), identity, closure, check: false };
         // Not in turn: a log of as many segments as there are members would be read from the same copies every time.
-        let first = random_below(self.links.len().max(1) as u64) as usize;
+        let first = random_below(self.members.len().max(1) as u64) as usize;
         let mut answers = Vec::new();
-        for nth in 0..self.links.len() {
-            let link = &self.links[(first + nth) % self.links.len()];
-            match fetch_from(context, &link.member().id, link.client(), &request, &intake).await {
+        for nth in 0..self.members.len() {
+            let (id, client) = &self.members[(first + nth) % self.members.len()];
+            match fetch_from(context, id, client, &request, &intake).await {
                 Ok(taken) => return Ok(taken),
                 Err(answer) => answers.push(answer),
             }
         }
-        let asked = |id: &MemberId| self.links.iter().any(|link| link.member().id == *id);
+        let asked = |id: &MemberId| self.members.iter().any(|(member, _)| member == id);
         for (id, _) in context.desired().backups.iter().filter(|(id, _)| !asked(id)) {
             match fetch_from(context, id, &context.backup(id, None), &request, &intake).await {
                 Ok(taken) => {

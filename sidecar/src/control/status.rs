@@ -4,13 +4,13 @@
 //! Asked by the HTTP endpoint and by [`control`](super).
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tailwind_crds::Positions;
-use tailwind_crds::names::ROLE_PRIMARY;
+use tailwind_crds::names::{ROLE_PRIMARY, ROLE_READER};
 use tailwind_crds::readiness::{AppendsWait, AppendsWaitFor, Readiness, Waiting, WaitsFor};
-use tailwind_crds::report::{Report, SidecarReport};
+use tailwind_crds::report::{FollowReport, Report, SidecarReport};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 
@@ -41,6 +41,11 @@ struct Status<'a> {
     /// Members that lend no buffer for appends: once the open segment is full, appends wait for them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refusals: Vec<MemberRefusal>,
+    /// Clients that read what members hold.
+    followers: usize,
+    /// How far the one of them is that is furthest behind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    follow: Option<FollowReport>,
     #[serde(flatten)]
     path: Option<Description>,
 }
@@ -70,6 +75,8 @@ pub async fn json(context: &Context) -> String {
         waiting: context.waits.told(),
         appends_wait: path.as_ref().and_then(|path| appends_wait(context, path)),
         refusals: context.refusals.told(),
+        followers: context.follows.count(),
+        follow: context.follows.report(Instant::now()),
         path,
     };
     serde_json::to_string(&status).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
@@ -93,6 +100,7 @@ pub async fn report(context: &Context) -> Option<Report<SidecarReport>> {
         positions: is_primary.then_some(Positions { first: path.first, acked: path.acked }),
         connected: is_primary.then(|| u8::try_from(path.connected).unwrap_or(u8::MAX)),
         appends_wait,
+        follow: context.follows.report(Instant::now()),
         role: path.role,
     };
     Some(Report::new(context.group.as_str(), context.me.id.as_str(), report))
@@ -159,6 +167,15 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.histogram("tailwind_promotion_fence_seconds", help, &times.fence);
     let help = "Time from there until every member held the log.";
     now.histogram("tailwind_promotion_repair_seconds", help, &times.repair);
+    now.gauge("tailwind_reader", "1 when this sidecar only reads.", is(ROLE_READER));
+    let follows = &context.follows;
+    now.gauge("tailwind_followers", "Clients that read the log from backups.", follows.count() as u64);
+    let help = "Records that clients have been sent from backups.";
+    now.counter("tailwind_followed_records_total", help, follows.records());
+    if let Some(lag) = follows.lag(Instant::now()) {
+        let help = "How old the view of the log is at most that clients are sent from backups.";
+        now.seconds("tailwind_follow_lag_seconds", help, lag);
+    }
     now.gauge("tailwind_clients", "Clients connected.", *shared.clients.borrow());
     now.gauge("tailwind_rings", "Clients that append through shared memory.", count(&shared.rings));
     now.gauge("tailwind_closed_segments", "Closed segments of the log.", closed_segments as u64);

@@ -11,6 +11,9 @@ use super::*;
 use crate::access::{Token, TokenOptions};
 use crate::tls::authority::{Authority, Files};
 
+/// What readers may ask the endpoint for.
+const READERS: ReaderPaths = &["/length"];
+
 /// An endpoint that is served until the test ends.
 struct Endpoint(SocketAddr);
 
@@ -34,7 +37,7 @@ async fn start(access: Access) -> Endpoint {
         .route("/length", post(|body: axum::body::Bytes| async move { body.len().to_string() }));
     let listener = http::listen((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(server(router, &access).serve(listener, std::future::pending()));
+    tokio::spawn(server(router, &access, READERS).serve(listener, std::future::pending()));
     Endpoint(address)
 }
 
@@ -119,21 +122,78 @@ async fn silent_connections_do_not_block_the_token() {
     expect(&mut authenticated, "hello").await;
 }
 
+impl Endpoint {
+    /// The answer to a request of this role.
+    async fn ask(&self, authority: &Authority, role: PeerRole, request: &str) -> String {
+        self.ask_with(authority, role, request, 0, b"").await
+    }
+
+    /// The same with a body, of which the length is announced.
+    async fn ask_with(
+        &self,
+        authority: &Authority,
+        role: PeerRole,
+        request: &str,
+        length: usize,
+        body: &[u8],
+    ) -> String {
+        let Files { ca, cert, key } = authority.issue(&format!("tailwind://db/{role}/a"));
+        let ours = Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), role).unwrap();
+        let name = rustls::pki_types::ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
+        let stream = self.connect().await;
+        let mut stream = ours.guard(PeerRole::Backup).connector().connect(name, stream).await.unwrap();
+        let head = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}
+
 #[tokio::test]
 async fn silent_connections_do_not_block_certificates() {
-    use rustls::pki_types::ServerName;
     let authority = Authority::new();
     let server = start(Access::Tls(tls(&authority))).await;
-    let Files { ca, cert, key } = authority.issue("tailwind://db/sidecar/a");
-    let ours = Tls::load(&ca, &cert, &key, &"db".parse().unwrap(), PeerRole::Sidecar).unwrap();
     let _silent = flood(&server).await;
-    let stream = server.connect().await;
-    let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
-    let mut stream = ours.guard(PeerRole::Backup).connector().connect(name, stream).await.unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    let answer = server.ask(&authority, PeerRole::Sidecar, "GET /").await;
     assert!(answer.ends_with("hello"), "{answer}");
+}
+
+#[tokio::test]
+async fn readers_may_ask_for_what_is_listed() {
+    let authority = Authority::new();
+    let server = start(Access::Tls(tls(&authority))).await;
+    for request in ["GET /healthz", "POST /length", "GET /length"] {
+        let [reader, sidecar] = [PeerRole::Reader, PeerRole::Sidecar];
+        let answer = server.ask(&authority, reader, request).await;
+        let status = answer.lines().next().map(str::to_owned);
+        assert_eq!(
+            status,
+            server.ask(&authority, sidecar, request).await.lines().next().map(str::to_owned),
+            "{request}"
+        );
+    }
+    for path in ["/", "/no/such/path", "/length/", "//length", "/%6cength", "/length/../", "/status"] {
+        let answer = server.ask(&authority, PeerRole::Reader, &format!("GET {path}")).await;
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("\"refused\":\"forbidden\""), "{path}: {answer}");
+        assert!(answer.contains("(reader)"), "{answer}");
+    }
+}
+
+/// Many readers that send at once take little memory.
+#[tokio::test]
+async fn readers_send_small_bodies() {
+    let authority = Authority::new();
+    let server = start(Access::Tls(tls(&authority))).await;
+    let small = Limits::default().guest_body_bytes;
+    let body = vec![b'x'; small + 1];
+    for (role, length) in [(PeerRole::Reader, small), (PeerRole::Sidecar, small + 1)] {
+        let answer = server.ask_with(&authority, role, "POST /length", length, &body[..length]).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with(&length.to_string()), "{role}: {answer}");
+    }
+    // Refused by what is announced, before any of it is sent.
+    let answer = server.ask_with(&authority, PeerRole::Reader, "POST /length", small + 1, b"").await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
 }
 
 #[tokio::test]

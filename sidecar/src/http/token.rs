@@ -8,13 +8,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tailwind_crds::report;
 use tailwind_protocol::rpc::Refusal;
-use tailwind_runtime::http::{CheckRequest, Connection};
+use tailwind_runtime::http::{CheckRequest, Connection, Standing};
 
 use super::response;
 use crate::access::Token;
 
 /// What anybody may ask: it changes nothing, and reveals neither records nor where members are.
-const OPEN: [&str; 4] = ["/healthz", "/readyz", "/metrics", report::PATH];
+pub(super) const OPEN: [&str; 4] = ["/healthz", "/readyz", "/metrics", report::PATH];
 /// Where a caller asks for the proof that the server knows the token, before it shows its own.
 pub(crate) const PROOF: &str = "/v1/proof";
 /// Holds the caller's nonce.
@@ -40,7 +40,7 @@ impl CheckRequest for Token {
             ));
         }
         if header(header::AUTHORIZATION.as_str()).is_some_and(|shown| self.admits(shown)) {
-            connection.authenticate();
+            connection.authenticate(Standing::Authenticated);
             return None;
         }
         let why = format!(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tailwind_protocol::ids::Position;
 use tailwind_protocol::layout::SegmentSize;
-use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, frame_size};
+use tailwind_protocol::socket::{ACK_FRAME_SIZE, ErrorCode, FRAME_HEADER_SIZE, Response, Role, frame_size};
 use tailwind_ring::BadPosition;
 
 use super::messages::ClientId;
@@ -24,6 +24,8 @@ const OUTBOX_SIZE: usize = INFLIGHT_MAX as usize * ACK_FRAME_SIZE;
 const OUTBOX_SLACK: usize = 64 << 10;
 /// Status requests of one connection that may wait for control.
 const STATUS_REQUESTS_MAX: u32 = 4;
+/// Positions of one connection that may be owed.
+const POSITION_REQUESTS_MAX: u32 = 8;
 /// Bytes requested from the socket in one read: enough for a thousand small appends per system call.
 const READ_SIZE: usize = 256 << 10;
 /// A connection is read from directly for so many turns after it fell silent; then `epoll` has to report it. An app that waits
@@ -41,10 +43,44 @@ pub struct DetachedConnection {
     pub received: Vec<u8>,
     /// Bytes to be sent first.
     pub unsent: Vec<u8>,
+    /// The version that its client speaks; 0 before the hello.
+    pub version: u16,
     /// Why the connection takes no append any more, if it does not.
     pub read_only: Option<ReadOnlyReason>,
-    /// The epoch in which it was handed over: in another one it takes no append either.
+    /// What its client knows of this sidecar.
+    pub known: KnownRole,
+}
+
+/// What a client knows of its sidecar's role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownRole {
+    /// The role.
+    pub role: Role,
+    /// The epoch of it.
     pub epoch: u64,
+    /// How often the sidecar had lost the role of primary by then.
+    pub losses: u64,
+}
+
+impl DetachedConnection {
+    /// One whose client has said nothing yet.
+    pub(super) fn fresh(stream: UnixStream) -> DetachedConnection {
+        let (received, unsent) = (Vec::new(), Vec::new());
+        DetachedConnection {
+            stream,
+            ring: None,
+            received,
+            unsent,
+            version: 0,
+            read_only: None,
+            known: KnownRole::NOTHING,
+        }
+    }
+}
+
+impl KnownRole {
+    /// Before the welcome.
+    const NOTHING: KnownRole = KnownRole { role: Role::Standby, epoch: 0, losses: 0 };
 }
 
 /// Why a connection takes no append and passes no barrier any more; its client has to connect again.
@@ -106,6 +142,8 @@ pub(super) struct Inbox {
 pub(super) struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
+    /// The version that its client speaks; 0 before the hello.
+    pub(super) version: u16,
     /// A hello has been answered.
     pub(super) greeted: bool,
     /// The hello that waits for this sidecar to become primary.
@@ -131,6 +169,8 @@ pub(super) enum Later {
     Barrier,
     /// That everything is on disk.
     Sync,
+    /// A position of the log.
+    Position,
     /// Control's answer to a status request.
     Status,
 }
@@ -149,7 +189,12 @@ impl ClientConnection {
             id,
             stream: detached.stream,
             inbox: Inbox::new(own, if has_ring { &[] } else { &detached.received }),
-            outbox: Outbox { bytes: unsent, read_only: detached.read_only, ..Outbox::default() },
+            outbox: Outbox {
+                bytes: unsent,
+                version: detached.version,
+                read_only: detached.read_only,
+                ..Outbox::default()
+            },
             ring: detached.ring,
             since: Instant::now(),
             busy: true,
@@ -162,16 +207,17 @@ impl ClientConnection {
     }
 
     /// Takes the connection apart, to hand it to the reader of this read.
-    pub(super) fn detach(mut self, epoch: u64, read: u64) -> DetachedConnection {
+    pub(super) fn detach(mut self, known: KnownRole, read: u64) -> DetachedConnection {
         self.release();
         let received = match &mut self.ring {
             Some(ring) => ring.hand_over(read),
             None => self.inbox.pending().to_vec(),
         };
         DetachedConnection {
-            epoch,
+            known,
             received,
             unsent: self.outbox.bytes[self.outbox.sent..].to_vec(),
+            version: self.outbox.version,
             read_only: self.outbox.read_only,
             ring: self.ring,
             stream: self.stream,
@@ -391,6 +437,11 @@ impl Outbox {
         self.owed[Later::Status as usize] < STATUS_REQUESTS_MAX
     }
 
+    /// True while another request for a position may be taken.
+    pub(super) fn may_ask_position(&self) -> bool {
+        self.owed[Later::Position as usize] < POSITION_REQUESTS_MAX
+    }
+
     /// True when nothing is owed: every append acknowledged, every barrier passed, every status request answered.
     pub(super) fn is_settled(&self) -> bool {
         self.owed == [0; LATER]
@@ -412,6 +463,12 @@ impl Outbox {
             self.sent = 0;
         }
         response.encode(request, &mut self.bytes);
+    }
+
+    /// Tells the client who this sidecar is now.
+    pub(super) fn announce_role(&mut self, role: Role, epoch: u64, last: u64, primary: &str) {
+        let role = role.in_version(self.version);
+        self.answer(0, &Response::Role { role, epoch, last, primary });
     }
 
     pub(super) fn refuse(&mut self, request: u64, code: ErrorCode, fatal: bool, retry_after_ms: u32, message: &str) {

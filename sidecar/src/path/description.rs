@@ -14,7 +14,7 @@ use super::{Path, RoleState};
 /// A primary's view of itself, for the status.
 #[derive(Clone, Debug, Serialize)]
 pub struct Description {
-    /// `primary`, `standby` or `recovering`.
+    /// `primary`, `standby`, `recovering` or `reader`.
     pub role: String,
     /// The epoch; 0 if unknown.
     pub epoch: u64,

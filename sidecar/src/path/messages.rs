@@ -6,6 +6,7 @@ use tailwind_fabric::{AppendBuffer, Channel, RemoteBuffer, SharedBuffer};
 use tailwind_protocol::ids::{Epoch, SegmentId};
 use tailwind_protocol::layout::SegmentIdentity;
 use tailwind_protocol::primary::{Input, Output, Primary, Seat};
+use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::Role;
 use tailwind_runtime::histogram::Histogram;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,7 +19,7 @@ use super::slots::SLOTS;
 pub enum Command {
     /// This sidecar is not primary now.
     Wait {
-        /// Standby or recovering.
+        /// Standby, recovering or reader.
         role: Role,
         /// The epoch as far as known.
         epoch: u64,
@@ -42,6 +43,10 @@ pub enum Command {
     Left,
     /// The answer to a client's status request.
     Answer(ClientId, u64, String),
+    /// Take a position of this primary's log, and prove it; an error says why there is none, for people.
+    TakePosition(oneshot::Sender<Result<PositionReply, String>>),
+    /// The answer to a client's request for a position.
+    AnswerPosition(ClientId, u64, Result<PositionReply, String>),
     /// Report the path's state.
     Describe(oneshot::Sender<Description>),
     /// Inform the clients and stop.
@@ -53,7 +58,7 @@ pub enum Command {
 /// seats a few answers, one for each client, and those of the term.
 pub const COMMANDS_MAX: usize = 1024;
 
-/// Requests of clients on their way to control: a read, or a few questions for the status, from each slot. What finds no room
+/// Requests of clients on their way to control: a read, or a few questions for the status or a position, from each slot. What finds no room
 /// stays in its client's inbox.
 const CLIENT_REQUESTS_MAX: usize = SLOTS * 4;
 
@@ -95,13 +100,36 @@ pub enum ClientRequest {
         request: u64,
         /// First record wanted.
         from: u64,
-        /// Most records wanted; 0 for no limit.
-        limit: u64,
-        /// Go on after the end.
-        tail: bool,
+        /// Up to where, and from where.
+        kind: ReadKind,
     },
     /// A client asked for the status.
     Status(ClientId, u64),
+    /// A client asked for a position of the primary's log, which is not here.
+    Position(ClientId, u64),
+}
+
+/// What a client wants to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadKind {
+    /// What there is.
+    Read {
+        /// Most records; 0 for no limit.
+        limit: u64,
+        /// Go on after the end.
+        tail: bool,
+        /// Also where this sidecar is not primary.
+        anywhere: bool,
+    },
+    /// The same in any role, going on after the end until this sidecar is primary.
+    Follow,
+}
+
+impl ReadKind {
+    /// True when the sidecar need not be primary.
+    pub fn is_anywhere(self) -> bool {
+        matches!(self, ReadKind::Follow | ReadKind::Read { anywhere: true, .. })
+    }
 }
 
 /// Names a connection; never given twice.

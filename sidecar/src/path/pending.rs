@@ -7,10 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tailwind_protocol::config::Time;
-use tailwind_protocol::ids::{Lsn, Position};
+use tailwind_protocol::ids::{Epoch, Lsn, Position};
 use tailwind_protocol::primary::Post;
+use tailwind_protocol::rpc::PositionReply;
 use tailwind_protocol::socket::{ErrorCode, Response};
 use tailwind_runtime::histogram::Histogram;
+use tokio::sync::oneshot;
 
 use super::connection::{ClientConnection, Later};
 use super::latency::Latency;
@@ -24,6 +26,8 @@ const APPENDS_MAX: usize = 64 << 10;
 /// Barriers that may wait, over all connections; one more waits in its connection's inbox.
 const BARRIERS_MAX: usize = 64;
 
+/// When it may be worth asking for a position again: a failover takes about as long.
+const POSITION_RETRY_MS: u32 = 500;
 /// Syncs that may wait, over all connections; one more waits in its connection's inbox.
 const SYNCS_MAX: usize = 64;
 
@@ -38,8 +42,26 @@ struct PendingAppend {
 
 struct PendingBarrier {
     after: Post,
-    client: ClientId,
-    request: u64,
+    asker: Asker,
+}
+
+/// Who waits for a barrier.
+pub(super) enum Asker {
+    /// A client that wants to know that this sidecar was primary.
+    Barrier(ClientId, u64),
+    /// A client that wants to know how far the log is.
+    Position(ClientId, u64),
+    /// The same for another process.
+    Control(Option<oneshot::Sender<Result<PositionReply, String>>>),
+}
+
+impl Asker {
+    fn client(&self) -> Option<ClientId> {
+        match self {
+            Asker::Barrier(client, _) | Asker::Position(client, _) => Some(*client),
+            Asker::Control(_) => None,
+        }
+    }
 }
 
 struct PendingSync {
@@ -117,8 +139,8 @@ impl Pending {
         self.latency.finish(acked, Instant::now(), times);
     }
 
-    pub(super) fn add_barrier(&mut self, after: Post, client: ClientId, request: u64) {
-        self.barriers.push(PendingBarrier { after, client, request });
+    pub(super) fn add_barrier(&mut self, after: Post, asker: Asker) {
+        self.barriers.push(PendingBarrier { after, asker });
     }
 
     pub(super) fn may_add_sync(&self) -> bool {
@@ -142,13 +164,18 @@ impl Pending {
 
     /// A connection is closed: its barriers and syncs are forgotten, its appends are not.
     pub(super) fn on_close(&mut self, client: &ClientConnection) {
-        self.barriers.retain(|barrier| barrier.client != client.id);
+        self.barriers.retain(|barrier| barrier.asker.client() != Some(client.id));
         self.syncs.retain(|sync| sync.client != client.id);
         if let (true, Some(last)) = (client.outbox.has_appends(), self.appends.back()) {
             // Perhaps another client's, and so a little later than needed.
             self.left_behind = last.end;
         }
     }
+}
+
+/// The answer to a request for a position that cannot be taken now.
+fn no_position(message: &str) -> Response<'_> {
+    Response::Error { code: ErrorCode::Unavailable, fatal: false, retry_after_ms: POSITION_RETRY_MS, message }
 }
 
 impl Path {
@@ -179,14 +206,30 @@ impl Path {
         let RoleState::Leading(replicator) = &mut self.state else { return };
         let Some(newest) = self.pending.barriers.last() else { return };
         replicator.probe(newest.after, now);
-        let passed = Response::BarrierPassed { epoch: self.epoch, last: self.counters.acked.load(Ordering::Relaxed) };
+        let (epoch, last) = (self.epoch, self.counters.acked.load(Ordering::Relaxed));
         let waiting = self.pending.barriers.len();
-        self.pending.barriers.retain(|barrier| {
+        self.pending.barriers.retain_mut(|barrier| {
             if !replicator.primary().passed(barrier.after) {
                 return true;
             }
-            if let Some(client) = self.clients.by_id(barrier.client) {
-                client.outbox.settle(Later::Barrier, barrier.request, &passed);
+            match &mut barrier.asker {
+                Asker::Barrier(client, request) => {
+                    if let Some(client) = self.clients.by_id(*client) {
+                        let passed = Response::BarrierPassed { epoch, last };
+                        client.outbox.settle(Later::Barrier, *request, &passed);
+                    }
+                }
+                Asker::Position(client, request) => {
+                    if let Some(client) = self.clients.by_id(*client) {
+                        let position = Response::Position { epoch, last };
+                        client.outbox.settle(Later::Position, *request, &position);
+                    }
+                }
+                Asker::Control(reply) => {
+                    // The caller may be gone.
+                    let position = PositionReply { epoch: Epoch(epoch), last: Lsn(last) };
+                    drop(reply.take().map(|reply| reply.send(Ok(position))));
+                }
             }
             false
         });
@@ -212,6 +255,31 @@ impl Path {
         });
     }
 
+    /// Takes a position of the log for another process.
+    pub(super) fn take_position(&mut self, reply: oneshot::Sender<Result<PositionReply, String>>) {
+        let refusal = match &self.state {
+            RoleState::Waiting { .. } => "not primary",
+            RoleState::Leading(replicator) if !replicator.is_ready() => "primary, and not ready for appends yet",
+            RoleState::Leading(_) if !self.pending.may_add_barrier() => "too many barriers wait already",
+            RoleState::Leading(replicator) => {
+                let barrier = replicator.primary().barrier();
+                return self.pending.add_barrier(barrier, Asker::Control(Some(reply)));
+            }
+        };
+        // The caller may be gone.
+        drop(reply.send(Err(refusal.to_owned())));
+    }
+
+    /// Passes on to a client what the primary has said.
+    pub(super) fn answer_position(&mut self, client: ClientId, request: u64, position: Result<PositionReply, String>) {
+        let Some(client) = self.clients.by_id(client) else { return };
+        let answer = match &position {
+            Ok(PositionReply { epoch, last }) => Response::Position { epoch: epoch.0, last: last.0 },
+            Err(why) => no_position(why),
+        };
+        client.outbox.settle(Later::Position, request, &answer);
+    }
+
     /// Refuses every append, barrier and sync that waits.
     pub(super) fn fail_pending(&mut self, message: &str) {
         self.pending.latency.forget();
@@ -222,9 +290,20 @@ impl Path {
             }
         }
         for barrier in self.pending.barriers.drain(..) {
-            if let Some(client) = self.clients.by_id(barrier.client) {
-                let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
-                client.outbox.settle(Later::Barrier, barrier.request, &refusal);
+            match barrier.asker {
+                Asker::Barrier(client, request) => {
+                    if let Some(client) = self.clients.by_id(client) {
+                        let refusal = refusal(ErrorCode::NotPrimary, "no longer primary");
+                        client.outbox.settle(Later::Barrier, request, &refusal);
+                    }
+                }
+                Asker::Position(client, request) => {
+                    if let Some(client) = self.clients.by_id(client) {
+                        client.outbox.settle(Later::Position, request, &no_position("no longer primary"));
+                    }
+                }
+                // The caller may be gone.
+                Asker::Control(reply) => drop(reply.map(|reply| reply.send(Err("no longer primary".to_owned())))),
             }
         }
         for sync in self.pending.syncs.drain(..) {

@@ -8,16 +8,17 @@ use tailwind_protocol::layout::{CHECKSUM_SIZE, RECORD_HEADER_SIZE};
 use tailwind_protocol::primary::Input;
 use tailwind_protocol::segment::{Payload, append_size};
 use tailwind_protocol::socket::{
-    BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_TAIL, Request, Response, Role, VERSION, Welcome,
-    announces_append, decode_request,
+    BATCH_RECORDS_MAX, Batch, ErrorCode, HELLO_HOLD, HELLO_RING, READ_ANYWHERE, READ_TAIL, Request, Response, Role,
+    VERSION, VERSION_MIN, Welcome, announces_append, decode_request,
 };
 use tailwind_ring::BadPosition;
 
 use super::connection::{ClientConnection, INFLIGHT_MAX, Inbox, Later, Outbox, ReadOnlyReason};
 use super::options::frame_body_max;
+use super::pending::Asker;
 use super::ring::ClientRing;
 use super::slots::{SLOTS, is_for_status, refuse_slot};
-use super::{ClientId, ClientRequest, Path, RoleState};
+use super::{ClientId, ClientRequest, Path, ReadKind, RoleState};
 
 /// What became of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ enum Outcome {
     /// Not now: leave it where it is and come back in a later turn.
     Later,
     /// The reader takes the connection from here, after this frame.
-    HandOver { request: u64, from: u64, limit: u64, tail: bool },
+    HandOver { request: u64, from: u64, kind: ReadKind },
 }
 
 /// The request and its client, which is out of its slot.
@@ -63,14 +64,14 @@ impl Path {
             match outcome {
                 Outcome::Later => break,
                 Outcome::Done => client.inbox.consume(size),
-                Outcome::HandOver { request, from, limit, tail } => {
+                Outcome::HandOver { request, from, kind } => {
                     client.inbox.consume(size);
                     self.sleeper.forget(client.fd());
                     self.batch_memory.leave(client.id, &client.inbox);
                     self.clients.give_to_reader();
-                    let detached = client.detach(self.epoch, request);
+                    let detached = client.detach(self.known_role(), request);
                     // Control is gone only when the process ends.
-                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, from, limit, tail }));
+                    drop(self.control.requests.try_send(ClientRequest::Read { detached, request, from, kind }));
                     return;
                 }
             }
@@ -118,7 +119,7 @@ impl Path {
         if context.outbox.closing || !context.outbox.may_answer() {
             return (Outcome::Later, 0);
         }
-        match decode_request(inbox.pending(), frame_body_max(self.options.segment_size)) {
+        match decode_request(inbox.pending(), context.outbox.version, frame_body_max(self.options.segment_size)) {
             Ok(None) if inbox.wants().is_some() && !may_be_large(inbox, context) => {
                 let message = "a frame as large as this must be a batch, and come after a hello";
                 self.refuse(context, ErrorCode::BadFrame, true, message);
@@ -146,7 +147,11 @@ impl Path {
                 self.refuse(context, ErrorCode::BadFrame, true, "the first frame must be a hello")
             }
             Request::Status if !context.outbox.may_ask_status() => Outcome::Later,
-            Request::Status | Request::Read { .. } if self.control.requests.capacity() == 0 => Outcome::Later,
+            Request::Status | Request::Read { .. } | Request::Follow { .. } | Request::Position
+                if self.control.requests.capacity() == 0 =>
+            {
+                Outcome::Later
+            }
             Request::Status => {
                 context.outbox.owe(Later::Status);
                 drop(self.control.requests.try_send(ClientRequest::Status(context.client, context.request)));
@@ -158,7 +163,12 @@ impl Path {
             Request::Barrier => self.on_barrier(context),
             Request::Sync => self.on_sync(context),
             Request::Trim { below } => self.on_trim(context, Lsn(*below)),
-            Request::Read { from, limit, flags } => self.on_read(context, *from, *limit, flags & READ_TAIL != 0),
+            Request::Read { from, limit, flags } => {
+                let (tail, anywhere) = (flags & READ_TAIL != 0, flags & READ_ANYWHERE != 0);
+                self.on_read(context, *from, ReadKind::Read { limit: *limit, tail, anywhere })
+            }
+            Request::Follow { from } => self.on_read(context, *from, ReadKind::Follow),
+            Request::Position => self.on_position(context),
             // Its read has ended by itself meanwhile; and this is awake.
             Request::Stop | Request::Wake => Outcome::Done,
         }
@@ -180,14 +190,22 @@ impl Path {
         if context.outbox.greeted || context.outbox.held.is_some() {
             return self.refuse(context, ErrorCode::BadFrame, true, "a second hello");
         }
-        if !versions.contains(&VERSION) {
-            let (oldest, newest) = versions.into_inner();
-            let message = format!("this sidecar supports version {VERSION}; the client supports {oldest} to {newest}");
+        let (oldest, newest) = versions.into_inner();
+        let version = newest.min(VERSION);
+        if version < oldest.max(VERSION_MIN) {
+            let message = format!(
+                "this sidecar supports versions {VERSION_MIN} to {VERSION}; the client supports {oldest} to {newest}"
+            );
             return self.refuse(context, ErrorCode::UnsupportedVersion, true, &message);
         }
         if hold && is_for_status(context.slot) {
             return self.refuse_slot(context);
         }
+        if hold && self.role() == Role::Reader {
+            let message = "this sidecar is a reader and never becomes primary: connect without hold, or elsewhere";
+            return self.refuse(context, ErrorCode::NotPrimary, true, message);
+        }
+        context.outbox.version = version;
         if hold && self.role() != Role::Primary {
             context.outbox.held = Some(context.request);
         } else {
@@ -208,8 +226,8 @@ impl Path {
         outbox.answer(
             request,
             &Response::Welcome(Welcome {
-                version: VERSION,
-                role: self.role(),
+                version: outbox.version,
+                role: self.role().in_version(outbox.version),
                 ring: ring.is_some(),
                 record_size_max: segment.record_size_max(),
                 batch_size_max: frame_body_max(self.options.segment_size) as u32,
@@ -296,6 +314,8 @@ impl Path {
     fn not_primary(&self, context: &mut RequestContext<'_>) -> Outcome {
         let message = match (self.role(), self.primary_name.as_str()) {
             (Role::Recovering, _) => "this sidecar is recovering the log; try again soon".to_owned(),
+            (Role::Reader, "") => "this sidecar only reads; who is primary is not known yet".to_owned(),
+            (Role::Reader, primary) => format!("this sidecar only reads; sidecar {primary} is primary"),
             (_, "") => "this sidecar is not primary; who is, is not known yet".to_owned(),
             (_, primary) => format!("this sidecar is not primary; sidecar {primary} is"),
         };
@@ -317,7 +337,7 @@ impl Path {
             return Outcome::Later;
         }
         context.outbox.owe(Later::Barrier);
-        self.pending.add_barrier(replicator.primary().barrier(), context.client, context.request);
+        self.pending.add_barrier(replicator.primary().barrier(), Asker::Barrier(context.client, context.request));
         Outcome::Done
     }
 
@@ -360,11 +380,42 @@ impl Path {
         Outcome::Done
     }
 
-    fn on_read(&mut self, context: &mut RequestContext<'_>, from: u64, limit: u64, tail: bool) -> Outcome {
-        let RoleState::Leading(_) = &self.state else { return self.not_primary(context) };
+    fn on_position(&mut self, context: &mut RequestContext<'_>) -> Outcome {
+        if !context.outbox.may_ask_position() {
+            return Outcome::Later;
+        }
+        match &self.state {
+            RoleState::Leading(replicator) => {
+                if !replicator.is_ready() {
+                    self.stall.refuse();
+                    return Outcome::Later;
+                }
+                if !self.pending.may_add_barrier() {
+                    return Outcome::Later;
+                }
+                let asker = Asker::Position(context.client, context.request);
+                self.pending.add_barrier(replicator.primary().barrier(), asker);
+            }
+            RoleState::Waiting { .. } => {
+                drop(self.control.requests.try_send(ClientRequest::Position(context.client, context.request)));
+            }
+        }
+        context.outbox.owe(Later::Position);
+        Outcome::Done
+    }
+
+    fn on_read(&mut self, context: &mut RequestContext<'_>, from: u64, kind: ReadKind) -> Outcome {
+        let leads = matches!(self.state, RoleState::Leading(_));
+        if !leads && !kind.is_anywhere() {
+            return self.not_primary(context);
+        }
         // Answers come in order: what was appended before the read is acknowledged before the first record.
         if !context.outbox.is_settled() || (context.ring.is_some() && context.outbox.waiting() > 0) {
             return Outcome::Later;
+        }
+        if !leads {
+            // Where the log begins and ends is not known here.
+            return Outcome::HandOver { request: context.request, from, kind };
         }
         // The app may be one that died and has returned: it must see everything of its earlier self that will ever land.
         let after = match context.outbox.read_after {
@@ -378,6 +429,9 @@ impl Path {
             return Outcome::Later;
         }
         context.outbox.read_after = None;
+        if from == 0 && kind.is_anywhere() {
+            return Outcome::HandOver { request: context.request, from, kind };
+        }
         let first = self.counters.first.load(Ordering::Relaxed);
         let acked = self.counters.acked.load(Ordering::Relaxed);
         if let Some(message) = beyond_the_end(from, acked) {
@@ -386,7 +440,7 @@ impl Path {
         if from < first {
             return self.refuse(context, ErrorCode::Trimmed, false, &trimmed(Lsn(from), first));
         }
-        Outcome::HandOver { request: context.request, from, limit, tail }
+        Outcome::HandOver { request: context.request, from, kind }
     }
 }
 
@@ -396,7 +450,7 @@ fn may_be_large(inbox: &Inbox, context: &RequestContext<'_>) -> bool {
 }
 
 /// Why a read cannot begin there, if it cannot.
-fn beyond_the_end(from: u64, acked: u64) -> Option<String> {
+pub(crate) fn beyond_the_end(from: u64, acked: u64) -> Option<String> {
     match (from, acked) {
         (0, _) => Some("cannot read from LSN 0: the first record of a log is LSN 1".to_owned()),
         (1, _) => None,

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use tailwind_protocol::segment::Payload;
 use tailwind_protocol::socket::{
-    FRAME_HEADER_SIZE, Request, WAKE_CLIENT_FRAME, decode_request, frame_size, read_append_header,
+    FRAME_HEADER_SIZE, Request, VERSION, WAKE_CLIENT_FRAME, decode_request, frame_size, read_append_header,
 };
 use tailwind_ring::{BadPosition, Consumer, Producer};
 
@@ -159,7 +159,7 @@ impl ClientRing {
         self.aside.extend_from_slice(bytes);
         let mut at = 0;
         // None of the frames that may come here has a body.
-        while let Some(decoded) = decode_request(&self.aside[at..], 0).map_err(|error| error.to_string())? {
+        while let Some(decoded) = decode_request(&self.aside[at..], VERSION, 0).map_err(|error| error.to_string())? {
             match decoded.frame {
                 Request::Stop => self.stopped = decoded.request,
                 Request::Wake => {}

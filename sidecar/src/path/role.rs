@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 
 use tailwind_protocol::ids::{Epoch, Position};
 use tailwind_protocol::primary::Primary;
-use tailwind_protocol::socket::{ErrorCode, Response, Role};
+use tailwind_protocol::socket::{ErrorCode, Role};
 
 use super::Path;
-use super::connection::ReadOnlyReason;
+use super::connection::{KnownRole, ReadOnlyReason};
 use super::replicator::Replicator;
 use super::stall::Stall;
 
@@ -41,12 +41,18 @@ impl Path {
         }
     }
 
+    /// What clients are told of it.
+    pub(super) fn known_role(&self) -> KnownRole {
+        KnownRole { role: self.role(), epoch: self.epoch, losses: self.losses }
+    }
+
     /// This sidecar is not, or no longer, primary: whatever waits will not be acknowledged here any more.
     pub(super) fn wait(&mut self, role: Role, epoch: u64, primary: String) {
         // Epochs only grow; 0 means that nothing new is known.
         let epoch = self.epoch.max(epoch);
         let changed = (self.role(), self.epoch, &self.primary_name) != (role, epoch, &primary);
         if let RoleState::Leading(_) = std::mem::replace(&mut self.state, RoleState::Waiting { role }) {
+            self.losses += 1;
             // Also those with nothing in flight: others may append meanwhile, and their apps do not know.
             for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
                 client.outbox.read_only = Some(ReadOnlyReason::RoleLost);
@@ -85,9 +91,8 @@ impl Path {
 
     fn announce_role(&mut self) {
         let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
-        let response = Response::Role { role, epoch, last, primary: &self.primary_name };
         for client in self.clients.iter_mut().filter(|client| client.outbox.greeted) {
-            client.outbox.answer(0, &response);
+            client.outbox.announce_role(role, epoch, last, &self.primary_name);
         }
     }
 }

@@ -11,7 +11,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use tailwind_protocol::ids::Position;
-use tailwind_protocol::socket::{ErrorCode, Response, Role};
+use tailwind_protocol::socket::{ErrorCode, Role};
 
 use super::Path;
 use super::connection::{ClientConnection, DetachedConnection, Outbox, ReadOnlyReason};
@@ -143,9 +143,7 @@ impl Path {
                         tracing::warn!(%error, "failed to make a client's socket non-blocking");
                         continue;
                     }
-                    let (received, unsent, read_only) = (Vec::new(), Vec::new(), None);
-                    let fresh = DetachedConnection { stream, ring: None, received, unsent, read_only, epoch: 0 };
-                    let client = self.connection(fresh);
+                    let client = self.connection(DetachedConnection::fresh(stream));
                     self.admit(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -179,18 +177,21 @@ impl Path {
     /// A connection comes back from the reader: it has kept its claim to a slot.
     pub(super) fn take_back(&mut self, detached: DetachedConnection) {
         self.on_left();
-        let epoch = detached.epoch;
+        let known = detached.known;
         let mut client = self.connection(detached);
         // What a dead client has left unread must not be taken after a read that was requested since.
         if !matches!(hung_up(std::iter::once((0, &client))), Ok(none) if none.is_empty()) {
             return;
         }
         client.outbox.greeted = true;
-        if self.role() != Role::Primary || epoch != self.epoch {
+        let now = self.known_role();
+        if (known.role, known.epoch) != (now.role, now.epoch) {
             // It was with the reader when the change of role was announced.
-            client.outbox.read_only.get_or_insert(ReadOnlyReason::RoleLost);
+            if known.role == Role::Primary || known.losses != now.losses {
+                client.outbox.read_only.get_or_insert(ReadOnlyReason::RoleLost);
+            }
             let (role, epoch, last) = (self.role(), self.epoch, self.counters.acked.load(Ordering::Relaxed));
-            client.outbox.answer(0, &Response::Role { role, epoch, last, primary: &self.primary_name });
+            client.outbox.announce_role(role, epoch, last, &self.primary_name);
         }
         let slot = self.clients.free_slot().expect("a connection keeps its claim to a slot while it reads");
         self.assign(slot, client);

@@ -38,7 +38,7 @@ fn client(address: SocketAddr) -> BackupClient {
 }
 
 fn serve(listener: TcpListener, router: Router) {
-    tokio::spawn(http::server(router, &Access::Token(token())).serve(listener, std::future::pending()));
+    tokio::spawn(http::server(router, &Access::Token(token()), &[]).serve(listener, std::future::pending()));
 }
 
 async fn serving(router: Router) -> BackupClient {

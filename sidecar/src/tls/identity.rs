@@ -1,4 +1,4 @@
-//! Who a certificate belongs to: `tailwind://<group>/sidecar/<name>` or `tailwind://<group>/backup/<name>`.
+//! Who a certificate belongs to: `tailwind://<group>/<role>/<name>`, where the role is `sidecar`, `backup` or `reader`.
 //!
 //! A URI among the certificate's subject alternative names, as SPIFFE does it; host names and addresses play no part,
 //! because pods change theirs. Read by [`tls`](super) on both sides of every connection.
@@ -11,13 +11,15 @@ use tailwind_protocol::ids::{GroupName, SidecarId};
 
 const SCHEME: &str = "tailwind://";
 
-/// What a process does in its group.
+/// What a process does in its group. What each may ask for is in docs/security.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerRole {
     /// Primary or standby: it may ask backups and listen to a primary.
     Sidecar,
     /// It lends memory.
     Backup,
+    /// It reads the log, and changes nothing.
+    Reader,
 }
 
 /// The owner of a certificate.
@@ -44,34 +46,40 @@ pub enum IdentityError {
         wanted: String,
     },
     /// It names somebody else.
-    #[error("belongs to {found}, but group {group} and role {role} are needed here")]
+    #[error("belongs to {found}, but group {group} and role {roles} are needed here")]
     SomebodyElse {
         /// Who it names.
         found: String,
         /// The group needed.
         group: GroupName,
-        /// The role needed.
-        role: PeerRole,
+        /// The roles of which one is needed.
+        roles: String,
     },
 }
 
 impl Identity {
-    /// The identity of this group and role in the certificate. Its chain is checked elsewhere.
+    /// The identity of this group and one of these roles in the certificate; of the first of them, if it has several. Its
+    /// chain is checked elsewhere.
     pub fn admit(
         certificate: &CertificateDer<'_>,
         group: &GroupName,
-        role: PeerRole,
+        roles: &[PeerRole],
     ) -> Result<Identity, IdentityError> {
         let parsed = webpki::EndEntityCert::try_from(certificate)
             .map_err(|error| IdentityError::Unreadable(error.to_string()))?;
         let ours: Vec<&str> = parsed.valid_uri_names().filter(|uri| uri.starts_with(SCHEME)).collect();
-        let mut identities = ours.iter().filter_map(|uri| uri.parse::<Identity>().ok());
-        if let Some(identity) = identities.find(|identity| identity.group == *group && identity.role == role) {
-            return Ok(identity);
+        let identities = ours.iter().filter_map(|uri| uri.parse::<Identity>().ok());
+        let identities: Vec<Identity> = identities.filter(|identity| identity.group == *group).collect();
+        if let Some(identity) = roles.iter().find_map(|role| identities.iter().find(|found| found.role == *role)) {
+            return Ok(identity.clone());
         }
+        let roles = roles.iter().map(PeerRole::to_string).collect::<Vec<_>>();
         match ours.as_slice() {
-            [] => Err(IdentityError::Nobody { wanted: format!("{SCHEME}{group}/{role}/") }),
-            found => Err(IdentityError::SomebodyElse { found: found.join(" and "), group: group.clone(), role }),
+            [] => Err(IdentityError::Nobody { wanted: format!("{SCHEME}{group}/{}/", roles.join("|")) }),
+            found => {
+                let (found, roles) = (found.join(" and "), roles.join(" or "));
+                Err(IdentityError::SomebodyElse { found, group: group.clone(), roles })
+            }
         }
     }
 }
@@ -88,9 +96,10 @@ impl FromStr for Identity {
         let role = match role {
             "sidecar" => PeerRole::Sidecar,
             "backup" => PeerRole::Backup,
+            "reader" => PeerRole::Reader,
             _ => return Err(()),
         };
-        // Names of sidecars and backups follow one rule; this checks it.
+        // Names of all of them follow one rule; this checks it.
         let name = name.parse::<SidecarId>().map_err(|_| ())?;
         Ok(Identity { group: group.parse().map_err(|_| ())?, role, name: name.into() })
     }
@@ -107,6 +116,7 @@ impl fmt::Display for PeerRole {
         f.write_str(match self {
             PeerRole::Sidecar => "sidecar",
             PeerRole::Backup => "backup",
+            PeerRole::Reader => "reader",
         })
     }
 }
@@ -117,7 +127,7 @@ mod tests {
 
     #[test]
     fn an_identity_is_its_uri() {
-        for uri in ["tailwind://db/sidecar/app-0", "tailwind://db.east/backup/b1"] {
+        for uri in ["tailwind://db/sidecar/app-0", "tailwind://db.east/backup/b1", "tailwind://db/reader/feed-0"] {
             assert_eq!(uri.parse::<Identity>().unwrap().to_string(), uri);
         }
         for bad in [

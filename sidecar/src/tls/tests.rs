@@ -42,10 +42,7 @@ async fn a_sidecar_and_a_backup_of_one_group_connect() {
     let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
     assert_eq!(backup.identity().to_string(), BACKUP);
-    assert_eq!(
-        meet(sidecar.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await,
-        (Ok(()), Ok(()))
-    );
+    assert_eq!(meet(sidecar.guard(PeerRole::Backup).connector(), backup.acceptor()).await, (Ok(()), Ok(())));
 }
 
 #[tokio::test]
@@ -53,10 +50,7 @@ async fn a_standby_accepts_a_primary() {
     let authority = Authority::new();
     let standby = load(&authority.issue("tailwind://db/sidecar/app-1"), "db", PeerRole::Sidecar).unwrap();
     let primary = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
-    assert_eq!(
-        meet(standby.guard(PeerRole::Sidecar).connector(), primary.guard(PeerRole::Sidecar).acceptor()).await,
-        (Ok(()), Ok(()))
-    );
+    assert_eq!(meet(standby.guard(PeerRole::Sidecar).connector(), primary.acceptor()).await, (Ok(()), Ok(())));
 }
 
 #[tokio::test]
@@ -64,17 +58,47 @@ async fn a_client_of_the_wrong_group_or_role_is_refused() {
     let authority = Authority::new();
     let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
     let stranger = load(&authority.issue("tailwind://other/sidecar/app-0"), "other", PeerRole::Sidecar).unwrap();
-    let (client, server) =
-        meet(stranger.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
+    let (client, server) = meet(stranger.guard(PeerRole::Backup).connector(), backup.acceptor()).await;
     assert!(client.unwrap_err().contains("certificate of the other side"), "the client looks first");
     assert!(server.is_err());
 
     let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", PeerRole::Backup).unwrap();
-    let (client, server) =
-        meet(other_backup.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
+    let (client, server) = meet(other_backup.guard(PeerRole::Backup).connector(), backup.acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("tailwind://db/backup/b1") && why.contains("role sidecar"), "{why}");
     assert!(client.is_err(), "not a byte comes back");
+}
+
+#[tokio::test]
+async fn a_reader_calls_and_is_never_called() {
+    let authority = Authority::new();
+    let reader = load(&authority.issue("tailwind://db/reader/feed-0"), "db", PeerRole::Reader).unwrap();
+    for (uri, role) in [(BACKUP, PeerRole::Backup), (SIDECAR, PeerRole::Sidecar)] {
+        let server = load(&authority.issue(uri), "db", role).unwrap();
+        assert_eq!(meet(reader.guard(role).connector(), server.acceptor()).await, (Ok(()), Ok(())));
+        let (client, _) = meet(server.guard(role).connector(), reader.acceptor()).await;
+        assert!(client.unwrap_err().contains("tailwind://db/reader/feed-0"), "it passes for a {role}");
+    }
+    let why = load(&authority.issue("tailwind://db/reader/feed-0"), "db", PeerRole::Sidecar).unwrap_err();
+    assert!(why.to_string().contains("belongs to tailwind://db/reader/feed-0"), "{why}");
+}
+
+/// By their certificates, not by what they say.
+#[test]
+fn requests_carry_the_role_of_their_caller() {
+    let authority = Authority::new();
+    let backup = load(&authority.issue(BACKUP), "db", PeerRole::Backup).unwrap();
+    for (uri, role, standing) in [
+        (SIDECAR, Some(PeerRole::Sidecar), Standing::Authenticated),
+        ("tailwind://db/reader/feed-0", Some(PeerRole::Reader), Standing::Guest),
+        (BACKUP, None, Standing::Guest),
+        ("tailwind://other/sidecar/app-0", None, Standing::Guest),
+    ] {
+        let files = authority.issue(uri);
+        let chain = parse_certificates("--tls-cert", &files.cert, &std::fs::read(&files.cert).unwrap()).unwrap();
+        let peer = backup.peer(&chain[0]);
+        assert_eq!((peer.extensions.get::<PeerRole>().copied(), peer.standing), (role, standing), "{uri}");
+    }
 }
 
 #[tokio::test]
@@ -82,8 +106,7 @@ async fn a_server_of_the_wrong_role_is_refused() {
     let authority = Authority::new();
     let impostor = load(&authority.issue("tailwind://db/sidecar/evil"), "db", PeerRole::Sidecar).unwrap();
     let sidecar = load(&authority.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
-    let (client, server) =
-        meet(sidecar.guard(PeerRole::Backup).connector(), impostor.guard(PeerRole::Sidecar).acceptor()).await;
+    let (client, server) = meet(sidecar.guard(PeerRole::Backup).connector(), impostor.acceptor()).await;
     let why = client.unwrap_err();
     assert!(why.contains("tailwind://db/sidecar/evil") && why.contains("role backup"), "{why}");
     assert!(server.is_err());
@@ -97,8 +120,7 @@ async fn a_client_of_another_ca_is_refused() {
     let (files, both) = (theirs.issue(SIDECAR), theirs.path().join("both.pem"));
     std::fs::write(&both, [ours.ca(), theirs.ca()].map(|ca| std::fs::read_to_string(ca).unwrap()).concat()).unwrap();
     let sidecar = load(&Files { ca: both, ..files }, "db", PeerRole::Sidecar).unwrap();
-    let (_, server) =
-        meet(sidecar.guard(PeerRole::Backup).connector(), backup.guard(PeerRole::Sidecar).acceptor()).await;
+    let (_, server) = meet(sidecar.guard(PeerRole::Backup).connector(), backup.acceptor()).await;
     let why = server.unwrap_err();
     assert!(why.contains("not issued by the CA"), "{why}");
 }
@@ -109,12 +131,12 @@ async fn a_client_without_a_certificate_is_refused() {
     let files = authority.issue(BACKUP);
     let backup = load(&files, "db", PeerRole::Backup).unwrap();
     let roots = Arc::new(parse_roots(&files.ca, &std::fs::read(&files.ca).unwrap()).unwrap());
-    let verifier = Verifier::new(&roots, &"db".parse().unwrap(), PeerRole::Backup).unwrap();
+    let verifier = Verifier::new(&roots, &"db".parse().unwrap(), &[PeerRole::Backup]).unwrap();
     let builder = ClientConfig::builder_with_provider(verifier::provider());
     let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
     let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
     let connector = TlsConnector::from(Arc::new(builder.with_no_client_auth()));
-    let (client, server) = meet(connector, backup.guard(PeerRole::Sidecar).acceptor()).await;
+    let (client, server) = meet(connector, backup.acceptor()).await;
     assert!(client.is_err());
     assert_eq!(server.unwrap_err(), "peer sent no certificates");
 }
@@ -171,17 +193,16 @@ async fn renewed_files_apply_to_the_next_connection() {
     let (old, new) = (Authority::new(), Authority::new());
     let (files, next) = (old.issue(BACKUP), new.issue(BACKUP));
     let backup = load(&files, "db", PeerRole::Backup).unwrap();
-    let guard = backup.guard(PeerRole::Sidecar);
     let renewal = tokio::spawn(backup.clone().keep_fresh());
     let sidecar = load(&new.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
-    let meets = async || meet(sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await == (Ok(()), Ok(()));
+    let meets = async || meet(sidecar.guard(PeerRole::Backup).connector(), backup.acceptor()).await == (Ok(()), Ok(()));
     assert!(!meets().await, "another CA's");
 
     // The key comes late: until then there is nothing to be used, and the old ones stay.
     std::fs::copy(&next.cert, &files.cert).unwrap();
     tokio::time::sleep(3 * RELOAD_INTERVAL).await;
     let old_sidecar = load(&old.issue(SIDECAR), "db", PeerRole::Sidecar).unwrap();
-    assert_eq!(meet(old_sidecar.guard(PeerRole::Backup).connector(), guard.acceptor()).await, (Ok(()), Ok(())));
+    assert_eq!(meet(old_sidecar.guard(PeerRole::Backup).connector(), backup.acceptor()).await, (Ok(()), Ok(())));
     std::fs::copy(&next.key, &files.key).unwrap();
     std::fs::copy(&next.ca, &files.ca).unwrap();
     tokio::time::sleep(3 * RELOAD_INTERVAL).await;

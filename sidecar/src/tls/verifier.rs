@@ -1,4 +1,4 @@
-//! Decides whether the other side of a handshake may speak: a chain to our CA, valid now, of our group and the right role.
+//! Decides whether the other side of a handshake may speak: a chain to our CA, valid now, of our group and a right role.
 //!
 //! Called by rustls during the handshake, before a byte of HTTP; calls webpki for the chain and
 //! [`identity`](super::identity) for the name. Host names are not looked at.
@@ -23,11 +23,11 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Admits one role of one group.
+/// Admits some roles of one group.
 #[derive(Debug)]
 pub(super) struct Verifier {
     group: GroupName,
-    role: PeerRole,
+    roles: Vec<PeerRole>,
     roots: Arc<RootCertStore>,
     clients: Arc<dyn ClientCertVerifier>,
     provider: Arc<CryptoProvider>,
@@ -37,13 +37,13 @@ impl Verifier {
     pub(super) fn new(
         roots: &Arc<RootCertStore>,
         group: &GroupName,
-        role: PeerRole,
+        roles: &[PeerRole],
     ) -> Result<Verifier, VerifierBuilderError> {
         let provider = provider();
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&provider));
         // A stranger is not told which CA would have let it in.
         let clients = builder.clear_root_hint_subjects().build()?;
-        Ok(Verifier { group: group.clone(), role, roots: Arc::clone(roots), clients, provider })
+        Ok(Verifier { group: group.clone(), roles: roles.to_vec(), roots: Arc::clone(roots), clients, provider })
     }
 
     /// What the other side will find when this process shows its own chain, as a server and as a client.
@@ -54,7 +54,7 @@ impl Verifier {
             Error::InvalidCertificate(problem) => readable(&problem),
             other => other.to_string(),
         };
-        let identity = Identity::admit(own, &self.group, self.role).map_err(|error| error.to_string())?;
+        let identity = Identity::admit(own, &self.group, &self.roles).map_err(|error| error.to_string())?;
         self.check_server_chain(own, rest, now).map_err(explain)?;
         self.clients.verify_client_cert(own, rest, now).map_err(explain)?;
         Ok(identity)
@@ -72,7 +72,7 @@ impl Verifier {
     }
 
     fn check_identity(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        match Identity::admit(certificate, &self.group, self.role) {
+        match Identity::admit(certificate, &self.group, &self.roles) {
             Ok(_) => Ok(()),
             Err(error) => Err(Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(error))))),
         }

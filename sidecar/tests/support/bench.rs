@@ -307,8 +307,13 @@ impl Bench {
 
     /// A client that has been welcomed.
     pub fn client(&mut self) -> Client {
+        self.client_of(VERSION)
+    }
+
+    /// The same, of this version.
+    pub fn client_of(&mut self, version: u16) -> Client {
         let mut client = self.stranger();
-        client.send(&[Request::Hello { version_min: VERSION, version_max: VERSION, flags: 0 }]);
+        client.send(&[Request::Hello { version_min: version, version_max: version, flags: 0 }]);
         let welcome = self.hear(&mut client);
         assert!(welcome.starts_with("Welcome"), "{welcome}");
         client

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::io::{Read, Write};
+use std::ops::RangeInclusive;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -51,7 +52,7 @@ pub struct Peer {
 }
 
 pub const WELCOME: Welcome<'static> = Welcome {
-    version: 1,
+    version: VERSION,
     role: Role::Primary,
     ring: false,
     record_size_max: 1 << 20,
@@ -80,7 +81,7 @@ impl Peer {
     /// The next request; `None` once the client has gone.
     pub fn next<T>(&mut self, take: impl FnOnce(u64, Request<'_>) -> T) -> Option<T> {
         loop {
-            if let Some(decoded) = decode_request(&self.bytes[self.start..], FRAME_BODY_MAX).unwrap() {
+            if let Some(decoded) = decode_request(&self.bytes[self.start..], VERSION, FRAME_BODY_MAX).unwrap() {
                 self.start += decoded.size;
                 return Some(take(decoded.request, decoded.frame));
             }
@@ -129,8 +130,8 @@ impl Peer {
     }
 
     pub fn send_bytes(&mut self, mut bytes: &[u8]) {
-        // A read's records go through the socket.
-        let Some(ring) = self.ring.as_mut().filter(|_| !matches!(bytes.get(4), Some(132 | 133))) else {
+        // What answers a read or follow goes through the socket.
+        let Some(ring) = self.ring.as_mut().filter(|_| !matches!(bytes.get(4), Some(132 | 133 | 139 | 140))) else {
             return self.stream.write_all(bytes).unwrap();
         };
         while !bytes.is_empty() {
@@ -162,6 +163,15 @@ impl Peer {
         self.send(request, Response::Records { first, records: Batch::new(records.len() as u32, &bytes).unwrap() });
     }
 
+    /// Sends these records of a log, a frame for each.
+    fn send_log(&mut self, request: u64, log: &[Vec<u8>], lsns: RangeInclusive<u64>) {
+        for lsn in lsns {
+            let mut bytes = Vec::new();
+            put_batch_record(&mut bytes, &log[lsn as usize - 1]);
+            self.send(request, Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() });
+        }
+    }
+
     pub fn end(&mut self, request: u64, next: u64, tailing: bool) {
         self.send(request, Response::End { next, tailing });
     }
@@ -172,8 +182,13 @@ impl Peer {
 
     /// Takes the hello and sends the welcome.
     pub fn welcome(&mut self) {
+        self.welcome_with(WELCOME);
+    }
+
+    /// Takes the hello and sends this welcome.
+    pub fn welcome_with(&mut self, welcome: Welcome<'_>) {
         let request = self.hello();
-        self.send(request, Response::Welcome(WELCOME));
+        self.send(request, Response::Welcome(welcome));
     }
 
     /// Takes the hello and sends the welcome, with a ring for all that follows.
@@ -190,7 +205,7 @@ impl Peer {
     fn hello(&mut self) -> u64 {
         let take = |request, frame: Request<'_>| {
             assert!(
-                matches!(frame, Request::Hello { version_min: 1, version_max: 1, flags: 0 | HELLO_RING }),
+                matches!(frame, Request::Hello { version_min: 1, version_max: 2, flags: 0 | HELLO_RING }),
                 "{frame:?}"
             );
             request
@@ -203,11 +218,13 @@ impl Peer {
 enum OwnedRequest {
     Append(Vec<Vec<u8>>),
     Read { from: u64, limit: u64, tail: bool },
+    Follow { from: u64 },
     Stop,
     Barrier,
     Sync,
     Trim(u64),
     Status,
+    Position,
 }
 
 /// A sidecar with one connection, which acknowledges each append at once.
@@ -230,6 +247,8 @@ fn serve(mut peer: Peer) {
             Request::Append { payload } => OwnedRequest::Append(vec![payload.to_vec()]),
             Request::Batch(batch) => OwnedRequest::Append(batch.iter().map(<[u8]>::to_vec).collect()),
             Request::Read { from, limit, flags } => OwnedRequest::Read { from, limit, tail: flags & READ_TAIL != 0 },
+            Request::Follow { from } => OwnedRequest::Follow { from },
+            Request::Position => OwnedRequest::Position,
             Request::Stop => OwnedRequest::Stop,
             Request::Barrier => OwnedRequest::Barrier,
             Request::Sync => OwnedRequest::Sync,
@@ -254,14 +273,17 @@ fn serve(mut peer: Peer) {
             OwnedRequest::Read { from, limit, tail } => {
                 let limit = if limit == 0 { last } else { limit };
                 let end = last.min(from.saturating_add(limit).saturating_sub(1));
-                for lsn in from..=end {
-                    let mut bytes = Vec::new();
-                    put_batch_record(&mut bytes, &log[lsn as usize - 1]);
-                    peer.send(request, Response::Records { first: lsn, records: Batch::new(1, &bytes).unwrap() });
-                }
+                peer.send_log(request, &log, from..=end);
                 tailing = tail;
                 peer.end(request, end.max(from.saturating_sub(1)) + 1, tail);
             }
+            // It is primary, so that each follow ends as soon as it has caught up.
+            OwnedRequest::Follow { from } => {
+                peer.send_log(request, &log, from..=last);
+                peer.send(request, Response::Lag { acked: last, behind_ms: 0, stale: false });
+                peer.send(request, Response::Turn { epoch: 3, next: last + 1 });
+            }
+            OwnedRequest::Position => peer.send(request, Response::Position { epoch: 3, last }),
             OwnedRequest::Barrier => peer.send(request, Response::BarrierPassed { epoch: 3, last }),
             OwnedRequest::Sync => peer.send(request, Response::Synced { lsn: last }),
             OwnedRequest::Trim(below) => peer.send(request, Response::Trimmed { first: below.min(last + 1) }),

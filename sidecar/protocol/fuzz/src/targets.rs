@@ -10,7 +10,9 @@ use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Chain, Lag, RecordHeader, SEGMENT_HEADER_SIZE, SegmentIdentity, SegmentSize, padded};
 use tailwind_protocol::scan::{Scanner, StopReason, scan as scan_whole, verify};
 use tailwind_protocol::segment::SegmentWriter;
-use tailwind_protocol::socket::{self, Batch, Decoded, FRAME_HEADER_SIZE, FrameError, Request, Response};
+use tailwind_protocol::socket::{
+    self, Batch, Decoded, FRAME_HEADER_SIZE, FrameError, Request, Response, VERSION, VERSION_MIN,
+};
 
 /// Limit that the request decoder gets; small, so that inputs beyond it are found.
 const BODY_MAX: usize = 512;
@@ -182,16 +184,22 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A stream of requests, as a sidecar gets them from an app that it must not trust.
-pub fn socket_request(mut data: &[u8]) {
-    while let Some(decoded) = decode_one(data, |bytes| socket::decode_request(bytes, BODY_MAX)) {
+/// A stream of requests, as a sidecar gets them from an app that it must not trust, in each version.
+pub fn socket_request(data: &[u8]) {
+    for version in VERSION_MIN..=VERSION {
+        requests_in(version, data);
+    }
+}
+
+fn requests_in(version: u16, mut data: &[u8]) {
+    while let Some(decoded) = decode_one(data, |bytes| socket::decode_request(bytes, version, BODY_MAX)) {
         if let Request::Batch(batch) = &decoded.frame {
             check_batch(batch);
         }
         let mut encoded = vec![];
         decoded.frame.encode(decoded.request, &mut encoded);
         assert_eq!(encoded.len(), decoded.size);
-        assert_eq!(socket::decode_request(&encoded, BODY_MAX), Ok(Some(decoded.clone())));
+        assert_eq!(socket::decode_request(&encoded, version, BODY_MAX), Ok(Some(decoded.clone())));
         data = &data[decoded.size..];
     }
 }

@@ -10,6 +10,7 @@ use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::{self, Promotion};
 
 use super::fabric::Tear;
+use super::follow;
 use super::names::Names;
 use super::reduce;
 use super::scenario::{Scenario, Wrong};
@@ -62,6 +63,14 @@ pub(super) enum Action {
     Silence(usize),
     /// The caller of the store hears nothing.
     Unknown(usize),
+    /// What is acknowledged is shown on a member's board.
+    Publish(usize, usize),
+    /// The follower sees the configuration.
+    FollowerSees,
+    /// The follower does the next thing that it wants.
+    FollowerGoesOn,
+    /// The follower has enough of the member that it visits.
+    FollowerLeaves,
     /// A part of a write is visible before the rest.
     Tear(usize, usize, usize, Tear),
 }
@@ -173,6 +182,19 @@ fn chosen(scenario: &Scenario, state: &State, out: &mut Vec<Action>) {
         if left.silences > 0 && message.from.is_some() && !gone {
             out.push(Action::Silence(at));
         }
+    }
+    for side in 0..SIDES {
+        let published = (0..HOSTS).filter(|host| follow::may_publish(scenario, state, side, *host));
+        out.extend(published.map(|host| Action::Publish(side, host)));
+    }
+    if follow::may_see(state) {
+        out.push(Action::FollowerSees);
+    }
+    if follow::may_go_on(state) {
+        out.push(Action::FollowerGoesOn);
+    }
+    if follow::may_leave(state) {
+        out.push(Action::FollowerLeaves);
     }
     if left.unknowns > 0 {
         let waited_for = state.calls.iter().enumerate().filter(|(_, call)| call.from.is_some());
@@ -312,6 +334,10 @@ impl Step<'_> {
                 self.state.left.unknowns -= 1;
                 self.unknown(at);
             }
+            Action::Publish(side, host) => self.publish(side, host),
+            Action::FollowerSees => self.follower_sees(),
+            Action::FollowerGoesOn => self.follower_goes_on(),
+            Action::FollowerLeaves => self.follower_leaves(),
             Action::Tear(side, host, at, tear) => {
                 self.state.left.tears -= 1;
                 self.land(side, host, at, Some(tear));

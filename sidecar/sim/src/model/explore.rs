@@ -12,6 +12,7 @@ use stateright::{HasDiscoveries, Model as _, Property};
 use tailwind_protocol::ids::BootId;
 
 use super::act::{self, Action};
+use super::follow::Follow;
 use super::host::Host;
 use super::judge::Judge;
 use super::names::Names;
@@ -53,12 +54,16 @@ impl Model {
         let names = Names::new();
         let side = || Part::new(Side { life: 0, role: Role::Standby });
         let start = State {
-            hosts: std::array::from_fn(|at| Part::new(Host::new(names.members[at].clone(), BootId(at as u128 + 1)))),
+            hosts: std::array::from_fn(|at| {
+                let boards = scenario.budget.visits > 0;
+                Part::new(Host::new(names.members[at].clone(), BootId(at as u128 + 1), boards))
+            }),
             sides: [(); SIDES].map(|()| side()),
             store: Part::new(None),
             messages: Vec::new(),
             calls: Vec::new(),
             writes: [(); SIDES].map(|()| [(); HOSTS].map(|()| Part::new(std::collections::VecDeque::new()))),
+            follow: Part::new(None),
             judge: Part::new(Judge::default()),
             left: Budget::default(),
             broken: None,
@@ -88,6 +93,9 @@ impl Model {
         }
         model.settled().clear();
         model.start.left = scenario.budget;
+        if scenario.budget.visits > 0 {
+            model.start.follow = Part::new(Some(Follow::new()));
+        }
         model
     }
 

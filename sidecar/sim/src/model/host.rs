@@ -9,7 +9,7 @@ use tailwind_protocol::backup::{
     Backup, FlushResult, Found, Input, Limits, Output, Place, Promise, Reply, Request, RequestId, Slot, SlotRow,
 };
 use tailwind_protocol::config::MemberRef;
-use tailwind_protocol::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, SegmentId};
+use tailwind_protocol::ids::{BootId, Epoch, GroupName, LogId, Lsn, MemberId, Position, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::scan::{Scanner, Tail, scan, verify};
 
@@ -54,6 +54,9 @@ pub(super) struct Host {
     promise_before: Promise,
     files: BTreeMap<SegmentId, File>,
     flushes: VecDeque<(Slot, SegmentIdentity, Closure)>,
+    /// Whether it lends boards; if so the one that is lent: the epoch that writes it, and what it names.
+    lends_board: bool,
+    board: Option<(Epoch, Option<(Lsn, Position)>)>,
     /// The newest fence that was reported: nothing older may land from then on (S4).
     reported: Epoch,
 }
@@ -85,7 +88,7 @@ impl Drive<'_> {
 
 impl Host {
     /// A backup that is down and has never held anything.
-    pub(super) fn new(name: MemberId, boot: BootId) -> Host {
+    pub(super) fn new(name: MemberId, boot: BootId, lends_board: bool) -> Host {
         Host {
             name,
             boot,
@@ -99,6 +102,8 @@ impl Host {
             promise_before: Promise::default(),
             files: BTreeMap::new(),
             flushes: VecDeque::new(),
+            lends_board,
+            board: None,
             reported: Epoch(0),
         }
     }
@@ -125,6 +130,7 @@ impl Host {
         self.machine = None;
         self.lendings.clear();
         self.flushes.clear();
+        self.board = None;
     }
 
     /// All bytes in memory are gone, and the identity with them, unless nobody notices.
@@ -227,6 +233,7 @@ impl Host {
             Output::RevokeBelow(epoch) => {
                 drive.trace(&self.name, || format!("revokes every writer below epoch {epoch}"));
                 self.lendings.retain(|_, lending| lending.writer >= epoch);
+                self.board.take_if(|(of, _)| *of < epoch);
             }
             Output::SaveSlot(slot, Some(row)) => drop(self.rows.insert(slot, row)),
             Output::SaveSlot(slot, None) => drop(self.rows.remove(&slot)),
@@ -294,7 +301,12 @@ impl Host {
                 Answer::Inventory(inventory)
             }
             Reply::Damage(_) => unreachable!("nobody asks what is corrupt"),
-            Reply::Connect(_) => Answer::Connected(self.boot, self.life),
+            Reply::Connect(epoch) => {
+                if self.lends_board && self.board.is_none_or(|(of, _)| of != epoch) {
+                    self.board = Some((epoch, None));
+                }
+                Answer::Connected(self.boot, self.life)
+            }
             Reply::Opened(slot) => match self.lendings.get(&slot) {
                 Some(lending) => Answer::Granted(slot, lending.key, self.life),
                 None => unreachable!("a slot that the machine holds for lent has a lending"),
@@ -311,6 +323,23 @@ impl Host {
 
     fn buffer(&self, slot: Slot) -> Vec<u8> {
         self.memory.get(&slot).cloned().unwrap_or_else(|| vec![0; BUFFER_SIZE])
+    }
+
+    /// The epoch that writes the board, and what it names.
+    pub(super) fn board(&self) -> Option<(Epoch, Option<(Lsn, Position)>)> {
+        self.board
+    }
+
+    /// A line lands on the board.
+    pub(super) fn publish(&mut self, acked: (Lsn, Position)) {
+        if let Some((_, shown)) = &mut self.board {
+            *shown = Some(acked);
+        }
+    }
+
+    /// The bytes of this opening of a segment, if they still are in this slot.
+    pub(super) fn shared(&self, slot: Slot, identity: &SegmentIdentity) -> Option<Vec<u8>> {
+        self.rows.get(&slot).filter(|row| row.identity == *identity).map(|_| self.buffer(slot))
     }
 
     /// True while a write with this key, lent by this process, would land.

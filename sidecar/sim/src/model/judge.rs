@@ -77,6 +77,17 @@ impl Judge {
         Ok(())
     }
 
+    /// A follower hands out a record (S3, S15).
+    pub(super) fn handed_out(&self, expected: Lsn, lsn: Lsn, payload: &[u8]) -> Result<(), String> {
+        if lsn != expected {
+            return Err(format!("S15: a follower hands out record {lsn}, {expected} is next"));
+        }
+        match self.owed.get(&lsn) {
+            Some(owed) if owed == payload => Ok(()),
+            _ => Err(format!("S3: a follower hands out record {lsn}, which was neither acknowledged nor recovered")),
+        }
+    }
+
     /// Every member of the set that still has the memory it joined with holds all that is owed (S7, S8).
     pub(super) fn members_hold(&self, config: &Configuration, hosts: &[Part<Host>]) -> Result<(), String> {
         if self.owed.is_empty() {

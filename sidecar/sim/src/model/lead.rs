@@ -37,9 +37,11 @@ impl Step<'_> {
         }
         let mut out = Vec::new();
         let machine = Primary::new(config, PRIMARY, reference, epoch.0, SOON, &mut out);
+        let acked = (machine.first().prev(), machine.acked());
         let lead = Lead {
             machine,
             epoch,
+            acked,
             memory: BTreeMap::new(),
             writer: None,
             channels: BTreeMap::new(),
@@ -275,6 +277,7 @@ impl Step<'_> {
         while let Some(lead) = self.state.sides[side].lead_mut()
             && let Some((end, lsn)) = lead.unacked.pop_front_if(|(end, _)| *end <= acked)
         {
+            lead.acked = (lsn, end);
             let name = self.side_name(side).clone();
             self.trace(|| format!("{name} acknowledges record {lsn}, acked up to {end}"));
             let verdict = self.state.judge.acked(epoch, lsn);

@@ -16,12 +16,15 @@ use tailwind_protocol::config::{Configuration, SwapOutcome};
 use tailwind_protocol::ids::Epoch;
 
 use super::act::Action;
+use super::follow::Follow;
 use super::scenario::{Budget, Scenario};
 use super::state::{Ask, Message, Role, State, StoreReply, Then, WriteState};
 
 /// The one event to take alone, if there is one among these.
 pub(super) fn alone(scenario: &Scenario, state: &State, events: &[Action]) -> Option<Action> {
-    let calm = Budget { appends: 0, tears: 0, ..state.left } == Budget::default();
+    // A follower may look between any two of them.
+    let calm = Budget { appends: 0, tears: 0, ..state.left } == Budget::default()
+        && state.follow.as_ref().is_none_or(Follow::is_idle);
     let up = state.hosts.iter().all(|host| host.is_up());
     let noticed = events.iter().any(|event| matches!(event, Action::Notice(..)));
     if !calm || !up || noticed {

@@ -21,6 +21,8 @@ pub struct Budget {
     pub tears: u8,
     /// Times that a primary loses patience with members that have not lent in time.
     pub impatience: u8,
+    /// Visits of the follower to members.
+    pub visits: u8,
 }
 
 /// One run of the model.
@@ -71,12 +73,23 @@ pub enum Wrong {
     SwapWithoutCompare,
     /// The scan believes headers without their checksums.
     ScanWithoutChecksums,
+    /// A board names what has been appended, acknowledged or not.
+    BoardBeforeAck,
     /// A backup that has lost its memory comes back with the identity it had.
     MemoryLossUnnoticed,
 }
 
-const QUIET: Budget =
-    Budget { appends: 2, crashes: 0, kills: 0, memory_losses: 0, silences: 0, unknowns: 0, tears: 0, impatience: 0 };
+const QUIET: Budget = Budget {
+    appends: 2,
+    crashes: 0,
+    kills: 0,
+    memory_losses: 0,
+    silences: 0,
+    unknowns: 0,
+    tears: 0,
+    impatience: 0,
+    visits: 0,
+};
 
 const PLAIN: Scenario = Scenario {
     name: "plain",
@@ -188,6 +201,24 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "unknown set",
         about: "the answer to a change of the set gets lost, or the change comes late",
         budget: Budget { appends: 1, kills: 1, unknowns: 1, ..QUIET },
+        ..PLAIN
+    },
+    Scenario {
+        name: "followed, crash",
+        about: "a follower reads while a record is appended and the primary dies, both at any moment",
+        budget: Budget { appends: 1, crashes: 1, visits: 1, ..QUIET },
+        slow_completions: false,
+        reorder: false,
+        ..PLAIN
+    },
+    Scenario {
+        name: "followed, zombie",
+        about: "one record is acknowledged; a follower reads from both members in turn, while a rival stands at any moment",
+        budget: Budget { appends: 0, visits: 2, ..QUIET },
+        acked: 1,
+        rival: true,
+        slow_completions: false,
+        reorder: false,
         ..PLAIN
     },
     Scenario {

@@ -13,6 +13,7 @@ use tailwind_protocol::promotion::{Promotion, Task};
 use tailwind_protocol::rpc::{Inventory, Refusal};
 use tailwind_protocol::segment::SegmentWriter;
 
+use super::follow::Follow;
 use super::host::Host;
 use super::judge::Judge;
 use super::part::Part;
@@ -37,6 +38,8 @@ pub(super) struct State {
     pub(super) calls: Vec<Part<Call>>,
     /// Writes in the fabric, from each sidecar to each backup, in the order in which they were posted.
     pub(super) writes: [[Part<VecDeque<Write>>; HOSTS]; SIDES],
+    /// In scenarios with one.
+    pub(super) follow: Part<Option<Follow>>,
     pub(super) judge: Part<Judge>,
     pub(super) left: Budget,
     /// The rule that was broken, if one was. Nothing happens after that.
@@ -70,6 +73,8 @@ pub(super) struct Lead {
     pub(super) channels: BTreeMap<Seat, Channel>,
     /// A record that waits for room.
     pub(super) backlog: Option<Vec<u8>>,
+    /// The last record that was acknowledged, and where its append ends.
+    pub(super) acked: (Lsn, Position),
     /// Records that wait for their ack: where each ends.
     pub(super) unacked: VecDeque<(Position, Lsn)>,
 }

@@ -80,6 +80,7 @@ pub(super) fn desired(group: &GroupView) -> DesiredState {
         min_in_sync: group.spec.min_in_sync().clamp(1, members),
         backups,
         fenced: group.spec.fenced,
+        may_read: group.spec.may_read(),
         accept_loss: group.spec.accept_loss_up_to.as_deref().and_then(|word| word.parse().ok()),
         recover_from_disk: group.spec.recover_from_disk.as_deref().and_then(|log| log.parse().ok()),
         switchover,

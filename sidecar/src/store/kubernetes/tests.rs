@@ -122,6 +122,9 @@ fn settings_come_from_spec_and_status() {
     assert_eq!(desired.switchover, Some(Switchover { to: "app-1".parse().unwrap(), from: Epoch(3) }));
 
     let alone = convert::desired(&group(&object(json!({ "backups": 5 }), None)));
+    assert!(alone.may_read);
+    let closed = convert::desired(&group(&object(json!({ "reads": "Disabled" }), None)));
+    assert!(!closed.may_read);
     assert_eq!((alone.members, alone.min_in_sync, alone.backups), (5, 3, vec![]));
 }
 

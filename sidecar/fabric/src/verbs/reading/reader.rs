@@ -88,6 +88,11 @@ impl Reader for VerbsReader {
         let ReadGrant::Verbs { address, key, length } = *grant else {
             return Err(FabricError::mismatch(FabricKind::Verbs, grant.kind()));
         };
+        // Reads name the sum of the address and an offset.
+        if address.checked_add(length.into()).is_none() {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "it reaches beyond the last address");
+            return Err(FabricError::io("attach a share")(error));
+        }
         Ok(Readable { address, key: key.into(), length, file: None })
     }
 }

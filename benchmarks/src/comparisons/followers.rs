@@ -1,0 +1,253 @@
+//! `followers`: what it costs that standbys and readers follow the log, how far behind they are, and what a warm standby saves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use hdrhistogram::Histogram;
+use tailwind_client::blocking::Client;
+use tailwind_client::{Error, FollowEvent, Lsn};
+use tailwind_e2e::processes::observer::Observer;
+
+use super::recovery::{Length, fill, obstacle, records_of};
+use crate::costs::{self, Appends};
+use crate::cpu::settle;
+use crate::ours::{Ours, Shape};
+use crate::results::Metric;
+use crate::run::{Run, cell};
+use crate::statistics::{distribution, histogram, percentiles};
+
+pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads it from one backup at a time; 3 backups. First \
+    the cost: one client appends 100 B pipelined with 2048 in flight at the primary, while nobody or 4 clients follow; all of \
+    them share this machine's processors. Then the lag: a thousand records a second are appended, each with the time at which \
+    it is submitted, and the time counts until the follower has it. Then the takeover: the primary is killed (SIGKILL) with a \
+    log of the given size, and the time counts until the first ack of an app at the standby: one that needs nothing of the log \
+    (*group alone*), one that has followed (*warm*), and one that reads the log first (*cold*). Default time-outs there.";
+
+const SIZE: usize = 100;
+const DEPTH: usize = 2048;
+const FOLLOWERS: usize = 4;
+/// Records a second while the lag is measured.
+const LAG_RATE: f64 = 1000.0;
+const NOBODY: &str = "pipelined, nobody follows";
+const FOUR: &str = "pipelined, 4 follow";
+const LAG: &str = "lag of a follower";
+/// The longest log of a takeover, which takes so many GiB.
+const TAKEOVERS: &[(&str, Length, f64)] =
+    &[("1 million records", Length::Records(1_000_000), 1.0), ("10 million records", Length::Records(10_000_000), 8.0)];
+/// How long a follower may take to see what has been appended.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What an app at the standby does until it appends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum App {
+    Alone,
+    Warm,
+    Cold,
+}
+
+impl App {
+    const ALL: [App; 3] = [App::Alone, App::Warm, App::Cold];
+
+    fn name(self) -> &'static str {
+        match self {
+            App::Alone => "group alone",
+            App::Warm => "warm standby",
+            App::Cold => "cold standby",
+        }
+    }
+}
+
+pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
+    let mut all = Vec::new();
+    for (name, fabric) in [("Tailwind shm", "shm"), ("Tailwind tcp", "tcp")] {
+        all.extend(run.ours(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })?);
+        for metric in [Metric::Rate, Metric::BackupsCpu, Metric::P50, Metric::P99] {
+            let title = metric.title();
+            run.ratio(
+                format!("{name}: {title}: 4 follow / nobody"),
+                cell(name, FOUR, metric),
+                cell(name, NOBODY, metric),
+            );
+        }
+    }
+    let takeovers: &[_] = if run.options.quick { &TAKEOVERS[..1] } else { TAKEOVERS };
+    let mut lengths = Vec::new();
+    for (name, length, needed) in takeovers {
+        match obstacle(*needed) {
+            Some(why) => run.absent(&format!("a takeover with {name}"), why),
+            None => lengths.push((takeover(name), *length)),
+        }
+    }
+    for (case, _) in &lengths {
+        for app in [App::Warm, App::Cold] {
+            let (of, to) = (cell(app.name(), case, Metric::FirstAck), cell(App::Alone.name(), case, Metric::FirstAck));
+            run.ratio(format!("{case}: {} / {}", app.name(), App::Alone.name()), of, to);
+        }
+    }
+    run.rounds(|run| {
+        for ours in &all {
+            pipelined(run, ours, NOBODY, 0)?;
+            pipelined(run, ours, FOUR, FOLLOWERS)?;
+            lag(run, ours)?;
+        }
+        for (case, length) in &lengths {
+            App::ALL.into_iter().try_for_each(|app| take_over(run, case, *length, app))?;
+        }
+        Ok(())
+    })
+}
+
+/// The case of a length.
+fn takeover(length: &str) -> String {
+    format!("takeover, {length}")
+}
+
+fn pipelined(run: &mut Run<'_>, ours: &Ours, case: &str, followers: usize) -> Result<()> {
+    run.say(format!("{}, {case}", ours.name));
+    let observer = ours.group.observer();
+    let next = ours.client(Duration::ZERO)?.barrier()?.last.next();
+    let following: Vec<Following> =
+        (0..followers).map(|_| Following::start(observer, next, |_| {})).collect::<Result<_>>()?;
+    let appends = Appends { clients: 1, depth: DEPTH, size: SIZE };
+    let (mut figures, distribution) = costs::measure(ours, &appends, run.time() * 2)?;
+    let both = [Metric::BackupsUser, Metric::BackupsKernel].map(|metric| figures.get(&metric).copied().unwrap_or(0.0));
+    figures.insert(Metric::BackupsCpu, both.iter().sum());
+    let last = ours.client(Duration::ZERO)?.barrier()?.last;
+    following.into_iter().try_for_each(|one| one.end_at(last))?;
+    run.note_all(&ours.name, case, None, figures, distribution);
+    ours.trim()
+}
+
+fn lag(run: &mut Run<'_>, ours: &Ours) -> Result<()> {
+    run.say(format!("{}, {LAG}", ours.name));
+    let began = Instant::now();
+    let next = ours.client(Duration::ZERO)?.barrier()?.last.next();
+    let lags = Arc::new(std::sync::Mutex::new(histogram()));
+    let seen = Arc::clone(&lags);
+    let following = Following::start(ours.group.observer(), next, move |payload| {
+        let (now, submitted) = (began.elapsed(), payload.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
+        if let Ok(mut lags) = seen.lock() {
+            lags.saturating_record((now.as_nanos() as u64).saturating_sub(submitted));
+        }
+    })?;
+    let mut client = ours.client(Duration::ZERO)?;
+    let mut last = Lsn(0);
+    for number in 0..(LAG_RATE * run.time().as_secs_f64()) as u32 {
+        let due = Duration::from_secs_f64(f64::from(number) / LAG_RATE);
+        std::thread::sleep(due.saturating_sub(began.elapsed()));
+        let mut payload = [7; SIZE];
+        payload[..8].copy_from_slice(&(began.elapsed().as_nanos() as u64).to_le_bytes());
+        last = client.append(&payload)?;
+    }
+    following.end_at(last)?;
+    let lags: Histogram<u64> = lags.lock().map_err(|_| anyhow::anyhow!("the follower panicked"))?.clone();
+    run.note_all(&ours.name, LAG, None, percentiles(&lags), distribution(&lags));
+    ours.trim()
+}
+
+/// A client that follows at the standby.
+struct Following {
+    stop: Arc<AtomicBool>,
+    seen: Arc<AtomicU64>,
+    thread: JoinHandle<Result<Lsn>>,
+}
+
+impl Following {
+    /// From this record on; shows each payload. It has caught up when this returns.
+    fn start(observer: &Observer, from: Lsn, mut show: impl FnMut(&[u8]) + Send + 'static) -> Result<Following> {
+        let mut client = observer.client(1, false).context("connect to the standby")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::new(AtomicU64::new(0));
+        let told = Arc::clone(&seen);
+        let (stopping, (ready, is_ready)) = (Arc::clone(&stop), std::sync::mpsc::channel());
+        let thread = std::thread::spawn(move || {
+            client.set_timeout(Some(Duration::from_millis(100)))?;
+            let mut follow = client.follow(from)?;
+            let mut last = from.prev();
+            loop {
+                match follow.next_event() {
+                    Ok(Some(FollowEvent::Record(lsn, payload))) => {
+                        show(payload);
+                        last = lsn;
+                        told.store(lsn.0, Ordering::Release);
+                    }
+                    // Nobody may wait for it any more.
+                    Ok(Some(FollowEvent::CaughtUp { .. })) => drop(ready.send(())),
+                    Ok(Some(FollowEvent::Lag { .. })) | Err(Error::TimedOut { .. }) => {}
+                    Ok(Some(FollowEvent::Turn { .. }) | None) => bail!("the standby has become primary"),
+                    Err(error) => return Err(error.into()),
+                }
+                if stopping.load(Ordering::Relaxed) {
+                    return Ok(last);
+                }
+            }
+        });
+        is_ready.recv_timeout(PATIENCE).context("a follower does not catch up")?;
+        Ok(Following { stop, seen, thread })
+    }
+
+    /// Ends once it has seen this record.
+    fn end_at(self, last: Lsn) -> Result<()> {
+        let began = Instant::now();
+        while self.seen.load(Ordering::Acquire) < last.0 && !self.thread.is_finished() && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.stop.store(true, Ordering::Relaxed);
+        let seen = self.thread.join().map_err(|_| anyhow::anyhow!("a follower panicked"))??;
+        ensure!(seen >= last, "a follower has seen record {seen}, and not {last} within {PATIENCE:?}");
+        Ok(())
+    }
+}
+
+/// Fills the log, kills the primary, and notes when the app at the standby has its first ack.
+fn take_over(run: &mut Run<'_>, case: &str, length: Length, app: App) -> Result<()> {
+    run.say(format!("{case}, {}", app.name()));
+    let shape = Shape { sidecars: 2, default_timeouts: true, ..Shape::new("shm", 3) };
+    let mut ours = Ours::start(app.name(), &run.program, &run.options.memory, &shape)?;
+    let records = records_of(&ours, SIZE, length)?;
+    let observer = ours.group.observer().clone();
+    // An app that follows does so from the beginning, and goes on while the log grows.
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let standby = std::thread::spawn(move || -> Result<Instant> {
+        let mut client = observer.client(1, app != App::Warm)?;
+        match app {
+            App::Alone => {}
+            App::Warm => follow_to_the_turn(&mut client, records, &ready)?,
+            App::Cold => {
+                let mut read = client.read(Lsn(1), 0)?;
+                while read.next_record()?.is_some() {}
+            }
+        }
+        client.append(&[9; SIZE])?;
+        Ok(Instant::now())
+    });
+    fill(&ours, SIZE, records)?;
+    if app == App::Warm {
+        is_ready.recv_timeout(PATIENCE).context("the standby does not follow")?;
+    }
+    settle(&ours.backups()?)?;
+    let killed = Instant::now();
+    ours.group.kill_sidecar(0)?;
+    let acked = standby.join().map_err(|_| anyhow::anyhow!("the app at the standby panicked"))?;
+    let acked = acked.context("the app at the standby")?;
+    let figures = [(Metric::FirstAck, (acked - killed).as_secs_f64() * 1000.0)];
+    run.note_all(app.name(), case, None, figures.into(), Vec::new());
+    Ok(())
+}
+
+/// Returns at its turn; says when it has seen so many records.
+fn follow_to_the_turn(client: &mut Client, records: u64, ready: &std::sync::mpsc::Sender<()>) -> Result<()> {
+    let mut follow = client.follow(Lsn(1))?;
+    loop {
+        match follow.next_event() {
+            Ok(Some(FollowEvent::Record(lsn, _))) if lsn.0 == records => ready.send(())?,
+            Ok(Some(FollowEvent::Turn { .. })) => return Ok(()),
+            Ok(Some(_)) | Err(Error::TimedOut { .. }) => {}
+            Ok(None) => bail!("the standby has ended the follow"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Fetches closed segments side by side, ahead of the one that is being sent, and makes frames of their records.
+//!
+//! Used by [`own`](super::own) and [`follow`](super::follow) for one client. Memory: the records of [`AHEAD`] + 1 segments.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{self, Poll};
+
+use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan::{PiecewiseScanner, Record};
+use tailwind_protocol::socket::RecordsFrames;
+use tokio::task::JoinHandle;
+
+use super::Context;
+use super::sources::{Intake, Sources};
+
+/// Closed segments fetched ahead of the one being sent, from different members.
+pub const AHEAD: usize = 2;
+
+/// Some records of a closed segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The segment.
+    pub identity: SegmentIdentity,
+    /// Where it ends.
+    pub closure: Closure,
+    /// The records.
+    pub records: Range<Lsn>,
+}
+
+impl Part {
+    /// Those records of a segment that lie in `wanted`; `None` if there are none.
+    pub fn new(identity: SegmentIdentity, closure: Closure, wanted: &Range<Lsn>) -> Option<Part> {
+        let records = wanted.start.max(closure.first)..wanted.end.min(closure.last.next());
+        (!records.is_empty()).then_some(Part { identity, closure, records })
+    }
+}
+
+/// The fetches of one client.
+#[derive(Debug, Default)]
+pub struct ReadAhead {
+    fetches: VecDeque<(Part, Fetch)>,
+    spare: Spare,
+}
+
+impl ReadAhead {
+    /// Begins to fetch the first of these parts, and up to [`AHEAD`] after it, unless they are on their way. Whatever else is on its
+    /// way is given up. The fetch of the first, as frames that answer `request`.
+    pub fn fetch(
+        &mut self,
+        context: &Arc<Context>,
+        sources: &Arc<Sources>,
+        request: u64,
+        first: Part,
+        then: impl Iterator<Item = Part>,
+    ) -> Fetch {
+        let then: Vec<Part> = then.take(AHEAD).collect();
+        self.fetches.retain(|(part, _)| *part == first || then.contains(part));
+        let begin = |part: &Part| begin(context, sources, &self.spare, request, part.clone());
+        let at = self.fetches.iter().position(|(part, _)| *part == first);
+        let fetch = match at.and_then(|at| self.fetches.remove(at)) {
+            Some((_, fetch)) => fetch,
+            None => begin(&first),
+        };
+        for part in then {
+            if !self.fetches.iter().any(|(known, _)| *known == part) {
+                let fetch = begin(&part);
+                self.fetches.push_back((part, fetch));
+            }
+        }
+        fetch
+    }
+
+    /// Empty frames that answer `request`.
+    pub fn frames(&self, request: u64) -> RecordsFrames {
+        self.spare.take(request)
+    }
+
+    /// These frames have been sent.
+    pub fn keep(&self, frames: RecordsFrames) {
+        self.spare.keep(frames);
+    }
+}
+
+/// A segment on its way; given up when this is dropped.
+#[derive(Debug)]
+pub struct Fetch(JoinHandle<Result<RecordsFrames, String>>);
+
+impl Future for Fetch {
+    type Output = Result<RecordsFrames, String>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or_else(|error| Err(error.to_string())))
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn begin(context: &Arc<Context>, sources: &Arc<Sources>, spare: &Spare, request: u64, part: Part) -> Fetch {
+    let (context, sources, spare) = (Arc::clone(context), Arc::clone(sources), spare.clone());
+    Fetch(tokio::spawn(async move {
+        let (identity, closure) = (part.identity, part.closure);
+        let packer = || Packer::new(identity, closure, part.records.clone(), spare.take(request));
+        sources.fetch_into(&context, identity, closure, packer).await
+    }))
+}
+
+/// Frames that have been sent: their memory is filled again.
+#[derive(Clone, Debug, Default)]
+struct Spare(Arc<Mutex<Vec<RecordsFrames>>>);
+
+impl Spare {
+    fn take(&self, request: u64) -> RecordsFrames {
+        self.lock().pop().unwrap_or_else(|| RecordsFrames::new(request))
+    }
+
+    fn keep(&self, mut frames: RecordsFrames) {
+        frames.clear();
+        self.lock().push(frames);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordsFrames>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes frames of the wanted records of a closed segment.
+struct Packer {
+    scanner: PiecewiseScanner,
+    closure: Closure,
+    wanted: Range<Lsn>,
+    frames: RecordsFrames,
+}
+
+impl Packer {
+    fn new(identity: SegmentIdentity, closure: Closure, wanted: Range<Lsn>, frames: RecordsFrames) -> Packer {
+        Packer { scanner: PiecewiseScanner::new(identity), closure, wanted, frames }
+    }
+}
+
+impl Intake for Packer {
+    type Taken = RecordsFrames;
+
+    fn take(&mut self, piece: &[u8]) {
+        let Packer { scanner, wanted, frames, .. } = self;
+        scanner.push(piece, |record| put(record, wanted, frames));
+    }
+
+    fn finish(mut self) -> Option<RecordsFrames> {
+        let closure = self.scanner.finish(|record| put(record, &self.wanted, &mut self.frames));
+        (closure == self.closure).then_some(self.frames)
+    }
+}
+
+/// Adds a record, if it is wanted.
+pub fn put(record: Record<'_>, wanted: &Range<Lsn>, frames: &mut RecordsFrames) {
+    if wanted.contains(&record.lsn) {
+        frames.put(record.lsn.0, record.payload);
+    }
+}

@@ -1,0 +1,183 @@
+//! Reads this primary's own log for a client: the open end from memory, what is closed from members.
+//!
+//! Called by [`reader`](super::reader) for as long as this sidecar leads.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::scan::{Scanner, Stop};
+use tailwind_protocol::socket::{ErrorCode, Response};
+
+use super::ahead::{Part, put};
+use super::client_stream::End;
+use super::log::{Location, Term};
+use super::reader::{AtEnd, Reader};
+use crate::path::{beyond_the_end, trimmed};
+
+/// A tail looks up at least so often, to notice that this sidecar is no longer primary.
+const TAIL_LOOKS_UP: Duration = Duration::from_millis(20);
+/// Pause before something is looked for again that is not there yet.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// How far the open segment has been read, so that a tail does not read it from the start each time.
+#[derive(Default)]
+struct ReadSoFar(Option<(SegmentId, Closure)>);
+
+/// Sends records in this term. Returns only with the end, which may be that of the term.
+pub(super) async fn read(reader: &mut Reader<'_>, term: Term) -> End {
+    match read_until_end(reader, term).await {
+        Err(end) => end,
+        Ok(never) => match never {},
+    }
+}
+
+async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::convert::Infallible, End> {
+    let mut read_so_far = ReadSoFar::default();
+    let mut caught_up = false;
+    reader.client.listen().await?;
+    loop {
+        // The recovered log is acknowledged, also before the append path has heard of the term.
+        let acked = term.last.max(Lsn(reader.context.shared.acked.load(Ordering::Acquire)));
+        reader.begin_at(term.first.max(Lsn(reader.context.shared.first.load(Ordering::Acquire))));
+        let next = reader.client.next();
+        if next >= reader.until {
+            return Err(End::Done);
+        }
+        if next > acked {
+            match reader.at_end {
+                AtEnd::Done => return Err(End::Done),
+                AtEnd::Turn => return Err(turn(reader, term, acked)),
+                AtEnd::GoOn => {}
+            }
+            if !std::mem::replace(&mut caught_up, true) {
+                reader.client.send(&Response::End { next: next.0, tailing: true }).await?;
+            }
+            wait_for_news(reader, term, acked).await?;
+            continue;
+        }
+        check_term(reader, term)?;
+        match reader.context.log.locate(next) {
+            Some(Location::Open(identity, memory)) => {
+                send_open(reader, term, memory.published(), &identity, acked, &mut read_so_far).await?;
+            }
+            Some(Location::Closed(identity, closure)) => send_closed(reader, term, identity, closure, acked).await?,
+            None => {
+                check_term(reader, term)?;
+                let first = reader.context.shared.first.load(Ordering::Acquire);
+                if next.0 < first {
+                    return Err(End::Refused(ErrorCode::Trimmed, trimmed(next, first)));
+                }
+                // Between two openings: the next look finds it.
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Everything acknowledged has been sent.
+fn turn(reader: &Reader<'_>, term: Term, acked: Lsn) -> End {
+    if let Err(end) = check_term(reader, term) {
+        return end;
+    }
+    // Its client knows of records that this log does not have: it must not append behind them.
+    match beyond_the_end(reader.client.next().0, acked.0) {
+        Some(message) => End::Refused(ErrorCode::BeyondEnd, message),
+        None => End::Turn(term.epoch),
+    }
+}
+
+fn check_term(reader: &Reader<'_>, term: Term) -> Result<(), End> {
+    if reader.context.log.lasts(term) { Ok(()) } else { Err(End::RoleLost) }
+}
+
+/// Sends records of an open segment, from the next wanted one to the last acknowledged one.
+async fn send_open(
+    reader: &mut Reader<'_>,
+    term: Term,
+    bytes: &[u8],
+    identity: &SegmentIdentity,
+    acked: Lsn,
+    ReadSoFar(read_so_far): &mut ReadSoFar,
+) -> Result<(), End> {
+    let mut scanner = match read_so_far.take_if(|(segment, _)| *segment == identity.segment) {
+        Some((_, closure)) => Scanner::resume(bytes, identity, closure),
+        None => Scanner::new(bytes, identity).map_err(|stop| unreadable(identity, stop))?,
+    };
+    let before = reader.client.next();
+    let wanted = before..reader.until.min(acked.next());
+    let mut frames = reader.ahead.frames(reader.client.request());
+    'segment: while let Ok(append) = scanner.next_append() {
+        for record in append.records() {
+            if record.lsn >= wanted.end {
+                break 'segment;
+            }
+            put(record, &wanted, &mut frames);
+        }
+        *read_so_far = Some((identity.segment, scanner.closure()));
+    }
+    reader.client.send_records(&mut frames).await?;
+    reader.ahead.keep(frames);
+    if reader.client.next() == before {
+        // The segment does not hold what it should; its neighbours in the list may have changed meanwhile.
+        check_term(reader, term)?;
+        tokio::time::sleep(AGAIN).await;
+    }
+    Ok(())
+}
+
+/// Sends the wanted records of a closed segment; the ones after it are on their way from other members meanwhile. What was not
+/// acknowledged when it was sent for is missing.
+async fn send_closed(
+    reader: &mut Reader<'_>,
+    term: Term,
+    identity: SegmentIdentity,
+    closure: Closure,
+    acked: Lsn,
+) -> Result<(), End> {
+    let context = reader.context;
+    let wanted = reader.client.next()..reader.until.min(acked.next());
+    let following = context.log.following(identity.segment, super::ahead::AHEAD);
+    let following = following.into_iter().filter_map(|(identity, closure)| Part::new(identity, closure, &wanted));
+    let unavailable = |why: String| End::Refused(ErrorCode::Unavailable, why);
+    let (Some(first), Some(sources)) = (Part::new(identity, closure, &wanted), context.log.sources()) else {
+        check_term(reader, term)?;
+        return Err(unavailable(format!("segment {}: no member to read from", identity.segment)));
+    };
+    let fetch = reader.ahead.fetch(context, &sources, reader.client.request(), first, following);
+    match fetch.await {
+        Ok(mut frames) => {
+            reader.client.send_records(&mut frames).await?;
+            reader.ahead.keep(frames);
+            Ok(())
+        }
+        Err(why) => {
+            check_term(reader, term)?;
+            Err(unavailable(why))
+        }
+    }
+}
+
+/// Waits until there is a record to send, the client says something, or it is time to look up.
+async fn wait_for_news(reader: &mut Reader<'_>, term: Term, acked: Lsn) -> Result<(), End> {
+    let shared = &reader.context.shared;
+    shared.tailing.fetch_add(1, Ordering::AcqRel);
+    let news = shared.news.notified();
+    let arrived = shared.acked.load(Ordering::Acquire) > acked.0;
+    if !arrived {
+        tokio::select! {
+            () = news => {}
+            _ = reader.client.speaks() => {}
+            () = tokio::time::sleep(TAIL_LOOKS_UP) => {}
+        }
+    }
+    shared.tailing.fetch_sub(1, Ordering::AcqRel);
+    check_term(reader, term)?;
+    reader.client.listen().await
+}
+
+fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {
+    let message = format!("segment {} cannot be read at {}: {}", identity.segment, stop.at.0, stop.why);
+    End::Refused(ErrorCode::Unavailable, message)
+}
