@@ -1,7 +1,7 @@
 //! Probes and metrics over plain HTTP: they reveal no keys and change nothing.
 //!
-//! Started by [`run`](crate::run). `/healthz`: the process answers. `/readyz`: it serves, or is a standby that knows its
-//! primary. `/metrics`: Prometheus.
+//! Started by [`run`](crate::run). `/healthz`: the process answers. `/readyz`: it serves, or is a standby that is
+//! warm and knows its primary. `/metrics`: Prometheus.
 
 use std::sync::Arc;
 

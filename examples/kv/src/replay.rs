@@ -79,6 +79,11 @@ impl Replay {
         Ok(())
     }
 
+    /// Whether there are keys and values to look at: the beginning of the log has been seen, or a whole snapshot.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.state, State::Whole(_))
+    }
+
     /// The keys and values as of now, unless the log begins before a snapshot that has not come whole yet.
     pub fn store_mut(&mut self) -> Option<&mut Store> {
         match &mut self.state {

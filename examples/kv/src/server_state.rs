@@ -28,6 +28,8 @@ pub enum ServerState {
     Standby {
         /// Its sidecar never becomes primary.
         is_reader: bool,
+        /// It has read the log up to its end, and answers reads. Until then it refuses them.
+        is_warm: bool,
         /// The primary's name, if known.
         primary: Option<String>,
         /// The way to the task that answers reads.
@@ -85,12 +87,13 @@ impl ServerState {
         }
     }
 
-    /// Whether a pod in this state is as it should be: it serves, or it would if it had to. Why not, otherwise.
+    /// Whether a pod in this state is as it should be: it serves, or is warm and would if it had to. Why not, otherwise.
     pub fn readiness(&self) -> Result<(), String> {
         match self {
-            ServerState::Primary { .. } | ServerState::Standby { primary: Some(_), .. } => Ok(()),
+            ServerState::Primary { .. } | ServerState::Standby { primary: Some(_), is_warm: true, .. } => Ok(()),
             ServerState::Alone { why } => Err(format!("no log: {why}")),
             ServerState::Standby { primary: None, .. } => Err(format!("{}, and no primary is known", self.role())),
+            ServerState::Standby { .. } => Err(format!("{}, and has not read the log up to its end yet", self.role())),
             ServerState::Loading { records } => Err(format!("reading the log: {records} records so far")),
         }
     }

@@ -3,7 +3,7 @@
 //! Called by [`turns`](crate::turns), which goes on with the same connection and the same store once the sidecar is primary. At
 //! a reader, whose sidecar never is, this is all there is.
 //!
-//! A standby's answer is of some moment before: what it shows was acknowledged, and stays, but later writes may be missing
+//! It answers once it is warm: once it has read as far as the log went. A standby's answer is of some moment before: what it shows was acknowledged, and stays, but later writes may be missing
 //! that others have seen. With strict reads each batch of reads waits until everything has been applied that was
 //! acknowledged when it came, as the primary's sidecar says.
 
@@ -52,20 +52,23 @@ pub async fn follow(
     let mut watcher = Client::connect(&options.socket).await?;
     let (work, mut batches) = mpsc::channel(BATCHES_WAITING_MAX);
     let positions = options.strict_reads.then(|| Positions::start(options));
-    let mut standby = Standby { replay: None, next: Lsn(0), waiting: VecDeque::new(), count: 0, positions, stats };
+    let (next, waiting) = (Lsn(0), VecDeque::new());
+    let mut standby = Standby { replay: None, next, has_caught_up: false, waiting, count: 0, positions, stats };
     let mut role = watcher.role_info().clone();
     info!(role = %role.role, primary = role.primary.as_deref().unwrap_or("unknown"), "following");
-    let show = |role: &RoleInfo, records: u64| {
+    let show = |role: &RoleInfo, standby: &Standby<'_>| {
         state.send_replace(match role.role {
-            Role::Primary => ServerState::Loading { records },
+            Role::Primary => ServerState::Loading { records: standby.next.prev().0 },
             Role::Standby | Role::Recovering | Role::Reader => ServerState::Standby {
                 is_reader: role.role == Role::Reader,
+                is_warm: standby.is_warm(),
                 primary: role.primary.clone(),
                 work: work.clone(),
             },
         });
     };
-    show(&role, 0);
+    show(&role, &standby);
+    let mut shown_warm = false;
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut follow = log.follow(Lsn(0)).await?;
@@ -75,7 +78,7 @@ pub async fn follow(
                 Some(FollowEvent::Record(lsn, payload)) => {
                     standby.take(lsn, payload)?;
                     if role.role == Role::Primary && lsn.0.is_multiple_of(REPORT_EVERY) {
-                        show(&role, lsn.0);
+                        show(&role, &standby);
                     }
                 }
                 Some(FollowEvent::CaughtUp { next }) => standby.on_caught_up(next),
@@ -86,13 +89,17 @@ pub async fn follow(
             changed = watcher.next_role() => {
                 role = changed?;
                 info!(role = %role.role, primary = role.primary.as_deref().unwrap_or("unknown"), "the sidecar's role has changed");
-                show(&role, standby.next.0);
+                show(&role, &standby);
             }
             Some(batch) = batches.recv() => standby.on_batch(batch),
             Some((through, position)) = next_position(&mut standby.positions) => standby.on_position(through, position),
             _ = ticks.tick() => standby.on_tick(),
         }
         standby.answer_waiting();
+        if standby.is_warm() && !shown_warm {
+            shown_warm = true;
+            show(&role, &standby);
+        }
     };
     drop(follow);
     let replay = standby.finish(next, &state.borrow().refusal());
@@ -105,6 +112,8 @@ struct Standby<'a> {
     replay: Option<Replay>,
     /// The record to come.
     next: Lsn,
+    /// The log has been read as far as it went at some moment.
+    has_caught_up: bool,
     /// Batches of reads, in the order in which they came. Only reads that are strict wait.
     waiting: VecDeque<Waiting>,
     /// Batches that have waited, or do.
@@ -132,6 +141,11 @@ impl Standby<'_> {
         replay.take(lsn.0, payload)?;
         self.next = lsn.next();
         Ok(())
+    }
+
+    /// Whether it has the keys and values of a moment since it began to follow, and so answers reads.
+    fn is_warm(&self) -> bool {
+        self.has_caught_up && self.replay.as_ref().is_some_and(Replay::is_whole)
     }
 
     fn on_batch(&mut self, batch: Batch) {
@@ -173,18 +187,19 @@ impl Standby<'_> {
     fn answer_waiting(&mut self) {
         let applied = self.next.prev();
         while let Some(one) = self.waiting.pop_front_if(|one| one.wanted.is_some_and(|wanted| wanted <= applied)) {
+            self.has_caught_up = true;
             self.answer(one.batch);
         }
     }
 
     fn answer(&mut self, batch: Batch) {
         let Batch { operations, answer } = batch;
-        let mut store = self.replay.as_mut().and_then(Replay::store_mut);
+        let mut store = self.replay.as_mut().filter(|_| self.has_caught_up).and_then(Replay::store_mut);
         let replies = operations.into_iter().map(|operation| match (operation, &mut store) {
             (Operation::Ready(reply), _) => reply,
             (Operation::Read(read), Some(store)) => store.read(&read, 0),
             (Operation::Read(_), None) => {
-                Reply::error("LOADING this server follows the log, and has not come to a whole snapshot yet")
+                Reply::error("LOADING this server has begun to follow the log, and has not read it up to its end yet")
             }
             (Operation::Write(_), _) => unreachable!("connections refuse writes here"),
         });
@@ -192,8 +207,9 @@ impl Standby<'_> {
         let _ = answer.send(replies.collect());
     }
 
-    /// There is no record yet: the log is empty.
+    /// There is no more for the moment. If nothing has come, the log is empty.
     fn on_caught_up(&mut self, next: Lsn) {
+        self.has_caught_up = true;
         self.next = next;
         self.replay.get_or_insert_with(|| Replay::new(next.0));
     }
