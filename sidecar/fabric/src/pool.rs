@@ -15,6 +15,9 @@
 //! given back at once (a hole is punched) instead of when its last mapping goes: a sleeping writer must not hold memory
 //! of the pool. Only its flag page stays, which is where that writer finds that its lending has ended.
 //!
+//! A slot that is frozen gets a new file too: a copy for readers alone, with memory only where the bytes are not zero, since
+//! a failover waits for it.
+//!
 //! A new file costs a page fault for every page, in the pool and in the writer that maps it. So a slot whose earlier
 //! writers cannot touch it any more keeps its file when it is released, cleared, for the next lending ([`Claim::keep`];
 //! each receiver says when that is so). Such a spare file has no mark: it counts as no memory, and a process that finds it
@@ -180,23 +183,49 @@ impl Pool {
         Ok(Claim { pool: Arc::clone(self) })
     }
 
-    /// A new file under a name of its own: allocated in full, so that no write can ever find the file system full and
-    /// die of SIGBUS; all zero, because allocation zeroes.
+    /// A new file for a lending: allocated in full, so that no write can ever find the file system full and die of SIGBUS;
+    /// all zero, because allocation zeroes.
     fn create(&self, slot: SlotId) -> Result<Inode, PoolError> {
-        let (path, slot_size) = (self.temporary(slot), self.size(slot));
-        let file_size = self.file_size(slot_size);
-        let no_space = |source: io::Error| match Errno::from_io_error(&source) {
-            Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT) => {
-                PoolError::NoSpace { dir: self.dir.clone(), needed: file_size, free: self.free().unwrap_or(0) }
+        let slot_size = self.size(slot);
+        self.make(slot, |file| {
+            allocate(file, 0, self.file_size(slot_size))?;
+            Mapping::prefaulted(file, slot_size)
+        })
+    }
+
+    /// A new file that holds the bytes of an old one, and has memory only where these are not zero. For reading alone.
+    fn copy(&self, slot: SlotId, old: &File) -> Result<Inode, PoolError> {
+        let slot_size = self.size(slot);
+        self.make(slot, |file| {
+            file.set_len(self.file_size(slot_size))?;
+            allocate(file, slot_size.into(), FLAG_PAGE_SIZE.into())?;
+            let memory = Mapping::new(file, slot_size)?;
+            let mut bytes = vec![0; COPY_SIZE.min(slot_size as usize)];
+            for offset in (0..slot_size).step_by(bytes.len()) {
+                let bytes = &mut bytes[..COPY_SIZE.min((slot_size - offset) as usize)];
+                old.read_exact_at(bytes, offset.into())?;
+                if bytes.iter().any(|byte| *byte != 0) {
+                    allocate(file, offset.into(), bytes.len() as u64)?;
+                    memory.write(offset, bytes);
+                }
             }
-            _ => io_error("allocate", &path)(source),
+            Ok(memory)
+        })
+    }
+
+    /// A new file under a name of its own, which `fill` gives its memory.
+    fn make(&self, slot: SlotId, fill: impl FnOnce(&File) -> io::Result<Mapping>) -> Result<Inode, PoolError> {
+        let path = self.temporary(slot);
+        let failed = |source: io::Error| match Errno::from_io_error(&source) {
+            Some(Errno::NOSPC | Errno::NOMEM | Errno::DQUOT) => {
+                let (needed, free) = (self.file_size(self.size(slot)), self.free().unwrap_or(0));
+                PoolError::NoSpace { dir: self.dir.clone(), needed, free }
+            }
+            _ => io_error("make", &path)(source),
         };
         remove_if_present(&path)?;
-        let file = options().create_new(true).open(&path).map_err(no_space)?;
-        let filled = fallocate(&file, FallocateFlags::empty(), 0, file_size)
-            .map_err(io::Error::from)
-            .and_then(|()| Mapping::prefaulted(&file, slot_size));
-        match filled {
+        let file = options().create_new(true).open(&path).map_err(failed)?;
+        match fill(&file) {
             Ok(memory) => {
                 memory.mark();
                 Ok(Inode { file, memory: Arc::new(memory), spare: false })
@@ -204,7 +233,7 @@ impl Pool {
             Err(error) => {
                 // The half-made file holds memory that the next attempt will want.
                 remove_if_present(&path)?;
-                Err(no_space(error))
+                Err(failed(error))
             }
         }
     }
@@ -299,6 +328,11 @@ impl Inode {
     }
 }
 
+/// Gives these bytes of a file memory; what had none is zero.
+fn allocate(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::empty(), offset, length)?)
+}
+
 /// The file, if what is in it counts.
 fn in_use(current: &Option<Inode>) -> Option<&Inode> {
     current.as_ref().filter(|inode| !inode.spare)
@@ -351,21 +385,13 @@ impl Claim {
 
     /// Replaces the memory of `slot` by a copy that no other process has ever mapped, and that holds every write that
     /// has completed. Can be repeated: until the rename the old file remains, with its flag, as if nothing had happened.
-    /// Memory that was kept goes.
+    /// The copy is for reading: it is [released](Claim::release), never [kept](Claim::keep). Memory that was kept stays
+    /// as it is.
     pub(crate) fn freeze(&self, slot: SlotId) -> Result<(), PoolError> {
         let mut current = self.pool.exclusive(slot);
-        let Some(old) = in_use(&current) else { return self.pool.remove(slot, &mut current) };
+        let Some(old) = in_use(&current) else { return Ok(()) };
         old.memory.end();
-        let copy = self.pool.create(slot)?;
-        let size = self.pool.size(slot);
-        let mut bytes = vec![0; COPY_SIZE.min(size as usize)];
-        for offset in (0..size).step_by(bytes.len()) {
-            let bytes = &mut bytes[..COPY_SIZE.min((size - offset) as usize)];
-            old.file.read_exact_at(bytes, offset.into()).map_err(io_error("read", &self.pool.path(slot)))?;
-            if bytes.iter().any(|byte| *byte != 0) {
-                copy.memory.write(offset, bytes);
-            }
-        }
+        let copy = self.pool.copy(slot, &old.file)?;
         self.pool.replace(slot, &mut current, copy)
     }
 

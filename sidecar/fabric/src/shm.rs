@@ -29,7 +29,8 @@
 //! # Why memory may be lent again to the same writer
 //!
 //! A released slot keeps its memory if the writer had finished with it, and is lent in place to that writer alone; for
-//! any other one there is a new file, so that a revocation leaves nothing that a revoked writer maps.
+//! any other one there is a new file. So a revocation leaves such memory alone: what a revoked writer maps of it nobody
+//! reads, then or later.
 //!
 //! 1. A post is over when it returns. A writer that has finished has no post under way: nothing is being copied to the
 //!    memory while it is cleared, or afterwards.
@@ -163,11 +164,12 @@ impl Receiver for ShmReceiver {
 
     fn release(&mut self, slot: SlotId) -> Result<(), FabricError> {
         match self.lendings[slot.0 as usize] {
-            Some(Lending { finished: false, .. }) => {
+            Some(Lending { finished: true, .. }) => self.pool.keep(slot),
+            // Somebody may still write it, or it is a copy of what was written.
+            _ => {
                 self.pool.release(slot)?;
                 self.lendings[slot.0 as usize] = None;
             }
-            _ => self.pool.keep(slot),
         }
         Ok(())
     }
@@ -176,7 +178,11 @@ impl Receiver for ShmReceiver {
         self.revoked_below = self.revoked_below.max(writer);
         let slots = (0..).map(SlotId).zip(&self.lendings);
         let held = |lending: &Option<Lending>| lending.is_some_and(|lending| lending.writer < writer);
-        let revoked: Vec<SlotId> = slots.filter(|(_, lending)| held(lending)).map(|(slot, _)| slot).collect();
+        // Memory that was kept can wait: nobody reads it, and the next lending, which is another writer's, gets a new file.
+        let revoked: Vec<SlotId> = slots
+            .filter(|(slot, lending)| held(lending) && self.pool.pool().has(*slot))
+            .map(|(slot, _)| slot)
+            .collect();
         // All flags first: every revoked writer stops now, not only when its turn to be copied comes.
         for slot in &revoked {
             self.stop(*slot);

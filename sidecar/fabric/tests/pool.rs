@@ -261,9 +261,12 @@ fn a_finished_writer_gets_the_same_memory_again() {
     receiver.end_lending(SlotId(0));
     receiver.release(SlotId(0)).unwrap();
     receiver.revoke_below(Writer(2)).unwrap();
-    assert_eq!((held.metadata().unwrap().nlink(), pool.path(SlotId(0)).exists()), (0, false), "a revocation drops it");
+    assert_eq!((inode(), pool.has(SlotId(0))), (first, false), "a revocation has better things to do");
 
     receiver.lend(Writer(2), SlotId(0)).unwrap();
+    assert_ne!(inode(), first, "the next writer gets memory of its own");
+    assert_eq!(held.metadata().unwrap().nlink(), 0);
+    assert!(held.metadata().unwrap().blocks() * 512 <= 4096, "all but the flag page");
     let held = fs::File::open(pool.path(SlotId(0))).unwrap();
     receiver.release(SlotId(0)).unwrap();
     assert_eq!(held.metadata().unwrap().nlink(), 0, "its writer has not finished");
@@ -273,6 +276,33 @@ fn a_finished_writer_gets_the_same_memory_again() {
     receiver.release(SlotId(0)).unwrap();
     receiver.lend(Writer(3), SlotId(0)).unwrap();
     assert_ne!(inode(), second, "another writer");
+}
+
+/// Revocation is what a failover waits for.
+#[test]
+fn a_revoked_slot_takes_memory_only_where_it_was_written() {
+    const SLOT_SIZE: u32 = 1 << 20;
+    let dir = folder();
+    let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
+    let mut receiver = ShmReceiver::new(Arc::clone(&pool)).unwrap();
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    receiver.lend(Writer(1), SlotId(1)).unwrap();
+    let writer = OpenOptions::new().write(true).open(pool.path(SlotId(0))).unwrap();
+    writer.write_all_at(b"acknowledged", 300_000).unwrap();
+    receiver.revoke_below(Writer(2)).unwrap();
+    let memory = |slot| fs::metadata(pool.path(SlotId(slot))).unwrap().blocks() * 512;
+    assert!(memory(0) <= u64::from(SLOT_SIZE) / 2, "{} bytes", memory(0));
+    assert!(memory(1) <= 4096, "all but the flag page");
+    let mut expected = vec![0; SLOT_SIZE as usize];
+    expected[300_000..300_012].copy_from_slice(b"acknowledged");
+    assert!(contents(&pool, 0) == expected);
+    assert!(pool.has(SlotId(1)) && contents(&pool, 1) == vec![0; SLOT_SIZE as usize]);
+
+    // What is lent after that has memory all over, which no full file system can take away.
+    receiver.release(SlotId(0)).unwrap();
+    receiver.lend(Writer(2), SlotId(0)).unwrap();
+    assert!(memory(0) > u64::from(SLOT_SIZE));
+    assert!(contents(&pool, 0) == vec![0; SLOT_SIZE as usize]);
 }
 
 /// A process that died while it cleared a spare, or before, leaves bytes that count for nothing.
