@@ -277,12 +277,14 @@ impl Disk {
         }
     }
 
-    /// The file of a closed segment.
+    /// The file of a closed segment, which is read as a whole.
     pub fn open_closed(&self, segment: SegmentId) -> Result<Box<dyn File>, ReadError> {
-        self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
+        let file = self.folder.open(&name(segment, Sealed::Closed)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ReadError::Missing,
             _ => ReadError::Io(error),
-        })
+        })?;
+        file.will_be_read();
+        Ok(file)
     }
 
     /// True when a closed segment's file ends with the footer that says so.

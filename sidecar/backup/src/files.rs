@@ -71,6 +71,9 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Brings bytes and length to disk.
     fn sync(&self) -> io::Result<()>;
 
+    /// All of it will be read soon: has the disk bring it in a few large reads. A hint: where it fails nothing is said.
+    fn will_be_read(&self) {}
+
     /// Has what is cached of it dropped, so that the next read is of the disk. A hint: where it fails nothing is said.
     fn forget_cached(&self) {}
 }

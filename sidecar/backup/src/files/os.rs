@@ -122,6 +122,11 @@ impl File for OsFile {
         self.0.sync_data()
     }
 
+    fn will_be_read(&self) {
+        // Without it the kernel reads ahead by itself, but not as far.
+        let _ = fadvise(&self.0, 0, None, Advice::WillNeed);
+    }
+
     fn forget_cached(&self) {
         // Without it the cache is read, and that has not rotted.
         let _ = fadvise(&self.0, 0, None, Advice::DontNeed);
