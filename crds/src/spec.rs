@@ -159,8 +159,8 @@ pub struct ReplicaGroupSpec {
     pub primary_ports: Vec<PrimaryPort>,
 
     /// Whether pods that are not the app's may follow the log. Enabled: a pod with the label replication.tailwind.dev/reads:
-    /// NAME gets a sidecar that reads from the backups and can change nothing. Disabled: such pods are refused, and the
-    /// sidecars of those that run end.
+    /// NAME gets a sidecar that reads from the backups and can change nothing. Disabled: such pods are refused, and those that
+    /// run are refused what they ask for.
     #[serde(default)]
     pub reads: Reads,
 

@@ -49,7 +49,7 @@ use crate::primary_address::PrimaryAddress;
 use crate::rpc::BackupClient;
 use crate::store::Store;
 
-use desired::DesiredState;
+use desired::{DesiredState, READS_DISABLED};
 use follows::Follows;
 use log::LogView;
 use position::PrimaryClient;
@@ -108,6 +108,11 @@ impl Context {
     /// What the group wants now.
     pub fn desired(&self) -> DesiredState {
         self.desired.borrow().clone()
+    }
+
+    /// Whether clients may read what members hold: a standby's always may.
+    pub fn may_read(&self) -> bool {
+        !self.rules.reader || self.desired.borrow().may_read
     }
 
     /// A client of a backup. Each call goes to the address in the group's desired state, which is current, or else to the one
@@ -239,9 +244,23 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
 /// The role of a sidecar that only reads: clients are told who is primary, as it changes.
 async fn stay_reader(context: &Context) -> anyhow::Result<()> {
     let mut configurations = context.configuration.clone();
+    let mut desired = context.desired.clone();
     configurations.mark_changed();
-    let mut said = None;
-    while configurations.changed().await.is_ok() {
+    desired.mark_changed();
+    let (mut said, mut may_read) = (None, true);
+    loop {
+        tokio::select! {
+            Ok(()) = desired.changed() => {
+                let before = std::mem::replace(&mut may_read, desired.borrow_and_update().may_read);
+                match (before, may_read) {
+                    (true, false) => tracing::warn!("{READS_DISABLED}"),
+                    (false, true) => tracing::info!("reads are enabled again"),
+                    _ => {}
+                }
+                continue;
+            }
+            changed = configurations.changed() => if changed.is_err() { break },
+        }
         let known = configurations.borrow_and_update().as_ref().map(|config| (config.epoch, config.primary.id.clone()));
         let Some((epoch, primary)) = known.clone().filter(|_| known != said) else { continue };
         tracing::info!(%epoch, %primary, "reader");

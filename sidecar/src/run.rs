@@ -28,7 +28,7 @@ use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
 
 use crate::access::Access;
-use crate::control::desired::DesiredState;
+use crate::control::desired::{DesiredState, READS_DISABLED};
 use crate::control::follows::Follows;
 use crate::control::log::LogView;
 use crate::control::position::{self, PrimaryClient};
@@ -215,7 +215,6 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         Err(error) = reload => Err(error).context("reload certificates or token"),
         never = watch_store => match never {},
         _ = watch_task => Err(anyhow::anyhow!("the watch of the ReplicaGroup has ended")),
-        why = no_more_reading(context.desired.clone()), if reader => Err(why),
         end = &mut path_end => match end {
             Ok(Err(error)) => Err(error).context("run the append path"),
             _ => Err(anyhow::anyhow!("the append path has ended")),
@@ -231,16 +230,6 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // Another sidecar may have taken the path over only if it found nobody listening, so it is still ours.
     let _ = std::fs::remove_file(&socket);
     result
-}
-
-/// Returns once the group lets nobody read. Ending the process ends every read; it is started again until its pod is deleted, or
-/// it may read.
-async fn no_more_reading(mut desired: watch::Receiver<DesiredState>) -> anyhow::Error {
-    if desired.wait_for(|desired| !desired.may_read).await.is_err() {
-        // The process ends with the watch.
-        std::future::pending::<()>().await;
-    }
-    anyhow::anyhow!("the ReplicaGroup has spec.reads: Disabled: delete this pod, or set the field to Enabled")
 }
 
 /// A group whose options are all that it wants.
@@ -366,11 +355,15 @@ async fn healthz(State(context): State<Arc<Context>>) -> impl IntoResponse {
 
 /// Ready: an app that connects now is served, by a primary or, where it waits, by a standby that knows its primary. A primary
 /// whose appends wait is ready as well: its app can read and trim, which may be what ends the wait, and no other pod could
-/// append. Services and rollouts must not turn away from it. A sidecar that only reads is ready once it knows the members.
+/// append. Services and rollouts must not turn away from it. A sidecar that only reads is ready once it knows the members, while
+/// it may read.
 async fn readyz(State(context): State<Arc<Context>>) -> impl IntoResponse {
     // What is there can be read all the same.
     if context.desired().fenced && !context.rules.reader {
         return (StatusCode::SERVICE_UNAVAILABLE, "fenced: nobody may append\n".to_owned());
+    }
+    if !context.may_read() {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("{READS_DISABLED}\n"));
     }
     let Some(readiness) = status::readiness(&context).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, HANGS.to_owned());

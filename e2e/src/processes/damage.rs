@@ -1,9 +1,10 @@
 //! What a disk, a person or a backup tool can do to a group's files.
 //!
-//! The files are those of a backup's flush folder and of the config store.
+//! The files are those of a backup's flush folder, of its pool and of the config store.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -77,6 +78,25 @@ pub fn change(file: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
     let mut bytes = fs::read(file).with_context(|| format!("read {}", file.display()))?;
     change(&mut bytes);
     fs::write(file, bytes).with_context(|| format!("write {}", file.display()))
+}
+
+/// Finds bytes in the buffers of a pool: the file, and where in it they begin.
+pub fn find_in_memory(pool: &Path, wanted: &[u8]) -> Result<Option<(PathBuf, u64)>> {
+    let buffers = files(pool, |name| name.starts_with("slot-") && name.ends_with(".buf"))?;
+    let found = buffers.iter().find_map(|(name, bytes)| {
+        let at = bytes.windows(wanted.len()).position(|window| window == wanted)?;
+        Some((pool.join(name), at as u64))
+    });
+    Ok(found)
+}
+
+/// Inverts a bit of one byte of a file that others have mapped: it keeps its length all the while.
+pub fn flip_mapped(file: &Path, at: u64) -> Result<()> {
+    let opened = fs::File::options().read(true).write(true).open(file);
+    let opened = opened.with_context(|| format!("open {}", file.display()))?;
+    let mut byte = [0];
+    opened.read_exact_at(&mut byte, at).with_context(|| format!("read {}", file.display()))?;
+    opened.write_all_at(&[byte[0] ^ 1], at).with_context(|| format!("write {}", file.display()))
 }
 
 /// The contents of the config store.

@@ -7,6 +7,7 @@
 mod evictions;
 mod idle;
 mod operated;
+mod readers;
 mod rollout;
 mod service;
 mod skew;

@@ -12,7 +12,7 @@ use tailwind_e2e::context::{note, rounds};
 
 use crate::operated::{FROZEN_OPERATORS, outage_and};
 
-const PORT: u16 = 6379;
+pub(crate) const PORT: u16 = 6379;
 
 /// An acknowledged write: seconds since 1970, and the address that acknowledged it.
 type Ack = (f64, String);
@@ -27,7 +27,7 @@ fn acks(file: &Path) -> Vec<Ack> {
     whole.lines().map(ack).collect()
 }
 
-fn store() -> Value {
+pub(crate) fn store() -> Value {
     json!({
         "name": "kv", "image": image("kv"), "imagePullPolicy": "IfNotPresent",
         "args": [format!("--listen=0.0.0.0:{PORT}"), "--metrics-listen=0.0.0.0:9121", "--memory-max=64MiB"],
@@ -36,7 +36,7 @@ fn store() -> Value {
 }
 
 /// The primary, once another pod could take over from it at once.
-fn primary_with_standby(group: &OperatedGroup<'_>, copies: usize) -> String {
+pub(crate) fn primary_with_standby(group: &OperatedGroup<'_>, copies: usize) -> String {
     let what = "a primary, a ready standby and all copies";
     let found = group.namespace.cluster.wait(what, || {
         let state = group.get()?;

@@ -19,7 +19,6 @@ use serde_json::Value;
 use tailwind_e2e::certificates::Authority;
 use tailwind_e2e::context::{TestContext, is_root};
 use tailwind_e2e::on_every_fabric;
-use tailwind_e2e::processes::following::Following;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
 use tailwind_e2e::processes::http::{self, HttpResponse};
 use tailwind_e2e::processes::process::{as_nobody, run_to_end};
@@ -214,27 +213,6 @@ fn unauthorized_callers_learn_and_change_nothing(fabric: &str) {
             send_to_the_data_ports(&group);
         }
     });
-}
-
-/// The certificate of a reader is enough for boards, records and positions, also of the next primary.
-#[test]
-fn a_reader_follows_by_its_certificate() {
-    const READER: usize = 2;
-    let test = TestContext::start();
-    let setup = Setup { sidecars: 3, readers: 1, ..test.setup("tcp").unwrap() };
-    let (mut group, _folder, _authority) = tls_group(&test, setup);
-    let input = test.input();
-    let mut follower = Following::start(group.observer().clone(), READER, input);
-    let end = append(&mut primary(&group).unwrap(), &input, 0, 2000).unwrap();
-    follower.wait_for(end).unwrap();
-    let position = |group: &Group| group.client(READER, false).ok()?.position().ok().map(|position| position.last.0);
-    assert_eq!(group.wait_for("a position", position).unwrap(), end);
-    group.kill_sidecar(0).unwrap();
-    let end = append(&mut primary(&group).unwrap(), &input, end, 2000).unwrap();
-    follower.wait_for(end).unwrap();
-    assert_eq!(group.wait_for("a position of the next primary", position).unwrap(), end);
-    assert_eq!(follower.finish().unwrap().last, end);
-    group.check_logs(&OUTAGE).unwrap();
 }
 
 /// A reader learns what reading takes, and what anybody may see.

@@ -4,7 +4,6 @@
 use rustix::process::Signal;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, FollowEvent, Lsn};
-use tailwind_e2e::certificates::Authority;
 use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::following::Following;
@@ -13,6 +12,8 @@ use tailwind_e2e::processes::http;
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, wait_for_standby};
 use tailwind_e2e::workload::{Input, Numbered};
 use tailwind_protocol::socket::{ErrorCode, Role};
+
+use crate::access::tls_group;
 
 on_every_fabric!(
     standby_follows_as_the_log_grows,
@@ -204,28 +205,25 @@ fn a_reader_follows_and_takes_no_appends(fabric: &str) {
     group.check_logs(&OUTAGE).unwrap();
 }
 
-/// With mutual TLS its certificate says `reader`: it follows, fetches what has left the memory, and is given positions.
+/// With mutual TLS its certificate says `reader`: it follows, fetches what has left the memory, and is given positions, of the
+/// next primary too.
 fn a_readers_certificate_suffices(fabric: &str) {
     const READER: usize = 2;
     let test = TestContext::start();
-    let folder = tempfile::tempdir().unwrap();
-    let names = |kind: &str, count| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
     let setup = Setup { sidecars: 3, readers: 1, ..test.setup(fabric).unwrap() };
-    let authority = Authority::generate().unwrap();
-    authority.issue_group(folder.path(), &names("sidecar", 2), &names("backup", setup.backups)).unwrap();
-    authority.issue(folder.path(), "sidecar2", "tailwind://demo/reader/sidecar2").unwrap();
-    let group = test.start_group(Setup { certificates: Some(folder.path().to_owned()), ..setup }).unwrap();
+    let (mut group, _folder, _authority) = tls_group(&test, setup);
     let input = test.input();
-    let mut app = primary(&group).unwrap();
-    let mut end = append(&mut app, &input, 0, RECORDS).unwrap();
+    let mut end = append(&mut primary(&group).unwrap(), &input, 0, RECORDS).unwrap();
     let mut follower = Following::start(group.observer().clone(), READER, input);
     follower.wait_for(end).unwrap();
-    end = append(&mut app, &input, end, 10).unwrap();
-    let position = group.wait_for("a position", |group| client_of(group, READER).position().ok());
-    assert_eq!(position.unwrap().last, Lsn(end));
+    let position = |group: &Group| group.client(READER, false).ok()?.position().ok().map(|position| position.last.0);
+    assert_eq!(group.wait_for("a position", position).unwrap(), end);
+    group.kill_sidecar(0).unwrap();
+    end = append(&mut primary(&group).unwrap(), &input, end, RECORDS).unwrap();
     follower.wait_for(end).unwrap();
+    assert_eq!(group.wait_for("a position of the next primary", position).unwrap(), end);
     assert_eq!(follower.finish().unwrap().last, end);
-    group.check_logs(&[]).unwrap();
+    group.check_logs(&OUTAGE).unwrap();
 }
 
 fn a_read_anywhere_ends_at_the_end(fabric: &str) {
@@ -239,6 +237,15 @@ fn a_read_anywhere_ends_at_the_end(fabric: &str) {
         group.wait("all records", |_| records(&mut client_of(&group, sidecar), &input, 1, 0) == end).unwrap();
         assert_eq!(records(&mut client, &input, 700, 50), 749);
         assert_eq!(records(&mut client, &input, end, 5), end);
+        assert_eq!(records(&mut client, &input, end + 1, 5), 0);
+        for beyond in [end + 2, end + 1000] {
+            let refused = client.read_anywhere(Lsn(beyond), 0).and_then(|mut read| read.next_record().map(|_| ()));
+            let said = |message: &str| message.contains(&format!("LSN {end} is the last acknowledged record"));
+            assert!(
+                matches!(&refused, Err(Error::Refused { code: ErrorCode::BeyondEnd, message }) if said(message)),
+                "{refused:?}"
+            );
+        }
         // The connection goes on.
         assert_eq!(records(&mut client, &input, 1, 1), 1);
     }
@@ -246,6 +253,13 @@ fn a_read_anywhere_ends_at_the_end(fabric: &str) {
         client_of(&group, 1).read(Lsn(1), 0).and_then(|mut read| read.next_record().map(|_| ())),
         Err(Error::NotPrimary { .. })
     ));
+    // A follow is refused, too: it would wait for records that somebody else knows already.
+    let mut client = client_of(&group, 1);
+    let beyond = client.follow(Lsn(end + 2)).and_then(|mut follow| {
+        while follow.next_event()?.is_some() {}
+        Ok(())
+    });
+    assert!(matches!(beyond, Err(Error::Refused { code: ErrorCode::BeyondEnd, .. })), "{beyond:?}");
     group.check_logs(&[]).unwrap();
 }
 

@@ -8,6 +8,7 @@ mod bad_input;
 mod bad_options;
 mod clients;
 mod commands;
+mod damaged_reads;
 mod disk;
 mod evidence;
 mod evidence_fixture;

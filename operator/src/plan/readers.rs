@@ -4,9 +4,9 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use tailwind_crds::ReaderStatus;
 use tailwind_crds::names::ROLE_READER;
 use tailwind_crds::report::{FollowReport, SidecarReport};
+use tailwind_crds::{ReaderStatus, Reads};
 
 use crate::observed::{Observed, has_sidecar, is_running};
 
@@ -29,19 +29,33 @@ pub(super) fn readers(observed: &Observed) -> Vec<ReaderStatus> {
     observed.readers.iter().take(SHOWN_MAX).map(|pod| reader(observed, pod)).collect()
 }
 
-/// How many of those that were asked say that their view may be old, or cannot be heard; nothing where there are no readers.
+fn may_read(observed: &Observed) -> bool {
+    observed.group.spec.reads == Reads::Enabled
+}
+
+/// How many of those that were asked say that their view may be old, or cannot be heard; all where nobody may read; nothing where
+/// there are no readers.
 pub(crate) fn stale(observed: &Observed) -> Option<u64> {
     let is_stale = |report: &&Result<SidecarReport, String>| match report {
         Ok(report) => report.follow.as_ref().is_some_and(|follow| follow.stale),
         Err(_) => true,
     };
-    let stale = observed.reader_sidecars.values().filter(is_stale).count();
+    let stale = match may_read(observed) {
+        true => observed.reader_sidecars.values().filter(is_stale).count(),
+        // Whoever left them running should know.
+        false => observed.readers.len(),
+    };
     (!observed.readers.is_empty()).then_some(stale as u64)
 }
 
 fn reader(observed: &Observed, pod: &Pod) -> ReaderStatus {
     let name = pod.name_any();
     let silent = |why: &str| ReaderStatus { stale: true, message: Some(why.to_owned()), ..nothing_read(&name) };
+    if !may_read(observed) {
+        return silent(
+            "spec.reads is Disabled, and it is refused what it asks for: delete it, or set the field to Enabled",
+        );
+    }
     if !has_sidecar(pod) {
         return silent("it has no sidecar, perhaps because no operator ran when it was created: recreate it");
     }

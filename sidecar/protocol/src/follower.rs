@@ -31,6 +31,9 @@ pub const STALE_AFTER: Duration = Duration::from_millis(300);
 const REVISIT_MIN: Duration = Duration::from_millis(25);
 /// The longest such pause.
 const REVISIT_MAX: Duration = Duration::from_millis(250);
+/// A member that has not answered a small question within so many of these pauses is left: within 300 ms to 3 s, longer where
+/// nobody has answered in time.
+const ANSWER_PAUSES: u32 = 12;
 /// Pause before something is asked again that was not there yet.
 const AGAIN: Duration = Duration::from_millis(1);
 /// So often in a row one member may give bytes that do not verify, or not have what its board names.
@@ -65,7 +68,7 @@ pub enum Input<'a> {
     Tick,
 }
 
-/// What a follower wants done. Each but the last four has one answer, and only the last of them is awaited.
+/// What a follower wants done. Each but the last five has one answer, and only the last of them is awaited.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// Open a read channel to this member and have its board shared.
@@ -86,6 +89,9 @@ pub enum Output {
     CaughtUp,
     /// What comes next has been trimmed; the log begins with this record. The last output.
     Trimmed(Lsn),
+    /// The log ends with this record, before the one that is to come next by more than one: a record that was said to be
+    /// acknowledged is not. The last output.
+    BeyondEnd(Lsn),
 }
 
 /// How far behind a follower is.
@@ -121,6 +127,8 @@ pub struct Follower {
     acked: Lsn,
     /// Everything acknowledged before this moment has been handed out.
     covers: Option<Duration>,
+    /// The record before the next one was acknowledged by then: it was handed out, or whoever asks for the next one says so.
+    since: Duration,
     /// This has been reported, and nothing has been handed out since.
     caught_up: bool,
     visiting: Option<Visiting>,
@@ -183,14 +191,29 @@ struct OpenSegment {
 }
 
 impl Follower {
-    /// A follower that hands out the records from `next` on; with 0 from the first that there is. It reads at most `landing` bytes at once, and begins with the
-    /// member at `turn` of the set, modulo its size.
-    pub fn new(next: Lsn, landing: u32, turn: usize) -> Follower {
+    /// A follower that hands out the records from `next` on; with 0 from the first that there is. Now, at `since`, all records
+    /// before that are acknowledged, says whoever wants them. It reads at most `landing` bytes at once, and begins with the member
+    /// at `turn` of the set, modulo its size.
+    pub fn new(since: Duration, next: Lsn, landing: u32, turn: usize) -> Follower {
         assert!(landing > 0, "there is room for what is read");
         let revisit = (Duration::ZERO, REVISIT_MIN);
         let (visits, epoch, acked) = (0, Epoch(0), Lsn(0));
         let (config, covers, caught_up, visiting, over) = (None, None, false, None, false);
-        Follower { config, next, landing, turn, visits, epoch, acked, covers, caught_up, visiting, revisit, over }
+        Follower {
+            config,
+            next,
+            landing,
+            turn,
+            visits,
+            epoch,
+            acked,
+            covers,
+            since,
+            caught_up,
+            visiting,
+            revisit,
+            over,
+        }
     }
 
     /// The record that is handed out next; 0 while it is to be the first that there is, and none is known.
@@ -251,9 +274,19 @@ impl Follower {
         let Some(visiting) = &self.visiting else { return self.config.as_ref().map(|_| self.revisit.0) };
         match visiting.task {
             Task::Rest(until) => Some(until),
-            Task::Look | Task::Read(_) => Some(visiting.since + STALE_AFTER),
             // Whoever carries these out knows how long they may take.
-            Task::Connect | Task::Survey | Task::Share(_) | Task::Fetch(..) => None,
+            Task::Survey | Task::Fetch(..) => None,
+            Task::Look | Task::Read(_) | Task::Connect | Task::Share(_) => {
+                Some(visiting.since + self.patience(visiting))
+            }
+        }
+    }
+
+    /// How long it waits for what it awaits.
+    fn patience(&self, visiting: &Visiting) -> Duration {
+        match visiting.task {
+            Task::Connect | Task::Share(_) => self.revisit.1 * ANSWER_PAUSES,
+            _ => STALE_AFTER,
         }
     }
 
@@ -347,8 +380,11 @@ impl Follower {
             None => {}
             Some(visiting) => match visiting.task {
                 Task::Rest(until) if now >= until => self.do_next(now, Task::Look, out),
-                Task::Look | Task::Read(_) if now >= visiting.since + STALE_AFTER => {
+                Task::Look | Task::Read(_) if now >= visiting.since + self.patience(visiting) => {
                     self.leave(now, "it cannot be read from".to_owned(), out);
+                }
+                Task::Connect | Task::Share(_) if now >= visiting.since + self.patience(visiting) => {
+                    self.leave(now, "it does not answer".to_owned(), out);
                 }
                 _ => {}
             },
@@ -439,17 +475,22 @@ impl Follower {
         if before.is_some_and(|before| progress.beat > before.beat) {
             self.revisit.1 = REVISIT_MIN;
         }
+        visiting.board = Some((identity, progress));
+        self.epoch = identity.epoch;
+        self.acked = self.acked.max(progress.acked);
         if progress.acked < self.next.prev() {
             if planted::has(Bug::FollowerGoesBack) {
                 self.next = progress.acked.max(Lsn(1));
+            } else if visiting.freshness.covers() >= Some(self.since) {
+                // Whatever was acknowledged by then is in this view.
+                self.over = true;
+                out.push(Output::Leave(visiting.visit, format!("the log ends with record {}", progress.acked)));
+                return out.push(Output::BeyondEnd(progress.acked));
             } else {
                 // Behind what has been handed out already, which another board has named: this one may follow.
                 return self.rest_unless_still(now, out);
             }
         }
-        visiting.board = Some((identity, progress));
-        self.epoch = identity.epoch;
-        self.acked = self.acked.max(progress.acked);
         if progress.first > self.next {
             self.over = true;
             out.push(Output::Leave(visiting.visit, format!("the log begins with record {}", progress.first)));
@@ -567,7 +608,7 @@ impl Follower {
             open.scanner.look(&mut take);
         }
         if self.next > before {
-            self.caught_up = false;
+            (self.caught_up, self.since) = (false, now);
             visiting.doubts = 0;
         }
         if gap {
@@ -580,7 +621,7 @@ impl Follower {
         let Some(visiting) = &mut self.visiting else { return };
         let Task::Fetch(_, _, wanted) = &visiting.task else { return };
         self.next = wanted.end;
-        self.caught_up = false;
+        (self.caught_up, self.since) = (false, now);
         visiting.doubts = 0;
         // The board has moved on since the last look.
         self.do_next(now, Task::Look, out);

@@ -37,6 +37,8 @@ struct Member {
     copies: Vec<Copy>,
     /// Its board moves.
     lives: bool,
+    /// Its process answers; its memory can be read all the same.
+    answers: bool,
 }
 
 impl Member {
@@ -52,7 +54,7 @@ impl Member {
             first: copies[0].log.closures[0].first,
             version: Version(1),
         };
-        Member { reference, epoch: last.log.identity.epoch, progress, copies, lives: true }
+        Member { reference, epoch: last.log.identity.epoch, progress, copies, lives: true, answers: true }
     }
 
     fn board(&self) -> Vec<u8> {
@@ -97,6 +99,7 @@ struct Scene {
     shown: Vec<(Lsn, Vec<u8>)>,
     caught_up: usize,
     trimmed: Option<Lsn>,
+    beyond: Option<Lsn>,
     left: Vec<String>,
     visits: Vec<usize>,
     fetched: Vec<SegmentId>,
@@ -104,9 +107,10 @@ struct Scene {
 
 impl Scene {
     fn new(next: u64, landing: u32, members: Vec<Member>) -> Scene {
-        let follower = Follower::new(Lsn(next), landing, 0);
+        let now = Duration::from_secs(5);
+        let follower = Follower::new(now, Lsn(next), landing, 0);
         let mut scene = Scene {
-            now: Duration::from_secs(5),
+            now,
             follower,
             members,
             visited: None,
@@ -114,12 +118,21 @@ impl Scene {
             shown: Vec::new(),
             caught_up: 0,
             trimmed: None,
+            beyond: None,
             left: Vec::new(),
             visits: Vec::new(),
             fetched: Vec::new(),
         };
+        scene.beat();
         scene.configure(1);
         scene
+    }
+
+    fn beat(&mut self) {
+        let beats = (self.now.as_micros() / BEAT.as_micros()) as u64;
+        for member in self.members.iter_mut().filter(|member| member.lives) {
+            member.progress.beat = beats;
+        }
     }
 
     fn configure(&mut self, epoch: u64) {
@@ -160,7 +173,9 @@ impl Scene {
                 let at = self.members.iter().position(|known| known.reference == member).unwrap();
                 self.visits.push(at);
                 self.visited = Some(at);
-                self.input(Input::Connected(visit, Ok(())));
+                if self.members[at].answers {
+                    self.input(Input::Connected(visit, Ok(())));
+                }
             }
             Output::Look(visit) => {
                 let posted = self.now;
@@ -174,6 +189,9 @@ impl Scene {
             Output::Share(visit, segment) => {
                 self.shared = segment;
                 let member = self.member();
+                if !member.answers {
+                    return;
+                }
                 let copy = member.copy(segment).filter(|copy| copy.in_memory);
                 let shared = copy.map(|copy| {
                     let closure = copy.closed.then(|| *copy.log.closures.last().unwrap());
@@ -192,6 +210,7 @@ impl Scene {
             }
             Output::CaughtUp => self.caught_up += 1,
             Output::Trimmed(first) => self.trimmed = Some(first),
+            Output::BeyondEnd(last) => self.beyond = Some(last),
         }
     }
 
@@ -220,10 +239,7 @@ impl Scene {
         while let Some(at) = self.follower.wake_at().filter(|at| *at <= end) {
             let before = self.now;
             self.now = self.now.max(at);
-            let beats = (self.now.as_micros() / BEAT.as_micros()) as u64;
-            for member in self.members.iter_mut().filter(|member| member.lives) {
-                member.progress.beat = beats;
-            }
+            self.beat();
             self.input(Input::Tick);
             if self.follower.wake_at().is_some_and(|next| next <= self.now) && self.now == before {
                 panic!("it wants to be woken at once, for ever");
@@ -380,6 +396,93 @@ fn never_goes_back() {
     scene.members[1].ack(8);
     scene.pass(STALE_AFTER * 4);
     scene.shows(&[&logs[0]]);
+}
+
+#[test]
+fn leaves_a_board_that_is_behind_and_stands_still() {
+    let logs = segments(&[8]);
+    let mut behind = Member::new(2, vec![open(&logs[0])]);
+    behind.ack(3);
+    behind.lives = false;
+    let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])]), behind]);
+    scene.pass(BEAT);
+    scene.members[0].lives = false;
+    scene.pass(STALE_AFTER + BEAT);
+    scene.members[0].lives = true;
+    scene.pass(STALE_AFTER * 2);
+    assert_eq!(scene.visits, [0, 1, 0], "{:?}", scene.left);
+}
+
+#[test]
+fn a_board_that_is_fresh_proves_that_a_record_is_beyond_the_end() {
+    let logs = segments(&[8]);
+    let last = logs[0].closures[8].last;
+    for beyond in [2, 1000] {
+        let mut scene = Scene::new(last.0 + beyond, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+        scene.pass(BEAT * 2);
+        assert_eq!(scene.beyond, None, "the acks of a moment ago may not be on the board yet");
+        scene.pass(BEAT * 4);
+        assert_eq!((scene.beyond, scene.follower.wake_at()), (Some(last), None), "{:?}", scene.left);
+    }
+    let mut next = Scene::new(last.0 + 1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+    next.pass(BEAT * 40);
+    assert_eq!((next.beyond, next.caught_up), (None, 1), "{:?}", next.left);
+}
+
+#[test]
+fn a_board_that_stands_still_proves_nothing() {
+    let logs = segments(&[8]);
+    let mut old = Member::new(1, vec![open(&logs[0])]);
+    old.ack(3);
+    old.lives = false;
+    let last = logs[0].closures[8].last;
+    let mut scene = Scene::new(last.0 + 1, 4096, vec![old, Member::new(2, vec![open(&logs[0])])]);
+    scene.pass(STALE_AFTER * 2);
+    assert_eq!((scene.beyond, scene.caught_up), (None, 1), "{:?}", scene.left);
+}
+
+/// A person has accepted the loss of what was shown.
+#[test]
+fn a_log_that_has_become_shorter_ends_it() {
+    let logs = segments(&[8]);
+    let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+    scene.pass(BEAT * 4);
+    scene.shows(&[&logs[0]]);
+    let mut shorter = Member::new(1, vec![open(&logs[0])]);
+    (shorter.reference.boot, shorter.epoch) = (BootId(9), Epoch(3));
+    shorter.ack(3);
+    let last = shorter.progress.acked;
+    scene.members = vec![shorter];
+    scene.configure(3);
+    scene.pass(BEAT * 8);
+    assert_eq!(scene.beyond, Some(last), "{:?}", scene.left);
+    scene.shows(&[&logs[0]]);
+}
+
+#[test]
+fn a_member_that_does_not_answer_is_left_soon() {
+    let logs = segments(&[8, 8]);
+    let whole = || Member::new(0, vec![open(&logs[0]), open(&logs[1])]);
+    // When it is asked for a channel.
+    let silent = Member { answers: false, reference: Member::new(1, whole().copies).reference, ..whole() };
+    let mut scene = Scene::new(1, 4096, vec![silent, whole()]);
+    scene.pass(STALE_AFTER + BEAT * 2);
+    assert_eq!((&scene.visits[..], &scene.left[..]), (&[0, 1][..], &["it does not answer".to_owned()][..]));
+    scene.shows(&[&logs[0], &logs[1]]);
+    // When it is asked for a segment.
+    let mut member = whole();
+    member.copies.truncate(1);
+    member.progress = Member::new(0, member.copies.clone()).progress;
+    let other = Member { reference: Member::new(1, whole().copies).reference, ..whole() };
+    let mut scene = Scene::new(1, 4096, vec![member, other]);
+    scene.pass(BEAT);
+    scene.members[0] = Member { answers: false, ..whole() };
+    scene.pass(STALE_AFTER + BEAT * 4);
+    scene.shows(&[&logs[0], &logs[1]]);
+    // Nobody answers within the time that it waits at first: it waits longer.
+    let mut scene = Scene::new(1, 4096, vec![Member { answers: false, ..whole() }]);
+    scene.pass(Duration::from_secs(30));
+    assert!((10..20).contains(&scene.visits.len()), "{} visits", scene.visits.len());
 }
 
 #[test]

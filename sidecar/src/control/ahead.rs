@@ -1,6 +1,7 @@
 //! Fetches closed segments side by side, ahead of the one that is being sent, and makes frames of their records.
 //!
-//! Used by [`own`](super::own) and [`follow`](super::follow) for one client. Memory: the records of [`AHEAD`] + 1 segments.
+//! Used by [`own`](super::own) and [`follow`](super::follow) for one client. Memory: the records of [`AHEAD`] + 1 segments; of a
+//! segment twice where a backup goes on that had been silent for so long that another one was asked.
 
 use std::collections::VecDeque;
 use std::ops::Range;

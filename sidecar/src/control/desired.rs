@@ -6,6 +6,10 @@
 use tailwind_protocol::ids::{Epoch, LogId, MemberId, SidecarId};
 use tailwind_protocol::promotion::AcceptedLoss;
 
+/// What a sidecar that only reads says while it may not.
+pub const READS_DISABLED: &str =
+    "the ReplicaGroup has spec.reads: Disabled, so nobody may read here: delete this pod, or set the field to Enabled";
+
 /// What the group wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredState {

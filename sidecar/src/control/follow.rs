@@ -21,13 +21,14 @@ use tokio::task::JoinSet;
 use super::ahead::{Fetch, Part};
 use super::alarm::Alarm;
 use super::client_stream::End;
+use super::desired::READS_DISABLED;
 use super::follows::{FOLLOWS_MAX, Seat};
 use super::log::Term;
 use super::random_below;
 use super::reader::{AtEnd, Reader};
 use super::sources::Sources;
 use super::visit::{Host, LANDING, ReadEnd, SIGN_OF_LIFE, SharedCopy};
-use crate::path::trimmed;
+use crate::path::{beyond_the_end, trimmed};
 
 /// The client of a follow hears so often how far behind it is.
 const LAG_INTERVAL: Duration = Duration::from_millis(500);
@@ -38,6 +39,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Hands out records until this sidecar leads, or another end.
 pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receiver<Option<Term>>) -> End {
+    if !reader.context.may_read() {
+        return End::Refused(ErrorCode::Unavailable, READS_DISABLED.to_owned());
+    }
     let next = reader.client.next();
     let Some(seat) = reader.context.follows.take(next) else {
         let message = format!("{FOLLOWS_MAX} follows are running already: try again when one has ended");
@@ -49,7 +53,7 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
     };
     let now = Instant::now();
     let following = Following {
-        machine: Follower::new(next, LANDING, random_below(u64::from(u16::MAX)) as usize),
+        machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize),
         frames: reader.ahead.frames(reader.client.request()),
         reader,
         seat,
@@ -127,6 +131,7 @@ enum Answer {
 enum Event {
     Leads,
     Configuration,
+    Desired,
     Completed(Result<(), String>),
     Answer(Answer),
     Spoken,
@@ -137,6 +142,7 @@ impl Following<'_, '_> {
     async fn run(mut self, leading: &mut watch::Receiver<Option<Term>>) -> Result<Infallible, End> {
         let mut configurations = self.reader.context.configuration.clone();
         configurations.mark_changed();
+        let mut desired = self.reader.context.desired.clone();
         self.reader.client.listen().await?;
         loop {
             self.send_records().await?;
@@ -148,6 +154,7 @@ impl Following<'_, '_> {
                 biased;
                 () = leads(leading) => Event::Leads,
                 Ok(()) = configurations.changed() => Event::Configuration,
+                Ok(()) = desired.changed() => Event::Desired,
                 completed = completed(visiting) => Event::Completed(completed),
                 Some(answer) = calls.join_next() => Event::Answer(whole(answer)),
                 spoken = reader.client.speaks() => {
@@ -169,6 +176,8 @@ impl Following<'_, '_> {
                         self.step(Input::Config(&config));
                     }
                 }
+                Event::Desired if self.reader.context.may_read() => {}
+                Event::Desired => return Err(End::Refused(ErrorCode::Unavailable, READS_DISABLED.to_owned())),
                 Event::Completed(completed) => self.on_completed(completed),
                 Event::Answer(answer) => self.on_answer(answer).await?,
                 Event::Spoken => self.reader.client.listen().await?,
@@ -210,6 +219,11 @@ impl Following<'_, '_> {
                 Output::Trimmed(first) => {
                     let message = trimmed(self.reader.client.next(), first.0);
                     return Err(End::Refused(ErrorCode::Trimmed, message));
+                }
+                Output::BeyondEnd(last) => {
+                    let next = self.reader.client.next();
+                    let message = beyond_the_end(next.0, last.0).expect("the machine knows of no such record");
+                    return Err(End::Refused(ErrorCode::BeyondEnd, message));
                 }
                 Output::Connect(visit, log, member) => {
                     tracing::debug!(member = %member.id, ?visit, "visits a backup");

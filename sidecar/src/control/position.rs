@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Context;
+use super::desired::READS_DISABLED;
 use crate::path::Command;
 use crate::rpc::BackupClient;
 use crate::tls::PeerRole;
@@ -43,6 +44,9 @@ impl PrimaryClient {
 
 /// A position that is taken after this call has begun; the error says why there is none, for people.
 pub async fn ask(context: &Context) -> Result<PositionReply, String> {
+    if !context.may_read() {
+        return Err(READS_DISABLED.to_owned());
+    }
     let deadline = Instant::now() + PATIENCE;
     let mut why = "who is primary is not known".to_owned();
     loop {

@@ -3,7 +3,12 @@
 //! Used by [`ahead`](super::ahead) for reads and follows, and for copies that are made by [`promote`](super::promote) and
 //! [`seat`](super::seat).
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tailwind_protocol::config::Configuration;
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -13,6 +18,10 @@ use tailwind_protocol::scan::PiecewiseScanner;
 use super::member::{BULK_TIMEOUT, MemberLink};
 use super::{Context, random_below};
 use crate::rpc::BackupClient;
+
+/// So long nothing of a segment may come before the next backup is asked for it as well. The first goes on: it may have many
+/// readers to serve.
+const NEXT_AFTER: Duration = Duration::from_millis(300);
 
 /// Takes a segment as it comes.
 pub trait Intake: Send {
@@ -54,8 +63,8 @@ impl Sources {
     }
 
     /// Fetches a closed segment from the first member whose copy is sound, beginning with any of them at random, or else from
-    /// any other backup: a closure that is known vouches for every byte. Each is given a new intake. The error says what each
-    /// of them answered.
+    /// any other backup: a closure that is known vouches for every byte. One that is silent does not keep the others waiting.
+    /// Each is given a new intake. The error says what each of them answered.
     pub async fn fetch_into<I: Intake>(
         &self,
         context: &Context,
@@ -63,26 +72,45 @@ impl Sources {
         closure: Closure,
         intake: impl Fn() -> I,
     ) -> Result<I::Taken, String> {
-        let request = FetchRequest { group: context.group.clone(), identity, closure, check: false };
         // Not in turn: a log of as many segments as there are members would be read from the same copies every time.
-        let first = random_below(self.members.len().max(1) as u64) as usize;
-        let mut answers = Vec::new();
-        for nth in 0..self.members.len() {
-            let (id, client) = &self.members[(first + nth) % self.members.len()];
-            match fetch_from(context, id, client, &request, &intake).await {
-                Ok(taken) => return Ok(taken),
-                Err(answer) => answers.push(answer),
-            }
-        }
-        let asked = |id: &MemberId| self.members.iter().any(|(member, _)| member == id);
-        for (id, _) in context.desired().backups.iter().filter(|(id, _)| !asked(id)) {
-            match fetch_from(context, id, &context.backup(id, None), &request, &intake).await {
-                Ok(taken) => {
-                    let (segment, why) = (identity.segment, answers.join("; "));
-                    tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");
+        let mut members = self.members.clone();
+        let first = random_below(members.len().max(1) as u64) as usize;
+        members.rotate_left(first);
+        let is_member = |id: &MemberId| self.members.iter().any(|(member, _)| member == id);
+        let others = context.desired().backups.into_iter().filter(|(id, _)| !is_member(id));
+        let mut sources = members.into_iter().chain(others.map(|(id, _)| {
+            let client = context.backup(&id, None);
+            (id, client)
+        }));
+
+        let request = FetchRequest { group: context.group.clone(), identity, closure, check: false };
+        let pieces = AtomicU64::new(0);
+        let fetch = async |(id, client)| {
+            let fetched = fetch_from(context, &id, &client, &request, &intake, &pieces).await;
+            (id, fetched)
+        };
+        let (mut fetches, mut answers, mut heard) = (FuturesUnordered::new(), Vec::new(), 0);
+        fetches.extend(sources.next().map(&fetch));
+        while !fetches.is_empty() {
+            match tokio::time::timeout(NEXT_AFTER, fetches.next()).await {
+                Ok(Some((id, Ok(taken)))) => {
+                    if !is_member(&id) {
+                        let (segment, why) = (identity.segment, answers.join("; "));
+                        tracing::info!(backup = %id, %segment, %why, "fetched from outside the set");
+                    }
                     return Ok(taken);
                 }
-                Err(answer) => answers.push(answer),
+                Ok(Some((_, Err(answer)))) => {
+                    answers.push(answer);
+                    fetches.extend(sources.next().map(&fetch));
+                }
+                Ok(None) => {}
+                Err(_) => {
+                    let before = std::mem::replace(&mut heard, pieces.load(Ordering::Relaxed));
+                    if heard == before {
+                        fetches.extend(sources.next().map(&fetch));
+                    }
+                }
             }
         }
         let answers = if answers.is_empty() { "no backup is known".to_owned() } else { answers.join("; ") };
@@ -91,18 +119,24 @@ impl Sources {
 }
 
 /// Fetches from one backup. Its bytes are looked at here; if they are not sound it looks at them too, so that it knows, unless
-/// they were only on their way from memory to disk. The error says what it answered, for people.
+/// they were only on their way from memory to disk. Counts the pieces that come. The error says what it
+/// answered, for people.
 async fn fetch_from<I: Intake>(
     context: &Context,
     backup: &MemberId,
     client: &BackupClient,
     request: &FetchRequest,
     intake: impl Fn() -> I,
+    pieces: &AtomicU64,
 ) -> Result<I::Taken, String> {
     for check in [false, true] {
         let mut taking = intake();
         let request = FetchRequest { check, ..request.clone() };
-        let fetched = client.fetch(&request, context.rules.rpc_timeout.max(BULK_TIMEOUT), |piece| taking.take(piece));
+        let take = |piece: &[u8]| {
+            pieces.fetch_add(1, Ordering::Relaxed);
+            taking.take(piece);
+        };
+        let fetched = client.fetch(&request, context.rules.rpc_timeout.max(BULK_TIMEOUT), take);
         fetched.await.map_err(|error| format!("{backup}: {error}"))?;
         if let Some(taken) = taking.finish() {
             return Ok(taken);

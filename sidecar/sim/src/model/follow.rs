@@ -38,7 +38,7 @@ pub(super) struct Follow {
 
 impl Follow {
     pub(super) fn new() -> Follow {
-        let machine = Follower::new(Lsn(1), LANDING, 0);
+        let machine = Follower::new(Duration::ZERO, Lsn(1), LANDING, 0);
         Follow { machine, wants: VecDeque::new(), host: 0, board: Epoch(0), shared: None, expected: Lsn(1) }
     }
 
@@ -201,6 +201,7 @@ impl Step<'_> {
             }
             Output::Leave(..) | Output::CaughtUp => {}
             Output::Trimmed(first) => self.breaks(format!("S1: a follower is told that the log begins with {first}")),
+            Output::BeyondEnd(last) => self.breaks(format!("S14: a follower is told that the log ends with {last}")),
         }
     }
 

@@ -97,7 +97,8 @@ impl World {
     }
 
     fn begin_to_follow(&mut self, of: SidecarNo, next: Lsn) {
-        let machine = Follower::new(next, LANDING, of.0);
+        let now = Duration::from_micros(self.queue.now());
+        let machine = Follower::new(now, next, LANDING, of.0);
         let (host, board, shared) = (HostNo(0), Key(0), (BOARD, Key(0)));
         self.sidecars[of.0].follow =
             Some(Box::new(Follow { machine, expected: next, host, board, shared, wakes_at: 0 }));
@@ -192,6 +193,10 @@ impl World {
                     );
                 }
                 self.begin_to_follow(of, first);
+            }
+            // Followers begin with the first record, and are forgotten when a loss has an excuse.
+            Output::BeyondEnd(last) => {
+                broken("S14", format!("a follower is told that the log ends with record {last}, and has more of it"));
             }
         }
     }
