@@ -1,6 +1,6 @@
 //! Which processors a process may use: all its threads are moved, and threads that they start stay there.
 //!
-//! Used by the comparison `neighbours`.
+//! Used by the comparisons `followers` and `neighbours`.
 
 use std::fs;
 

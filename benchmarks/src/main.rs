@@ -19,6 +19,7 @@ mod results;
 mod run;
 mod statistics;
 mod targets;
+mod uplink;
 mod workload;
 
 use std::io::Write;

@@ -1,13 +1,14 @@
 //! The workloads of the paper, put on the example app: reads and writes of keys that follow a Zipf distribution.
 //!
-//! Used by the comparison `baselines`. The distribution is that of YCSB (Gray et al., *Quickly Generating Billion-Record
+//! Used by the comparison `baselines`, and the store itself by `followers`. The distribution is that of YCSB (Gray et al., *Quickly Generating Billion-Record
 //! Synthetic Databases*, SIGMOD 1994), without its scrambling: the store hashes its keys anyway.
 
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tailwind_e2e::processes::kv::Servers;
+use tailwind_e2e::processes::kv::{RespClient, RespValue, Servers};
 
 use crate::load::Connection;
 use crate::ours::Ours;
@@ -22,37 +23,69 @@ pub(crate) const VALUE_SIZE: usize = 100;
 const THETA: f64 = 0.99;
 /// Bytes of log after which the app writes a snapshot: often enough that disks do not fill, and rarely.
 const COMPACT_AT: &str = "256MiB";
+/// How long a server may take to become primary and read the log, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(120);
+const RETRY: Duration = Duration::from_micros(500);
 /// Writes in flight while the store is filled.
 const FILL_DEPTH: usize = 256;
 
 /// The example app beside a group's sidecar, with all keys in it.
 pub(crate) struct Store {
-    servers: Servers,
+    pub(crate) servers: Servers,
     pub(crate) ours: Ours,
+    keys: u64,
     zipf: Arc<Zipf>,
 }
 
 impl Store {
     /// Starts the app and fills it.
     pub(crate) fn start(ours: Ours) -> Result<Store> {
+        Store::of_keys(ours, KEYS)
+    }
+
+    /// The same with so many keys, which a server at a standby, if there is one, has too.
+    pub(crate) fn of_keys(ours: Ours, keys: u64) -> Result<Store> {
         let servers = Servers::start(&ours.group, &["--compact-at", COMPACT_AT]).context("start the example app")?;
         servers.wait_for_primary(0)?;
-        let store = Store { servers, ours, zipf: Arc::new(Zipf::new(KEYS, THETA)) };
+        let store = Store { servers, ours, keys, zipf: Arc::new(Zipf::new(keys, THETA)) };
         store.fill()?;
+        for standby in 1..store.ours.group.sidecars() {
+            let all = RespValue::Integer(keys as i64);
+            let has_all = || (store.servers.connect(standby).ok()?.ask(&["DBSIZE"]).ok()? == all).then_some(());
+            store.servers.wait("the server at the standby to have all keys", has_all)?;
+        }
         Ok(store)
     }
 
     fn fill(&self) -> Result<()> {
         let mut connection = self.wire(Mix::Fill { next: 0 })?;
         let (mut submitted, mut answered) = (0, 0);
-        while answered < KEYS {
-            while submitted < KEYS && submitted - answered < FILL_DEPTH as u64 {
+        while answered < self.keys {
+            while submitted < self.keys && submitted - answered < FILL_DEPTH as u64 {
                 connection.submit(&[7; VALUE_SIZE])?;
                 submitted += 1;
             }
             answered += connection.answers(true)? as u64;
         }
         Ok(())
+    }
+
+    /// Writes to a server until it takes the write, which it does once it is primary and has the log; when that was.
+    pub(crate) fn first_write(&self, server: usize) -> Result<Instant> {
+        let give_up = Instant::now() + PATIENCE;
+        let key = format!("{:0KEY_SIZE$}", 0);
+        let mut client = None::<RespClient>;
+        while Instant::now() < give_up {
+            // One that has not started yet refuses connections; one that is not primary, the write.
+            client = client.or_else(|| self.servers.connect(server).ok());
+            match client.as_mut().map(|client| client.ask(&["SET", &key, "value"])) {
+                Some(Ok(RespValue::Simple(_))) => return Ok(Instant::now()),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => client = None,
+            }
+            std::thread::sleep(RETRY);
+        }
+        bail!("server {server} of the example app takes no write within {PATIENCE:?} of the kill")
     }
 
     /// A client of which so many percent of the operations are reads. Clients with different seeds ask for different keys.

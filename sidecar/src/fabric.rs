@@ -13,7 +13,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, ValueEnum};
 #[cfg(feature = "baselines")]
-use tailwind_fabric::baselines::{Baseline, MessageReceiver, MessageSender, TcpMessageSender, tcp_receiver};
+use tailwind_fabric::baselines::{
+    Baseline, Carrier, ChainReceiver, ChainSender, MessageReceiver, MessageSender, TcpMessageSender,
+    chain_tcp_receiver, tcp_receiver,
+};
 use tailwind_fabric::shm::{ShmReader, ShmReceiver, ShmSender};
 use tailwind_fabric::tcp::{TcpReader, TcpReceiver, TcpSender};
 use tailwind_fabric::verbs::{DeviceSelector, RetryPolicy, Tuning};
@@ -60,6 +63,12 @@ pub enum FabricOption {
     /// For ./bench only: the same, several at a time
     #[cfg(feature = "baselines")]
     RpcPipelinedTcp,
+    /// For ./bench only: messages through shared memory, which each backup writes on to the next
+    #[cfg(feature = "baselines")]
+    ChainShm,
+    /// For ./bench only: messages over TCP, which each backup writes on to the next
+    #[cfg(feature = "baselines")]
+    ChainTcp,
 }
 
 /// An RDMA device, and perhaps one of its ports.
@@ -140,6 +149,8 @@ enum SelectedFabric {
     Messages(Baseline),
     #[cfg(feature = "baselines")]
     TcpMessages(Baseline),
+    #[cfg(feature = "baselines")]
+    Chain(Carrier),
 }
 
 fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::Result<SelectedFabric> {
@@ -165,13 +176,15 @@ fn select(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> anyhow::
 
 #[cfg(feature = "baselines")]
 fn select_baseline(fabric: FabricOption) -> SelectedFabric {
-    tracing::warn!(?fabric, "two-sided replication, for ./bench only: keep no data here that matters");
+    tracing::warn!(?fabric, "replication by messages, for ./bench only: keep no data here that matters");
     match fabric {
         FabricOption::RpcShm => SelectedFabric::Messages(Baseline::Rpc),
         FabricOption::RpcPipelinedShm => SelectedFabric::Messages(Baseline::RpcPipelined),
         FabricOption::RingShm => SelectedFabric::Messages(Baseline::Ring),
         FabricOption::RpcTcp => SelectedFabric::TcpMessages(Baseline::Rpc),
         FabricOption::RpcPipelinedTcp => SelectedFabric::TcpMessages(Baseline::RpcPipelined),
+        FabricOption::ChainShm => SelectedFabric::Chain(Carrier::Shm),
+        FabricOption::ChainTcp => SelectedFabric::Chain(Carrier::Tcp),
         FabricOption::Auto | FabricOption::Verbs | FabricOption::Shm | FabricOption::Tcp => {
             unreachable!("{fabric:?} is no baseline")
         }
@@ -202,6 +215,10 @@ pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> any
         SelectedFabric::Messages(baseline) => Ok(SidecarFabric::new(MessageSender::new(baseline), ShmReader)),
         #[cfg(feature = "baselines")]
         SelectedFabric::TcpMessages(baseline) => Ok(SidecarFabric::new(TcpMessageSender::new(baseline), TcpReader)),
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Chain(Carrier::Shm) => Ok(SidecarFabric::new(ChainSender::new(Carrier::Shm), ShmReader)),
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Chain(Carrier::Tcp) => Ok(SidecarFabric::new(ChainSender::new(Carrier::Tcp), TcpReader)),
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
             let sender = VerbsSender::open(&port, rdma.tuning())?;
@@ -238,6 +255,16 @@ pub fn receiver(
         SelectedFabric::Messages(baseline) => {
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shared memory needs no port");
             Ok(Box::new(MessageReceiver::new(Arc::clone(pool), baseline)?))
+        }
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Chain(Carrier::Tcp) => {
+            let listener = data_listener(data_listen, control, tls)?;
+            Ok(Box::new(chain_tcp_receiver(Arc::clone(pool), listener)?))
+        }
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Chain(Carrier::Shm) => {
+            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shared memory needs no port");
+            Ok(Box::new(ChainReceiver::new(Arc::clone(pool))?))
         }
         SelectedFabric::Shm => {
             ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");

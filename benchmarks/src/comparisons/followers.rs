@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,22 +10,27 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use tailwind_client::blocking::Client;
 use tailwind_client::{Error, FollowEvent, Lsn};
+use tailwind_e2e::processes::group::Process;
 use tailwind_e2e::processes::observer::Observer;
 
 use super::recovery::{Length, fill, obstacle, records_of};
+use crate::affinity::{keep_on, keep_this_thread_on, processors};
 use crate::costs::{self, Appends};
 use crate::cpu::settle;
 use crate::ours::{Ours, Shape};
 use crate::results::Metric;
 use crate::run::{Run, cell};
 use crate::statistics::{distribution, histogram, percentiles};
+use crate::workload::Store;
 
 pub(crate) const ABOUT: &str = "Clients follow the log at a standby, which reads it from one backup at a time; 3 backups. First \
-    the cost: one client appends 100 B pipelined with 2048 in flight at the primary, while nobody or 4 clients follow; all of \
-    them share this machine's processors. Then the lag: a thousand records a second are appended, each with the time at which \
+    the cost: one client appends 100 B pipelined with 2048 in flight at the primary, while nobody or 4 clients follow. The \
+    standby and its clients have one processor to themselves, in either case, and everything else has the others: what is \
+    compared is what following takes from the primary and the backups, not from a machine that they share. Then the lag: a thousand records a second are appended, each with the time at which \
     it is submitted, and the time counts until the follower has it. Then the takeover: the primary is killed (SIGKILL) with a \
     log of the given size, and the time counts until the first ack of an app at the standby: one that needs nothing of the log \
-    (*group alone*), one that has followed (*warm*), and one that reads the log first (*cold*). Default time-outs there.";
+    (*group alone*), one that has followed (*warm*), and one that reads the log first (*cold*). With keys, the app is the example store, and a \
+    cold one is a process that is started when the primary dies. The standby learns of the death by the closed connection.";
 
 const SIZE: usize = 100;
 const DEPTH: usize = 2048;
@@ -37,6 +43,9 @@ const LAG: &str = "lag of a follower";
 /// The longest log of a takeover, which takes so many GiB.
 const TAKEOVERS: &[(&str, Length, f64)] =
     &[("1 million records", Length::Records(1_000_000), 1.0), ("10 million records", Length::Records(10_000_000), 8.0)];
+/// The same with the example store: the first is for --quick.
+const STORE_TAKEOVERS: &[(&str, u64, f64)] =
+    &[("100 thousand keys", 100_000, 1.0), ("1 million keys", 1_000_000, 2.0), ("10 million keys", 10_000_000, 12.0)];
 /// How long a follower may take to see what has been appended.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -60,10 +69,35 @@ impl App {
     }
 }
 
+/// Processors of the standby with its clients, and of the rest.
+struct Apart {
+    standby: usize,
+    others: Vec<usize>,
+}
+
+impl Apart {
+    /// `None` with one processor.
+    fn of(processors: &[usize]) -> Option<Apart> {
+        let (standby, others) = processors.split_last().filter(|(_, others)| !others.is_empty())?;
+        Some(Apart { standby: *standby, others: others.to_vec() })
+    }
+}
+
 pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
     let mut all = Vec::new();
+    let processors = processors()?;
+    let apart = Apart::of(&processors);
+    if apart.is_none() {
+        run.absent("a processor for the standby alone", "there is only one");
+    }
     for (name, fabric) in [("Tailwind shm", "shm"), ("Tailwind tcp", "tcp")] {
-        all.extend(run.ours(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })?);
+        for ours in run.ours(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })? {
+            if let Some(apart) = &apart {
+                [ours.sidecar()?].into_iter().chain(ours.backups()?).try_for_each(|pid| keep_on(pid, &apart.others))?;
+                keep_on(ours.group.pid(Process::Sidecar(1))?, &[apart.standby])?;
+            }
+            all.push(ours);
+        }
         for metric in [Metric::Rate, Metric::BackupsCpu, Metric::P50, Metric::P99] {
             let title = metric.title();
             run.ratio(
@@ -81,20 +115,37 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
             None => lengths.push((takeover(name), *length)),
         }
     }
-    for (case, _) in &lengths {
+    let store_takeovers: &[_] = if run.options.quick { &STORE_TAKEOVERS[..1] } else { &STORE_TAKEOVERS[1..] };
+    let mut stores = Vec::new();
+    for (name, keys, needed) in store_takeovers {
+        match obstacle(*needed) {
+            Some(why) => run.absent(&format!("a takeover with {name}"), why),
+            None => stores.push((takeover(name), *keys)),
+        }
+    }
+    for case in lengths.iter().map(|(case, _)| case).chain(stores.iter().map(|(case, _)| case)) {
         for app in [App::Warm, App::Cold] {
             let (of, to) = (cell(app.name(), case, Metric::FirstAck), cell(App::Alone.name(), case, Metric::FirstAck));
             run.ratio(format!("{case}: {} / {}", app.name(), App::Alone.name()), of, to);
         }
     }
     run.rounds(|run| {
-        for ours in &all {
-            pipelined(run, ours, NOBODY, 0)?;
-            pipelined(run, ours, FOUR, FOLLOWERS)?;
-            lag(run, ours)?;
+        if let Some(apart) = &apart {
+            keep_this_thread_on(&apart.others)?;
         }
+        let measured = all.iter().try_for_each(|ours| cost_and_lag(run, ours, apart.as_ref()));
+        // What is started from here on may use all again.
+        keep_this_thread_on(&processors)?;
+        measured?;
         for (case, length) in &lengths {
-            App::ALL.into_iter().try_for_each(|app| take_over(run, case, *length, app))?;
+            for app in App::ALL {
+                take_over(run, case, *length, app).with_context(|| format!("{case}, {}", app.name()))?;
+            }
+        }
+        for (case, keys) in &stores {
+            for app in App::ALL {
+                take_over_store(run, case, *keys, app).with_context(|| format!("{case}, {}", app.name()))?;
+            }
         }
         Ok(())
     })
@@ -105,12 +156,19 @@ fn takeover(length: &str) -> String {
     format!("takeover, {length}")
 }
 
-fn pipelined(run: &mut Run<'_>, ours: &Ours, case: &str, followers: usize) -> Result<()> {
+fn cost_and_lag(run: &mut Run<'_>, ours: &Ours, apart: Option<&Apart>) -> Result<()> {
+    for (case, followers) in [(NOBODY, 0), (FOUR, FOLLOWERS)] {
+        pipelined(run, ours, apart, case, followers).with_context(|| format!("{}, {case}", ours.name))?;
+    }
+    lag(run, ours, apart).with_context(|| format!("{}, {LAG}", ours.name))
+}
+
+fn pipelined(run: &mut Run<'_>, ours: &Ours, apart: Option<&Apart>, case: &str, followers: usize) -> Result<()> {
     run.say(format!("{}, {case}", ours.name));
     let observer = ours.group.observer();
     let next = ours.client(Duration::ZERO)?.barrier()?.last.next();
     let following: Vec<Following> =
-        (0..followers).map(|_| Following::start(observer, next, |_| {})).collect::<Result<_>>()?;
+        (0..followers).map(|_| Following::start(observer, apart, next, |_| {})).collect::<Result<_>>()?;
     let appends = Appends { clients: 1, depth: DEPTH, size: SIZE };
     let (mut figures, distribution) = costs::measure(ours, &appends, run.time() * 2)?;
     let both = [Metric::BackupsUser, Metric::BackupsKernel].map(|metric| figures.get(&metric).copied().unwrap_or(0.0));
@@ -121,13 +179,13 @@ fn pipelined(run: &mut Run<'_>, ours: &Ours, case: &str, followers: usize) -> Re
     ours.trim()
 }
 
-fn lag(run: &mut Run<'_>, ours: &Ours) -> Result<()> {
+fn lag(run: &mut Run<'_>, ours: &Ours, apart: Option<&Apart>) -> Result<()> {
     run.say(format!("{}, {LAG}", ours.name));
     let began = Instant::now();
     let next = ours.client(Duration::ZERO)?.barrier()?.last.next();
     let lags = Arc::new(std::sync::Mutex::new(histogram()));
     let seen = Arc::clone(&lags);
-    let following = Following::start(ours.group.observer(), next, move |payload| {
+    let following = Following::start(ours.group.observer(), apart, next, move |payload| {
         let (now, submitted) = (began.elapsed(), payload.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
         if let Ok(mut lags) = seen.lock() {
             lags.saturating_record((now.as_nanos() as u64).saturating_sub(submitted));
@@ -157,13 +215,20 @@ struct Following {
 
 impl Following {
     /// From this record on; shows each payload. It has caught up when this returns.
-    fn start(observer: &Observer, from: Lsn, mut show: impl FnMut(&[u8]) + Send + 'static) -> Result<Following> {
+    fn start(
+        observer: &Observer,
+        apart: Option<&Apart>,
+        from: Lsn,
+        mut show: impl FnMut(&[u8]) + Send + 'static,
+    ) -> Result<Following> {
         let mut client = observer.client(1, false).context("connect to the standby")?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(AtomicU64::new(0));
         let told = Arc::clone(&seen);
-        let (stopping, (ready, is_ready)) = (Arc::clone(&stop), std::sync::mpsc::channel());
+        let (stopping, (ready, is_ready)) = (Arc::clone(&stop), channel());
+        let processor = apart.map(|apart| apart.standby);
         let thread = std::thread::spawn(move || {
+            processor.map_or(Ok(()), |processor| keep_this_thread_on(&[processor]))?;
             client.set_timeout(Some(Duration::from_millis(100)))?;
             let mut follow = client.follow(from)?;
             let mut last = from.prev();
@@ -202,44 +267,94 @@ impl Following {
     }
 }
 
+/// A group whose standby is about to take over.
+fn start_pair(run: &Run<'_>, app: App) -> Result<Ours> {
+    // The closed connection tells the standby of the kill. With the default time-outs a busy machine could fail over earlier.
+    let shape = Shape { sidecars: 2, ..Shape::new("shm", 3) };
+    Ours::start(app.name(), &run.program, &run.options.memory, &shape)
+}
+
 /// Fills the log, kills the primary, and notes when the app at the standby has its first ack.
 fn take_over(run: &mut Run<'_>, case: &str, length: Length, app: App) -> Result<()> {
     run.say(format!("{case}, {}", app.name()));
-    let shape = Shape { sidecars: 2, default_timeouts: true, ..Shape::new("shm", 3) };
-    let mut ours = Ours::start(app.name(), &run.program, &run.options.memory, &shape)?;
+    let mut ours = start_pair(run, app)?;
     let records = records_of(&ours, SIZE, length)?;
-    let observer = ours.group.observer().clone();
-    // An app that follows does so from the beginning, and goes on while the log grows.
-    let (ready, is_ready) = std::sync::mpsc::channel();
-    let standby = std::thread::spawn(move || -> Result<Instant> {
-        let mut client = observer.client(1, app != App::Warm)?;
-        match app {
-            App::Alone => {}
-            App::Warm => follow_to_the_turn(&mut client, records, &ready)?,
-            App::Cold => {
-                let mut read = client.read(Lsn(1), 0)?;
-                while read.next_record()?.is_some() {}
-            }
-        }
-        client.append(&[9; SIZE])?;
-        Ok(Instant::now())
-    });
-    fill(&ours, SIZE, records)?;
-    if app == App::Warm {
-        is_ready.recv_timeout(PATIENCE).context("the standby does not follow")?;
+    // One that follows does so from the beginning, and goes on while the log grows. The others wait for their turn only.
+    let (ready, is_ready) = channel();
+    let standby = |ours: &Ours| {
+        let (observer, ready) = (ours.group.observer().clone(), ready.clone());
+        std::thread::spawn(move || append_at(&observer, app, records, &ready))
+    };
+    let early = (app == App::Warm).then(|| standby(&ours));
+    fill(&ours, SIZE, records).context("fill the log")?;
+    let standby = early.unwrap_or_else(|| standby(&ours));
+    drop(ready);
+    if app == App::Warm && is_ready.recv_timeout(PATIENCE).is_err() {
+        // If it has ended, it says itself why.
+        ensure!(standby.is_finished(), "the app at the standby has not seen {records} records within {PATIENCE:?}");
     }
     settle(&ours.backups()?)?;
     let killed = Instant::now();
     ours.group.kill_sidecar(0)?;
     let acked = standby.join().map_err(|_| anyhow::anyhow!("the app at the standby panicked"))?;
-    let acked = acked.context("the app at the standby")?;
-    let figures = [(Metric::FirstAck, (acked - killed).as_secs_f64() * 1000.0)];
-    run.note_all(app.name(), case, None, figures.into(), Vec::new());
+    note_takeover(run, case, app, killed, acked.context("the app at the standby")?);
     Ok(())
 }
 
+/// What an app at the standby does; when its first record was acknowledged.
+fn append_at(observer: &Observer, app: App, records: u64, ready: &Sender<()>) -> Result<Instant> {
+    let mut client = observer.client(1, app != App::Warm)?;
+    match app {
+        App::Alone => {}
+        App::Warm => follow_to_the_turn(&mut client, records, ready)?,
+        App::Cold => {
+            let mut read = client.read(Lsn(1), 0)?;
+            while read.next_record()?.is_some() {}
+        }
+    }
+    client.append(&[9; SIZE])?;
+    Ok(Instant::now())
+}
+
+/// The same with the example store: beside the standby runs nothing, a server that follows, or one that is started when the
+/// primary dies.
+fn take_over_store(run: &mut Run<'_>, case: &str, keys: u64, app: App) -> Result<()> {
+    run.say(format!("{case}, {}", app.name()));
+    let mut store = Store::of_keys(start_pair(run, app)?, keys).context("the example store")?;
+    if app != App::Warm {
+        store.servers.kill(1)?;
+    }
+    settle(&store.ours.backups()?)?;
+    let observer = store.ours.group.observer().clone();
+    let alone = (app == App::Alone).then(|| std::thread::spawn(move || append_at(&observer, app, 0, &channel().0)));
+    // The app shall be waiting when the primary dies.
+    std::thread::sleep(Duration::from_millis(300));
+    let killed = Instant::now();
+    store.ours.group.kill_sidecar(0)?;
+    store.servers.kill(0)?;
+    let acked = match alone {
+        Some(alone) => {
+            let acked = alone.join().map_err(|_| anyhow::anyhow!("the app at the standby panicked"))?;
+            acked.context("the app at the standby")?
+        }
+        None => {
+            if app == App::Cold {
+                store.servers.start_one(1)?;
+            }
+            store.first_write(1)?
+        }
+    };
+    note_takeover(run, case, app, killed, acked);
+    Ok(())
+}
+
+fn note_takeover(run: &mut Run<'_>, case: &str, app: App, killed: Instant, acked: Instant) {
+    let figures = [(Metric::FirstAck, (acked - killed).as_secs_f64() * 1000.0)];
+    run.note_all(app.name(), case, None, figures.into(), Vec::new());
+}
+
 /// Returns at its turn; says when it has seen so many records.
-fn follow_to_the_turn(client: &mut Client, records: u64, ready: &std::sync::mpsc::Sender<()>) -> Result<()> {
+fn follow_to_the_turn(client: &mut Client, records: u64, ready: &Sender<()>) -> Result<()> {
     let mut follow = client.follow(Lsn(1))?;
     loop {
         match follow.next_event() {

@@ -14,9 +14,18 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use super::observer::{Observer, TIMEOUT};
-use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, is_stopped, with_options};
+use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, in_namespace, is_stopped, with_options};
 use crate::logs::Logs;
 use crate::wait::poll;
+
+/// Another host, as far as the network goes.
+#[derive(Clone, Debug)]
+pub struct NetworkHost {
+    /// Its network namespace, by name: ip-netns(8).
+    pub namespace: String,
+    /// Its address, at which `host` of the [`Setup`] reaches it.
+    pub address: IpAddr,
+}
 
 /// How a group is set up.
 #[derive(Clone, Debug)]
@@ -47,6 +56,8 @@ pub struct Setup {
     pub host: IpAddr,
     /// The address that they listen on, if it is not `host`.
     pub listen: Option<IpAddr>,
+    /// Where sidecars run, if elsewhere. Needs `certificates`: their address is none of loopback.
+    pub sidecar_host: Option<NetworkHost>,
     /// The user that all processes run as, in group 0; this process's own if not given.
     pub user: Option<&'static str>,
     /// Prefix of the folders in memory; a RAM file system. `TAILWIND_TEST_MEMORY`, if set.
@@ -70,6 +81,7 @@ impl Setup {
             certificates: None,
             host: Ipv4Addr::LOCALHOST.into(),
             listen: None,
+            sidecar_host: None,
             user: None,
             memory: std::env::var_os("TAILWIND_TEST_MEMORY").map_or_else(|| "/dev/shm".into(), PathBuf::from),
         }
@@ -161,7 +173,10 @@ impl Group {
     /// Starts (or starts again) one process.
     pub fn start_process(&mut self, process: Process) -> Result<()> {
         let command = match process {
-            Process::Sidecar(index) => self.sidecar_command(index),
+            Process::Sidecar(index) => match &self.setup.sidecar_host {
+                Some(host) => in_namespace(&self.sidecar_command(index), &host.namespace),
+                None => self.sidecar_command(index),
+            },
             Process::Backup(index) => self.backup_command(index),
         };
         let command = match self.setup.user {
@@ -186,7 +201,7 @@ impl Group {
         let Instance { daemon: Daemon { name, .. }, .. } = &self.backups[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["backup", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        self.listen(&mut command, &self.backups[index]);
+        self.listen(&mut command, &self.backups[index], self.setup.host);
         command.arg("--pool").arg(self.pool(index));
         command.arg("--flush-dir").arg(self.flush_folder(index));
         command.args(["--segment-size", &self.setup.segment_size, "--buffers", &self.setup.buffers.to_string()]);
@@ -200,7 +215,8 @@ impl Group {
         let Instance { daemon: Daemon { name, .. }, .. } = &self.sidecars[index];
         let mut command = Command::new(&self.setup.program);
         command.args(["run", "--group", "demo", "--name", name, "--fabric", &self.setup.fabric]);
-        self.listen(&mut command, &self.sidecars[index]);
+        let host = self.setup.sidecar_host.as_ref().map_or(self.setup.host, |host| host.address);
+        self.listen(&mut command, &self.sidecars[index], host);
         command.arg("--socket").arg(self.socket(index));
         command.arg("--config").arg(self.config());
         command.args(["--backups", &self.setup.copies.to_string(), "--segment-size", &self.setup.segment_size]);
@@ -216,11 +232,11 @@ impl Group {
         with_options(&command, self.setup.sidecar_options.iter().map(|(flag, value)| (*flag, value.as_str())))
     }
 
-    fn listen(&self, command: &mut Command, instance: &Instance) {
-        let listen = self.setup.listen.unwrap_or(self.setup.host);
+    fn listen(&self, command: &mut Command, instance: &Instance, host: IpAddr) {
+        let listen = self.setup.listen.unwrap_or(host);
         command.arg("--listen").arg(SocketAddr::new(listen, instance.port).to_string());
         if listen.is_unspecified() {
-            command.arg("--advertise-ip").arg(self.setup.host.to_string());
+            command.arg("--advertise-ip").arg(host.to_string());
         }
     }
 

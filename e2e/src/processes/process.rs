@@ -193,6 +193,13 @@ pub fn as_user(command: &Command, user: &str, group: &str) -> Command {
     other
 }
 
+/// The same command, run in a network namespace. The process keeps its id.
+pub fn in_namespace(command: &Command, namespace: &str) -> Command {
+    let mut other = Command::new("ip");
+    other.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
+    other
+}
+
 /// The user `nobody`, and its group.
 pub const NOBODY: &str = "65534";
 

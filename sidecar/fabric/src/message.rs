@@ -41,6 +41,9 @@ pub enum FabricKind {
     /// Two-sided replication, to compare with.
     #[cfg(feature = "baselines")]
     Baseline(Baseline),
+    /// A chain of members over the memory of this host, to compare with.
+    #[cfg(feature = "baselines")]
+    Chain,
 }
 
 impl fmt::Display for FabricKind {
@@ -55,6 +58,8 @@ impl fmt::Display for FabricKind {
             FabricKind::Baseline(Baseline::RpcPipelined) => "rpc-pipelined-shm",
             #[cfg(feature = "baselines")]
             FabricKind::Baseline(Baseline::Ring) => "ring-shm",
+            #[cfg(feature = "baselines")]
+            FabricKind::Chain => "chain-shm",
         })
     }
 }
@@ -103,6 +108,9 @@ pub enum Offer {
         /// Name of an abstract Unix socket on which the sender listens.
         socket: String,
     },
+    /// Same host: the receiver answers with a socket and a secret.
+    #[cfg(feature = "baselines")]
+    Chain,
 }
 
 /// What a receiver answers to an [`Offer`].
@@ -132,6 +140,16 @@ pub enum ChannelAnswer {
         /// Which one.
         baseline: Baseline,
         /// What the receiver presents to the sender.
+        secret: Secret,
+    },
+    /// The sender, or the member that is to write on to this one, connects and presents the secret.
+    #[cfg(feature = "baselines")]
+    Chain {
+        /// A random number of the receiver: no chain has it twice.
+        receiver: u64,
+        /// Name of an abstract Unix socket on which it listens.
+        socket: String,
+        /// Good for one connection of this writer.
         secret: Secret,
     },
 }
@@ -175,6 +193,14 @@ pub enum Grant {
         /// Bytes of the slot.
         length: u32,
     },
+    /// The same.
+    #[cfg(feature = "baselines")]
+    Chain {
+        /// The key.
+        key: u64,
+        /// Bytes of the slot.
+        length: u32,
+    },
 }
 
 /// The right to read the present memory of one slot; travels inside the control RPC. It gives no right to write: its keys
@@ -210,7 +236,7 @@ pub enum ReadGrant {
 }
 
 macro_rules! kind {
-    ($($message:ident $($baseline:ident)?),*) => {$(
+    ($($message:ident $($baseline:ident $chain:ident)?),*) => {$(
         impl $message {
             /// The fabric that it is for.
             pub(crate) fn kind(&self) -> FabricKind {
@@ -221,10 +247,12 @@ macro_rules! kind {
                     $(
                         #[cfg(feature = "baselines")]
                         $message::$baseline { baseline, .. } => FabricKind::Baseline(*baseline),
+                        #[cfg(feature = "baselines")]
+                        $message::$chain { .. } => FabricKind::Chain,
                     )?
                 }
             }
         }
     )*};
 }
-kind!(Offer Baseline, ChannelAnswer Baseline, Grant Baseline, ReadGrant);
+kind!(Offer Baseline Chain, ChannelAnswer Baseline Chain, Grant Baseline Chain, ReadGrant);

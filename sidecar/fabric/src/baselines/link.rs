@@ -1,15 +1,17 @@
-//! The sender's end of what carries messages to a receiver and answers back: shared memory or TCP.
+//! One end of what carries messages in one direction and answers in the other: shared memory or TCP.
 //!
-//! Used by [`channel`](super::channel). Nothing here allocates, blocks or locks.
+//! The sender's end is used by [`channel`](super::channel); in a [`chain`](super::chain), whose links are alike, both ends are.
+//! Nothing here allocates, blocks or locks.
 
 use std::fmt;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
-use tailwind_ring::{BadPosition, ClientEnd, Consumer, Producer};
+use tailwind_ring::{BadPosition, ClientEnd, Consumer, Producer, SidecarEnd};
 
 use crate::error::ChannelError;
 
@@ -19,12 +21,16 @@ pub(super) trait Link: fmt::Debug + Send {
     fn send(&mut self, parts: [&[u8]; 2]) -> Result<usize, ChannelError>;
     /// Moves bytes that have arrived to `room`; 0 when there are none.
     fn receive(&mut self, room: &mut [u8]) -> Result<usize, ChannelError>;
-    /// An error if the receiver has ended the link. What was sent before is not delivered then, as far as its sender can know.
+    /// An error if the other end has ended the link. What was sent before is not delivered then, as far as its sender can know.
     fn check(&mut self) -> Result<(), ChannelError>;
     /// Readable when something has arrived, or when there is room for what had none, after [`Link::arm`].
     fn readiness(&self) -> BorrowedFd<'_>;
     /// Before sleeping on the readiness; true when there is something already. `full`: room is waited for too.
     fn arm(&mut self, full: bool) -> bool;
+    /// What a sleeper polls the readiness for.
+    fn events(&self, full: bool) -> PollFlags;
+    /// Ends the link: the other end learns of it at once.
+    fn close(&mut self);
 }
 
 /// Calls of [`Link::check`] between two looks at the socket, each of which is a system call: it tells of a receiver that was
@@ -34,8 +40,8 @@ const CHECKS_PER_LOOK: u32 = 1024;
 /// Memory that both processes map, and a socket that wakes either.
 #[derive(Debug)]
 pub(super) struct ShmLink {
-    requests: Producer,
-    answers: Consumer,
+    outgoing: Producer,
+    incoming: Consumer,
     socket: UnixStream,
     /// It may have been woken through the socket.
     armed: bool,
@@ -43,10 +49,16 @@ pub(super) struct ShmLink {
 }
 
 impl ShmLink {
-    /// Over a non-blocking socket.
+    /// The sender's end, over a non-blocking socket.
     pub(super) fn new(end: ClientEnd, socket: UnixStream) -> ShmLink {
-        let ClientEnd { requests, answers } = end;
-        ShmLink { requests, answers, socket, armed: false, checks: 0 }
+        let ClientEnd { requests: outgoing, answers: incoming } = end;
+        ShmLink { outgoing, incoming, socket, armed: false, checks: 0 }
+    }
+
+    /// The receiver's.
+    pub(super) fn of_receiver(end: SidecarEnd, socket: UnixStream) -> ShmLink {
+        let SidecarEnd { requests: incoming, answers: outgoing } = end;
+        ShmLink { outgoing, incoming, socket, armed: false, checks: 0 }
     }
 
     /// Takes what has come through the socket, and notices its end.
@@ -67,32 +79,33 @@ impl Link for ShmLink {
     fn send(&mut self, parts: [&[u8]; 2]) -> Result<usize, ChannelError> {
         let whole = parts[0].len() + parts[1].len();
         let mut sent = 0;
-        if whole <= self.requests.size()
-            && let Some(room) = self.requests.reserve(whole).map_err(protocol)?
+        if whole <= self.outgoing.size()
+            && let Some(room) = self.outgoing.reserve(whole).map_err(protocol)?
         {
             room[..parts[0].len()].copy_from_slice(parts[0]);
             room[parts[0].len()..].copy_from_slice(parts[1]);
-            self.requests.commit(whole);
+            self.outgoing.commit(whole);
             sent = whole;
         } else {
             for part in parts {
-                let count = self.requests.write(part).map_err(protocol)?;
+                let count = self.outgoing.write(part).map_err(protocol)?;
                 sent += count;
                 if count < part.len() {
                     break;
                 }
             }
         }
-        if self.requests.publish() {
+        if self.outgoing.publish() {
             wake(&self.socket);
         }
         Ok(sent)
     }
 
     fn receive(&mut self, room: &mut [u8]) -> Result<usize, ChannelError> {
-        let count = self.answers.read(room).map_err(protocol)?;
-        // The worker never waits for room: see `rpc`.
-        self.answers.release();
+        let count = self.incoming.read(room).map_err(protocol)?;
+        if self.incoming.release() {
+            wake(&self.socket);
+        }
         Ok(count)
     }
 
@@ -101,12 +114,12 @@ impl Link for ShmLink {
         if self.armed || self.checks == CHECKS_PER_LOOK {
             self.checks = 0;
             if std::mem::take(&mut self.armed) {
-                self.requests.awake();
-                self.answers.awake();
+                self.outgoing.awake();
+                self.incoming.awake();
             }
             self.look()?;
         }
-        if self.requests.is_open() { Ok(()) } else { Err(ChannelError::Revoked) }
+        if self.outgoing.is_open() { Ok(()) } else { Err(ChannelError::Revoked) }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {
@@ -115,9 +128,19 @@ impl Link for ShmLink {
 
     fn arm(&mut self, full: bool) -> bool {
         self.armed = true;
-        let nothing_arrived = self.answers.may_sleep();
-        let no_room = !full || self.requests.may_sleep();
-        !(nothing_arrived && no_room && self.requests.is_open())
+        let nothing_arrived = self.incoming.may_sleep();
+        let no_room = !full || self.outgoing.may_sleep();
+        !(nothing_arrived && no_room && self.outgoing.is_open())
+    }
+
+    /// Room is told of through the socket too.
+    fn events(&self, _full: bool) -> PollFlags {
+        PollFlags::IN
+    }
+
+    fn close(&mut self) {
+        self.incoming.close();
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
@@ -174,5 +197,13 @@ impl Link for TcpLink {
     /// A socket stays readable until it is read. What finds no room follows an answer, or the next tick.
     fn arm(&mut self, _full: bool) -> bool {
         false
+    }
+
+    fn events(&self, full: bool) -> PollFlags {
+        if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    fn close(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }

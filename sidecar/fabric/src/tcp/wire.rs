@@ -54,7 +54,7 @@ pub(crate) const ACK_SIZE: usize = 8;
 /// Bytes before those of an answer to a read.
 pub(super) const ANSWER_SIZE: usize = 8;
 /// What a receiver sends first.
-pub(super) const READY: [u8; ACK_SIZE] = [0; ACK_SIZE];
+pub(crate) const READY: [u8; ACK_SIZE] = [0; ACK_SIZE];
 
 /// What a connection begins with.
 pub(super) fn hello(side: Side, secret: &[u8; SECRET_SIZE]) -> [u8; HELLO_SIZE] {
