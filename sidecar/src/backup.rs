@@ -1,7 +1,8 @@
 //! The backup daemon: lends memory to one group's log, keeps closed segments on disk, refuses fenced primaries.
 //!
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
-//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `quarantine` (what is set aside), `other_files` (what
+//! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
+//! other backups), `quarantine` (what is set aside), `other_files` (what
 //! else fills the folder), `routes` and
 //! `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
 //! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
@@ -12,6 +13,7 @@ mod flusher;
 mod memory;
 pub mod options;
 mod other_files;
+mod pull;
 mod quarantine;
 mod routes;
 mod scrub;
@@ -45,6 +47,7 @@ use flusher::FlusherThread;
 use memory::{Lent, PoolBuffers, PoolMemory};
 pub use options::BackupOptions;
 use options::default_flush_dir;
+use pull::Puller;
 use quarantine::Quarantine;
 use routes::Service;
 use scrub::Scrub;
@@ -155,15 +158,17 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         unexpected_files,
         obstacle,
         access: access.clone(),
+        heartbeat: Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind),
     };
     info!(%boot, %address, fabric = %fabric_kind, buffers, %segment_size, unflushed_bytes_max, "ready");
 
-    let heartbeat = Duration::from_millis(heartbeat_interval_ms) * crate::fabric::heartbeat_factor(fabric_kind);
     let scrub = Arc::new(Scrub::new(scrub_rate));
     let scrubbing = Arc::clone(&scrub).work(handle.clone(), Arc::clone(&disk), Arc::clone(&pool));
     let counting = other_files::watch(flush_dir.clone(), handle.clone());
     let quarantine = Arc::new(Quarantine::new(flush_dir));
-    let service = Service::new(handle.clone(), disk, pool, about, scrub, quarantine, heartbeat);
+    let own_ip = advertise.own_ip(address);
+    let puller = Puller::new(&about, move || crate::fabric::reader(fabric, &rdma, own_ip))?;
+    let service = Service::new(handle.clone(), disk, pool, about, scrub, quarantine, Arc::new(puller));
     if let Some(path) = &port_file {
         write_port_file(path, address)?;
     }
@@ -200,7 +205,7 @@ async fn serve_until(
         let _ = stopped.changed().await;
     };
     let mut servers = tokio::task::JoinSet::new();
-    let control = http::server(routes::control(service.clone()), access, routes::FOR_READERS);
+    let control = http::server(routes::control(service.clone()), access, routes::RIGHTS);
     servers.spawn(control.serve(listener, until_stopped(stopped.clone())));
     if let Some(listener) = metrics_listener {
         servers.spawn(Server::new(routes::probes(service)).serve(listener, until_stopped(stopped)));

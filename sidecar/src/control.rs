@@ -35,10 +35,11 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use tailwind_fabric::{Reader, Sender};
-use tailwind_protocol::config::{Configuration, Durability, PrimaryRef};
+use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
 use tailwind_protocol::ids::{GroupName, Lsn, MemberId};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::Output;
+use tailwind_protocol::rpc::{PullSource, SOURCE_ADDRESSES_MAX};
 use tailwind_protocol::socket::Role;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -119,16 +120,14 @@ impl Context {
     /// in the configuration, where the backup was when it joined the set.
     pub fn backup(&self, id: &MemberId, stored: Option<&str>) -> BackupClient {
         let (desired, name, stored) = (self.desired.clone(), id.clone(), stored.map(str::to_owned));
-        let addresses = move || {
-            let desired = desired.borrow();
-            let current =
-                desired.backups.iter().filter(|(known, _)| *known == name).map(|(_, control)| control.clone());
-            let mut addresses: Vec<String> = current.chain(stored.clone()).collect();
-            // Two at most, so that equal ones are neighbours.
-            addresses.dedup();
-            addresses
-        };
+        let addresses = move || addresses(&desired.borrow(), &name, stored.as_deref());
         BackupClient::of_member(id.clone(), &self.access, addresses)
+    }
+
+    /// Where another backup may find this member.
+    pub fn source(&self, member: &MemberRef) -> PullSource {
+        let control = addresses(&self.desired.borrow(), &member.id, Some(&member.control));
+        PullSource { member: member.id.clone(), control }
     }
 
     /// Returns once the desired state is such.
@@ -138,6 +137,15 @@ impl Context {
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// The addresses of a backup, the likeliest first. Two at most, unless it is listed more than once.
+fn addresses(desired: &DesiredState, id: &MemberId, stored: Option<&str>) -> Vec<String> {
+    let current = desired.backups.iter().filter(|(known, _)| known == id).map(|(_, control)| control.clone());
+    let mut addresses: Vec<String> = current.chain(stored.map(str::to_owned)).collect();
+    addresses.dedup();
+    addresses.truncate(SOURCE_ADDRESSES_MAX);
+    addresses
 }
 
 /// What the group has been made with, and how patient to be.

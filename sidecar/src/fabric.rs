@@ -229,6 +229,21 @@ pub fn sidecar(fabric: FabricOption, rdma: &RdmaOptions, address: IpAddr) -> any
     }
 }
 
+/// The reading half alone, for a backup that copies from others. `own_ip` is this host's address in the group's network.
+pub fn reader(fabric: FabricOption, rdma: &RdmaOptions, own_ip: IpAddr) -> anyhow::Result<Arc<dyn Reader>> {
+    Ok(match select(fabric, rdma, own_ip)? {
+        SelectedFabric::Shm => Arc::new(ShmReader),
+        SelectedFabric::Tcp => Arc::new(TcpReader),
+        // They share nothing, and say so.
+        #[cfg(feature = "baselines")]
+        SelectedFabric::Messages(_) | SelectedFabric::Chain(Carrier::Shm) => Arc::new(ShmReader),
+        #[cfg(feature = "baselines")]
+        SelectedFabric::TcpMessages(_) | SelectedFabric::Chain(Carrier::Tcp) => Arc::new(TcpReader),
+        #[cfg(feature = "verbs")]
+        SelectedFabric::Verbs(port) => Arc::new(VerbsReader::open(&port, rdma.tuning())?),
+    })
+}
+
 /// The receiving half. Making it is the barrier for every writer of an earlier life of this process. `control` is where this
 /// backup listens; `data_listen` where tcp does, if elsewhere; `own_ip` is this host's address in the group's network.
 pub fn receiver(

@@ -1,7 +1,8 @@
 //! The sidecar's and the backup's HTTP endpoints: [`tailwind_runtime::http`] with the control RPC's authentication.
 //!
 //! `run` and `backup` call [`listen`] and [`server`]. A peer without the right certificate gets a closed connection and nothing
-//! else; one without the token is refused before its body is read. What a reader asks for is compared with a list.
+//! else; one without the token is refused before its body is read. What a reader or another backup asks for is compared with
+//! a list.
 
 mod token;
 
@@ -42,27 +43,34 @@ pub fn check_guarded(address: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Paths that readers may ask for.
-pub type ReaderPaths = &'static [&'static str];
+/// Paths that roles other than sidecars may ask for. Readers may also see the probes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rights {
+    /// Readers.
+    pub readers: &'static [&'static str],
+    /// Backups.
+    pub backups: &'static [&'static str],
+}
 
-/// An endpoint for the sidecars of this group, and on some paths for its readers. A token says nothing about roles: whoever
+/// An endpoint for the sidecars of this group, and on some paths for others of it. A token says nothing about roles: whoever
 /// has it may ask for everything.
-pub fn server(router: Router, access: &Access, readers: ReaderPaths) -> Server {
+pub fn server(router: Router, access: &Access, rights: Rights) -> Server {
     let refuse = |status, why| response(status, Refusal::BadRequest { why });
     let router = match access {
-        Access::Tls(_) => router.layer(middleware::from_fn_with_state(readers, check_role)),
+        Access::Tls(_) => router.layer(middleware::from_fn_with_state(rights, check_role)),
         Access::Token(_) => router,
     };
     Server { authentication: access.authentication(), refuse, ..Server::new(router) }
 }
 
 /// Lets a caller ask for what its role may. Whatever is not listed is for sidecars alone.
-async fn check_role(State(readers): State<ReaderPaths>, request: Request, next: Next) -> Response {
+async fn check_role(State(rights): State<Rights>, request: Request, next: Next) -> Response {
     let (path, caller) = (request.uri().path(), request.extensions().get::<PeerRole>());
     let may = match caller {
         Some(PeerRole::Sidecar) => true,
-        Some(PeerRole::Reader) => readers.contains(&path) || token::OPEN.contains(&path),
-        Some(PeerRole::Backup) | None => false,
+        Some(PeerRole::Reader) => rights.readers.contains(&path) || token::OPEN.contains(&path),
+        Some(PeerRole::Backup) => rights.backups.contains(&path),
+        None => false,
     };
     if may {
         return next.run(request).await;

@@ -36,7 +36,7 @@ use crate::control::refusals::Refusals;
 use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
-use crate::http::{self, ReaderPaths};
+use crate::http::{self, Rights};
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
 use crate::primary_address::PrimaryAddress;
@@ -49,7 +49,7 @@ use crate::tls::PeerRole;
 /// Longest path of a Unix socket: `sun_path` of unix(7), less the final zero.
 const SOCKET_PATH_MAX: usize = 107;
 /// What readers may ask a sidecar for, beside what anybody may.
-const FOR_READERS: ReaderPaths = &[POSITION];
+const RIGHTS: Rights = Rights { readers: &[POSITION], backups: &[] };
 /// Instead of a page, while nobody turns the append path.
 const HANGS: &str = "the append path hangs\n";
 
@@ -204,7 +204,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 
     let mut path_end = spawn_owned("append-path", move || path.run())?;
     let interval = Duration::from_millis(heartbeat_interval_ms);
-    let control_server = http::server(router(&context, interval), &access, FOR_READERS);
+    let control_server = http::server(router(&context, interval), &access, RIGHTS);
     let guarded = control_server.serve(endpoint, std::future::pending());
     let open = serve_metrics(metrics_listen, Arc::clone(&context));
     let roles = control::run(Arc::clone(&context), from_path);

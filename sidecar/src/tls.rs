@@ -73,7 +73,7 @@ struct Files {
 }
 
 /// Roles that may call a control endpoint. What each of them may ask for there is decided request by request.
-const CALLERS: [PeerRole; 2] = [PeerRole::Sidecar, PeerRole::Reader];
+const CALLERS: [PeerRole; 3] = [PeerRole::Sidecar, PeerRole::Reader, PeerRole::Backup];
 
 /// Which role the server of a connection must have, and how that is checked.
 #[derive(Clone, Debug)]

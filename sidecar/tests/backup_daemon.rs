@@ -780,7 +780,7 @@ async fn only_certificates_of_the_group_are_accepted() {
     let other = Authority::new();
     let strangers = [
         ("another group", load(&authority, "tailwind://evil/sidecar/app-0", "evil", PeerRole::Sidecar)),
-        ("another role", load(&authority, "tailwind://db/backup/b1", "db", PeerRole::Backup)),
+        ("another group's backup", load(&authority, "tailwind://evil/backup/b1", "evil", PeerRole::Backup)),
         ("another CA", load(&other, "tailwind://db/sidecar/app-0", "db", PeerRole::Sidecar)),
     ];
     let fence = fence(Caller { epoch: Epoch(9), ..primary.caller() });
@@ -798,7 +798,7 @@ async fn only_certificates_of_the_group_are_accepted() {
 }
 
 #[tokio::test]
-async fn readers_read_and_change_nothing() {
+async fn readers_and_backups_read_and_change_nothing() {
     let authority = Authority::new();
     let issue = |uri: &str| {
         let Files { ca, cert, key } = authority.issue(uri);
@@ -812,6 +812,7 @@ async fn readers_read_and_change_nothing() {
         BackupClient::new(daemon.control(), &Access::Tls(tls), PeerRole::Backup)
     };
     let (sidecar, reader) = (client(PeerRole::Sidecar), client(PeerRole::Reader));
+    let backup = client(PeerRole::Backup);
     let mut primary = Primary::new(&daemon, FabricKind::Shm, 1);
     primary.client = sidecar.clone();
     primary.fence().await;
@@ -828,6 +829,7 @@ async fn readers_read_and_change_nothing() {
         (path::FLUSH, false),
         (path::SYNC, false),
         (path::FETCH, true),
+        (path::PULL, false),
         (path::TRIM, false),
         (path::DROP, false),
         (path::READ_CONNECT, true),
@@ -843,6 +845,8 @@ async fn readers_read_and_change_nothing() {
         };
         assert_eq!(refused(&reader).await, !is_reading, "a reader asks for {path}");
         assert!(!refused(&sidecar).await, "a sidecar asks for {path}");
+        let is_copying = [path::READ_CONNECT, path::SHARE, path::FETCH].contains(&path);
+        assert_eq!(refused(&backup).await, !is_copying, "another backup asks for {path}");
     }
     let found: Inventory = reader.call(path::INVENTORY, &Empty {}, TIMEOUT).await.unwrap();
     assert_eq!(found, before);

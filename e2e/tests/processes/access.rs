@@ -188,6 +188,7 @@ fn unauthorized_callers_learn_and_change_nothing(fabric: &str) {
     let authorized = client(Some((folder, "sidecar0")));
     let inventory = |port| http::request(&mut over_tls(&authorized, port), "POST", "/v1/inventory", b"{}").unwrap();
     authority.issue(folder, "other-group", "tailwind://other/sidecar/sidecar0").unwrap();
+    authority.issue(folder, "other-backup", "tailwind://other/backup/backup1").unwrap();
     authority.issue(folder, "nobody", "https://example.com/").unwrap();
     Authority::generate().unwrap().issue(folder, "other-ca", "tailwind://demo/sidecar/sidecar0").unwrap();
     check_unchanged(&test, &group, inventory, |_| {
@@ -198,7 +199,7 @@ fn unauthorized_callers_learn_and_change_nothing(fabric: &str) {
                 if let Ok(response) = http::request(&mut stream, method, path, body.as_bytes()) {
                     panic!("{method} {path} in plain HTTP: {response:?}");
                 }
-                for shown in [None, Some("other-group"), Some("nobody"), Some("other-ca"), Some("backup1")] {
+                for shown in [None, Some("other-group"), Some("nobody"), Some("other-ca"), Some("other-backup")] {
                     let config = client(shown.map(|name| (folder, name)));
                     if let Ok(response) = http::request(&mut over_tls(&config, port), method, path, body.as_bytes()) {
                         panic!("{method} {path} with the certificate {shown:?}: {response:?}");
@@ -211,6 +212,27 @@ fn unauthorized_callers_learn_and_change_nothing(fabric: &str) {
         }
         if fabric == "tcp" {
             send_to_the_data_ports(&group);
+        }
+    });
+}
+
+/// A backup may copy from other backups; sidecars have nothing for it.
+#[test]
+fn a_backups_certificate_only_copies() {
+    let test = TestContext::start();
+    let (group, folder, _authority) = tls_group(&test, test.setup("shm").unwrap());
+    let folder = folder.path();
+    let authorized = client(Some((folder, "sidecar0")));
+    let inventory = |port| http::request(&mut over_tls(&authorized, port), "POST", "/v1/inventory", b"{}").unwrap();
+    let backup = client(Some((folder, "backup1")));
+    check_unchanged(&test, &group, inventory, |before| {
+        for port in control_ports(&group) {
+            for (method, path, body) in attacks(&group, &before[0]) {
+                if path != "/v1/fetch" {
+                    let response = http::request(&mut over_tls(&backup, port), method, path, body.as_bytes()).unwrap();
+                    assert_eq!(response.status, 403, "{method} {path} at port {port}");
+                }
+            }
         }
     });
 }

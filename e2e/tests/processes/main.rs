@@ -17,5 +17,6 @@ mod follows;
 mod kills;
 mod kv;
 mod pods;
+mod pulls;
 mod ring;
 mod silent_connections;

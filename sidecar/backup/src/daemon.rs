@@ -13,7 +13,7 @@ use serde::Serialize;
 use tailwind_protocol::backup::{
     Backup, Counts, FlushResult, Input, Limits, Output, Promise, Reply, RequestId, Slot, SlotRow,
 };
-use tailwind_protocol::ids::{Epoch, Offset};
+use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::planted::{self, Bug};
 use tailwind_protocol::rpc::Purpose;
@@ -108,6 +108,11 @@ impl Daemon {
     /// Who it is and what it has promised, as on disk.
     pub fn member_state(&self) -> &MemberState {
         &self.member_state
+    }
+
+    /// The segment that a slot is used for.
+    pub fn segment_in(&self, slot: Slot) -> Option<SegmentId> {
+        self.rows.get(slot.0 as usize)?.as_ref().map(|row| row.identity.segment)
     }
 
     /// The flush folder.

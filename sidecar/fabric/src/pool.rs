@@ -170,6 +170,18 @@ impl Pool {
         }
     }
 
+    /// Writes `bytes` to `slot` from `offset` on, for a copy that this process makes itself. The caller answers for it that
+    /// nobody else counts on what is there, and that the slot is not given to anybody else until this returns. In a slot
+    /// without memory nothing is written.
+    ///
+    /// # Panics
+    /// When the range does not lie within the slot.
+    pub fn write(&self, slot: SlotId, offset: u32, bytes: &[u8]) {
+        if let Some(inode) = in_use(&self.shared(slot)) {
+            inode.memory.write(offset, bytes);
+        }
+    }
+
     /// True when `slot` has memory. A file that has lost its bytes is none.
     pub fn has(&self, slot: SlotId) -> bool {
         in_use(&self.shared(slot)).is_some()

@@ -9,7 +9,7 @@
 //! Files, in the order in which data meets them: [`messages`] (inputs and outputs), [`start`] (what is present, compared
 //! with what is owed), [`fence`], [`lending`], [`closing`], [`flushing`], [`syncing`] (what must survive the loss of all
 //! memory), [`keeping`] (fetches, trims, drops, quarantine), [`folder`] (how full the flush folder is), [`sharing`] (what
-//! readers may read); [`copy`] is one segment's copy.
+//! readers may read), [`pulling`] (what it may copy from others by itself); [`copy`] is one segment's copy.
 
 mod closing;
 mod copy;
@@ -19,6 +19,7 @@ mod folder;
 mod keeping;
 mod lending;
 mod messages;
+mod pulling;
 mod sharing;
 mod start;
 mod syncing;

@@ -13,6 +13,7 @@ pub mod layout;
 pub mod planted;
 pub mod primary;
 pub mod promotion;
+pub mod pull;
 pub mod recovery;
 pub mod rpc;
 pub mod scan;

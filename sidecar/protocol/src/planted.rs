@@ -84,6 +84,8 @@ bugs! {
     MarksIgnored = "marks-ignored",
     /// Backup: a promise that is older than the segments is believed. Breaks S12.
     StalePromiseBelieved = "stale-promise-believed",
+    /// Backup: an image is closed without a look at its bytes. Breaks S8, where a backup has pulled it from a rotten copy.
+    ImageUnverified = "image-unverified",
     /// Primary: corrupt copies at a member are not repaired. There are fewer copies than reported.
     RotIsLeft = "rot-is-left",
     /// Primary: a copy is closed as soon as its segment is acknowledged, though its own writes are under way: while the set

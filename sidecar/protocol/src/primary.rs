@@ -6,7 +6,7 @@
 //!
 //! Files, in the order in which data meets them: [`segments`] (the open end of the log), [`seats`] (members and how far
 //! they are), [`membership`] (losing and gaining members), [`joining`] (pauses in which a newcomer catches up), [`syncing`]
-//! (on disk at every member), [`repair`] (corrupt closed copies), [`lanes`] (what waits for what), [`board`] (what readers
+//! (on disk at every member), [`repair`] (corrupt closed copies), [`sources`] (where images come from), [`lanes`] (what waits for what), [`board`] (what readers
 //! are told). See "The primary" in `docs/protocol.md`.
 
 mod board;
@@ -18,6 +18,7 @@ mod repair;
 mod requests;
 mod seats;
 mod segments;
+mod sources;
 mod syncing;
 
 use std::collections::VecDeque;
@@ -163,11 +164,12 @@ pub enum Output {
     Open(Seat, SegmentIdentity),
     /// Tell the member that the segment is whole (or, of a recovered copy, where it ends).
     Close(Seat, SegmentIdentity, Closure),
-    /// Copy a closed segment to the member from any other member or backup. If none can serve it, report the seat lost.
-    Install(Seat, SegmentIdentity, Closure),
+    /// Have the member copy a closed segment from one of these members, in this order; or copy it there from any other member
+    /// or backup. If none can serve it, report the seat lost.
+    Install(Seat, SegmentIdentity, Closure, Vec<MemberRef>),
     /// As [`Output::Install`], in place of a copy that is missing or corrupt. The member stays in the set even if this
     /// fails, because its open segments are sound.
-    Repair(Seat, SegmentIdentity, Closure),
+    Repair(Seat, SegmentIdentity, Closure, Vec<MemberRef>),
     /// Forget these copies at the member.
     Drop(Seat, Vec<CopyReport>),
     /// Bring a segment to the member's disk up to an offset, which need not be where an append ends.
@@ -293,7 +295,7 @@ impl Primary {
             }
         }
         primary.open_ahead(out);
-        primary.lanes.pass(out, start_of_outputs);
+        primary.hand_out(out, start_of_outputs);
         primary.check();
         primary
     }
@@ -328,7 +330,7 @@ impl Primary {
             Input::Tick => self.on_tick(now, out),
         }
         self.advance(out);
-        self.lanes.pass(out, start);
+        self.hand_out(out, start);
     }
 
     /// Derives from all positions what to do next: acks, closes, flushes, buffers, membership.
@@ -351,7 +353,7 @@ impl Primary {
         let start = out.len();
         self.advance(out);
         if out.len() > start {
-            self.lanes.pass(out, start);
+            self.hand_out(out, start);
         }
     }
 
@@ -381,7 +383,7 @@ impl Primary {
         let next = self.segments.roll(closure);
         let start = out.len();
         self.open_ahead(out);
-        self.lanes.pass(out, start);
+        self.hand_out(out, start);
         self.check();
         Some(next)
     }

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Configuration, Durability};
+use crate::config::{Configuration, Durability, MEMBERS_MAX};
 use crate::ids::{BootId, Claim, EPOCH_MAX, Epoch, GroupName, LogId, Lsn, MemberId, Offset, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 
@@ -29,6 +29,8 @@ pub mod path {
     pub const SYNC: &str = "/v1/sync";
     /// [`FetchRequest`](super::FetchRequest) → bytes of a closed segment.
     pub const FETCH: &str = "/v1/fetch";
+    /// [`PullRequest`](super::PullRequest) → [`Empty`](super::Empty).
+    pub const PULL: &str = "/v1/pull";
     /// [`TrimRequest`](super::TrimRequest) → [`Empty`](super::Empty).
     pub const TRIM: &str = "/v1/trim";
     /// [`DropRequest`](super::DropRequest) → [`Empty`](super::Empty).
@@ -321,6 +323,36 @@ pub struct FetchRequest {
 
 fn checked() -> bool {
     true
+}
+
+/// Most sources in one [`PullRequest`]: the other members of the set.
+pub const SOURCES_MAX: usize = MEMBERS_MAX;
+/// Most addresses of one source: where the desired state has it, and where the config store does.
+pub const SOURCE_ADDRESSES_MAX: usize = 4;
+
+/// Copy a closed segment yourself from one of these backups, and close it: an open, a copy and a close in one request. It may
+/// be repeated: what is here already is not copied again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PullRequest {
+    /// The caller.
+    pub caller: Caller,
+    /// The segment; its own epoch may be older than the caller's.
+    pub identity: SegmentIdentity,
+    /// Where it ends.
+    pub closure: Closure,
+    /// As in [`OpenRequest`].
+    pub durability: Durability,
+    /// Whom to copy from, in this order; at most [`SOURCES_MAX`].
+    pub sources: Vec<PullSource>,
+}
+
+/// A backup to copy from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PullSource {
+    /// Its name: another backup at one of the addresses is passed over.
+    pub member: MemberId,
+    /// Where its control RPC may be (`host:port`), the likeliest first; at most [`SOURCE_ADDRESSES_MAX`].
+    pub control: Vec<String>,
 }
 
 /// Closed segments that end below this LSN may be forgotten.

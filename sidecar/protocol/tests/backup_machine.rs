@@ -8,7 +8,7 @@ use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, GroupName, LogId,
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, CopyReport, CopyState, DropRequest, FenceRequest, FetchRequest, FlushRequest, OpenPart,
-    OpenRequest, Purpose, Refusal, SyncPoint, SyncRequest, Synced, TrimRequest,
+    OpenRequest, PullRequest, PullSource, Purpose, Refusal, SOURCES_MAX, SyncPoint, SyncRequest, Synced, TrimRequest,
 };
 
 use tailwind_protocol::scan::Tail;
@@ -737,4 +737,45 @@ fn sync_of_a_fenced_epoch_is_not_promised() {
     let fenced = |output: &Output| matches!(output, Output::Reply(_, Reply::Refused(Refusal::Fenced { .. })));
     assert!(fixture.out.iter().any(fenced), "{:?}", fixture.out);
     assert!(!fixture.out.iter().any(|output| matches!(output, Output::Persist(_))), "{:?}", fixture.out);
+}
+
+fn pull(epoch: u64, segment: u64, sources: &[&str]) -> PullRequest {
+    let source = |name: &&str| PullSource { member: name.parse().expect("a name"), control: vec!["x:1".to_owned()] };
+    PullRequest {
+        caller: caller(epoch),
+        identity: identity(segment, 5),
+        closure: closure(2),
+        durability: Durability::Memory,
+        sources: sources.iter().map(source).collect(),
+    }
+}
+
+/// A pull may do what its caller may do, and what has been trimmed does not come back.
+#[test]
+fn pulls_are_admitted_like_closes() {
+    let mut fixture = Fixture::fresh();
+    fixture.fence(5);
+    fixture.fence(6);
+    assert_eq!(fixture.backup.admit_pull(&pull(6, 1, &["m2"])), Ok(false));
+    assert!(matches!(fixture.backup.admit_pull(&pull(5, 1, &["m2"])), Err(Refusal::Fenced { .. })));
+    assert!(matches!(fixture.backup.admit_pull(&pull(7, 1, &["m2"])), Err(Refusal::NotFenced { .. })));
+    let mut beyond = pull(6, 1, &["m2"]);
+    beyond.closure.end = Offset(SLOT_SIZE + 8);
+    let mut elsewhere = pull(6, 1, &["m2"]);
+    elsewhere.sources[0].control = vec!["x:1".to_owned(); 5];
+    let many = pull(6, 1, &["m2"; SOURCES_MAX + 1]);
+    for odd in [beyond, elsewhere, many, pull(6, 1, &["m1"])] {
+        assert!(matches!(fixture.backup.admit_pull(&odd), Err(Refusal::BadRequest { .. })), "{odd:?}");
+    }
+    // Here already, as wanted or not.
+    fixture.ask(open(caller(6), identity(1, 5), Purpose::Install));
+    let close = CloseRequest { caller: caller(6), identity: identity(1, 5), closure: closure(2) };
+    assert_eq!(fixture.backup.admit_pull(&pull(6, 1, &["m2"])), Ok(false), "an image is no copy");
+    assert_eq!(fixture.ask(Request::Close(close)), Some(Reply::Done));
+    assert_eq!(fixture.backup.admit_pull(&pull(6, 1, &["m2"])), Ok(true));
+    let mut longer = pull(6, 1, &["m2"]);
+    longer.closure = closure(3);
+    assert_eq!(fixture.backup.admit_pull(&longer), Ok(false));
+    fixture.ask(Request::Trim(TrimRequest { caller: caller(6), below: Lsn(3) }));
+    assert!(matches!(fixture.backup.admit_pull(&pull(6, 1, &["m2"])), Err(Refusal::NoSuchCopy { .. })));
 }

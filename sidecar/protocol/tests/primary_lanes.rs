@@ -214,7 +214,7 @@ fn few_images_are_copied_at_once() {
     let mut under_way = Vec::new();
     loop {
         under_way.extend(fixture.look().into_iter().filter_map(|output| match output {
-            Output::Install(_, identity, _) => Some(identity.segment),
+            Output::Install(_, identity, ..) => Some(identity.segment),
             _ => None,
         }));
         let Some(segment) = under_way.pop() else { break };

@@ -43,6 +43,8 @@ struct Fixture {
     closes: Vec<SegmentId>,
     /// Repairs under way.
     repairs: Vec<(Seat, SegmentId)>,
+    /// Of the last repair.
+    sources: Vec<MemberId>,
     /// Flushes that wait for an answer, and up to where.
     flushes: BTreeMap<MemberId, Position>,
 }
@@ -58,8 +60,22 @@ impl Fixture {
         let primary = Primary::new(config(members), rules, &Reference::default(), 1, now, &mut out);
         let (seats, segments, hung, full, lost, closes, repairs, flushes) = Default::default();
         let (swap, recruits, over) = (None, false, false);
-        let mut fixture =
-            Fixture { primary, now, seats, swap, recruits, over, segments, hung, full, lost, closes, repairs, flushes };
+        let mut fixture = Fixture {
+            primary,
+            now,
+            seats,
+            swap,
+            recruits,
+            over,
+            segments,
+            hung,
+            full,
+            lost,
+            closes,
+            repairs,
+            flushes,
+            sources: Vec::new(),
+        };
         fixture.carry(out);
         fixture
     }
@@ -104,7 +120,10 @@ impl Fixture {
                     let earlier = self.flushes.insert(id.expect("a member"), Position::new(identity.segment, end));
                     assert_eq!(earlier, None, "one flush at a time");
                 }
-                Output::Repair(seat, identity, _) => self.repairs.push((seat, identity.segment)),
+                Output::Repair(seat, identity, _, sources) => {
+                    self.repairs.push((seat, identity.segment));
+                    self.sources = sources.into_iter().map(|source| source.id).collect();
+                }
                 Output::Survey => self.recruits = true,
                 Output::StepDown(_) => self.over = true,
                 _ => {}
@@ -879,4 +898,32 @@ fn newcomer_with_a_corrupt_copy_does_not_join() {
     assert_eq!((fixture.repairs.as_slice(), &fixture.swap), (&[(seat, SegmentId(1))][..], &None));
     fixture.step(Input::Repaired(seat, SegmentId(1)));
     assert!(fixture.swap.is_some());
+}
+
+/// Only members that should have a sound copy, and not always the same one first.
+#[test]
+fn repair_names_sound_sources() {
+    let mut fixture = Fixture::start(3, 3);
+    assert!(fill(&mut fixture, 1) && fill(&mut fixture, 2));
+    assert_eq!(fixture.primary.closed().len(), 2);
+    let [one, two, three] = [1, 2, 3].map(|number| fixture.seats[&member(number).id]);
+    fixture.step(Input::Damaged(one, corrupt(&fixture, &[1, 2])));
+    let first = fixture.sources.clone();
+    assert_eq!(first.iter().collect::<BTreeSet<_>>(), BTreeSet::from([&member(2).id, &member(3).id]));
+    fixture.step(Input::Repaired(one, SegmentId(1)));
+    assert_eq!(fixture.sources, [first[1].clone(), first[0].clone()], "the next segment begins with another one");
+    fixture.step(Input::Damaged(two, corrupt(&fixture, &[1])));
+    fixture.step(Input::Repaired(one, SegmentId(2)));
+    assert_eq!(fixture.repairs.last(), Some(&(two, SegmentId(1))));
+    fixture.step(Input::Repaired(two, SegmentId(1)));
+    fixture.step(Input::Damaged(three, corrupt(&fixture, &[1])));
+    fixture.step(Input::Damaged(one, corrupt(&fixture, &[1])));
+    fixture.step(Input::Repaired(three, SegmentId(1)));
+    assert_eq!(fixture.repairs.last(), Some(&(one, SegmentId(1))));
+    fixture.step(Input::Repaired(one, SegmentId(1)));
+    fixture.step(Input::Damaged(two, corrupt(&fixture, &[2])));
+    fixture.step(Input::Damaged(one, corrupt(&fixture, &[2])));
+    assert_eq!(fixture.repairs.last(), Some(&(two, SegmentId(2))));
+    fixture.step(Input::RepairFailed(two, SegmentId(2)));
+    assert_eq!(fixture.sources, [member(3).id], "no copy that is known to be corrupt");
 }

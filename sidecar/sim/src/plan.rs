@@ -37,6 +37,8 @@ pub struct Shape {
     pub flush_bytes_max: Option<u64>,
     /// What an ack promises.
     pub durability: Durability,
+    /// Backups know how to pull.
+    pub pulls: bool,
 }
 
 impl Default for Shape {
@@ -49,6 +51,7 @@ impl Default for Shape {
             slots: 8,
             flush_bytes_max: None,
             durability: Durability::Memory,
+            pulls: false,
         }
     }
 }
@@ -90,6 +93,8 @@ pub struct Plan {
     pub fault_pause: u64,
     /// Pieces in which one-sided reads take their bytes; `None`: the group has no boards.
     pub read_grain: Option<u32>,
+    /// Backups know how to pull; otherwise they are of an earlier build.
+    pub pulls: bool,
     /// Faults that strike in this seed.
     pub faults: Vec<Fault>,
 }
@@ -123,6 +128,12 @@ impl Plan {
         let planned = Fault::ALL.into_iter().filter(|fault| fault.chance() > 0);
         let mut faults: Vec<Fault> = planned.filter(|fault| random.per_mille(fault.chance())).collect();
         faults.extend(DRAWN_APART.iter().filter(|(_, chance)| apart.per_mille(*chance)).map(|(fault, _)| *fault));
+        // Later than all others, for the same reason.
+        let read_grain = apart.one_in(3).then(|| *apart.pick(&[1, 8, 64]));
+        let pulls = apart.one_in(2);
+        if pulls && apart.one_in(3) {
+            faults.push(Fault::BackupsApart);
+        }
         Plan {
             backups,
             spares: random.below(3) as u8,
@@ -146,7 +157,8 @@ impl Plan {
             large_one_in: random.within(3, 20),
             fault_time: random.within(300_000, 4_000_000),
             fault_pause: random.within(5_000, 150_000),
-            read_grain: apart.one_in(3).then(|| *apart.pick(&[1, 8, 64])),
+            read_grain,
+            pulls,
             faults,
         }
     }
@@ -171,6 +183,7 @@ impl Plan {
             fault_time: 0,
             fault_pause: 0,
             read_grain: None,
+            pulls: shape.pulls,
             faults: vec![Fault::ClosedBitFlip],
         }
     }

@@ -17,7 +17,7 @@ use crate::plan::Shape;
 use crate::trace::{self, names, trace};
 use crate::world::fabric::{ChannelId, LINE};
 use crate::world::host::HostEvent;
-use crate::world::network::Envelope;
+use crate::world::network::{Ask, Envelope};
 use crate::world::queue::{MS, Micros};
 use crate::world::sidecar::{Process, Role};
 use crate::world::{Event, HostNo, SidecarNo, World};
@@ -240,6 +240,16 @@ impl ScriptedGroup {
         Ok(())
     }
 
+    /// So many steps of pulls at most are taken, the first ones due: a question reaches a source, bytes come, a piece is written.
+    pub fn pull(&mut self, count: usize) {
+        for _ in 0..count {
+            if !self.happens(|event| matches!(event, Event::Pull(..))) {
+                break;
+            }
+            self.follow();
+        }
+    }
+
     /// The oldest call to the config store is carried out.
     pub fn call(&mut self) {
         self.happens(|event| matches!(event, Event::Store(_)));
@@ -322,6 +332,13 @@ impl ScriptedGroup {
     pub fn cut(&mut self, sidecar: &str, backup: &str) -> Result {
         let (sidecar, host) = (self.sidecar(sidecar)?, self.host(backup)?);
         self.world.cut(sidecar, host, true, true);
+        Ok(())
+    }
+
+    /// Nothing passes between two backups.
+    pub fn cut_backups(&mut self, one: &str, other: &str) -> Result {
+        let (one, other) = (self.host(one)?, self.host(other)?);
+        self.world.cut_backups(one, other);
         Ok(())
     }
 
@@ -522,6 +539,7 @@ fn waits(event: &Event) -> bool {
             | Event::Store(_)
             | Event::Land(..)
             | Event::Arrive(..)
+            | Event::Pull(..)
             | Event::Host(_, _, HostEvent::Flushed)
     )
 }
@@ -536,7 +554,11 @@ fn is_request(event: &Event, to: Option<HostNo>) -> bool {
 }
 
 /// The name of a request, as scripts say it.
-fn request_name(request: &Request) -> &'static str {
+fn request_name(request: &Ask) -> &'static str {
+    let request = match request {
+        Ask::Machine(request) => request,
+        Ask::Pull(_) => return "pull",
+    };
     match request {
         Request::Fence(_) => "fence",
         Request::Inventory(_) => "inventory",

@@ -139,6 +139,8 @@ faults! {
     /// Apps sync now and then. In the end all hosts lose power at once, most lose their disks too, and a person orders the
     /// recovery from the others. Strikes once, after the faults have stopped. Drawn apart.
     SyncedAndDark = 0 "power lost everywhere after a sync, and recovered from disk",
+    /// A link between two backups is cut, over which one pulls from the other. Drawn apart.
+    BackupsApart = 0 "link between backups cut",
     /// Somebody edits how many copies the group wants. Struck by [`desired`](crate::world), not by the plan.
     DesiredChanges = 0 "another number of copies wanted",
 }
@@ -170,6 +172,10 @@ pub struct Tally {
     pub swaps: u64,
     /// Times that appends have paused for a newcomer.
     pub pauses: u64,
+    /// Segments that backups have pulled.
+    pub pulls: u64,
+    /// Pulls that no source could serve.
+    pub pulls_failed: u64,
     /// Syncs answered.
     pub syncs: u64,
     /// Barriers passed.
@@ -215,6 +221,8 @@ impl Tally {
         self.failovers += other.failovers;
         self.swaps += other.swaps;
         self.pauses += other.pauses;
+        self.pulls += other.pulls;
+        self.pulls_failed += other.pulls_failed;
         self.syncs += other.syncs;
         self.barriers += other.barriers;
         self.boards_read += other.boards_read;
@@ -242,6 +250,7 @@ impl fmt::Display for Tally {
             "{} failovers, {} changes of the member set, {} pauses for newcomers, {} syncs, {} barriers",
             self.failovers, self.swaps, self.pauses, self.syncs, self.barriers
         )?;
+        writeln!(f, "{} segments pulled, {} pulls that no source could serve", self.pulls, self.pulls_failed)?;
         writeln!(
             f,
             "{} boards read, {} of them of a known age; {} torn or not written yet",

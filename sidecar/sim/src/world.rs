@@ -20,6 +20,7 @@ mod judge;
 mod lead;
 mod memory;
 pub(crate) mod network;
+pub(crate) mod pull;
 pub(crate) mod queue;
 mod reading;
 mod scrub;
@@ -46,6 +47,7 @@ use follow::FollowAsk;
 pub(crate) use host::Host;
 use host::HostEvent;
 use network::{Cuts, Envelope};
+use pull::{PullEvent, PullNo};
 use queue::{MS, Micros, Queue};
 pub(crate) use reading::BOARD;
 use reading::Reading;
@@ -95,6 +97,8 @@ pub(crate) enum Event {
     Sample(u64, usize),
     /// The reader looks at a board.
     Look,
+    /// To a pull of a backup's process of this life.
+    Pull(HostNo, u32, PullNo, PullEvent),
     /// A follower's question reaches a backup's host.
     FollowAsk(SidecarNo, u32, Visit, FollowAsk),
     Sweep,
@@ -454,6 +458,7 @@ impl World {
             Event::Arrive(channel, number) => self.on_arrive(channel, number),
             Event::Sample(read, nth) => self.on_sample(read, nth),
             Event::Look => self.look(),
+            Event::Pull(no, life, pull, event) => self.on_pull_event(no, life, pull, event),
             Event::FollowAsk(of, life, visit, ask) => self.on_follow_ask(of, life, visit, ask),
             Event::Sweep => {
                 self.sweep_channels();

@@ -80,6 +80,7 @@ hunts! {
     lost_buffer_is_free LostBufferIsFree within 3000;
     marks_ignored MarksIgnored within 3000;
     stale_promise_believed StalePromiseBelieved within 3000 under Flushed;
+    image_unverified ImageUnverified within 3000;
     rot_is_left RotIsLeft within 3000;
     completion_before_placement CompletionBeforePlacement within 3000;
 }

@@ -16,13 +16,13 @@ use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, R
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
-    CopyReport, Inventory, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
+    CopyReport, Inventory, PullRequest, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
 
 use super::flusher::FlusherThread;
-use super::memory::Lent;
+use super::memory::{Filling, Lent};
 use crate::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
@@ -36,6 +36,17 @@ pub(super) struct ActorRequest {
     pub(super) request: Request,
     /// With [`Request::Connect`].
     pub(super) channel: Option<ChannelRequest>,
+    /// Of a pull.
+    pub(super) pull: Option<PullPart>,
+}
+
+/// A pull's part of a request.
+#[derive(Debug)]
+pub(super) enum PullPart {
+    /// With [`Request::Open`]: the buffer is for this process to fill.
+    Fill,
+    /// With [`Request::Close`]: what was filled is closed, if nobody else has filled it since.
+    Filled(Filling),
 }
 
 /// The fabric's part of a [`Request::Connect`].
@@ -53,6 +64,7 @@ pub(super) enum ActorReply {
     Damage(Vec<CopyReport>),
     Connected(ChannelAnswer, Option<Grant>),
     Opened(Grant),
+    Filling(Filling),
     Fetch(Place, SegmentIdentity, Closure),
     Flushed(Offset),
     Done,
@@ -81,6 +93,7 @@ enum ActorMessage {
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
     ReadConnect(ReadConnectRequest<Offer>, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
+    AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
     Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
 }
 
@@ -97,10 +110,24 @@ pub(super) struct Handle {
 impl Handle {
     /// Asks, and waits for the answer.
     pub(super) async fn ask(&self, request: Request, channel: Option<ChannelRequest>) -> Result<ActorReply, Refusal> {
+        self.send(ActorRequest { request, channel, pull: None }).await
+    }
+
+    /// Asks for a pull, and waits for the answer.
+    pub(super) async fn ask_for_pull(&self, request: Request, part: PullPart) -> Result<ActorReply, Refusal> {
+        self.send(ActorRequest { request, channel: None, pull: Some(part) }).await
+    }
+
+    /// As [`Backup::admit_pull`](tailwind_protocol::backup::Backup::admit_pull).
+    pub(super) async fn admit_pull(&self, request: PullRequest) -> Result<bool, Refusal> {
+        self.read_side(|reply| ActorMessage::AdmitPull(Box::new(request), reply)).await
+    }
+
+    async fn send(&self, request: ActorRequest) -> Result<ActorReply, Refusal> {
         let gone = || Refusal::Failed { why: "this backup has ended".to_owned() };
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        self.inbox.send(ActorMessage::Request(ActorRequest { request, channel }, reply, place)).map_err(|_| gone())?;
+        self.inbox.send(ActorMessage::Request(request, reply, place)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 
@@ -195,6 +222,8 @@ struct Waiting {
     reply: oneshot::Sender<Result<ActorReply, Refusal>>,
     channel: Option<ChannelRequest>,
     is_open: bool,
+    /// What is opened is for this process to fill.
+    fills: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -223,11 +252,18 @@ impl Running {
 
     fn on_message(&mut self, message: ActorMessage) -> anyhow::Result<()> {
         match message {
-            ActorMessage::Request(ActorRequest { request, channel }, reply, place) => {
+            ActorMessage::Request(ActorRequest { request, channel, pull }, reply, place) => {
+                if let (Request::Close(request), Some(PullPart::Filled(filling))) = (&request, &pull)
+                    && filling.is_over()
+                {
+                    // The caller may be gone.
+                    let _ = reply.send(Err(filled_by_others(request.identity.segment)));
+                    return Ok(());
+                }
                 let id = RequestId(self.next);
                 self.next += 1;
                 let is_open = matches!(request, Request::Open(_));
-                self.requests.insert(id, Waiting { reply, channel, is_open, _place: place });
+                self.requests.insert(id, Waiting { reply, channel, is_open, fills: pull.is_some(), _place: place });
                 self.step(Input::Request(id, request))
             }
             ActorMessage::Input(input) => self.step(input),
@@ -244,6 +280,10 @@ impl Running {
             ActorMessage::ReadConnect(request, reply) => {
                 // The caller may be gone, here and below.
                 let _ = reply.send(self.read_connect(&request));
+                Ok(())
+            }
+            ActorMessage::AdmitPull(request, reply) => {
+                let _ = reply.send(self.actor.daemon.machine().admit_pull(&request));
                 Ok(())
             }
             ActorMessage::Share(request, reply) => {
@@ -292,6 +332,7 @@ impl Running {
             Reply::Inventory(inventory) => Ok(ActorReply::Inventory(inventory)),
             Reply::Damage(copies) => Ok(ActorReply::Damage(copies)),
             Reply::Connect(epoch) => self.accept(epoch, waiting.channel.as_ref()),
+            Reply::Opened(slot) if waiting.fills => self.fill(slot).map(ActorReply::Filling),
             Reply::Opened(slot) => self.grant(slot).map(ActorReply::Opened),
             Reply::Fetch(place, identity, closure) => Ok(ActorReply::Fetch(place, identity, closure)),
             Reply::Flushed(end) => Ok(ActorReply::Flushed(end)),
@@ -335,7 +376,12 @@ impl Running {
         Ok(ShareReply { promised, board, segments })
     }
 
-    fn grant(&self, slot: Slot) -> Result<Grant, Refusal> {
+    fn fill(&mut self, slot: Slot) -> Result<Filling, Refusal> {
+        let segment = self.actor.daemon.segment_in(slot).unwrap_or_default();
+        self.actor.lent.fill(slot).ok_or_else(|| filled_by_others(segment))
+    }
+
+    fn grant(&mut self, slot: Slot) -> Result<Grant, Refusal> {
         // A lending of an earlier process life has no grant; the machine counts it as fenced and never answers with it.
         let grant = self.actor.lent.grant(slot).cloned();
         grant.ok_or_else(|| Refusal::Failed { why: "the lending is over".to_owned() })
@@ -349,4 +395,8 @@ impl Running {
         drop(requests);
         Ok(())
     }
+}
+
+fn filled_by_others(segment: SegmentId) -> Refusal {
+    Refusal::NoSuchCopy { segment, why: "the caller, or a later pull, fills its buffer".to_owned() }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -162,19 +162,78 @@ impl Buffers for PoolBuffers {
 pub(super) struct Lent {
     pub(super) receiver: Box<dyn Receiver>,
     buffers: PoolBuffers,
-    /// Kept because a repeated open gets the same one.
-    grants: Vec<Option<Grant>>,
+    /// Of each lending: kept because a repeated open gets the same one.
+    slots: Vec<LentSlot>,
     /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
     board: Option<(Epoch, Grant)>,
     /// Readers that have a channel, and when each has last asked for something.
     readers: BTreeMap<ReaderId, Instant>,
 }
 
+/// What is known of a slot's lending.
+#[derive(Debug, Default)]
+struct LentSlot {
+    grant: Option<Grant>,
+    /// The caller has the grant.
+    granted: bool,
+    filling: Option<Filling>,
+}
+
+/// The right of this process to fill a slot that was lent for an image, instead of the caller that it is lent to. It is over
+/// when the lending is, when the caller wants to write the slot itself, and when another pull fills it.
+#[derive(Clone, Debug)]
+pub(super) struct Filling {
+    pool: Arc<Pool>,
+    slot: SlotId,
+    is_over: Arc<Mutex<bool>>,
+}
+
+/// The [`Filling`] is over: somebody else has the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FillingOver;
+
+/// Bytes written at a time: whoever ends a filling waits for no more than that.
+const FILL_SIZE: usize = 256 << 10;
+
+impl Filling {
+    fn new(pool: &Arc<Pool>, slot: SlotId) -> Filling {
+        Filling { pool: Arc::clone(pool), slot, is_over: Arc::default() }
+    }
+
+    /// Writes into the slot, which must have room for it.
+    pub(super) fn write(&self, at: u32, bytes: &[u8]) -> Result<(), FillingOver> {
+        for (nth, piece) in bytes.chunks(FILL_SIZE).enumerate() {
+            // Held while it is written: once `end` returns, nothing is written any more.
+            let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+            if *is_over {
+                return Err(FillingOver);
+            }
+            self.pool.write(self.slot, at + (nth * FILL_SIZE) as u32, piece);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on it writes nothing.
+    pub(super) fn end(&self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
+impl LentSlot {
+    fn end_filling(&mut self) {
+        self.filling.take().iter().for_each(Filling::end);
+    }
+}
+
 impl Lent {
     pub(super) fn new(receiver: Box<dyn Receiver>, pool: Arc<Pool>) -> Lent {
         Lent {
             receiver,
-            grants: vec![None; pool.slots() as usize],
+            slots: (0..pool.slots()).map(|_| LentSlot::default()).collect(),
             board: None,
             readers: BTreeMap::new(),
             buffers: PoolBuffers(pool),
@@ -196,9 +255,23 @@ impl Lent {
         self.board.as_ref().map(|(_, grant)| grant.clone())
     }
 
-    /// The grant of a slot's lending; a lending of an earlier process has none.
-    pub(super) fn grant(&self, slot: Slot) -> Option<&Grant> {
-        self.grants[slot.0 as usize].as_ref()
+    /// The grant of a slot's lending, for the caller, who fills it from now on; a lending of an earlier process has none.
+    pub(super) fn grant(&mut self, slot: Slot) -> Option<&Grant> {
+        let lent = &mut self.slots[slot.0 as usize];
+        lent.end_filling();
+        lent.granted = true;
+        lent.grant.as_ref()
+    }
+
+    /// Lets this process fill a slot's lending; `None` if the caller may be filling it.
+    pub(super) fn fill(&mut self, slot: Slot) -> Option<Filling> {
+        let lent = &mut self.slots[slot.0 as usize];
+        lent.end_filling();
+        if lent.granted || lent.grant.is_none() {
+            return None;
+        }
+        lent.filling = Some(Filling::new(&self.buffers.0, SlotId(slot.0)));
+        lent.filling.clone()
     }
 }
 
@@ -267,16 +340,20 @@ impl Buffers for Lent {
 
 impl Lender for Lent {
     fn lend(&mut self, epoch: Epoch, slot: Slot) -> Result<(), String> {
+        self.slots[slot.0 as usize].end_filling();
         let grant = self.receiver.lend(Writer(epoch.0), SlotId(slot.0)).map_err(|error| error.to_string())?;
-        self.grants[slot.0 as usize] = Some(grant);
+        self.slots[slot.0 as usize] = LentSlot { grant: Some(grant), ..LentSlot::default() };
         Ok(())
     }
 
     fn end_lending(&mut self, slot: Slot) {
+        self.slots[slot.0 as usize].end_filling();
         self.receiver.end_lending(SlotId(slot.0));
     }
 
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
+        // Only the promised epoch has images filled, so they are all older.
+        self.slots.iter_mut().for_each(LentSlot::end_filling);
         self.receiver.revoke_below(Writer(epoch.0))?;
         // What the board says is over with the epoch that wrote it.
         if self.board.take_if(|(of, _)| *of < epoch).is_some() {
@@ -286,7 +363,8 @@ impl Lender for Lent {
     }
 
     fn release(&mut self, slot: Slot) -> anyhow::Result<()> {
-        self.grants[slot.0 as usize] = None;
+        self.slots[slot.0 as usize].end_filling();
+        self.slots[slot.0 as usize] = LentSlot::default();
         Ok(self.receiver.release(SlotId(slot.0))?)
     }
 }

@@ -25,7 +25,7 @@ use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
 use tailwind_protocol::rpc::{
     CloseRequest, ConnectReply, ConnectRequest, DamageReply, DropRequest, Empty, FenceRequest, FetchRequest,
-    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, ReadConnectReply,
+    FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest, ReadConnectReply,
     ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest, path,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -34,10 +34,11 @@ use tracing::error;
 
 use super::actor::{ActorReply, ActorStatus, ChannelRequest, Handle};
 use super::memory::PoolBuffers;
+use super::pull::Puller;
 use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
 use super::status::{self, About};
-use crate::http::ReaderPaths;
+use crate::http::Rights;
 use crate::rpc::MEMBER_HEADER;
 use crate::tls::PeerRole;
 
@@ -59,9 +60,9 @@ pub(super) struct Service {
     pub(super) disk: Arc<Disk>,
     pub(super) pool: Arc<Pool>,
     pub(super) about: Arc<About>,
-    pub(super) heartbeat: Duration,
     pub(super) scrub: Arc<Scrub>,
     pub(super) quarantine: Arc<Quarantine>,
+    pub(super) puller: Arc<Puller>,
     fetches: Arc<Semaphore>,
     reader_fetches: Arc<Semaphore>,
 }
@@ -74,16 +75,19 @@ impl Service {
         about: About,
         scrub: Arc<Scrub>,
         quarantine: Arc<Quarantine>,
-        heartbeat: Duration,
+        puller: Arc<Puller>,
     ) -> Service {
         let [fetches, reader_fetches] = [FETCHES_MAX, READER_FETCHES_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Service { actor, disk, pool, about: Arc::new(about), heartbeat, scrub, quarantine, fetches, reader_fetches }
+        Service { actor, disk, pool, about: Arc::new(about), scrub, quarantine, puller, fetches, reader_fetches }
     }
 }
 
-/// What readers may ask for: what reading takes, and what shows that the backup lives. Everything else is for sidecars alone.
-pub(super) const FOR_READERS: ReaderPaths =
-    &[path::READ_CONNECT, path::SHARE, path::FETCH, path::INVENTORY, path::HEARTBEATS];
+/// What readers may ask for: what reading takes, and what shows that the backup lives; and other backups: what it takes to copy a
+/// segment. Everything else is for sidecars alone.
+pub(super) const RIGHTS: Rights = Rights {
+    readers: &[path::READ_CONNECT, path::SHARE, path::FETCH, path::INVENTORY, path::HEARTBEATS],
+    backups: &[path::READ_CONNECT, path::SHARE, path::FETCH],
+};
 
 /// All routes, for authenticated callers.
 pub(super) fn control(service: Service) -> Router {
@@ -97,6 +101,7 @@ pub(super) fn control(service: Service) -> Router {
         .route(path::FLUSH, post(flush))
         .route(path::SYNC, post(sync))
         .route(path::FETCH, post(fetch))
+        .route(path::PULL, post(pull))
         .route(path::TRIM, post(trim))
         .route(path::DROP, post(drop_copies))
         .route(path::READ_CONNECT, post(read_connect))
@@ -233,6 +238,11 @@ async fn sync(State(service): State<Service>, Decoded(request): Decoded<SyncRequ
     service.ask_done(Request::Sync(request)).await
 }
 
+async fn pull(State(service): State<Service>, Decoded(request): Decoded<PullRequest>) -> Replied<Empty> {
+    service.puller.pull(&service.actor, request).await?;
+    Ok(Json(Empty {}))
+}
+
 async fn trim(State(service): State<Service>, Decoded(request): Decoded<TrimRequest>) -> Replied<Empty> {
     service.ask_done(Request::Trim(request)).await
 }
@@ -355,7 +365,7 @@ impl Segment {
 }
 
 async fn heartbeats(State(service): State<Service>) -> Response {
-    let mut ticks = interval(service.heartbeat);
+    let mut ticks = interval(service.about.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let beats = stream::unfold(ticks, |mut ticks| async move {
         ticks.tick().await;
@@ -366,12 +376,14 @@ async fn heartbeats(State(service): State<Service>) -> Response {
 
 async fn status(State(service): State<Service>) -> Response {
     let Some((report, quarantine)) = service.look().await else { return unwell() };
-    pretty(&status::page(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()))
+    let (scrubbed, pulled) = (service.scrub.so_far(), service.puller.so_far());
+    pretty(&status::page(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref()))
 }
 
 async fn metrics(State(service): State<Service>) -> Response {
     let Some((report, quarantine)) = service.look().await else { return unwell() };
-    status::metrics(&service.about, &report, &service.scrub.so_far(), quarantine.as_deref()).into_response()
+    let (scrubbed, pulled) = (service.scrub.so_far(), service.puller.so_far());
+    status::metrics(&service.about, &report, &scrubbed, &pulled, quarantine.as_deref()).into_response()
 }
 
 async fn report(State(service): State<Service>) -> Response {

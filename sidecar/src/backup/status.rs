@@ -2,6 +2,8 @@
 //!
 //! Called by [`routes`](super::routes).
 
+use std::time::Duration;
+
 use serde::Serialize;
 use tailwind_crds::readiness::Unready;
 use tailwind_crds::report::{BackupReport, FolderUse, Report};
@@ -12,6 +14,7 @@ use tailwind_runtime::metrics::Snapshot;
 use crate::access::Access;
 
 use super::actor::ActorStatus;
+use super::pull::Pulled;
 use super::quarantine::Quarantined;
 use super::scrub::Scrubbed;
 
@@ -39,6 +42,9 @@ pub(super) struct About {
     pub(super) obstacle: Option<Unready>,
     #[serde(skip)]
     pub(super) access: Access,
+    /// Between two heartbeats.
+    #[serde(skip)]
+    pub(super) heartbeat: Duration,
 }
 
 #[derive(Serialize)]
@@ -49,6 +55,7 @@ struct Status<'a> {
     #[serde(flatten)]
     report: &'a ActorStatus,
     scrub: &'a Scrubbed,
+    pulled: &'a Pulled,
     /// Absent while the disk does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantine: Option<&'a Quarantined>,
@@ -59,9 +66,10 @@ pub(super) fn page<'a>(
     about: &'a About,
     report: &'a ActorStatus,
     scrub: &'a Scrubbed,
+    pulled: &'a Pulled,
     quarantine: Option<&'a Quarantined>,
 ) -> impl Serialize + use<'a> {
-    Status { role: "backup", about, report, scrub, quarantine }
+    Status { role: "backup", about, report, scrub, pulled, quarantine }
 }
 
 /// The report for the operator.
@@ -78,6 +86,7 @@ pub(super) fn metrics(
     about: &About,
     report: &ActorStatus,
     scrub: &Scrubbed,
+    pulled: &Pulled,
     quarantine: Option<&Quarantined>,
 ) -> Snapshot {
     let About { group, member, boot, fabric, .. } = about;
@@ -112,6 +121,11 @@ pub(super) fn metrics(
     now.counter("tailwind_backup_opens_total", "Buffers lent.", tallies.opens);
     now.counter("tailwind_backup_opens_refused_total", "Requests for a buffer refused.", tallies.opens_refused);
     now.counter("tailwind_backup_flush_failures_total", "Flushes that failed.", tallies.flush_failures);
+    now.counter("tailwind_backup_pulled_segments_total", "Segments copied here from other backups.", pulled.segments);
+    now.counter("tailwind_backup_pulled_bytes_total", "Bytes of these segments.", pulled.bytes);
+    let from_memory = "Those of these bytes that were read one-sidedly.";
+    now.counter("tailwind_backup_pulled_memory_bytes_total", from_memory, pulled.memory_bytes);
+    now.counter("tailwind_backup_pulls_failed_total", "Pulls that no source could serve.", pulled.failed);
     now.gauge("tailwind_backup_scrub_rate_bytes_per_second", "Bytes read in a second at most.", scrub.rate);
     now.counter("tailwind_backup_scrubbed_bytes_total", "Bytes of closed segments read and found sound.", scrub.bytes);
     now.counter("tailwind_backup_scrub_passes_total", "Times that every closed segment was read.", scrub.passes);

@@ -3,6 +3,7 @@
 //! Used by [`promote`](super::promote), [`lead`](super::lead) and [`sources`](super::sources).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,8 +15,8 @@ use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
-    FenceRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, Purpose, Refusal,
-    SyncPoint, SyncRequest, TrimRequest, path,
+    FenceRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest,
+    PullSource, Purpose, Refusal, SyncPoint, SyncRequest, TrimRequest, path,
 };
 use tokio::sync::Mutex;
 
@@ -35,6 +36,19 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How long a backup may take to copy a segment from others: as long as the segment may take on its way, by the worst of the
+/// ways that it tries. Then it is copied there by this sidecar.
+const PULL_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// What came of asking a backup to copy a segment by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// It has it.
+    Done,
+    /// It could not, or does not know how; the reason is for people.
+    NotThisWay(String),
+}
+
 /// A backup within one epoch.
 pub struct MemberLink {
     member: MemberRef,
@@ -45,6 +59,8 @@ pub struct MemberLink {
     durability: Durability,
     timeout: Duration,
     refusals: Refusals,
+    /// It does not know the request: a backup of an earlier build.
+    cannot_pull: AtomicBool,
     /// Images go over a channel of their own, so that appends never wait behind them.
     bulk: Mutex<Option<Box<dyn Channel>>>,
 }
@@ -61,6 +77,7 @@ impl MemberLink {
             durability: context.rules.durability,
             timeout: context.rules.rpc_timeout,
             refusals: context.refusals.clone(),
+            cannot_pull: AtomicBool::new(false),
             bulk: Mutex::new(None),
         }
     }
@@ -166,7 +183,7 @@ impl MemberLink {
     /// Brings the log up to a point to its disk, and has it remember that; keeps asking while it says "retry later".
     pub async fn sync(&self, point: SyncPoint) -> Result<(), Failure> {
         let request = SyncRequest { caller: self.caller(), point };
-        self.ask_patiently::<_, Empty>(path::SYNC, &request, SYNC_TIMEOUT, |_| {}).await.map(|_| ())
+        self.ask_patiently::<_, Empty>(path::SYNC, &request, SYNC_TIMEOUT, |_| {}).await.map(|_| ()).map_err(failure)
     }
 
     /// The closed copies that are gone or corrupt there.
@@ -177,6 +194,32 @@ impl MemberLink {
     /// Returns when the backup is gone, with the reason.
     pub async fn watch(&self, silence_max: Duration) -> String {
         self.client.watch_heartbeats(silence_max).await
+    }
+
+    /// Has the backup copy a closed segment by itself from one of these, and close it; keeps asking while it says "retry later".
+    pub async fn pull(
+        &self,
+        identity: SegmentIdentity,
+        closure: Closure,
+        sources: Vec<PullSource>,
+    ) -> Result<Pulled, Failure> {
+        if self.cannot_pull.load(Ordering::Relaxed) {
+            return Ok(Pulled::NotThisWay("it is of an earlier build".to_owned()));
+        }
+        let request = PullRequest { caller: self.caller(), identity, closure, durability: self.durability, sources };
+        match self.ask_patiently::<_, Empty>(path::PULL, &request, PULL_TIMEOUT, |_| {}).await {
+            Ok(Empty {}) => Ok(Pulled::Done),
+            Err(CallError::Refused(Refusal::BadRequest { why })) => {
+                self.cannot_pull.store(true, Ordering::Relaxed);
+                Ok(Pulled::NotThisWay(why))
+            }
+            Err(CallError::Refused(
+                refusal @ (Refusal::NoSuchCopy { .. } | Refusal::Corrupt { .. } | Refusal::Failed { .. }),
+            )) => Ok(Pulled::NotThisWay(refusal.to_string())),
+            // It may be busy with it. If it is gone, the next request shows that.
+            Err(CallError::Unreachable(why)) => Ok(Pulled::NotThisWay(why)),
+            Err(refused) => Err(failure(refused)),
+        }
     }
 
     /// Copies a closed image into a buffer of the backup, with large one-sided writes, and closes it there.
@@ -211,7 +254,7 @@ impl MemberLink {
         request: &Req,
         on_refused: impl Fn(&str),
     ) -> Result<Rep, Failure> {
-        self.ask_patiently(path, request, self.timeout, on_refused).await
+        self.ask_patiently(path, request, self.timeout, on_refused).await.map_err(failure)
     }
 
     async fn ask_patiently<Req: Serialize + Sync, Rep: DeserializeOwned>(
@@ -220,7 +263,7 @@ impl MemberLink {
         request: &Req,
         timeout: Duration,
         on_refused: impl Fn(&str),
-    ) -> Result<Rep, Failure> {
+    ) -> Result<Rep, CallError> {
         loop {
             match self.client.call(path, request, timeout).await {
                 Err(CallError::Refused(Refusal::RetryLater { after_ms, why })) => {
@@ -228,7 +271,7 @@ impl MemberLink {
                     on_refused(&why);
                     tokio::time::sleep(Duration::from_millis(after_ms.into()).min(RETRY_AFTER_MAX)).await;
                 }
-                reply => return reply.map_err(failure),
+                reply => return reply,
             }
         }
     }

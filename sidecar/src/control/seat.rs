@@ -3,6 +3,7 @@
 //! Held by the [`Term`](super::lead), which ends all of it by dropping the [`SeatTasks`].
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tailwind_protocol::rpc::{Failure, Purpose};
 use tokio::task::JoinSet;
 
 use super::Context;
-use super::member::MemberLink;
+use super::member::{MemberLink, Pulled};
 use crate::path::Command;
 
 /// Pause between two questions to a member what is corrupt there.
@@ -84,8 +85,8 @@ impl Worker {
             Output::Drop(_, copies) => self.link.drop_copies(copies.clone()).await,
             // A member that does not know of a trim takes the missing beginning for a loss when it is the last one left.
             Output::Trim(_, below) => self.link.trim(*below).await,
-            Output::Install(_, identity, closure) => self.install(*identity, *closure).await,
-            Output::Repair(_, identity, closure) => self.repair(*identity, *closure).await,
+            Output::Install(_, identity, closure, sources) => self.copy(*identity, *closure, sources).await,
+            Output::Repair(_, identity, closure, sources) => self.repair(*identity, *closure, sources).await,
             other => unreachable!("{other:?} is not asked of a member"),
         }
     }
@@ -102,12 +103,27 @@ impl Worker {
         Ok(())
     }
 
-    async fn repair(&self, identity: SegmentIdentity, closure: Closure) -> Result<(), Failure> {
+    async fn repair(&self, identity: SegmentIdentity, closure: Closure, sources: &[MemberRef]) -> Result<(), Failure> {
         let late = |_| Err(Failure::Unreachable(format!("not done within {REPAIR_TIMEOUT:?}")));
-        tokio::time::timeout(REPAIR_TIMEOUT, self.install(identity, closure)).await.unwrap_or_else(late)?;
+        tokio::time::timeout(REPAIR_TIMEOUT, self.copy(identity, closure, sources)).await.unwrap_or_else(late)?;
         let (member, segment) = (&self.link.member().id, identity.segment);
         self.unrepaired().remove(&segment);
         tracing::info!(%member, %segment, "closed copy reinstalled");
+        Ok(())
+    }
+
+    /// Has the member copy the segment by itself, so that its bytes do not pass through here; or else copies it there.
+    async fn copy(&self, identity: SegmentIdentity, closure: Closure, sources: &[MemberRef]) -> Result<(), Failure> {
+        let (member, segment) = (&self.link.member().id, identity.segment);
+        if !sources.is_empty() {
+            let sources = sources.iter().map(|source| self.context.source(source)).collect();
+            match self.link.pull(identity, closure, sources).await? {
+                Pulled::Done => return Ok(()),
+                Pulled::NotThisWay(why) => tracing::info!(%member, %segment, %why, "not pulled: copied from here"),
+            }
+        }
+        self.install(identity, closure).await?;
+        self.context.shared.image_bytes.fetch_add(closure.end.0.into(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -158,7 +174,7 @@ impl Worker {
         let member = &self.link.member().id;
         match (output, failure) {
             (_, Failure::Superseded(_)) => {}
-            (Output::Repair(_, identity, _), why) => {
+            (Output::Repair(_, identity, ..), why) => {
                 if self.unrepaired().insert(identity.segment) {
                     tracing::warn!(%member, segment = %identity.segment, %why, "failed to repair a closed copy: will retry");
                 }

@@ -146,6 +146,8 @@ pub async fn metrics(context: &Context) -> Snapshot {
     now.counter("tailwind_appends_total", "Appends taken: records or batches.", count(&shared.appends));
     now.counter("tailwind_records_total", "Records taken.", count(&shared.records));
     now.counter("tailwind_log_bytes_total", "Bytes of log written, headers included.", count(&shared.bytes));
+    let help = "Bytes of closed segments that this sidecar has copied to members, because these could not pull them.";
+    now.counter("tailwind_image_bytes_total", help, count(&shared.image_bytes));
     now.gauge("tailwind_acked_lsn", "LSN of the last acknowledged record.", count(&shared.acked));
     now.gauge("tailwind_first_lsn", "First record that can be read.", count(&shared.first));
     now.counter("tailwind_refused_total", "Requests and connections refused.", count(&shared.refused));

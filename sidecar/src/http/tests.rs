@@ -11,8 +11,8 @@ use super::*;
 use crate::access::{Token, TokenOptions};
 use crate::tls::authority::{Authority, Files};
 
-/// What readers may ask the endpoint for.
-const READERS: ReaderPaths = &["/length"];
+/// What others than sidecars may ask the endpoint for.
+const RIGHTS: Rights = Rights { readers: &["/length"], backups: &["/"] };
 
 /// An endpoint that is served until the test ends.
 struct Endpoint(SocketAddr);
@@ -37,7 +37,7 @@ async fn start(access: Access) -> Endpoint {
         .route("/length", post(|body: axum::body::Bytes| async move { body.len().to_string() }));
     let listener = http::listen((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(server(router, &access, READERS).serve(listener, std::future::pending()));
+    tokio::spawn(server(router, &access, RIGHTS).serve(listener, std::future::pending()));
     Endpoint(address)
 }
 
@@ -177,6 +177,20 @@ async fn readers_may_ask_for_what_is_listed() {
         let answer = server.ask(&authority, PeerRole::Reader, &format!("GET {path}")).await;
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("\"refused\":\"forbidden\""), "{path}: {answer}");
         assert!(answer.contains("(reader)"), "{answer}");
+    }
+}
+
+/// Another backup copies segments, and has no other business here.
+#[tokio::test]
+async fn backups_may_ask_for_what_is_listed() {
+    let authority = Authority::new();
+    let server = start(Access::Tls(tls(&authority))).await;
+    let answer = server.ask(&authority, PeerRole::Backup, "GET /").await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"), "{answer}");
+    for path in ["/length", "/healthz", "/no/such/path", "//", "/%2f", "/status"] {
+        let answer = server.ask(&authority, PeerRole::Backup, &format!("GET {path}")).await;
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("\"refused\":\"forbidden\""), "{path}: {answer}");
+        assert!(answer.contains("(backup)"), "{answer}");
     }
 }
 

@@ -155,6 +155,8 @@ pub struct Counters {
     pub clients: watch::Sender<u64>,
     /// Clients that have a ring.
     pub rings: AtomicU64,
+    /// Bytes of closed segments that were copied to members from here.
+    pub image_bytes: AtomicU64,
     /// Frames refused.
     pub refused: AtomicU64,
     /// From the turn in which an append was received to its ack.

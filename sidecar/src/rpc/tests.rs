@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::access::{Token, TokenOptions};
-use crate::http;
+use crate::http::{self, Rights};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -38,7 +38,10 @@ fn client(address: SocketAddr) -> BackupClient {
 }
 
 fn serve(listener: TcpListener, router: Router) {
-    tokio::spawn(http::server(router, &Access::Token(token()), &[]).serve(listener, std::future::pending()));
+    tokio::spawn(
+        http::server(router, &Access::Token(token()), Rights { readers: &[], backups: &[] })
+            .serve(listener, std::future::pending()),
+    );
 }
 
 async fn serving(router: Router) -> BackupClient {

@@ -16,7 +16,7 @@ const SCHEME: &str = "tailwind://";
 pub enum PeerRole {
     /// Primary or standby: it may ask backups and listen to a primary.
     Sidecar,
-    /// It lends memory.
+    /// It lends memory, and copies segments from other backups.
     Backup,
     /// It reads the log, and changes nothing.
     Reader,

@@ -62,11 +62,17 @@ async fn a_client_of_the_wrong_group_or_role_is_refused() {
     assert!(client.unwrap_err().contains("certificate of the other side"), "the client looks first");
     assert!(server.is_err());
 
-    let other_backup = load(&authority.issue("tailwind://db/backup/b1"), "db", PeerRole::Backup).unwrap();
-    let (client, server) = meet(other_backup.guard(PeerRole::Backup).connector(), backup.acceptor()).await;
-    let why = server.unwrap_err();
-    assert!(why.contains("tailwind://db/backup/b1") && why.contains("role sidecar"), "{why}");
-    assert!(client.is_err(), "not a byte comes back");
+    let backup_of_other = load(&authority.issue("tailwind://other/backup/b1"), "other", PeerRole::Backup).unwrap();
+    let (client, server) = meet(backup_of_other.guard(PeerRole::Backup).connector(), backup.acceptor()).await;
+    assert!(client.is_err() && server.is_err(), "another group's backup");
+}
+
+#[tokio::test]
+async fn a_backup_calls_another_one_of_its_group() {
+    let authority = Authority::new();
+    let [one, other] =
+        [BACKUP, "tailwind://db/backup/b1"].map(|uri| load(&authority.issue(uri), "db", PeerRole::Backup).unwrap());
+    assert_eq!(meet(other.guard(PeerRole::Backup).connector(), one.acceptor()).await, (Ok(()), Ok(())));
 }
 
 #[tokio::test]
@@ -91,7 +97,8 @@ fn requests_carry_the_role_of_their_caller() {
     for (uri, role, standing) in [
         (SIDECAR, Some(PeerRole::Sidecar), Standing::Authenticated),
         ("tailwind://db/reader/feed-0", Some(PeerRole::Reader), Standing::Guest),
-        (BACKUP, None, Standing::Guest),
+        (BACKUP, Some(PeerRole::Backup), Standing::Guest),
+        ("tailwind://other/backup/b1", None, Standing::Guest),
         ("tailwind://other/sidecar/app-0", None, Standing::Guest),
     ] {
         let files = authority.issue(uri);

@@ -4,6 +4,7 @@
 
 use crate::config::Durability;
 use crate::layout::Closure;
+use crate::planted::{self, Bug};
 use crate::rpc::{CloseRequest, Purpose, Refusal};
 
 use super::{Backup, Copy, Output, RETRY_AFTER_MS, Reply, RequestId, Slot, SlotRow, Stage};
@@ -50,8 +51,14 @@ impl Backup {
             }
             // An image, or a recovered tail: it may become the only copy, so verify it first.
             Stage::Lent | Stage::Recovered => {
-                if copy.stage == Stage::Lent {
+                let is_image = copy.stage == Stage::Lent;
+                if is_image {
                     out.push(Output::EndLending(slot));
+                }
+                if is_image && planted::has(Bug::ImageUnverified) {
+                    self.seal(slot, &request, self.promise.durability != Durability::Flushed, out);
+                    self.reply_when_safe(id, slot, out);
+                    return Ok(None);
                 }
                 out.push(Output::Verify(slot, request.identity, request.closure));
                 self.closing = Some((id, slot, request));

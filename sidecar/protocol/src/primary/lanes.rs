@@ -186,7 +186,7 @@ impl Copies {
         while self.under_way.len() < most
             && let Some((seat, copy)) = self.waiting.pop_front()
         {
-            if let Output::Install(_, identity, _) | Output::Repair(_, identity, _) = &copy {
+            if let Output::Install(_, identity, ..) | Output::Repair(_, identity, ..) = &copy {
                 self.under_way.push((seat, identity.segment));
             }
             out.push(copy);

@@ -310,7 +310,9 @@ impl Primary {
         }
         out.extend(plan.close.into_iter().map(|(identity, closure)| Output::Close(seat, identity, closure)));
         self.ask_for_buffers(out);
-        out.extend(plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure)));
+        out.extend(
+            plan.install.into_iter().map(|(identity, closure)| Output::Install(seat, identity, closure, Vec::new())),
+        );
     }
 
     /// Trims and drops are sent one at a time, so the first ones confirmed are those sent when the seat was taken.

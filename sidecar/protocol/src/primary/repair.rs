@@ -36,6 +36,10 @@ impl Damage {
     pub(super) fn count(&self) -> usize {
         self.segments.len()
     }
+
+    pub(super) fn has(&self, segment: SegmentId) -> bool {
+        self.segments.contains(&segment)
+    }
 }
 
 impl Primary {
@@ -110,7 +114,7 @@ impl Primary {
             let Some((identity, closure)) = self.closed_at(segment) else { continue };
             if let Some(member) = self.member_mut(seat) {
                 member.damage.under_way.push(segment);
-                out.push(Output::Repair(seat, identity, closure));
+                out.push(Output::Repair(seat, identity, closure, Vec::new()));
             }
         }
     }

@@ -57,8 +57,8 @@ impl Output {
             Output::Prepare(identity) => Input::Prepared(identity.segment),
             Output::Open(seat, identity) => Input::Opened(*seat, identity.segment),
             Output::Close(seat, identity, _) => Input::Closed(*seat, identity.segment),
-            Output::Install(seat, identity, _) => Input::Installed(*seat, identity.segment),
-            Output::Repair(seat, identity, _) => Input::Repaired(*seat, identity.segment),
+            Output::Install(seat, identity, ..) => Input::Installed(*seat, identity.segment),
+            Output::Repair(seat, identity, ..) => Input::Repaired(*seat, identity.segment),
             Output::Sync(seat, point) => Input::Synced(*seat, point.last),
             Output::Drop(seat, _) | Output::Trim(seat, _) => Input::Tidied(*seat),
             // Only what was requested is known to have completed, so the answer counts up to there.
@@ -74,7 +74,7 @@ impl Output {
     pub fn failed(&self, failure: &Failure) -> Option<Input> {
         match (self, failure) {
             (_, Failure::Superseded(epoch)) => Some(Input::Superseded(*epoch)),
-            (Output::Repair(seat, identity, _), _) => Some(Input::RepairFailed(*seat, identity.segment)),
+            (Output::Repair(seat, identity, ..), _) => Some(Input::RepairFailed(*seat, identity.segment)),
             (output, _) => output.seat().map(Input::Lost),
         }
     }

@@ -284,7 +284,7 @@ impl Primary {
             for member in self.members.iter_mut().flatten().filter(|member| member.first_opened > id) {
                 if let Membership::Newcomer { missing, .. } = &mut member.membership {
                     missing.push(id);
-                    out.push(Output::Install(member.seat, identity, closure));
+                    out.push(Output::Install(member.seat, identity, closure, Vec::new()));
                 }
             }
             self.open_ahead(out);

@@ -124,7 +124,7 @@ impl Step<'_> {
             Output::Flush(..) => unreachable!("durability is memory"),
             Output::Sync(..) => unreachable!("nobody syncs"),
             Output::Repair(..) => unreachable!("nobody asks what is corrupt"),
-            Output::Install(seat, identity, closure) => {
+            Output::Install(seat, identity, closure, _) => {
                 let holders: Vec<_> = lead.machine.config().members.iter().map(|member| member.id.clone()).collect();
                 let (epoch, target) = (lead.epoch, lead.channels[&seat].member.id.clone());
                 let whom = Requester::Primary(Box::new(output));

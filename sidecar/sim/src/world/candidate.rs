@@ -71,7 +71,7 @@ impl World {
                 Output::Install(ref config, ref member, identity, closure, ref holders) => {
                     if let Some((epoch, task)) = output.task() {
                         let whom = Requester::Candidate(epoch, task);
-                        self.begin_image(of, config, member, (identity, closure), holders, whom);
+                        self.begin_image(of, config, member, (identity, closure), holders, &[], whom);
                     }
                 }
                 Output::Waiting(why) => {

@@ -6,12 +6,14 @@
 
 use tailwind_backup::{Job, OutputResult, ReadError, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
+use tailwind_protocol::ids::SegmentId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{Purpose, Refusal};
 
 use super::host::HostEvent;
 use super::memory::Lent;
 use super::network::Answer;
+use super::pull::filled_by_others;
 use super::queue::{MS, Micros};
 use super::{Event, HostNo, World};
 use crate::trace::{self, trace};
@@ -226,6 +228,7 @@ impl World {
                 let board = self.lend_board(no, epoch);
                 Answer::Connected(self.hosts[no.0].boot, channel, board)
             }
+            Reply::Opened(slot) if !self.takes_slot(no, id, slot) => Answer::Refused(filled_by_others(SegmentId(0))),
             Reply::Opened(slot) => match self.hosts[no.0].lendings.get(&slot) {
                 Some(lending) => Answer::Granted(slot, lending.key),
                 None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),

@@ -23,6 +23,7 @@ const HOLD_UP: Micros = 2000 * MS;
 pub(crate) enum Heal {
     Link(SidecarNo, HostNo),
     Peers(SidecarNo, SidecarNo),
+    Backups(HostNo, HostNo),
     Store,
     StoreFor(SidecarNo),
     Watch(SidecarNo),
@@ -104,6 +105,15 @@ impl World {
             Fault::Cut => {
                 self.cut(sidecar, host, true, true);
                 self.queue.plan(heal, Event::Heal(Heal::Link(sidecar, host)));
+                true
+            }
+            Fault::BackupsApart => {
+                let other = HostNo((host.0 + 1) % self.hosts.len());
+                if !self.plan.pulls || other == host {
+                    return false;
+                }
+                self.cut_backups(host, other);
+                self.queue.plan(heal, Event::Heal(Heal::Backups(host, other)));
                 true
             }
             Fault::HalfCut => {
@@ -419,6 +429,7 @@ impl World {
     pub(crate) fn on_heal(&mut self, heal: Heal) {
         match heal {
             Heal::Link(sidecar, host) => self.cuts.heal(sidecar, host),
+            Heal::Backups(a, b) => drop(self.cuts.backups.remove(&(a.min(b), a.max(b)))),
             Heal::Peers(a, b) => drop(self.cuts.peers.remove(&(a.min(b), a.max(b)))),
             Heal::Store => self.store.down = false,
             Heal::StoreFor(sidecar) => self.store.cut.retain(|cut| *cut != sidecar),

@@ -16,12 +16,14 @@ use tailwind_protocol::config::{Durability, MemberRef};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, SegmentId};
 use tailwind_protocol::layout::{Sealed, SegmentIdentity, SegmentSize};
 use tailwind_protocol::planted::{self, Bug};
+use tailwind_protocol::rpc::PullRequest;
 
 use super::daemon::cost;
 use super::fabric::Key;
 use super::files::{Files, Node};
 use super::memory::Pool;
 use super::network::CallId;
+use super::pull::Pulls;
 use super::queue::MS;
 use super::{Event, HostNo, SidecarNo, World, group};
 use crate::plan::Plan;
@@ -40,6 +42,7 @@ pub(crate) struct Lending {
 #[derive(Clone, Debug)]
 pub(crate) enum HostEvent {
     Asked(RequestId, Request),
+    AskedToPull(RequestId, Box<PullRequest>),
     Happened(Input),
     /// The output under way is done.
     Step,
@@ -92,6 +95,8 @@ pub(crate) struct Host {
     /// What the slot table says.
     pub(crate) rows: BTreeMap<Slot, SlotRow>,
     pub(crate) lendings: BTreeMap<Slot, Lending>,
+    /// What this process copies from others, and for others.
+    pub(super) pulls: Pulls,
     /// Slots whose present memory readers may read.
     pub(crate) shares: BTreeMap<Slot, Key>,
     pub(super) keys: u64,
@@ -153,6 +158,7 @@ impl Host {
             pool: Pool::new(files.clone()),
             rows: BTreeMap::new(),
             lendings: BTreeMap::new(),
+            pulls: Pulls::default(),
             shares: BTreeMap::new(),
             keys: 0,
             kernel: 0,
@@ -326,6 +332,7 @@ impl World {
         host.asked.clear();
         host.lendings.clear();
         host.shares.clear();
+        host.pulls = Pulls::default();
         host.working = false;
         host.flushing = false;
         host.fuse = None;
@@ -373,6 +380,11 @@ impl World {
                 continue;
             }
             let input = match host.inbox.pop_front() {
+                Some(HostEvent::AskedToPull(id, request)) => {
+                    self.begin_pull(no, id, *request);
+                    continue;
+                }
+                Some(HostEvent::Asked(id, request)) if self.is_filled_by_others(no, id, &request) => continue,
                 Some(HostEvent::Asked(id, request)) => {
                     self.checks.asked(&self.hosts[no.0], id, &request);
                     Input::Request(id, request)
@@ -404,7 +416,7 @@ impl World {
                 self.wake_host(no);
             }
             HostEvent::Flushed => self.on_flush_done(no),
-            HostEvent::Asked(..) | HostEvent::Happened(_) => {
+            HostEvent::Asked(..) | HostEvent::AskedToPull(..) | HostEvent::Happened(_) => {
                 host.inbox.push_back(event);
                 self.wake_host(no);
             }

@@ -1,4 +1,4 @@
-//! Copying a closed segment from one backup to another: fetch, connect, lend, write, close.
+//! Copying a closed segment from one backup to another: the target pulls it, or fetch, connect, lend, write, close.
 //!
 //! Asked for by candidates and primaries; tells them how it ended.
 
@@ -10,11 +10,13 @@ use tailwind_protocol::ids::{Epoch, MemberId, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{self, Seat};
 use tailwind_protocol::promotion::{self, Task};
-use tailwind_protocol::rpc::{Caller, CloseRequest, Failure, FetchRequest, OpenRequest, Purpose as Lent, Refusal};
+use tailwind_protocol::rpc::{
+    Caller, CloseRequest, Failure, FetchRequest, OpenRequest, PullRequest, PullSource, Purpose as Lent, Refusal,
+};
 use tailwind_protocol::scan::verify;
 
 use super::fabric::{ChannelId, Key};
-use super::network::{Answer, Silence};
+use super::network::{Answer, Ask, Silence};
 use super::queue::{MS, Micros};
 use super::sidecar::{Again, Purpose, failure};
 use super::{HostNo, SidecarNo, World, group};
@@ -40,6 +42,8 @@ pub(crate) enum Requester {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
+    /// The target is asked to copy it by itself.
+    Pull,
     Fetch,
     Connect,
     Open,
@@ -55,6 +59,9 @@ pub(crate) struct Image {
     caller: Caller,
     target: MemberRef,
     host: HostNo,
+    /// From whom the target is asked to pull it.
+    pulled_from: Vec<PullSource>,
+    /// From whom it is fetched otherwise, the first one last.
     sources: Vec<HostNo>,
     bytes: Vec<u8>,
     channel: Option<ChannelId>,
@@ -64,7 +71,9 @@ pub(crate) struct Image {
 }
 
 impl World {
-    /// Begins to copy; asks the holders first and every other backup after them, since the closure vouches for the bytes.
+    /// Begins to copy: has the target pull from `pulled_from`, if members know how. Otherwise, or if that fails, asks the holders
+    /// first and every other backup after them, since the closure vouches for the bytes.
+    #[expect(clippy::too_many_arguments, reason = "what an image is, from whom, to whom")]
     pub(crate) fn begin_image(
         &mut self,
         of: SidecarNo,
@@ -72,12 +81,16 @@ impl World {
         target: &MemberRef,
         (identity, closure): (SegmentIdentity, Closure),
         holders: &[MemberId],
+        pulled_from: &[MemberRef],
         whom: Requester,
     ) {
         let host = self.host_of(&target.id);
         let mut sources: Vec<HostNo> = self.hosts.iter().map(|host| host.no).filter(|no| *no != host).collect();
         sources.sort_by_key(|no| !holders.contains(&self.hosts[no.0].name));
         sources.reverse();
+        let named =
+            |member: &MemberRef| PullSource { member: member.id.clone(), control: vec![member.control.clone()] };
+        let pulled_from: Vec<PullSource> = pulled_from.iter().filter(|_| self.plan.pulls).map(named).collect();
         let image = Image {
             identity,
             closure,
@@ -88,7 +101,8 @@ impl World {
             bytes: Vec::new(),
             channel: None,
             writes: 0,
-            step: Step::Fetch,
+            step: if pulled_from.is_empty() { Step::Fetch } else { Step::Pull },
+            pulled_from,
             whom,
         };
         let id = ImageId(self.queue.count());
@@ -104,6 +118,11 @@ impl World {
         let Some(image) = self.sidecars[of.0].images.get_mut(&id) else { return };
         let (identity, closure, caller) = (image.identity, image.closure, image.caller.clone());
         let (to, request) = match image.step {
+            Step::Pull => {
+                let (host, sources) = (image.host, image.pulled_from.clone());
+                let request = PullRequest { caller, identity, closure, durability, sources };
+                return self.call(of, host, Ask::Pull(Box::new(request)), Purpose::Image(id));
+            }
             Step::Fetch => match image.sources.pop() {
                 Some(source) => {
                     (source, Request::Fetch(FetchRequest { group: group(), identity, closure, check: true }))
@@ -123,6 +142,23 @@ impl World {
     pub(crate) fn on_image_answer(&mut self, of: SidecarNo, id: ImageId, answer: Result<Answer, Silence>) {
         let Some(image) = self.sidecars[of.0].images.get_mut(&id) else { return };
         match (image.step, answer) {
+            (Step::Pull, Ok(Answer::Done)) => self.end_image(of, id, Ok(())),
+            (Step::Pull, Ok(Answer::Refused(Refusal::RetryLater { .. }))) => {
+                self.plan_again(of, RETRY_LATER, Again::Image(id));
+            }
+            (
+                Step::Pull,
+                Err(_)
+                | Ok(Answer::Refused(
+                    Refusal::NoSuchCopy { .. }
+                    | Refusal::Corrupt { .. }
+                    | Refusal::Failed { .. }
+                    | Refusal::BadRequest { .. },
+                )),
+            ) => {
+                image.step = Step::Fetch;
+                self.move_image(of, id);
+            }
             (Step::Fetch, Ok(Answer::Bytes(bytes))) if verify(&bytes, &image.identity, &image.closure) => {
                 (image.bytes, image.step) = (bytes, Step::Connect);
                 self.move_image(of, id);
@@ -210,7 +246,11 @@ impl World {
         }
         if result.is_ok() {
             let (name, records) = (&self.sidecars[of.0].name, records(image.closure.first, image.closure.last));
-            trace!(self, "{name} copies segment {}, {records}, to {}", image.identity.segment, image.target.id);
+            let (segment, target) = (image.identity.segment, &image.target.id);
+            match image.step {
+                Step::Pull => trace!(self, "{name} learns that {target} has pulled segment {segment}, {records}"),
+                _ => trace!(self, "{name} copies segment {segment}, {records}, to {target}"),
+            }
         }
         match (image.whom, result) {
             (Requester::Candidate(epoch, task), result) => {

@@ -152,12 +152,13 @@ impl World {
         let link = output.seat().and_then(|seat| lead.links.get(&seat));
         let request = output.request(lead.caller.clone(), self.plan.durability);
         match output {
-            Output::Install(_, identity, closure) | Output::Repair(_, identity, closure) => {
+            Output::Install(_, identity, closure, ref sources) | Output::Repair(_, identity, closure, ref sources) => {
                 if let Some(link) = link {
                     let config = lead.machine.config().clone();
                     let holders: Vec<_> = config.members.iter().map(|member| member.id.clone()).collect();
-                    let (member, whom) = (link.member.clone(), Requester::Seat(Box::new(output)));
-                    self.begin_image(of, &config, &member, (identity, closure), &holders, whom);
+                    let (member, sources) = (link.member.clone(), sources.clone());
+                    let whom = Requester::Seat(Box::new(output));
+                    self.begin_image(of, &config, &member, (identity, closure), &holders, &sources, whom);
                 }
             }
             Output::Prepare(identity) => {

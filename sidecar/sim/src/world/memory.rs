@@ -137,6 +137,7 @@ impl Lent<'_> {
     /// Nobody can write the slot any more; what was acknowledged is there.
     fn end(&mut self, slot: Slot) {
         self.world.settle_slot(self.no, slot);
+        self.world.hosts[self.no.0].pulls.release(slot);
         self.world.hosts[self.no.0].lendings.remove(&slot);
     }
 }
@@ -157,6 +158,7 @@ impl Lender for Lent<'_> {
         }
         world.checks.lends(host, slot);
         host.shares.remove(&slot);
+        host.pulls.release(slot);
         if !keeps_bytes() {
             host.pool.slots.insert(slot, Vec::new());
         }
@@ -179,6 +181,7 @@ impl Lender for Lent<'_> {
 
     fn revoke_below(&mut self, epoch: Epoch) -> anyhow::Result<()> {
         self.world.stop_channels(self.no, epoch);
+        self.world.hosts[self.no.0].pulls.stop_filling();
         if !planted::has(Bug::QueuePairReused) {
             let host = &mut self.world.hosts[self.no.0];
             host.lendings.retain(|_, lending| lending.writer >= epoch);

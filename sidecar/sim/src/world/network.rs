@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
 use tailwind_protocol::ids::{BootId, Offset};
-use tailwind_protocol::rpc::{CopyReport, Inventory, Refusal};
+use tailwind_protocol::rpc::{CopyReport, Inventory, PullRequest, Refusal};
 
 use super::fabric::{ChannelId, Key};
 use super::host::HostEvent;
@@ -29,6 +29,19 @@ pub(crate) struct CallId(pub(crate) u64);
 /// Who waits for the answer to a request that arrives once more.
 const NOBODY: CallId = CallId(u64::MAX);
 
+/// What a backup is asked: by its machine's words, or to pull.
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    Machine(Request),
+    Pull(Box<PullRequest>),
+}
+
+impl From<Request> for Ask {
+    fn from(request: Request) -> Ask {
+        Ask::Machine(request)
+    }
+}
+
 /// A request on its way.
 #[derive(Clone, Debug)]
 pub(crate) struct Envelope {
@@ -36,7 +49,7 @@ pub(crate) struct Envelope {
     pub(crate) life: u32,
     pub(crate) call: CallId,
     pub(crate) to: HostNo,
-    pub(crate) request: Request,
+    pub(crate) request: Ask,
     sent: Micros,
 }
 
@@ -79,6 +92,8 @@ pub(crate) struct Cuts {
     /// The same two for the fabric, which has a network of its own.
     pub(crate) data_there: BTreeSet<(SidecarNo, HostNo)>,
     pub(crate) data_back: BTreeSet<(SidecarNo, HostNo)>,
+    /// Between backups, the smaller number first.
+    pub(crate) backups: BTreeSet<(HostNo, HostNo)>,
     /// Between sidecars, the smaller number first.
     pub(crate) peers: BTreeSet<(SidecarNo, SidecarNo)>,
 }
@@ -91,6 +106,10 @@ impl Cuts {
 
     pub(crate) fn are_peers_apart(&self, a: SidecarNo, b: SidecarNo) -> bool {
         self.peers.contains(&(a.min(b), a.max(b)))
+    }
+
+    pub(crate) fn are_backups_apart(&self, a: HostNo, b: HostNo) -> bool {
+        self.backups.contains(&(a.min(b), a.max(b)))
     }
 
     pub(crate) fn heal(&mut self, sidecar: SidecarNo, host: HostNo) {
@@ -106,12 +125,12 @@ impl Cuts {
 
 impl World {
     /// Sends a request; exactly one answer, or silence, is brought to `purpose`.
-    pub(crate) fn call(&mut self, from: SidecarNo, to: HostNo, request: Request, purpose: Purpose) {
+    pub(crate) fn call(&mut self, from: SidecarNo, to: HostNo, request: impl Into<Ask>, purpose: Purpose) {
         let sidecar = &mut self.sidecars[from.0];
         let (call, life) = (CallId(self.queue.count()), sidecar.life);
         sidecar.calls.insert(call, purpose);
         self.queue.plan(RPC_TIMEOUT, Event::Sidecar(from, life, Notice::Answer(call, Err(Silence::Late))));
-        let envelope = Envelope { from, life, call, to, request, sent: self.queue.now() };
+        let envelope = Envelope { from, life, call, to, request: request.into(), sent: self.queue.now() };
         if self.fault_occurs(Fault::MessageTwice, 15) {
             let later = self.random.within(1, 3000) * MS;
             self.queue.plan(later, Event::Request(Box::new(envelope.clone())));
@@ -149,12 +168,18 @@ impl World {
         self.requests += 1;
         let id = RequestId(self.requests);
         host.asked.insert(id, (from, envelope.life, envelope.call));
-        host.inbox.push_back(HostEvent::Asked(id, envelope.request));
+        host.inbox.push_back(match envelope.request {
+            Ask::Machine(request) => HostEvent::Asked(id, request),
+            Ask::Pull(request) => HostEvent::AskedToPull(id, request),
+        });
         self.wake_host(to);
     }
 
     /// A backup answers.
     pub(crate) fn answer(&mut self, by: HostNo, id: RequestId, answer: Answer) {
+        if self.on_answer_to_pull(by, id, &answer) {
+            return;
+        }
         let Some((to, life, call)) = self.hosts[by.0].asked.remove(&id) else { return };
         if let (NOBODY, Answer::Refused(why)) = (call, &answer) {
             trace!(self, "{} refuses the late request: {why}", self.hosts[by.0].name);
@@ -168,6 +193,11 @@ impl World {
         }
         let delay = self.message_delay();
         self.queue.plan(delay, Event::Sidecar(to, life, Notice::Answer(call, answer)));
+    }
+
+    pub(crate) fn cut_backups(&mut self, one: HostNo, other: HostNo) {
+        trace!(self, "the link {} {} is cut", self.hosts[one.0].name, self.hosts[other.0].name);
+        self.cuts.backups.insert((one.min(other), one.max(other)));
     }
 
     pub(crate) fn cut(&mut self, sidecar: SidecarNo, host: HostNo, there: bool, back: bool) {

@@ -18,12 +18,15 @@ use tailwind_protocol::ids::{Epoch, Lsn};
 use super::fabric::Key;
 use super::host::Running;
 use super::memory::Lent;
+use super::pull::{PullEvent, PullNo};
 use super::queue::{MS, Micros};
 use super::{Event, HostNo, SidecarNo, World};
 use crate::trace::trace;
 
 /// The slot in which a backup lends its board, beside those of its pool.
 pub(crate) const BOARD: Slot = Slot(u32::MAX);
+/// Pieces in which reads of closed segments take their bytes: nobody writes these, but they may end under the read.
+const PULL_GRAIN: u32 = 4096;
 /// Moments at which a read takes its bytes, at most.
 const MOMENTS_MAX: u64 = 4;
 /// Pause between two looks of the reader, at most: it must see a primary that is over beat a few times before that knows it.
@@ -36,6 +39,8 @@ pub(crate) enum ReadFor {
     Looker,
     /// The follower of this sidecar's process, on this visit.
     Follower(SidecarNo, u32, Visit),
+    /// A pull of this backup's process, and which of its tries.
+    Pull(HostNo, u32, PullNo, u32),
 }
 
 /// A read on its way.
@@ -83,18 +88,26 @@ impl World {
 
     /// The right to read a slot's present memory.
     pub(crate) fn share(&mut self, no: HostNo, slot: Slot) -> Option<Key> {
+        self.hosts[no.0].lendings.get(&slot)?;
+        Some(self.share_memory(no, slot))
+    }
+
+    /// The same for a slot that has memory, whether it is lent or its lending has ended.
+    pub(super) fn share_memory(&mut self, no: HostNo, slot: Slot) -> Key {
         let host = &mut self.hosts[no.0];
-        host.lendings.get(&slot)?;
         if !host.shares.contains_key(&slot) {
             host.keys += 1;
             host.shares.insert(slot, Key(host.keys));
         }
-        host.shares.get(&slot).copied()
+        host.shares[&slot]
     }
 
     /// Posts a read.
     pub(crate) fn begin_read(&mut self, to: HostNo, slot: Slot, share: Key, at: Range<u32>, reader: ReadFor) {
-        let grain = self.plan.read_grain.unwrap_or(1);
+        let grain = match reader {
+            ReadFor::Pull(..) => PULL_GRAIN,
+            ReadFor::Looker | ReadFor::Follower(..) => self.plan.read_grain.unwrap_or(1),
+        };
         let mut moments = vec![Vec::new(); self.random.within(1, MOMENTS_MAX) as usize];
         for start in at.clone().step_by(grain as usize) {
             let moment = self.random.below(moments.len() as u64) as usize;
@@ -142,6 +155,7 @@ impl World {
         let off = self.hosts[read.to.0].running == Running::Off;
         match read.reader {
             ReadFor::Looker => false,
+            ReadFor::Pull(no, ..) => off || self.cuts.are_backups_apart(no, read.to),
             ReadFor::Follower(of, ..) => {
                 let link = (of, read.to);
                 off || self.cuts.data_there.contains(&link) || self.cuts.data_back.contains(&link)
@@ -157,6 +171,10 @@ impl World {
                 let posted = (read.slot == BOARD).then_some(read.posted);
                 let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };
                 self.on_follower_read((of, life, visit), posted, result);
+            }
+            ReadFor::Pull(no, life, pull, attempt) => {
+                let result = if read.failed { Err("its share has ended".to_owned()) } else { Ok(read.bytes) };
+                self.on_pull_event(no, life, pull, PullEvent::Bytes(attempt, result));
             }
         }
     }

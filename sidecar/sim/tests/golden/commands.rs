@@ -50,6 +50,7 @@ fn start(args: &mut ArgumentConsumer<'_>) -> Result<ScriptedGroup> {
         slots: number(args, "slots")?.unwrap_or(default.slots),
         flush_bytes_max: number(args, "flush_bytes")?,
         durability,
+        pulls: args.take_key("pulls").is_some(),
     });
     if let Some(primary) = args.take_key("primary") {
         group.promote(primary)?;
@@ -123,6 +124,10 @@ fn play(group: &mut ScriptedGroup, command: &str, args: &mut ArgumentConsumer<'_
         "pause" => group.pause(name(args)?)?,
         "resume" => group.resume(name(args)?)?,
         "cut" => group.cut(name(args)?, name(args)?)?,
+        // `cut-backups m1 m2`.
+        "cut-backups" => group.cut_backups(name(args)?, name(args)?)?,
+        // `pull [count=1]`: steps of pulls.
+        "pull" => group.pull(number(args, "count")?.unwrap_or(usize::MAX)),
         "heal" => group.heal(),
         "scrub" => group.scrub(name(args)?)?,
         // `flip m1 segment=1 offset=100`.

@@ -44,6 +44,8 @@ scripts! { Script, "tests/golden/scripts":
     one_left,
     another_store,
     promotion_interrupted,
+    pulled,
+    pulled_fenced,
     race,
     refill_meets_memory,
     refill_waits,
