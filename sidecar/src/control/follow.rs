@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::follower::{Follower, Input, Output, STALE_AFTER, Visit};
-use tailwind_protocol::ids::Lsn;
+use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::CopyReport;
 use tailwind_protocol::socket::{BEHIND_UNKNOWN, ErrorCode, RecordsFrames, Response};
@@ -149,10 +149,11 @@ impl Following<'_, '_> {
             self.carry_out().await?;
             self.tell().await?;
             self.set_alarm()?;
-            let Following { reader, visiting, calls, alarm, .. } = &mut self;
+            let Following { machine, reader, visiting, calls, alarm, .. } = &mut self;
+            reader.seen = reader.seen.max(machine.epoch());
             let event = tokio::select! {
                 biased;
-                () = leads(leading) => Event::Leads,
+                () = leads(leading, reader.seen) => Event::Leads,
                 Ok(()) = configurations.changed() => Event::Configuration,
                 Ok(()) = desired.changed() => Event::Desired,
                 completed = completed(visiting) => Event::Completed(completed),
@@ -420,9 +421,9 @@ impl Following<'_, '_> {
     }
 }
 
-/// Returns once this sidecar leads.
-async fn leads(leading: &mut watch::Receiver<Option<Term>>) {
-    if leading.wait_for(Option::is_some).await.is_err() {
+/// Returns once this sidecar leads, in an epoch that is not older than this one.
+async fn leads(leading: &mut watch::Receiver<Option<Term>>, seen: Epoch) {
+    if leading.wait_for(|term| term.is_some_and(|term| term.epoch >= seen)).await.is_err() {
         // The process ends.
         std::future::pending().await
     }

@@ -93,6 +93,8 @@ pub struct Reader<'a> {
     pub at_end: AtEnd,
     /// Segments on their way.
     pub ahead: ReadAhead,
+    /// The latest epoch whose records it may have sent. A term of an older one has ended, whoever may still believe in it.
+    pub seen: Epoch,
 }
 
 /// Serves a read and gives the connection back to the append path.
@@ -109,7 +111,8 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
     let until = end_of(from, limit);
-    let mut reader = Reader { context: &context, client, until, limit, at_end, ahead: ReadAhead::default() };
+    let (ahead, seen) = (ReadAhead::default(), Epoch(0));
+    let mut reader = Reader { context: &context, client, until, limit, at_end, ahead, seen };
     let end = match (&place, reader.client.write(&unsent).await) {
         (_, Err(end)) => end,
         (None, Ok(())) => {
@@ -155,8 +158,8 @@ impl Reader<'_> {
         loop {
             let term = *leading.borrow_and_update();
             let end = match term {
-                Some(term) => own::read(self, term).await,
-                None => follow::follow(self, &mut leading).await,
+                Some(term) if term.epoch >= self.seen => own::read(self, term).await,
+                _ => follow::follow(self, &mut leading).await,
             };
             match end {
                 // Only the role: the records go on.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::board;
 use tailwind_protocol::follower::{Follower, Input, Output, Visit};
-use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
 use tailwind_protocol::scan::{Scanner, verify};
@@ -109,9 +109,11 @@ impl World {
         self.sidecars.iter_mut().for_each(|sidecar| sidecar.follow = None);
     }
 
-    /// This sidecar leads from now on, with a log that ends with this record: its app goes on there.
-    pub(crate) fn end_following(&mut self, of: SidecarNo, last: Lsn) {
-        let Some(follow) = self.sidecars[of.0].follow.take() else { return };
+    /// This sidecar leads from now on, with a log that ends with this record: its app goes on there, unless it knows of a later
+    /// epoch than the one that its sidecar has come to lead.
+    pub(crate) fn end_following(&mut self, of: SidecarNo, epoch: Epoch, last: Lsn) {
+        let is_over = |follow: &mut Box<Follow>| follow.machine.epoch() <= epoch;
+        let Some(follow) = self.sidecars[of.0].follow.take_if(is_over) else { return };
         if follow.expected > last.next() {
             let shown = follow.expected.prev();
             broken("S3", format!("record {shown} was handed out by the standby, and its log ends with {last}"));
