@@ -5,6 +5,7 @@ mod chain;
 mod cpu;
 mod floors;
 mod followers;
+mod joining;
 mod neighbours;
 mod peers;
 mod recovery;
@@ -36,6 +37,7 @@ pub(crate) const ALL: &[Definition] = &[
     Definition { name: "baselines", about: baselines::ABOUT, run: baselines::run },
     Definition { name: "chain", about: chain::ABOUT, run: chain::run },
     Definition { name: "followers", about: followers::ABOUT, run: followers::run },
+    Definition { name: "joining", about: joining::ABOUT, run: joining::run },
     Definition { name: "neighbours", about: neighbours::ABOUT, run: neighbours::run },
 ];
 

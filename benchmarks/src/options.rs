@@ -18,17 +18,17 @@ pub(crate) struct Options {
     /// Name the comparisons and stop
     #[arg(long)]
     pub(crate) list: bool,
-    /// Rounds of each comparison [default: 5; with --quick 2]
+    /// Rounds of each comparison [default: 5; with --quick 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: Option<u32>,
-    /// Few rounds, short measurements, the smaller sizes: less than 3 minutes. Writes to target/bench, unless --output says
+    /// One round, short measurements, the smaller sizes: less than 3 minutes. Writes to target/bench, unless --output says
     /// otherwise
     #[arg(long)]
     pub(crate) quick: bool,
     /// How long each measurement takes, in percent of the usual time [default: 100; with --quick 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) effort: Option<u32>,
-    /// Another build of tailwind-sidecar that takes turns with this one in floors, peers and cpu: judges a change in one run
+    /// Another build of tailwind-sidecar that takes turns with this one in floors, peers, cpu and joining: judges a change in one run
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) beside: Option<PathBuf>,
     /// Folder for benchmarks.md, the plots and the raw results [default: target/bench; but a whole run writes its report to
@@ -60,7 +60,7 @@ pub(crate) struct Options {
 
 impl Options {
     pub(crate) fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { 2 } else { 5 })
+        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
     }
 
     pub(crate) fn effort(&self) -> u32 {

@@ -133,6 +133,13 @@ pub(crate) enum Metric {
     WholeLog,
     ReadRate,
     PerByte,
+    /// Mebibytes of log per second that a newcomer gets.
+    CopyRate,
+    /// Of the primary's sidecar, for each byte of the log.
+    SidecarPerByte,
+    Joined,
+    JoinedAfterCopy,
+    LongestGap,
 }
 
 impl Metric {
@@ -160,6 +167,11 @@ impl Metric {
             Metric::WholeLog => "kill to whole log read, ms",
             Metric::ReadRate => "read, MiB/s",
             Metric::PerByte => "ns/byte",
+            Metric::CopyRate => "copied, MiB/s",
+            Metric::SidecarPerByte => "sidecar, ns/byte of log",
+            Metric::Joined => "in the set after, ms",
+            Metric::JoinedAfterCopy => "after the last copied segment, ms",
+            Metric::LongestGap => "longest gap between acks, ms",
         }
     }
 }

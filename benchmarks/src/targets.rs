@@ -175,6 +175,21 @@ const TARGETS: &[Target] = &[
         bound: Bound::AtMost(1.5),
     },
     Target {
+        text: "`shm`, an empty backup in a killed member's place: its segments copied at 0.6 × memcpy at least",
+        figure: Figure::Ratio("joining", "Tailwind shm: copied / memcpy"),
+        bound: Bound::AtLeast(0.6),
+    },
+    Target {
+        text: "`shm`, the same: the sidecar's CPU for each byte at most 0.1 × that of the build beside",
+        figure: Figure::Ratio("joining", "this build / the other: Tailwind shm, at rest, sidecar, ns/byte of log"),
+        bound: Bound::AtMost(0.1),
+    },
+    Target {
+        text: "`shm`, full load: in the set at most 2,000 ms after its last segment was copied",
+        figure: Figure::Value("joining", SHM, "under load", Metric::JoinedAfterCopy),
+        bound: Bound::AtMost(2000.0),
+    },
+    Target {
         text: "`shm`, 8 noisy neighbours on the backups' processor: p99 grows at most 1.2 ×",
         figure: Figure::Ratio("neighbours", "Tailwind shm, p99, µs: 8 neighbours / none"),
         bound: Bound::AtMost(1.2),

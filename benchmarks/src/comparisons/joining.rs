@@ -1,0 +1,213 @@
+//! `joining`: how fast an empty backup takes a killed member's place, and what that costs the primary and the app.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tailwind_client::blocking::Client;
+use tailwind_e2e::processes::group::{Group, Process};
+use tailwind_e2e::processes::http;
+
+use super::recovery::{Length, fill, obstacle, records_of};
+use crate::cpu::{settle, used};
+use crate::ours::{Ours, Shape};
+use crate::results::{Figures, Metric};
+use crate::run::{Run, beside_name, cell};
+
+pub(crate) const ABOUT: &str = "A member is killed (SIGKILL) and a backup of its name is started with nothing in memory or on \
+    disk; 3 backups, and no spare one. *At rest* nobody appends: the time counts from the start of the new process until it is \
+    in the set, so noticing the loss and two swaps are in it, and the rate is that of the log's bytes in this time. They come \
+    from the disks of the members and go to that of the newcomer. *Under load* one client appends 100 B with 2048 in flight all \
+    the while; the log is as long when the member is killed. The last segment that is copied is the last that the newcomer \
+    counts as pulled. `memcpy` copies as many bytes once, from memory to memory, by one processor.";
+
+const SIZE: usize = 100;
+const DEPTH: usize = 2048;
+/// Bytes of log, and what it takes in GiB.
+const LENGTH: (Length, f64) = (Length::Mebibytes(1 << 10), 6.0);
+const QUICK: (Length, f64) = (Length::Mebibytes(128), 2.0);
+const REST: &str = "at rest";
+const LOAD: &str = "under load";
+const COPY: &str = "memcpy of the log";
+/// The member that is killed.
+const REPLACED: usize = 2;
+/// How often the newcomer is asked what it has copied.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+const MIB: f64 = (1 << 20) as f64;
+
+pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
+    let (length, needed) = if run.options.quick { QUICK } else { LENGTH };
+    if let Some(why) = obstacle(needed) {
+        run.absent("the log of 1 GiB", why);
+        return Ok(());
+    }
+    for fabric in ["shm", "tcp"] {
+        let name = format!("Tailwind {fabric}");
+        let (copied, memcpy) = (cell(&name, REST, Metric::CopyRate), cell(COPY, REST, Metric::CopyRate));
+        run.ratio(format!("{name}: copied / memcpy"), copied, memcpy);
+        for metric in [Metric::CopyRate, Metric::SidecarPerByte] {
+            run.ratio_beside(&name, REST, metric);
+        }
+    }
+    let mut entered = false;
+    run.rounds(|run| {
+        for fabric in ["shm", "tcp"] {
+            let name = format!("Tailwind {fabric}");
+            let shape = Shape { default_timeouts: true, ..Shape::new(fabric, 3) };
+            let mut contestants = vec![(name.clone(), run.program.clone())];
+            contestants.extend(run.options.beside.clone().map(|program| (beside_name(&name), program)));
+            for (name, program) in contestants {
+                for case in [REST, LOAD] {
+                    run.say(format!("{name}, {case}"));
+                    let mut ours = Ours::start(&name, &program, &run.options.memory, &shape)?;
+                    if !entered && case == REST {
+                        run.enter(ours.contestant());
+                    }
+                    let measure = if case == REST { at_rest } else { under_load };
+                    measure(run, &mut ours, length).with_context(|| format!("{name}, {case}"))?;
+                }
+            }
+        }
+        entered = true;
+        Ok(())
+    })
+}
+
+fn at_rest(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> {
+    let bytes = write_log(ours, length)?;
+    let sidecar = [ours.sidecar()?];
+    let before = used(&sidecar)?;
+    let started = Instant::now();
+    ours.group.replace_backup(REPLACED)?;
+    wait_until_it_joins(&ours.group)?;
+    let taken = started.elapsed();
+    let spent = used(&sidecar)? - before;
+    let figures = [
+        (Metric::Joined, milliseconds(taken)),
+        (Metric::CopyRate, bytes as f64 / MIB / taken.as_secs_f64()),
+        (Metric::SidecarPerByte, (spent.user + spent.kernel) / bytes as f64),
+    ];
+    run.note_all(&ours.name, REST, None, figures.into(), Vec::new());
+    let figures = [(Metric::CopyRate, bytes as f64 / MIB / memcpy(bytes as usize).as_secs_f64())];
+    run.note_all(COPY, REST, None, figures.into(), Vec::new());
+    Ok(())
+}
+
+fn under_load(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> {
+    write_log(ours, length)?;
+    let load = Load::start(ours.client(Duration::ZERO)?);
+    std::thread::sleep(Duration::from_millis(500));
+    let started = Instant::now();
+    ours.group.replace_backup(REPLACED)?;
+    // Appends wait until the loss has been noticed: the pauses of interest come after that.
+    ours.group.wait("the killed member to leave the set", |group| group.members().len() < 3)?;
+    let without = Instant::now();
+    let (mut pulled, mut last) = (0, None);
+    while ours.group.members().len() < 3 {
+        let now = metric(&ours.group, "tailwind_backup_pulled_segments_total").unwrap_or(0);
+        if now != std::mem::replace(&mut pulled, now) {
+            last = Some(Instant::now());
+        }
+        ensure!(started.elapsed() < Duration::from_secs(120), "the newcomer does not join under load");
+        std::thread::sleep(ASK_AGAIN);
+    }
+    let joined = Instant::now();
+    let mut gaps: Vec<Duration> =
+        load.finish()?.into_iter().filter(|gap| gap.ended > without).map(|gap| gap.length).collect();
+    gaps.sort_unstable();
+    let mut figures = Figures::from([
+        (Metric::Joined, milliseconds(joined - started)),
+        (Metric::LongestGap, gaps.last().map_or(0.0, |gap| milliseconds(*gap))),
+    ]);
+    figures.extend(last.map(|last| (Metric::JoinedAfterCopy, milliseconds(joined - last))));
+    run.note_all(&ours.name, LOAD, None, figures, Vec::new());
+    Ok(())
+}
+
+/// A log of this length, on the disks of all members; its bytes.
+fn write_log(ours: &Ours, length: Length) -> Result<u64> {
+    let records = records_of(ours, SIZE, length)?;
+    fill(ours, SIZE, records)?;
+    settle(&ours.backups()?)?;
+    Ok(records * ours.record_cost(SIZE)? as u64)
+}
+
+/// The one that was killed may still be in the set when the wait begins.
+fn wait_until_it_joins(group: &Group) -> Result<()> {
+    group.wait("the killed member to leave the set", |group| group.members().len() < 3)?;
+    group.wait_for_full_set().map(|_| ())
+}
+
+/// A number on the newcomer's page of metrics.
+fn metric(group: &Group, name: &str) -> Option<u64> {
+    let page = http::get(group.port(Process::Backup(REPLACED)), "/metrics").ok()?;
+    let page = String::from_utf8(page.body).ok()?;
+    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
+    line.rsplit_once(' ')?.1.parse().ok()
+}
+
+fn memcpy(bytes: usize) -> Duration {
+    let (from, mut to) = (vec![7_u8; bytes], vec![1_u8; bytes]);
+    let started = Instant::now();
+    to.copy_from_slice(std::hint::black_box(&from));
+    std::hint::black_box(&to);
+    started.elapsed()
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// Between two acks that came one after the other.
+struct Gap {
+    ended: Instant,
+    length: Duration,
+}
+
+/// A client that appends as fast as it can.
+struct Load {
+    ended: Arc<AtomicBool>,
+    client: JoinHandle<Result<Vec<Gap>>>,
+}
+
+impl Load {
+    fn start(client: Client) -> Load {
+        let ended = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&ended);
+        Load { ended, client: std::thread::spawn(move || append(client, &until)) }
+    }
+
+    fn finish(self) -> Result<Vec<Gap>> {
+        self.ended.store(true, Ordering::Release);
+        self.client.join().map_err(|_| anyhow!("the appending client panicked"))?
+    }
+}
+
+/// Gaps of a millisecond and more.
+fn append(mut client: Client, until: &AtomicBool) -> Result<Vec<Gap>> {
+    const COUNTS: Duration = Duration::from_millis(1);
+    let (mut gaps, mut last, mut in_flight) = (Vec::new(), Instant::now(), 0);
+    while !until.load(Ordering::Acquire) {
+        while in_flight < DEPTH {
+            client.submit(&[7; SIZE])?;
+            in_flight += 1;
+        }
+        if let Some(ack) = client.next_ack()? {
+            ack.outcome?;
+            in_flight -= 1;
+        }
+        while let Some(ack) = client.try_next_ack() {
+            ack.outcome?;
+            in_flight -= 1;
+        }
+        let now = Instant::now();
+        if now - last >= COUNTS {
+            gaps.push(Gap { ended: now, length: now - last });
+        }
+        last = now;
+    }
+    client.flush()?;
+    Ok(gaps)
+}
