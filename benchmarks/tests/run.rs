@@ -57,7 +57,7 @@ fn wrong_arguments_are_explained() {
     let error = error_of(&["--only", "floor"]);
     assert!(
         error.contains(
-            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, chain, followers, neighbours"
+            "no comparison is called `floor`: there are floors, peers, cpu, scale, recovery, baselines, chain, followers, joining, neighbours"
         ),
         "{error}"
     );
@@ -74,6 +74,6 @@ fn the_comparisons_can_be_listed() {
     let output = bench(&["--list"]);
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nchain\nfollowers\nneighbours\n"
+        "floors\npeers\ncpu\nscale\nrecovery\nbaselines\nchain\nfollowers\njoining\nneighbours\n"
     );
 }
