@@ -4,7 +4,7 @@
 //! Called by [`host`](super::host). A job or a write that is under way when the process dies, or the power goes, has got as
 //! far as any of its calls.
 
-use tailwind_backup::{Job, OutputResult, ReadError, fetch};
+use tailwind_backup::{Job, OutputResult, ReadError, Unchecked, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::ids::SegmentId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -233,7 +233,10 @@ impl World {
                 Some(lending) => Answer::Granted(slot, lending.key),
                 None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),
             },
-            Reply::Fetch(place, identity, closure) => self.fetch(no, place, &identity, &closure),
+            Reply::Fetch(place, identity, closure) => {
+                let unchecked = self.hosts[no.0].pulls.is_unchecked(id);
+                self.fetch(no, place, &identity, &closure, unchecked)
+            }
             Reply::Flushed(end) => Answer::Flushed(end),
             Reply::Done => Answer::Done,
             Reply::Refused(refusal) => Answer::Refused(refusal),
@@ -242,10 +245,26 @@ impl World {
     }
 
     /// At one moment: the copy does not move while it is read.
-    fn fetch(&mut self, no: HostNo, place: Place, identity: &SegmentIdentity, closure: &Closure) -> Answer {
+    fn fetch(
+        &mut self,
+        no: HostNo,
+        place: Place,
+        identity: &SegmentIdentity,
+        closure: &Closure,
+        unchecked: bool,
+    ) -> Answer {
         let host = &self.hosts[no.0];
         let Some(process) = &host.process else { return Answer::Refused(gone()) };
-        match fetch(process.daemon.disk(), &host.pool, place, identity, closure) {
+        let disk = process.daemon.disk();
+        let fetched = match unchecked {
+            true => Unchecked::open(disk, place, identity, closure).and_then(|copy| {
+                let mut bytes = vec![0; copy.len() as usize];
+                copy.read(&host.pool, 0, &mut bytes).map_err(ReadError::Io)?;
+                Ok(bytes)
+            }),
+            false => fetch(disk, &host.pool, place, identity, closure),
+        };
+        match fetched {
             Ok(bytes) => Answer::Bytes(bytes),
             Err(ReadError::Io(error)) => Answer::Refused(Refusal::Failed { why: error.to_string() }),
             Err(ReadError::Missing | ReadError::Corrupt) => {

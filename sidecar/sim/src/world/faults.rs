@@ -8,6 +8,7 @@ use tailwind_protocol::config::{Configuration, Durability};
 use tailwind_protocol::ids::{MemberId, SegmentId};
 use tailwind_protocol::layout::{FOOTER_SIZE, SEGMENT_OVERHEAD, Sealed, SegmentIdentity};
 
+use super::files::Node;
 use super::host::Running;
 use super::queue::{MS, Micros};
 use super::sidecar::{Process, Role};
@@ -377,6 +378,26 @@ impl World {
             return false;
         }
         let node = self.random.pick(&files).clone();
+        self.flip_bit_of(host, &node)
+    }
+
+    /// The source of a pull may have a rotten copy of the very segment: nobody has looked at it for long.
+    pub(super) fn rot_before_pull(&mut self, source: HostNo, segment: SegmentId) {
+        const ONE_IN: u64 = 8;
+        let strikes = self.faults_on && self.plan.has(Fault::ClosedBitFlip) && self.random.one_in(ONE_IN);
+        if !strikes || !self.may_lose(source) {
+            return;
+        }
+        let files = self.hosts[source.0].files.closed();
+        let is_it = |node: &&Node| node.inode().identity().is_some_and(|identity| identity.segment == segment);
+        let Some(node) = files.iter().find(is_it) else { return };
+        if self.flip_bit_of(source, node) {
+            self.tally.count(Fault::ClosedBitFlip);
+        }
+    }
+
+    /// A bit flips among the records of a segment's file.
+    fn flip_bit_of(&mut self, host: HostNo, node: &Node) -> bool {
         let mut inode = node.inode();
         // Bits of header and footer are flipped while the process is down: see `damage`.
         let records = SEGMENT_OVERHEAD as u64..inode.bytes().len().saturating_sub(FOOTER_SIZE) as u64;

@@ -5,13 +5,13 @@
 
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn};
-use tailwind_protocol::layout::{FOOTER_MAGIC, FOOTER_SIZE, RECORD_HEADER_SIZE, Sealed};
+use tailwind_protocol::layout::{FOOTER_MAGIC, FOOTER_SIZE, RECORD_HEADER_SIZE, Sealed, SegmentIdentity};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Purpose};
 
-use super::World;
 use super::files::Node;
 use super::host::Host;
+use super::{HostNo, World};
 use crate::check::{Submitted, broken};
 
 /// Appends behind a flipped bit in an open segment that nothing proves yet: an entry tells what was acknowledged when it was
@@ -121,6 +121,20 @@ impl World {
                 if !self.keeps(host, record) {
                     broken("S8", format!("{} joins the set and does not hold record {}", member.id, record.lsn));
                 }
+            }
+        }
+    }
+
+    /// A backup says that it has pulled a segment (S8): it holds what is owed of it.
+    pub(super) fn judge_pull(&self, no: HostNo, identity: &SegmentIdentity) {
+        if self.checks.forgives_unsynced() {
+            return;
+        }
+        let host = &self.hosts[no.0];
+        for record in self.checks.owed().filter(|record| record.identity == *identity) {
+            if !self.keeps(host, record) {
+                let (name, segment) = (&host.name, identity.segment);
+                broken("S8", format!("{name} has pulled segment {segment} and does not hold record {}", record.lsn));
             }
         }
     }

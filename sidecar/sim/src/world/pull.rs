@@ -64,12 +64,22 @@ pub(super) struct Pulls {
     under_way: BTreeMap<PullNo, Pulling>,
     /// Requests to the own daemon.
     asked: BTreeMap<RequestId, PullNo>,
-    /// Requests for pulls of other processes: whose, of which life, and which of their tries.
-    served: BTreeMap<RequestId, (HostNo, u32, PullNo, u32)>,
+    /// Requests for pulls of other processes.
+    served: BTreeMap<RequestId, Served>,
     /// Which pull fills a slot.
     filled: BTreeMap<Slot, PullNo>,
     /// Slots whose lending the caller may write.
     granted: BTreeSet<Slot>,
+}
+
+/// A fetch for a try of a pull, of this life of another process. Without `check` its bytes are sent as they are.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    to: HostNo,
+    life: u32,
+    pull: PullNo,
+    attempt: u32,
+    check: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +100,11 @@ impl Pulls {
     pub(super) fn release(&mut self, slot: Slot) {
         self.filled.remove(&slot);
         self.granted.remove(&slot);
+    }
+
+    /// True for a fetch whose bytes nobody here shall look at.
+    pub(super) fn is_unchecked(&self, id: RequestId) -> bool {
+        self.served.get(&id).is_some_and(|served| !served.check)
     }
 
     /// Nobody fills anything any more.
@@ -160,6 +175,7 @@ impl World {
         let answer = match result {
             Ok(()) => {
                 let closure = pulling.request.closure;
+                self.judge_pull(no, &pulling.request.identity);
                 trace!(self, "{name} has pulled segment {segment}, {}", records(closure.first, closure.last));
                 self.tally.pulls += 1;
                 Answer::Done
@@ -218,7 +234,9 @@ impl World {
             self.on_own_answer(by, pull, answer);
             return true;
         }
-        let Some((to, life, pull, attempt)) = self.hosts[by.0].pulls.served.remove(&id) else { return false };
+        let Some(Served { to, life, pull, attempt, .. }) = self.hosts[by.0].pulls.served.remove(&id) else {
+            return false;
+        };
         let bytes = match answer {
             Answer::Bytes(bytes) => Ok(bytes.clone()),
             Answer::Refused(refusal) => Err(refusal.to_string()),
@@ -296,10 +314,11 @@ impl World {
             return self.copied(no, pull, Err("nobody listens there".to_owned()));
         };
         if way != Way::Memory {
+            self.rot_before_pull(source, identity.segment);
             let check = way == Way::CheckedFetch;
             let fetch = FetchRequest { group: group(), identity, closure, check };
             let id = self.ask_daemon(source, Request::Fetch(fetch));
-            self.hosts[source.0].pulls.served.insert(id, (no, life, pull, attempt));
+            self.hosts[source.0].pulls.served.insert(id, Served { to: no, life, pull, attempt, check });
             return;
         }
         let shared = machine.shareable(&[identity.segment]).unwrap_or_default().pop();
