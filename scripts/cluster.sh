@@ -13,6 +13,8 @@ others=("${@:2}")
 # One for what must not be lost, three that tests kill. A test that needs another starts node-5.
 NODES=4
 KEPT_LABEL=tailwind.test/kept
+# The test that needs a sidecar of an earlier commit, which takes minutes to build.
+EARLIER_TEST=builds_of_different_ages_work_together
 LOGS=target/check/cluster
 
 work=
@@ -44,6 +46,7 @@ main() {
         mkdir -p "$work/images"
         build_programs
         pack_images
+        ! is_wanted "$EARLIER_TEST" || pack_earlier_sidecar
         start
         export TAILWIND_CLUSTER=$work
     fi
@@ -66,11 +69,26 @@ pack_images() {
     pack tools bash curl cat sleep
 }
 
-# pack NAME PROGRAM...
+# is_wanted TEST: whether the names that were given include it.
+is_wanted() {
+    local name
+    for name in "$filter" "${others[@]}"; do
+        [[ $1 != *"$name"* ]] || return 0
+    done
+    return 1
+}
+
+pack_earlier_sidecar() {
+    local program
+    program=$(e2e/cluster/earlier_sidecar)
+    NONROOT=yes RDMA=yes TAG=earlier pack sidecar "$program"
+}
+
+# pack NAME PROGRAM...: with the tag e2e, or TAG.
 pack() {
-    local name=$1
+    local name=$1 tag=${TAG:-e2e}
     shift
-    e2e/cluster/image "localhost/tailwind-$name:e2e" "$work/images/$name.tar" "$@"
+    e2e/cluster/image "localhost/tailwind-$name:$tag" "$work/images/$name-$tag.tar" "$@"
 }
 
 start() {

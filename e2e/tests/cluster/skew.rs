@@ -1,12 +1,15 @@
-//! Objects of another release: a newer operator has written words that neither sidecars nor today's operator know.
+//! What another release has left or still runs: words of a newer operator that neither sidecars nor today's operator know, and
+//! sidecars and backups of an earlier build.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use anyhow::Result;
 use serde_json::{Value, json};
 use tailwind_e2e::cluster::kubernetes::{Cluster, text};
-use tailwind_e2e::cluster::operated::{HOME, OperatedGroup, SIDECAR};
+use tailwind_e2e::cluster::namespace::{Namespace, image, image_name};
+use tailwind_e2e::cluster::operated::{HOME, OperatedGroup, SIDECAR, spec};
 use tailwind_e2e::context::note;
 
 use super::operated::outage_and;
@@ -87,6 +90,28 @@ impl Drop for NewerRelease<'_> {
     }
 }
 
+fn names(pods: &[Value]) -> BTreeSet<String> {
+    pods.iter().map(|pod| text(pod, "/metadata/name").to_owned()).collect()
+}
+
+/// Does something to a member that ends it, and waits until there are two members again.
+fn lose_member(group: &OperatedGroup<'_>, what: &str, end: impl FnOnce(&Namespace<'_>) -> Result<()>) {
+    let version = group.get().unwrap()["status"]["log"]["version"].as_u64();
+    let began = Instant::now();
+    end(&group.namespace).unwrap();
+    let changed = |group: &Value| {
+        let log = &group["status"]["log"];
+        log["version"].as_u64() > version && log["members"].as_array().map_or(0, Vec::len) == 2
+    };
+    group.wait_for("the member to leave and to come back", changed).unwrap();
+    group.namespace.wait_for_acks(1000).unwrap();
+    note(&format!("{what} is lost and comes back: {:?}", began.elapsed()));
+}
+
+fn kill_member(group: &OperatedGroup<'_>, member: &str, what: &str) {
+    lose_member(group, what, |namespace| namespace.kill_container(member, "backup"));
+}
+
 fn operator() -> String {
     format!("/apis/apps/v1/namespaces/{HOME}/deployments/tailwind-operator")
 }
@@ -115,17 +140,8 @@ fn words_of_a_newer_release_stop_nothing() {
         })
         .unwrap();
 
-    let began = Instant::now();
     group.namespace.wait_for_acks(1000).unwrap();
-    let version = group.get().unwrap()["status"]["log"]["version"].as_u64();
-    let member = group.members().unwrap().remove(0);
-    group.namespace.kill_container(&member, "backup").unwrap();
-    let changed = |group: &Value| {
-        let log = &group["status"]["log"];
-        log["version"].as_u64() > version && log["members"].as_array().map_or(0, Vec::len) == 2
-    };
-    group.wait_for("the member to leave and to come back", changed).unwrap();
-    note(&format!("a member is lost and comes back: {:?}", began.elapsed()));
+    kill_member(&group, &group.members().unwrap()[0], "a member");
     let (epoch, primary) = group.wait_for_takeover().unwrap();
     group.namespace.kill_container(&primary, SIDECAR).unwrap();
     let failover = group.namespace.wait_for_failover(epoch).unwrap();
@@ -158,4 +174,79 @@ fn words_of_a_newer_release_stop_nothing() {
     group.wait_until_whole(2).unwrap();
     assert_eq!(uids(), before, "the same backups");
     group.finish(&outage_and(&["error: group cannot be read"])).unwrap();
+}
+
+/// Kills the primary's sidecar and waits until the other pod's leads; which pod that is.
+fn fail_over(group: &OperatedGroup<'_>, what: &str) -> String {
+    let (epoch, primary) = group.wait_for_takeover().unwrap();
+    group.namespace.kill_container(&primary, SIDECAR).unwrap();
+    let failover = group.namespace.wait_for_failover(epoch).unwrap();
+    note(&format!("{what}: {} ms", failover.gap_us / 1000));
+    group.namespace.wait_for_acks(1000).unwrap();
+    group.namespace.primary().unwrap().1
+}
+
+/// The image of a pod's sidecar or backup.
+fn image_of(group: &OperatedGroup<'_>, pod: &str) -> String {
+    let pod = group.namespace.pod(pod).unwrap();
+    let lists = ["containers", "initContainers"].into_iter().filter_map(|list| pod["spec"][list].as_array());
+    let ours = |container: &&Value| ["backup", SIDECAR].contains(&text(container, "/name"));
+    text(lists.flatten().find(ours).unwrap(), "/image").to_owned()
+}
+
+/// A group of an earlier build becomes one of today's, pod by pod: in every mixture on the way it loses a member and gets it back,
+/// and the role passes from either build to the other with a log that the other has written.
+#[test]
+fn builds_of_different_ages_work_together() {
+    let Some(cluster) = Cluster::join_own("builds_of_different_ages_work_together").unwrap() else { return };
+    let (earlier, today) = (format!("{}:earlier", image_name("sidecar")), image("sidecar"));
+    let group = OperatedGroup::prepare(&cluster, "builds").unwrap();
+    let mut asked = spec(2);
+    (asked["image"], asked["updateStrategy"]) = (json!(earlier), json!("OnDelete"));
+    group.ask_for(asked).unwrap();
+    group.start_apps(2).unwrap();
+    group.wait_until_whole(2).unwrap();
+    group.change(&json!({"spec": {"image": today}})).unwrap();
+    let new_pod = |pod: &str| {
+        let known: BTreeSet<String> = names(&group.apps().unwrap());
+        group.namespace.remove_pod(pod).unwrap();
+        group.wait_for_takeover().unwrap();
+        names(&group.apps().unwrap()).difference(&known).next().cloned().unwrap()
+    };
+    let standby = |primary: &str| names(&group.apps().unwrap()).into_iter().find(|name| name != primary).unwrap();
+
+    // Today's standby beside an earlier primary and earlier backups, and then in its place.
+    let (_, primary) = group.wait_for_takeover().unwrap();
+    let app = new_pod(&standby(&primary));
+    assert_eq!((image_of(&group, &app), image_of(&group, &primary)), (today.clone(), earlier.clone()));
+    assert_eq!(fail_over(&group, "today's sidecar takes over from an earlier one"), app);
+    let members = group.members().unwrap();
+    assert!(members.iter().all(|member| image_of(&group, member) == earlier), "earlier backups");
+    kill_member(&group, &members[0], "an earlier backup at today's primary");
+    assert_eq!(fail_over(&group, "an earlier sidecar takes over from today's"), primary);
+    kill_member(&group, &members[1], "an earlier backup at an earlier primary");
+    assert_eq!(fail_over(&group, "today's sidecar takes over again"), app);
+
+    // One backup of today's, which copies the log from the other one or is given it.
+    let replace = |member: &str| lose_member(&group, "a pod of a backup", |namespace| namespace.remove_pod(member));
+    replace(&members[0]);
+    let mixed = group.members().unwrap();
+    let images: BTreeSet<String> = mixed.iter().map(|member| image_of(&group, member)).collect();
+    assert_eq!(images, [today.clone(), earlier].into());
+    for member in &mixed {
+        kill_member(&group, member, "a member of a mixed set at today's primary");
+    }
+    assert_eq!(fail_over(&group, "an earlier sidecar takes over a mixed set"), primary);
+    for member in &mixed {
+        kill_member(&group, member, "a member of a mixed set at an earlier primary");
+    }
+
+    // And the rest.
+    replace(&members[1]);
+    new_pod(&primary);
+    group.wait_until_whole(2).unwrap();
+    let pods = names(&group.apps().unwrap()).into_iter().chain(group.members().unwrap());
+    pods.for_each(|pod| assert_eq!(image_of(&group, &pod), today, "{pod}"));
+    fail_over(&group, "today's build alone");
+    group.finish(&outage_and(&[])).unwrap();
 }
