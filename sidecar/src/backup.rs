@@ -69,7 +69,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         token,
         fabric,
         rdma,
-        data_listen,
+        data,
         pool,
         buffers,
         segment_size,
@@ -106,7 +106,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
     let mut started = start(&home, Box::new(folder), &mut memory, memory::fresh_boot_id()?)?;
     let pool = Arc::clone(memory.pool()?);
     let receiver =
-        crate::fabric::receiver(fabric, &rdma, &pool, data_listen, address, advertise.own_ip(address), access.tls())?;
+        crate::fabric::receiver(fabric, &rdma, &pool, &data, address, advertise.own_ip(address), access.tls())?;
 
     let fabric_kind = receiver.kind();
     let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir), Ok)?;

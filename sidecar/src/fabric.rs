@@ -9,6 +9,7 @@ use std::convert::Infallible as SelectedPort;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Args, ValueEnum};
@@ -140,6 +141,31 @@ impl RdmaOptions {
     }
 }
 
+/// How records arrive over tcp.
+#[derive(Args, Clone, Debug)]
+pub struct DataOptions {
+    /// Address of the tcp fabric [default: the address of --listen and any free port]
+    #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
+    pub data_listen: Option<SocketAddr>,
+    /// How long a connection of the tcp fabric is polled after its last bytes, in microseconds, before its thread sleeps. Saves
+    /// a record that comes within that time a wake-up, and takes a processor for itself while records come
+    #[arg(long, env = "TAILWIND_DATA_SPIN_US", default_value_t = 0, value_name = "US")]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    pub data_spin_us: u64,
+}
+
+impl DataOptions {
+    fn spin(&self) -> Duration {
+        Duration::from_micros(self.data_spin_us)
+    }
+
+    /// An address on a fabric that has no use for one is a mistake.
+    fn refuse(&self, why: &str) -> anyhow::Result<()> {
+        ensure!(self.data_listen.is_none(), "--data-listen is for --fabric tcp: {why}");
+        Ok(())
+    }
+}
+
 /// What an option has come to.
 enum SelectedFabric {
     Verbs(SelectedPort),
@@ -245,50 +271,52 @@ pub fn reader(fabric: FabricOption, rdma: &RdmaOptions, own_ip: IpAddr) -> anyho
 }
 
 /// The receiving half. Making it is the barrier for every writer of an earlier life of this process. `control` is where this
-/// backup listens; `data_listen` where tcp does, if elsewhere; `own_ip` is this host's address in the group's network.
+/// backup listens, and tcp too unless `data` says otherwise; `own_ip` is this host's address in the group's network.
 pub fn receiver(
     fabric: FabricOption,
     rdma: &RdmaOptions,
     pool: &Arc<Pool>,
-    data_listen: Option<SocketAddr>,
+    data: &DataOptions,
     control: SocketAddr,
     own_ip: IpAddr,
     tls: Option<&Tls>,
 ) -> anyhow::Result<Box<dyn Receiver>> {
     match select(fabric, rdma, own_ip)? {
         SelectedFabric::Tcp => {
-            let receiver = TcpReceiver::new(Arc::clone(pool), data_listener(data_listen, control, tls)?)?;
+            let listener = data_listener(data.data_listen, control, tls)?;
+            let receiver = TcpReceiver::polling(Arc::clone(pool), listener, data.spin())?;
             tracing::info!(address = %receiver.address(), "listening for records");
             Ok(Box::new(receiver))
         }
         #[cfg(feature = "baselines")]
         SelectedFabric::TcpMessages(_) => {
-            let listener = data_listener(data_listen, control, tls)?;
+            let listener = data_listener(data.data_listen, control, tls)?;
             Ok(Box::new(tcp_receiver(Arc::clone(pool), listener)?))
         }
         #[cfg(feature = "baselines")]
         SelectedFabric::Messages(baseline) => {
-            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shared memory needs no port");
+            data.refuse("shared memory needs no port")?;
             Ok(Box::new(MessageReceiver::new(Arc::clone(pool), baseline)?))
         }
         #[cfg(feature = "baselines")]
         SelectedFabric::Chain(Carrier::Tcp) => {
-            let listener = data_listener(data_listen, control, tls)?;
+            let listener = data_listener(data.data_listen, control, tls)?;
             Ok(Box::new(chain_tcp_receiver(Arc::clone(pool), listener)?))
         }
         #[cfg(feature = "baselines")]
         SelectedFabric::Chain(Carrier::Shm) => {
-            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shared memory needs no port");
+            data.refuse("shared memory needs no port")?;
             Ok(Box::new(ChainReceiver::new(Arc::clone(pool))?))
         }
         SelectedFabric::Shm => {
-            ensure!(data_listen.is_none(), "--data-listen is for --fabric tcp: shm needs no port");
+            data.refuse("shm needs no port")?;
             Ok(Box::new(ShmReceiver::new(Arc::clone(pool))?))
         }
         #[cfg(feature = "verbs")]
         SelectedFabric::Verbs(port) => {
-            let ignored = data_listen.is_some() && fabric == FabricOption::Verbs;
-            ensure!(!ignored, "--data-listen is for --fabric tcp: verbs needs no port");
+            if fabric == FabricOption::Verbs {
+                data.refuse("verbs needs no port")?;
+            }
             let receiver = VerbsReceiver::open(Arc::clone(pool), &port, rdma.tuning())?;
             tracing::info!(device = %port, retry = %rdma.rdma_retry, "RDMA");
             Ok(Box::new(receiver))

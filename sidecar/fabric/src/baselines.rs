@@ -72,7 +72,7 @@ pub enum Baseline {
 
 /// The receiving half of `rpc` over TCP. It speaks the messages and the bytes of [`tcp`](crate::tcp).
 pub fn tcp_receiver(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
-    TcpReceiver::serving(pool, listener, rpc::serve_tcp)
+    TcpReceiver::serving(pool, listener, rpc::serve_tcp, Duration::ZERO)
 }
 
 /// How long a thread of the receiver looks for work before it sleeps: as long as a sidecar does by default.

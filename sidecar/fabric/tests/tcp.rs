@@ -29,10 +29,14 @@ struct Backup {
 
 impl Backup {
     fn new() -> Backup {
+        Backup::polling(Duration::ZERO)
+    }
+
+    fn polling(spin: Duration) -> Backup {
         let dir = tempfile::tempdir().unwrap();
         let pool = Pool::open(dir.path(), 2, SLOT_SIZE).unwrap();
-        let receiver =
-            TcpReceiver::new(Arc::clone(&pool), TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let receiver = TcpReceiver::polling(Arc::clone(&pool), listener, spin).unwrap();
         Backup { _dir: dir, pool, receiver }
     }
 
@@ -180,6 +184,25 @@ fn promptly<T: Send>(work: impl FnOnce() -> T + Send) -> T {
             std::process::abort()
         })
     })
+}
+
+/// Longer than any test: what polls never sleeps.
+#[test]
+fn connections_that_are_polled_are_served_and_end() {
+    let mut backup = Backup::polling(Duration::from_secs(3600));
+    let key = backup.key(1, 0);
+    let (mut first, second) = (backup.peer(1), backup.peer(1));
+    for nth in 0..100 {
+        first.write(key, nth * 4, &nth.to_le_bytes());
+        assert_eq!(first.ack(), u64::from(nth) + 1);
+    }
+    let written: Vec<u8> = (0..100_u32).flat_map(u32::to_le_bytes).collect();
+    assert_eq!(backup.contents(0)[..400], written);
+    // A writer that goes, and a revocation of one that does not.
+    drop(first);
+    promptly(|| backup.receiver.revoke_below(Writer(2)).unwrap());
+    assert_eq!(second.until_closed(), b"");
+    backup.still_serves();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tailwind_protocol::layout::SegmentSize;
 
 use crate::access::TokenOptions;
 use crate::address::AdvertiseOptions;
-use crate::fabric::{FabricOption, RdmaOptions};
+use crate::fabric::{DataOptions, FabricOption, RdmaOptions};
 use crate::options::{parse_segment_size, parse_size};
 use crate::tls::TlsOptions;
 
@@ -52,9 +52,9 @@ pub struct BackupOptions {
     /// Used with --fabric verbs and auto.
     #[command(flatten)]
     pub rdma: RdmaOptions,
-    /// Address of the tcp fabric [default: the address of --listen and any free port]
-    #[arg(long, env = "TAILWIND_DATA_LISTEN", value_name = "ADDRESS")]
-    pub data_listen: Option<SocketAddr>,
+    /// Used with --fabric tcp.
+    #[command(flatten)]
+    pub data: DataOptions,
 
     /// Folder for the buffers. Put it on a memory-backed file system (tmpfs, hugetlbfs) that outlives this process
     /// [default: /dev/shm/tailwind-GROUP-NAME]

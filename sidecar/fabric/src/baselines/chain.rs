@@ -103,5 +103,5 @@ fn connect_memory(name: &str, secret: &Secret) -> io::Result<Box<dyn Link>> {
 
 /// The receiving half over TCP. It speaks the messages of [`tcp`](crate::tcp), and connections in the way of a chain.
 pub fn chain_tcp_receiver(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
-    TcpReceiver::serving(pool, listener, agent::serve_tcp)
+    TcpReceiver::serving(pool, listener, agent::serve_tcp, Duration::ZERO)
 }

@@ -10,6 +10,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tailwind_ring::{SidecarEnd, Sizes};
 
@@ -61,7 +62,7 @@ struct Connection {
 impl MessageReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>, baseline: Baseline) -> Result<MessageReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1, Duration::ZERO));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(MessageReceiver { baseline, registry, connections: Vec::new(), pool })

@@ -2,11 +2,16 @@
 //!
 //! Started by the registry when the acceptor has received a valid secret; calls the lendings of
 //! [`registry`](super::registry) and acknowledges. Plain blocking reads: a thread that sleeps in `recv(2)` costs nothing,
-//! wakes as fast as anything does, and `shutdown(2)` and a join make it end, which is all that revocation needs.
+//! wakes as fast as anything does, and `shutdown(2)` and a join make it end, which is all that revocation needs. Where the
+//! backup is told to, it polls for a while before it sleeps; a shutdown ends that too.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use crate::message::Writer;
 
@@ -55,11 +60,9 @@ impl ConnectionReader<'_> {
         let mut buffer = vec![0; BUFFER_SIZE];
         let mut filled = 0;
         loop {
-            match self.stream.read(&mut buffer[filled..]) {
-                Ok(0) => return Ok(()),
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
+            match self.receive(&mut buffer[filled..])? {
+                0 => return Ok(()),
+                count => filled += count,
             }
             let taken = self.apply(&buffer[..filled]).ok_or(io::ErrorKind::InvalidData)?;
             // What is left is a part of a header.
@@ -69,6 +72,33 @@ impl ConnectionReader<'_> {
                 self.acknowledge()?;
             }
         }
+    }
+
+    /// What has come, as soon as something has; nothing once the connection has ended.
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some(count) = self.poll(into)? {
+            return Ok(count);
+        }
+        loop {
+            match self.stream.read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// The same for as long as the connection is polled; `None` where nothing has come in that time.
+    fn poll(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let spin = self.registry.spin();
+        let began = (!spin.is_zero()).then(Instant::now);
+        while began.is_some_and(|began| began.elapsed() < spin) {
+            match rustix::net::recv(self.stream, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((_, count)) => return Ok(Some(count)),
+                Err(Errno::AGAIN | Errno::INTR) => std::hint::spin_loop(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
     }
 
     /// Writes whatever `bytes` hold into the slots, in address order; returns how many it took. `None`: the sender

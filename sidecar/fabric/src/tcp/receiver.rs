@@ -4,7 +4,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::contract::Receiver;
 use crate::error::FabricError;
@@ -32,12 +32,23 @@ impl TcpReceiver {
     /// Takes the pool over and accepts connections of `listener`. Writers of an earlier life are revoked by this (promise 7): over
     /// TCP they died with their process, but the pool may have served [`shm`](crate::shm).
     pub fn new(pool: Arc<Pool>, listener: TcpListener) -> Result<TcpReceiver, FabricError> {
-        TcpReceiver::serving(pool, listener, connection_reader::serve)
+        TcpReceiver::polling(pool, listener, Duration::ZERO)
+    }
+
+    /// The same, and each channel is polled for this long after its last bytes before its thread sleeps. That saves a wake-up
+    /// where a processor is free, and takes one from others where none is.
+    pub fn polling(pool: Arc<Pool>, listener: TcpListener, spin: Duration) -> Result<TcpReceiver, FabricError> {
+        TcpReceiver::serving(pool, listener, connection_reader::serve, spin)
     }
 
     /// The same, with `serve` for each channel.
-    pub(crate) fn serving(pool: Arc<Pool>, listener: TcpListener, serve: Serve) -> Result<TcpReceiver, FabricError> {
-        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
+    pub(crate) fn serving(
+        pool: Arc<Pool>,
+        listener: TcpListener,
+        serve: Serve,
+        spin: Duration,
+    ) -> Result<TcpReceiver, FabricError> {
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1, spin));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         let shares = Arc::new(Shares::new());

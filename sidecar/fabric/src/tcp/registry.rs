@@ -8,7 +8,7 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::secrets::Secrets;
 use crate::error::FabricError;
@@ -37,6 +37,8 @@ pub(crate) struct LentSlot {
 #[derive(Debug)]
 pub(crate) struct Registry {
     state: Mutex<State>,
+    /// How long a channel is polled before its thread sleeps.
+    spin: Duration,
 }
 
 #[derive(Debug)]
@@ -88,12 +90,17 @@ impl LentSlot {
 }
 
 impl Registry {
-    /// Empty tables for a pool of so many slots.
-    pub(crate) fn new(slots: u32) -> Registry {
+    /// Empty tables for a pool of so many slots, and channels that are polled for this long before their threads sleep.
+    pub(crate) fn new(slots: u32, spin: Duration) -> Registry {
         let (secrets, connections) = (Secrets::new(), Vec::new());
         let lendings = (0..slots).map(|_| None).collect();
         let state = State { revoked_below: Writer(0), secrets, lendings, connections, connections_ever: 0 };
-        Registry { state: Mutex::new(state) }
+        Registry { state: Mutex::new(state), spin }
+    }
+
+    /// How long a channel is polled before its thread sleeps.
+    pub(crate) fn spin(&self) -> Duration {
+        self.spin
     }
 
     /// Refuses a writer that a revocation covers.
@@ -202,7 +209,6 @@ mod tests {
     use super::*;
     use crate::tcp::secrets::{SECRET_LIFETIME, SECRETS_MAX};
     use std::net::{Ipv4Addr, TcpListener};
-    use std::time::Duration;
 
     /// Whether `secret`, presented at `now`, opens a channel.
     fn opens(registry: &Arc<Registry>, secret: &Secret, now: Instant) -> bool {
@@ -215,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_secret_expires() {
-        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let (registry, start) = (Arc::new(Registry::new(1, Duration::ZERO)), Instant::now());
         let (early, late) = (Secret::random().unwrap(), Secret::random().unwrap());
         registry.expect(Writer(1), early.clone(), start);
         registry.expect(Writer(1), late.clone(), start);
@@ -225,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_oldest_secret_is_forgotten_first() {
-        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let (registry, start) = (Arc::new(Registry::new(1, Duration::ZERO)), Instant::now());
         let secrets: Vec<Secret> = (0..=SECRETS_MAX).map(|_| Secret::random().unwrap()).collect();
         for secret in &secrets {
             registry.expect(Writer(1), secret.clone(), start);
@@ -236,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_revocation_removes_secrets_too() {
-        let (registry, start) = (Arc::new(Registry::new(1)), Instant::now());
+        let (registry, start) = (Arc::new(Registry::new(1, Duration::ZERO)), Instant::now());
         let (revoked, spared) = (Secret::random().unwrap(), Secret::random().unwrap());
         registry.expect(Writer(1), revoked.clone(), start);
         registry.expect(Writer(2), spared.clone(), start);

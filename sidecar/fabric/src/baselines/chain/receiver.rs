@@ -115,7 +115,7 @@ impl ChainReceiver {
     /// Takes the pool over. Writers of an earlier life are revoked by this (promise 7).
     pub fn new(pool: Arc<Pool>) -> Result<ChainReceiver, FabricError> {
         let number = secret::key().map_err(FabricError::io("draw a number"))?;
-        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1));
+        let registry = Arc::new(Registry::new(pool.side_slot().0 + 1, Duration::ZERO));
         let pool = pool.claim()?;
         pool.freeze_lent()?;
         Ok(ChainReceiver { number, registry, connections: Vec::new(), pool })
