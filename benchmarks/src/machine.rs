@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The machine that a run was measured on.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) processor: String,
     pub(crate) processors: usize,

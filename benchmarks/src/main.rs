@@ -71,18 +71,36 @@ fn measure(options: &Options, names: &[&str], raw: &Path) -> Result<Results> {
         quick: options.quick,
         machine: machine::Machine::find(),
     };
-    let progress = run::progress(names.len() as u64 * u64::from(options.rounds()));
-    let mut results = Results { format: FORMAT, about, comparisons: Vec::new() };
-    for definition in names.iter().filter_map(|name| comparisons::find(name)) {
+    let mut results = match options.resume {
+        true => interrupted(raw, &about)?,
+        false => Results { format: FORMAT, about, comparisons: Vec::new() },
+    };
+    let lacks = |name: &&&str| !results.comparisons.iter().any(|comparison| comparison.name == **name);
+    let missing: Vec<&str> = names.iter().filter(lacks).copied().collect();
+    let progress = run::progress(missing.len() as u64 * u64::from(options.rounds()));
+    for definition in missing.iter().filter_map(|name| comparisons::find(name)) {
         let measured = run::run(definition, program.clone(), options, &progress);
         let measured = measured.with_context(|| match results.comparisons.len() {
             0 => "nothing was measured".to_owned(),
             count => format!("the first {count} of {} comparisons are in {}", names.len(), raw.display()),
         })?;
         results.comparisons.push(measured);
+        results.comparisons.sort_by_key(|comparison| comparisons::ALL.iter().position(|c| c.name == comparison.name));
         results.save(raw)?;
     }
     progress.finish_and_clear();
+    Ok(results)
+}
+
+/// What an interrupted run has measured, if it was one of this kind.
+fn interrupted(raw: &Path, about: &About) -> Result<Results> {
+    let results = Results::load(raw)?;
+    let kind = |about: &About| (about.rounds, about.effort, about.quick, about.machine.clone());
+    ensure!(
+        kind(&results.about) == kind(about),
+        "{} is of a run with other options, or on another machine: run ./bench without --resume",
+        raw.display()
+    );
     Ok(results)
 }
 
@@ -93,6 +111,7 @@ fn command() -> String {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--program" | "--two-sided" | "--memory" => drop(arguments.next()),
+            "--resume" => {}
             _ => command.extend([" ", &argument]),
         }
     }

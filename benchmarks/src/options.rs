@@ -28,7 +28,12 @@ pub(crate) struct Options {
     /// How long each measurement takes, in percent of the usual time [default: 100; with --quick 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) effort: Option<u32>,
-    /// Another build of tailwind-sidecar that takes turns with this one in floors, peers, cpu and joining: judges a change in one run
+    /// Go on with a run that was interrupted, on the same machine and with the same options: measure only the comparisons that
+    /// its raw results lack
+    #[arg(long, conflicts_with_all = ["list", "report_from"])]
+    pub(crate) resume: bool,
+    /// Another build of tailwind-sidecar that takes turns with this one in floors, peers, cpu and joining: judges a change in
+    /// one run
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) beside: Option<PathBuf>,
     /// Folder for benchmarks.md, the plots and the raw results [default: target/bench; but a whole run writes its report to

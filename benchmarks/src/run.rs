@@ -82,14 +82,20 @@ impl Run<'_> {
 
     /// Our group, and the one of `--beside`.
     pub(crate) fn ours(&mut self, name: &str, shape: &Shape) -> Result<Vec<Ours>> {
-        let mut all = vec![Ours::start(name, &self.program, &self.options.memory, shape)?];
+        let mut all = vec![self.ours_alone(name, shape)?];
         if let Some(beside) = &self.options.beside {
-            all.push(Ours::start(&beside_name(name), beside, &self.options.memory, shape)?);
-        }
-        for ours in &all {
-            self.enter(ours.contestant());
+            let other = Ours::start(&beside_name(name), beside, &self.options.memory, shape)?;
+            self.enter(other.contestant());
+            all.push(other);
         }
         Ok(all)
+    }
+
+    /// Our group, of this build.
+    pub(crate) fn ours_alone(&mut self, name: &str, shape: &Shape) -> Result<Ours> {
+        let ours = Ours::start(name, &self.program, &self.options.memory, shape)?;
+        self.enter(ours.contestant());
+        Ok(ours)
     }
 
     /// Notes what a contestant did in this round.

@@ -23,6 +23,8 @@ pub(crate) const VALUE_SIZE: usize = 100;
 const THETA: f64 = 0.99;
 /// Bytes of log after which the app writes a snapshot: often enough that disks do not fill, and rarely.
 const COMPACT_AT: &str = "256MiB";
+/// More than the most keys of any comparison take.
+const MEMORY_MAX: &str = "4GiB";
 /// How long a server may take to become primary and read the log, and how often it is tried.
 const PATIENCE: Duration = Duration::from_secs(120);
 const RETRY: Duration = Duration::from_micros(500);
@@ -45,7 +47,8 @@ impl Store {
 
     /// The same with so many keys, which a server at a standby, if there is one, has too.
     pub(crate) fn of_keys(ours: Ours, keys: u64) -> Result<Store> {
-        let servers = Servers::start(&ours.group, &["--compact-at", COMPACT_AT]).context("start the example app")?;
+        let servers = Servers::start(&ours.group, &["--compact-at", COMPACT_AT, "--memory-max", MEMORY_MAX])
+            .context("start the example app")?;
         servers.wait_for_primary(0)?;
         let store = Store { servers, ours, keys, zipf: Arc::new(Zipf::new(keys, THETA)) };
         store.fill()?;

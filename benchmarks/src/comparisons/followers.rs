@@ -91,13 +91,13 @@ pub(crate) fn run(run: &mut Run<'_>) -> Result<()> {
         run.absent("a processor for the standby alone", "there is only one");
     }
     for (name, fabric) in [("Tailwind shm", "shm"), ("Tailwind tcp", "tcp")] {
-        for ours in run.ours(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })? {
-            if let Some(apart) = &apart {
-                [ours.sidecar()?].into_iter().chain(ours.backups()?).try_for_each(|pid| keep_on(pid, &apart.others))?;
-                keep_on(ours.group.pid(Process::Sidecar(1))?, &[apart.standby])?;
-            }
-            all.push(ours);
+        // A build beside it may not know how to follow.
+        let ours = run.ours_alone(name, &Shape { sidecars: 2, ..Shape::new(fabric, 3) })?;
+        if let Some(apart) = &apart {
+            [ours.sidecar()?].into_iter().chain(ours.backups()?).try_for_each(|pid| keep_on(pid, &apart.others))?;
+            keep_on(ours.group.pid(Process::Sidecar(1))?, &[apart.standby])?;
         }
+        all.push(ours);
         for metric in [Metric::Rate, Metric::BackupsCpu, Metric::P50, Metric::P99] {
             let title = metric.title();
             run.ratio(
@@ -331,7 +331,8 @@ fn take_over_store(run: &mut Run<'_>, case: &str, keys: u64, app: App) -> Result
     std::thread::sleep(Duration::from_millis(300));
     let killed = Instant::now();
     store.ours.group.kill_sidecar(0)?;
-    store.servers.kill(0)?;
+    // Gigabytes, which take longer to free than a failover takes.
+    store.servers.kill_at_once(0)?;
     let acked = match alone {
         Some(alone) => {
             let acked = alone.join().map_err(|_| anyhow::anyhow!("the app at the standby panicked"))?;

@@ -67,6 +67,11 @@ impl Servers {
         self.servers[index].daemon.kill()
     }
 
+    /// Kills one, and does not wait until its memory has been freed.
+    pub fn kill_at_once(&mut self, index: usize) -> Result<()> {
+        self.servers[index].daemon.signal(Signal::KILL)
+    }
+
     /// Asks one to end (SIGTERM) and waits; its exit code.
     pub fn terminate(&mut self, index: usize) -> Result<Option<i32>> {
         self.servers[index].daemon.signal(Signal::TERM)?;

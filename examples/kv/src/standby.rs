@@ -3,9 +3,9 @@
 //! Called by [`turns`](crate::turns), which goes on with the same connection and the same store once the sidecar is primary. At
 //! a reader, whose sidecar never is, this is all there is.
 //!
-//! It answers once it is warm: once it has read as far as the log went. A standby's answer is of some moment before: what it shows was acknowledged, and stays, but later writes may be missing
-//! that others have seen. With strict reads each batch of reads waits until everything has been applied that was
-//! acknowledged when it came, as the primary's sidecar says.
+//! It answers once it is warm: once it has read as far as the log went. What it shows was acknowledged, and stays, but it is as
+//! of some moment before: later writes may be missing that others have seen. With strict reads each batch of reads waits until
+//! everything has been applied that was acknowledged when it came, as the primary's sidecar says.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
