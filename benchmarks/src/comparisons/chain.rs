@@ -17,7 +17,7 @@ pub(crate) const ABOUT: &str = "Star or chain. Tailwind's primary writes to each
     counts for all. All contestants are one program, and only the fabric differs. Over shared memory the hops of the chain are \
     messages, which each member copies in and out again. A chain spares the primary's link: so both are measured with a link of \
     1 Gbit/s between the primary and all backups too (a network namespace with a token bucket; the backups' own links are not \
-    limited, which favours the chain). `spec.topology: Chain` would be justified if appends of 1 MiB gained 1.8 × or more there. \
+    limited, which favours the chain). A chain in the product would be justified if appends of 1 MiB gained 1.8 × or more there. \
     One client; pipelined are 2048 records of 128 B or 16 of 1 MiB. CPU counts until the processes have come to rest.";
 
 const COPIES: usize = 3;
