@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use tailwind_client::blocking::Client;
 use tailwind_e2e::processes::group::{Group, Process};
-use tailwind_e2e::processes::http;
 
 use super::recovery::{Length, fill, obstacle, records_of};
 use crate::cpu::{settle, used};
@@ -107,7 +106,7 @@ fn under_load(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> 
     let without = Instant::now();
     let (mut pulled, mut last) = (0, None);
     while ours.group.members().len() < 3 {
-        let now = metric(&ours.group, "tailwind_backup_pulled_segments_total").unwrap_or(0);
+        let now = ours.group.metric(Process::Backup(REPLACED), "tailwind_backup_pulled_segments_total").unwrap_or(0);
         if now != std::mem::replace(&mut pulled, now) {
             last = Some(Instant::now());
         }
@@ -139,14 +138,6 @@ fn write_log(ours: &Ours, length: Length) -> Result<u64> {
 fn wait_until_it_joins(group: &Group) -> Result<()> {
     group.wait("the killed member to leave the set", |group| group.members().len() < 3)?;
     group.wait_for_full_set().map(|_| ())
-}
-
-/// A number on the newcomer's page of metrics.
-fn metric(group: &Group, name: &str) -> Option<u64> {
-    let page = http::get(group.port(Process::Backup(REPLACED)), "/metrics").ok()?;
-    let page = String::from_utf8(page.body).ok()?;
-    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
-    line.rsplit_once(' ')?.1.parse().ok()
 }
 
 fn memcpy(bytes: usize) -> Duration {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
+use super::http;
 use super::observer::{Observer, TIMEOUT};
 use super::process::{Daemon, POLL_INTERVAL, as_user, cpu_time, free_port, in_namespace, is_stopped, with_options};
 use crate::logs::Logs;
@@ -366,6 +367,13 @@ impl Group {
     /// The control port of a process.
     pub fn port(&self, process: Process) -> u16 {
         self.instance(process).port
+    }
+
+    /// A number on a process's page of metrics, by its name without labels; `None` where there is none, or no answer.
+    pub fn metric(&self, process: Process, name: &str) -> Option<u64> {
+        let page = String::from_utf8(http::get(self.port(process), "/metrics").ok()?.body).ok()?;
+        let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
+        line.rsplit_once(' ')?.1.parse().ok()
     }
 
     /// The file of the control token, where there are no certificates.

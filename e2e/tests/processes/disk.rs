@@ -13,7 +13,6 @@ use tailwind_e2e::processes::background::Background;
 use tailwind_e2e::processes::checker::compare;
 use tailwind_e2e::processes::damage;
 use tailwind_e2e::processes::group::{Group, Process, Setup};
-use tailwind_e2e::processes::http;
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary, read_back, wait_for_standby};
 
 on_every_fabric!(
@@ -212,11 +211,7 @@ fn full_disk_does_not_stop_the_group(fabric: &str) {
 }
 
 fn metric(group: &Group, backup: usize, name: &str) -> u64 {
-    let page = http::get(group.port(Process::Backup(backup)), "/metrics").unwrap().body;
-    let page = String::from_utf8(page).unwrap();
-    let line =
-        page.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_else(|| panic!("{name}: {page}"));
-    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    group.metric(Process::Backup(backup), name).unwrap_or_else(|| panic!("backup{backup} has no {name}"))
 }
 
 /// Nobody is dropped, nothing is lost; and a primary that finds every folder full can be read from, and trims.
@@ -428,19 +423,13 @@ fn corrupt_file_is_repaired_under_a_live_primary(fabric: &str) {
     let file = flushed(&group, 3).into_iter().find(|file| file.starts_with(group.flush_folder(0))).unwrap();
     let good = fs::read(&file).unwrap();
     flip_a_bit(&file, &mut test);
-    let metric = |group: &Group, name: &str| {
-        let page = http::get(group.port(Process::Backup(0)), "/metrics").map(|reply| reply.body).unwrap_or_default();
-        let page = String::from_utf8(page).unwrap_or_default();
-        let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-        line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok())
-    };
     group.wait("the file to be sound again", |_| fs::read(&file).is_ok_and(|bytes| bytes == good)).unwrap();
     group
         .wait("the metrics of the repair", |group| {
-            let is = |name: &str, value: u64| metric(group, name) == Some(value);
-            is("tailwind_backup_scrub_corrupt_total{", 1)
-                && is("tailwind_backup_segments_corrupt{", 0)
-                && metric(group, "tailwind_backup_scrub_passes_total{").is_some_and(|passes| passes > 0)
+            let metric = |name| group.metric(Process::Backup(0), name);
+            metric("tailwind_backup_scrub_corrupt_total") == Some(1)
+                && metric("tailwind_backup_segments_corrupt") == Some(0)
+                && metric("tailwind_backup_scrub_passes_total").is_some_and(|passes| passes > 0)
                 && damaged(group) == 0
         })
         .unwrap();

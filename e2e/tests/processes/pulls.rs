@@ -7,20 +7,12 @@ use std::time::Duration;
 use tailwind_e2e::context::{TestContext, rounds};
 use tailwind_e2e::on_every_fabric;
 use tailwind_e2e::processes::group::{Group, Process};
-use tailwind_e2e::processes::http;
 use tailwind_e2e::processes::steps::{OUTAGE, append, check_whole, primary};
 
 on_every_fabric!(replaced_backup_pulls_what_it_lacks, rotten_source_is_passed_over, source_is_killed_in_a_pull);
 
 /// Records of a log with many closed segments.
 const RECORDS: u64 = 4_000;
-
-/// A number on a process's page of metrics.
-fn metric(group: &Group, process: Process, name: &str) -> Option<u64> {
-    let page = String::from_utf8(http::get(group.port(process), "/metrics").ok()?.body).ok()?;
-    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
-    line.rsplit_once(' ')?.1.parse().ok()
-}
 
 /// The closed segments in a backup's flush folder, by their names.
 fn closed(group: &Group, backup: usize) -> BTreeMap<String, Vec<u8>> {
@@ -63,12 +55,12 @@ fn replaced_backup_pulls_what_it_lacks(fabric: &str) {
     group.replace_backup(2).unwrap();
     group
         .wait("the empty backup to pull every closed segment and to join", |group| {
-            let pulled = metric(group, Process::Backup(2), "tailwind_backup_pulled_segments_total");
+            let pulled = group.metric(Process::Backup(2), "tailwind_backup_pulled_segments_total");
             pulled >= Some(good.len() as u64) && group.members().len() == 3
         })
         .unwrap();
     let leads = group.wait_for_primary().unwrap();
-    assert_eq!(metric(&group, Process::Sidecar(leads), "tailwind_image_bytes_total"), Some(0));
+    assert_eq!(group.metric(Process::Sidecar(leads), "tailwind_image_bytes_total"), Some(0));
     assert_kept(&all_closed(&group, 2, 0), &good, "pulled as they were");
     check_whole(&group, &input, end).unwrap();
     group.check_logs(&OUTAGE).unwrap();

@@ -5,6 +5,7 @@
 //! closure ever count. What is left to decide is where the bytes come from. Carried out by the backup daemon (and by the
 //! simulator). See "Pull" in `docs/protocol.md`.
 
+use crate::ids::SegmentId;
 use crate::rpc::{CloseRequest, OpenRequest, PullRequest, PullSource, Purpose, Refusal};
 
 /// How the bytes of a source are copied.
@@ -29,6 +30,11 @@ pub enum Output {
     Close(CloseRequest),
     /// Answer the caller.
     End(Result<(), Refusal>),
+}
+
+/// The refusal for a buffer that a pull may not fill, or has not filled alone: what is in it counts for nothing.
+pub fn filled_by_others(segment: SegmentId) -> Refusal {
+    Refusal::NoSuchCopy { segment, why: "the caller, or a later pull, fills its buffer".to_owned() }
 }
 
 /// How that went.

@@ -15,6 +15,7 @@ use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, ReadGrant, Reade
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::pull::filled_by_others;
 use tailwind_protocol::rpc::{
     CopyReport, Inventory, PullRequest, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
 };
@@ -395,8 +396,4 @@ impl Running {
         drop(requests);
         Ok(())
     }
-}
-
-fn filled_by_others(segment: SegmentId) -> Refusal {
-    Refusal::NoSuchCopy { segment, why: "the caller, or a later pull, fills its buffer".to_owned() }
 }

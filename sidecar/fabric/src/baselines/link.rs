@@ -1,14 +1,15 @@
 //! One end of what carries messages in one direction and answers in the other: shared memory or TCP.
 //!
 //! The sender's end is used by [`channel`](super::channel); in a [`chain`](super::chain), whose links are alike, both ends are.
-//! Nothing here allocates, blocks or locks.
+//! No link allocates, blocks or locks.
 
-use std::fmt;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use tailwind_ring::{BadPosition, ClientEnd, Consumer, Producer, SidecarEnd};
@@ -31,6 +32,25 @@ pub(super) trait Link: fmt::Debug + Send {
     fn events(&self, full: bool) -> PollFlags;
     /// Ends the link: the other end learns of it at once.
     fn close(&mut self);
+}
+
+/// A connection that comes before the deadline, and the time that was left; none where whoever came is gone again. The
+/// listener does not block.
+pub(super) fn next_connection(
+    listener: &UnixListener,
+    deadline: Instant,
+) -> io::Result<Option<(UnixStream, Duration)>> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let wait = Timespec::try_from(left).map_err(io::Error::other)?;
+    rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&wait)))?;
+    match listener.accept() {
+        Ok((socket, _)) => Ok(Some((socket, left))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Calls of [`Link::check`] between two looks at the socket, each of which is a system call: it tells of a receiver that was

@@ -8,7 +8,6 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::RecvFlags;
 
 use crate::buffer::{AppendBuffer, BufferPool, SharedBuffer};
@@ -20,7 +19,7 @@ use crate::tcp::sender::open;
 
 use super::Baseline;
 use super::channel::MessageChannel;
-use super::link::{ShmLink, TcpLink};
+use super::link::{ShmLink, TcpLink, next_connection};
 
 /// How long the receiver's connection may take. It has been made when the answer to the offer arrives.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -119,17 +118,7 @@ impl MessageOpening {
     fn receive(&self, secret: &Secret) -> io::Result<ShmLink> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            let wait = Timespec::try_from(left).map_err(io::Error::other)?;
-            rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&wait)))?;
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => return Err(error),
-            };
+            let Some((socket, left)) = next_connection(&self.listener, deadline)? else { continue };
             if let Some(link) = self.greet(socket, secret, left)? {
                 return Ok(link);
             }

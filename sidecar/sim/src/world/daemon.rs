@@ -8,12 +8,12 @@ use tailwind_backup::{Job, OutputResult, ReadError, Unchecked, fetch};
 use tailwind_protocol::backup::{Input, Output, Place, Reply, RequestId};
 use tailwind_protocol::ids::SegmentId;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::pull::filled_by_others;
 use tailwind_protocol::rpc::{Purpose, Refusal};
 
 use super::host::HostEvent;
 use super::memory::Lent;
 use super::network::Answer;
-use super::pull::filled_by_others;
 use super::queue::{MS, Micros};
 use super::{Event, HostNo, World};
 use crate::trace::{self, trace};

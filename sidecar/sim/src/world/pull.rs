@@ -8,8 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
-use tailwind_protocol::ids::SegmentId;
-use tailwind_protocol::pull::{Input, Output, Pull, Way};
+use tailwind_protocol::pull::{Input, Output, Pull, Way, filled_by_others};
 use tailwind_protocol::rpc::{FetchRequest, PullRequest, Refusal};
 
 use super::fabric::Key;
@@ -111,10 +110,6 @@ impl Pulls {
     pub(super) fn stop_filling(&mut self) {
         self.filled.clear();
     }
-}
-
-pub(super) fn filled_by_others(segment: SegmentId) -> Refusal {
-    Refusal::NoSuchCopy { segment, why: "the caller, or a later pull, fills its buffer".to_owned() }
 }
 
 impl World {

@@ -13,7 +13,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tailwind_ring::Sizes;
 
 use crate::contract::Receiver;
@@ -23,7 +22,7 @@ use crate::pool::{Claim, Pool};
 use crate::secret::{self, SECRET_SIZE, Secret};
 use crate::tcp::registry::Registry;
 
-use super::super::link::{Link, ShmLink};
+use super::super::link::{Link, ShmLink, next_connection};
 use super::{CONNECT_TIMEOUT, Carrier, agent};
 
 /// Open channels, of all writers, as over [`tcp`](crate::tcp).
@@ -70,17 +69,7 @@ impl Door {
     fn admit(&self, secret: &Secret) -> io::Result<Box<dyn Link>> {
         let deadline = Instant::now() + SECRET_LIFETIME;
         while !self.closed.load(Ordering::SeqCst) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            let wait = Timespec::try_from(left).map_err(io::Error::other)?;
-            rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&wait)))?;
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => return Err(error),
-            };
+            let Some((socket, left)) = next_connection(&self.listener, deadline)? else { continue };
             socket.set_nonblocking(false)?;
             socket.set_read_timeout(Some(CONNECT_TIMEOUT.min(left)))?;
             let mut presented = [0; SECRET_SIZE];
