@@ -84,6 +84,8 @@ pub enum Input {
     Closed(Seat, SegmentId),
     /// Answer to [`Output::Install`].
     Installed(Seat, SegmentId),
+    /// Answer to [`Output::Install`]: it failed. No other copy can be fetched, or the member does not accept the image.
+    InstallFailed(Seat, SegmentId),
     /// All closed copies at a member that are missing or corrupt. The sidecar asks each member periodically.
     Damaged(Seat, Vec<CopyReport>),
     /// Answer to [`Output::Repair`].
@@ -165,7 +167,7 @@ pub enum Output {
     /// Tell the member that the segment is whole (or, of a recovered copy, where it ends).
     Close(Seat, SegmentIdentity, Closure),
     /// Have the member copy a closed segment from one of these members, in this order; or copy it there from any other member
-    /// or backup. If none can serve it, report the seat lost.
+    /// or backup.
     Install(Seat, SegmentIdentity, Closure, Vec<MemberRef>),
     /// As [`Output::Install`], in place of a copy that is missing or corrupt. The member stays in the set even if this
     /// fails, because its open segments are sound.
@@ -313,6 +315,7 @@ impl Primary {
             Input::Opened(seat, segment) => self.on_opened(seat, segment),
             Input::Closed(seat, segment) => self.on_closed(seat, segment, out),
             Input::Installed(seat, segment) => self.on_segment_held(seat, segment, out),
+            Input::InstallFailed(seat, segment) => self.on_install_failed(seat, segment, out),
             Input::Damaged(seat, copies) => self.on_damaged(seat, &copies, out),
             Input::Repaired(seat, segment) => self.on_repaired(seat, segment, out),
             Input::RepairFailed(seat, segment) => self.on_repair_failed(now, seat, segment, out),
@@ -494,7 +497,7 @@ impl Primary {
         while self.closed.front().is_some_and(|(_, closure)| closure.last < below) {
             self.closed.pop_front();
         }
-        self.forget_trimmed_damage();
+        self.forget_trimmed();
         // An app that trims for every record must not cost a call to each member for every record (S9).
         if self.closed.len() < before {
             self.refusals.forget();

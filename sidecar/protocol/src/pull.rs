@@ -8,6 +8,12 @@
 use crate::ids::SegmentId;
 use crate::rpc::{CloseRequest, OpenRequest, PullRequest, PullSource, Purpose, Refusal};
 
+/// How long a caller waits for a pull before it copies the segment itself, in milliseconds. A newcomer is given up after twice
+/// [`open_timeout_ms`](crate::primary::Rules::open_timeout_ms) without progress, so a pull that fails leaves time for that copy.
+pub const fn patience_ms(open_timeout_ms: u64) -> u64 {
+    open_timeout_ms * 3 / 2
+}
+
 /// How the bytes of a source are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {
@@ -37,13 +43,24 @@ pub fn filled_by_others(segment: SegmentId) -> Refusal {
     Refusal::NoSuchCopy { segment, why: "the caller, or a later pull, fills its buffer".to_owned() }
 }
 
+/// Why nothing was copied, in words for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// The source does not answer, and another way to it costs the same time again.
+    #[error("{0}")]
+    Silent(String),
+    /// It cannot be copied in this way.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// How that went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// Of [`Output::Open`].
     Opened(Result<(), Refusal>),
-    /// Of [`Output::Copy`]. An error is for people.
-    Copied(Result<(), String>),
+    /// Of [`Output::Copy`].
+    Copied(Result<(), CopyError>),
     /// Of [`Output::Close`].
     Closed(Result<(), Refusal>),
 }
@@ -74,18 +91,17 @@ impl Pull {
             Input::Opened(Ok(())) => Output::Copy(self.request.sources[self.source].clone(), self.way),
             Input::Copied(Ok(())) => Output::Close(self.close()),
             Input::Closed(Ok(())) => Output::End(Ok(())),
-            // What did not come may be had in another way.
-            Input::Copied(Err(why)) => self.on_failed(why),
+            Input::Copied(Err(error)) => self.on_failed(error),
             Input::Closed(Err(Refusal::Corrupt { .. })) => self.on_corrupt(),
             Input::Opened(Err(refusal)) | Input::Closed(Err(refusal)) => Output::End(Err(refusal)),
         }
     }
 
-    fn on_failed(&mut self, why: String) -> Output {
-        match self.way {
+    fn on_failed(&mut self, error: CopyError) -> Output {
+        match (self.way, error) {
             // On disk there, or not to be read: its processor has it.
-            Way::Memory => self.try_way(Way::Fetch),
-            Way::Fetch | Way::CheckedFetch => self.try_next(why),
+            (Way::Memory, CopyError::Failed(_)) => self.try_way(Way::Fetch),
+            (_, CopyError::Silent(why) | CopyError::Failed(why)) => self.try_next(why),
         }
     }
 

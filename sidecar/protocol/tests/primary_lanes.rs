@@ -305,3 +305,34 @@ fn survey_does_not_count_for_a_member_lost_meanwhile() {
     let out = fixture.look();
     assert!(!out.iter().any(|output| matches!(output, Output::StepDown(_))), "{out:?}");
 }
+
+/// They wait behind those under way, or behind a trim, and nobody needs them any more.
+#[test]
+fn images_of_trimmed_segments_are_not_handed_out() {
+    let (mut fixture, seats) = Fixture::ready(1, 2);
+    for segment in 1..=5 {
+        fixture.fill(segment);
+        fixture.lend_everywhere(&seats, segment + 2);
+        fixture.close_everywhere(&seats, segment);
+    }
+    let spare = member(2);
+    fixture.step(Input::Tick);
+    fixture.step(Input::Surveyed(vec![spare.clone()]));
+    fixture.look();
+    fixture.step(Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))));
+    let newcomer = fixture.seats()[0];
+    fixture.step(Input::Connected(newcomer));
+    let installed = |out: Vec<Output>| -> Vec<u64> {
+        let installs = out.iter().filter_map(|output| match output {
+            Output::Install(_, identity, ..) => Some(identity.segment.0),
+            _ => None,
+        });
+        installs.collect()
+    };
+    assert_eq!(installed(fixture.look()), [1, 2]);
+    fixture.step(Input::Trim(Lsn(41)));
+    fixture.step(Input::Tidied(newcomer));
+    fixture.step(Input::InstallFailed(newcomer, SegmentId(1)));
+    fixture.step(Input::Installed(newcomer, SegmentId(2)));
+    assert_eq!(installed(fixture.look()), [5]);
+}

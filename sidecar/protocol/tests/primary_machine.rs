@@ -927,3 +927,44 @@ fn repair_names_sound_sources() {
     fixture.step(Input::RepairFailed(two, SegmentId(2)));
     assert_eq!(fixture.sources, [member(3).id], "no copy that is known to be corrupt");
 }
+
+/// What the app no longer needs, a newcomer does not either, however little of the log it has by then.
+#[test]
+fn trim_passes_what_a_newcomer_lacks() {
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.recruit(2);
+    fixture.step(Input::Trim(fixture.primary.closed()[1].1.first));
+    fixture.step(Input::InstallFailed(seat, SegmentId(1)));
+    assert_eq!(fixture.lost, [], "no source has segment 1 any more");
+    fixture.step(Input::Installed(seat, SegmentId(2)));
+    assert!(fixture.swap.is_some(), "it lacks nothing");
+}
+
+#[test]
+fn newcomer_whose_image_fails_is_lost() {
+    let mut fixture = with_two_closed(2);
+    let seat = fixture.recruit(2);
+    fixture.step(Input::InstallFailed(seat, SegmentId(1)));
+    assert_eq!(fixture.lost, [member(2).id]);
+}
+
+/// Its disk is full, so it may never sync, and holds a seat that a sound spare could take.
+#[test]
+fn newcomer_that_cannot_sync_is_given_up() {
+    let mut fixture = with_two_closed(2);
+    fixture.primary.sync(fixture.primary.acked(), Lsn(20));
+    fixture.turn();
+    let one = fixture.seats[&member(1).id];
+    fixture.step(Input::Synced(one, Lsn(20)));
+    assert_eq!(fixture.primary.synced(), Lsn(20));
+    let seat = fixture.recruit(2);
+    for segment in [1, 2] {
+        fixture.step(Input::Installed(seat, SegmentId(segment)));
+    }
+    wait(&mut fixture, 14_000, &[]);
+    assert_eq!((fixture.lost.as_slice(), &fixture.swap), (&[][..], &None), "a slow disk has its time");
+    fixture.recruits = false;
+    wait(&mut fixture, 2000, &[]);
+    assert_eq!(fixture.lost, [member(2).id]);
+    assert!(fixture.recruits && !fixture.over, "there may be a better one");
+}

@@ -3,7 +3,7 @@
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::pull::{Input, Output, Pull, Way};
+use tailwind_protocol::pull::{CopyError, Input, Output, Pull, Way};
 use tailwind_protocol::rpc::{Caller, PullRequest, PullSource, Purpose, Refusal};
 
 const SEGMENT: SegmentId = SegmentId(3);
@@ -23,6 +23,10 @@ fn request(sources: &[&str]) -> PullRequest {
         durability: Durability::Flushed,
         sources: sources.iter().map(source).collect(),
     }
+}
+
+fn failed(why: &str) -> Input {
+    Input::Copied(Err(CopyError::Failed(why.to_owned())))
 }
 
 fn corrupt() -> Input {
@@ -52,8 +56,23 @@ fn close(pull: &mut Pull, opens: &Output) -> (String, Way) {
 fn memory_first_then_the_disk() {
     let (mut pull, next) = Pull::start(request(&["m1", "m2"]), false);
     assert_eq!(copy(&mut pull, &next), ("m1".to_owned(), Way::Memory));
-    let next = pull.step(Input::Copied(Err("on disk".to_owned())));
+    let next = pull.step(failed("on disk"));
     assert_eq!(close(&mut pull, &next), ("m1".to_owned(), Way::Fetch));
+    assert_eq!(pull.step(Input::Closed(Ok(()))), Output::End(Ok(())));
+}
+
+/// Each way to it would take as long to fail, and the caller does not wait for ever.
+#[test]
+fn a_silent_source_is_passed_over_at_once() {
+    let (mut pull, next) = Pull::start(request(&["m1", "m2", "m3"]), false);
+    assert_eq!(copy(&mut pull, &next), ("m1".to_owned(), Way::Memory));
+    let silent = || Input::Copied(Err(CopyError::Silent("no answer".to_owned())));
+    let next = pull.step(silent());
+    assert_eq!(copy(&mut pull, &next), ("m2".to_owned(), Way::Memory));
+    let next = pull.step(failed("on disk"));
+    assert_eq!(copy(&mut pull, &next), ("m2".to_owned(), Way::Fetch));
+    let next = pull.step(silent());
+    assert_eq!(close(&mut pull, &next), ("m3".to_owned(), Way::Memory));
     assert_eq!(pull.step(Input::Closed(Ok(()))), Output::End(Ok(())));
 }
 
@@ -73,7 +92,7 @@ fn without_a_source_it_is_refused_with_reasons() {
     let (mut pull, mut next) = Pull::start(request(&["m1", "m2"]), false);
     for (name, way) in [("m1", Way::Memory), ("m1", Way::Fetch), ("m2", Way::Memory), ("m2", Way::Fetch)] {
         assert_eq!(copy(&mut pull, &next), (name.to_owned(), way));
-        next = pull.step(Input::Copied(Err(format!("{name} is gone"))));
+        next = pull.step(failed(&format!("{name} is gone")));
     }
     let Output::End(Err(Refusal::NoSuchCopy { segment, why })) = next else { panic!("{next:?}") };
     assert_eq!(segment, SEGMENT);

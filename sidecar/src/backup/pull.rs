@@ -4,7 +4,9 @@
 //! and closes it, as for an image that a primary writes. Here the bytes are moved: read one-sidedly in large pieces if the
 //! source has them in memory, or else fetched. See "Pull" in `docs/protocol.md`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use serde::Serialize;
 use tailwind_fabric::{ChannelAnswer, Offer, ReadChannel, ReadError, ReadGrant, Readable, Reader, ReaderId};
 use tailwind_protocol::backup::Request;
 use tailwind_protocol::ids::{GroupName, MemberId};
-use tailwind_protocol::pull::{Input, Output, Pull, Way};
+use tailwind_protocol::pull::{CopyError, Input, Output, Pull, Way};
 use tailwind_protocol::rpc::{
     FetchRequest, OpenRequest, PullRequest, PullSource, ReadConnectReply, ReadConnectRequest, Refusal, ShareReply,
     ShareRequest, path,
@@ -24,7 +26,7 @@ use super::actor::{ActorReply, Handle, PullPart};
 use super::memory::Filling;
 use super::status::About;
 use crate::access::Access;
-use crate::rpc::BackupClient;
+use crate::rpc::{BackupClient, CallError};
 
 /// Pulls at a time: two images of a newcomer and one repair, which is what a primary has under way.
 const PULLS_MAX: usize = 3;
@@ -32,9 +34,12 @@ const PULLS_MAX: usize = 3;
 const PIECE: u32 = 1 << 20;
 /// Reads on their way: one lands while another one is copied. Memory of a pull: so many pieces.
 const PIECES: u32 = 2;
-/// How long a source may take to answer, and a read to complete. A source that is well needs milliseconds, and another one may
-/// be.
+/// How long a source may take to answer, a read to complete, and a fetch to go on. A source that is well needs milliseconds, and
+/// another one may be.
 const SOURCE_SILENCE: Duration = Duration::from_secs(1);
+/// How long a source that was silent is not asked again: a newcomer pulls many segments, one after the other, and each would cost
+/// a silence anew.
+const AVOIDED: Duration = Duration::from_secs(10);
 /// How long a fetch may take: as for the primary's own.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two looks at reads on their way.
@@ -66,6 +71,7 @@ pub(super) struct Puller {
     make_reader: MakeReader,
     /// Made at the first pull: most backups never need it, and over `verbs` it opens the device once more.
     reader: Mutex<Option<Arc<dyn Reader>>>,
+    silences: Silences,
     places: Semaphore,
     segments: AtomicU64,
     bytes: AtomicU64,
@@ -85,6 +91,7 @@ impl Puller {
             id: ReaderId(getrandom::u64()?),
             make_reader: Box::new(make_reader),
             reader: Mutex::default(),
+            silences: Silences::default(),
             places: Semaphore::new(PULLS_MAX),
             segments: AtomicU64::default(),
             bytes: AtomicU64::default(),
@@ -178,14 +185,16 @@ impl Puller {
         source: &PullSource,
         way: Way,
         filling: &Filling,
-    ) -> Result<(), String> {
+    ) -> Result<(), CopyError> {
+        self.silences.check(&source.member, way)?;
         let addresses = source.control.clone();
         let client = BackupClient::of_member(source.member.clone(), &self.access, move || addresses.clone());
-        match way {
+        let copied = match way {
             Way::Memory => self.read(request, &client, filling).await,
             Way::Fetch => self.fetch(request, &client, false, filling).await,
             Way::CheckedFetch => self.fetch(request, &client, true, filling).await,
-        }
+        };
+        copied.map_err(|trouble| self.silences.note(&source.member, trouble))
     }
 
     async fn fetch(
@@ -194,24 +203,32 @@ impl Puller {
         client: &BackupClient,
         check: bool,
         filling: &Filling,
-    ) -> Result<(), String> {
+    ) -> Result<(), Trouble> {
         let PullRequest { identity, closure, .. } = *request;
         let fetch = FetchRequest { group: self.group.clone(), identity, closure, check };
-        let (mut at, mut written) = (0, Ok(()));
-        let fetched = client.fetch(&fetch, FETCH_TIMEOUT, |piece| {
+        let at = AtomicU32::new(0);
+        let mut fetched = pin!(client.fetch(&fetch, FETCH_TIMEOUT, |piece| {
             // No more bytes come than the closure says, and it has been compared with the buffer's size.
-            written = written.and_then(|()| filling.write(at, piece));
-            at += piece.len() as u32;
-        });
-        fetched.await.map_err(|error| error.to_string())?;
-        written.map_err(|_| over())
+            let from = at.fetch_add(piece.len() as u32, Ordering::Relaxed);
+            // Once the filling is over, it stays so.
+            let _ = filling.write(from, piece);
+        }));
+        loop {
+            let before = at.load(Ordering::Relaxed);
+            match tokio::time::timeout(SOURCE_SILENCE, &mut fetched).await {
+                Ok(ended) => break ended?,
+                Err(_) if at.load(Ordering::Relaxed) > before => {}
+                Err(_) => return Err(Trouble::Silent(format!("no byte within {SOURCE_SILENCE:?}"))),
+            }
+        }
+        if filling.is_over() { Err(over()) } else { Ok(()) }
     }
 
-    async fn read(&self, request: &PullRequest, client: &BackupClient, filling: &Filling) -> Result<(), String> {
-        let reader = self.reader()?;
+    async fn read(&self, request: &PullRequest, client: &BackupClient, filling: &Filling) -> Result<(), Trouble> {
+        let reader = self.reader().map_err(Trouble::Failed)?;
         let (channel, readable) = self.share(request, client, reader).await?;
         let (end, filling) = (request.closure.end.0, filling.clone());
-        blocking(move || read_all(channel, &readable, end, &filling)).await
+        blocking(move || read_all(channel, &readable, end, &filling)).await.map_err(Trouble::Failed)?
     }
 
     fn reader(&self) -> Result<Arc<dyn Reader>, String> {
@@ -229,26 +246,29 @@ impl Puller {
         request: &PullRequest,
         client: &BackupClient,
         reader: Arc<dyn Reader>,
-    ) -> Result<(Box<dyn ReadChannel>, Readable), String> {
+    ) -> Result<(Box<dyn ReadChannel>, Readable), Trouble> {
         let (group, log, segment) = (self.group.clone(), request.caller.log, request.identity.segment);
         let begun = Arc::clone(&reader);
-        let opening = blocking(move || begun.begin(PIECES * PIECE)).await?;
+        let opening = blocking(move || begun.begin(PIECES * PIECE)).await.and_then(worded).map_err(Trouble::Failed)?;
         let connect = ReadConnectRequest { group: group.clone(), log, reader: self.id.0, offer: opening.offer() };
         let reply: ReadConnectReply<ChannelAnswer> =
             ask::<ReadConnectRequest<Offer>, _>(client, path::READ_CONNECT, &connect).await?;
         // The call has just connected.
-        let peer = client.peer_ip().ok_or("its address is not known")?;
-        let channel = blocking(move || opening.connect(&reply.answer, peer)).await?;
+        let peer = client.peer_ip().ok_or_else(|| Trouble::Failed("its address is not known".to_owned()))?;
+        let connected = blocking(move || opening.connect(&reply.answer, peer)).await.and_then(worded);
+        let channel = connected.map_err(Trouble::NoChannel)?;
         let share = ShareRequest { group, log, reader: self.id.0, board: false, segments: vec![segment] };
         let shared: ShareReply<ReadGrant> = ask(client, path::SHARE, &share).await?;
         let wanted = shared
             .segments
             .into_iter()
             .find(|shared| (shared.identity, shared.closure) == (request.identity, Some(request.closure)));
-        let grant = wanted.ok_or("it does not have the segment in memory, closed as wanted")?.grant;
-        let readable = blocking(move || reader.attach(&grant)).await?;
+        let missing = || Trouble::Failed("it does not have the segment in memory, closed as wanted".to_owned());
+        let grant = wanted.ok_or_else(missing)?.grant;
+        let readable = blocking(move || reader.attach(&grant)).await.and_then(worded).map_err(Trouble::Failed)?;
         if readable.len() < request.closure.end.0 {
-            return Err(format!("it shares {} bytes, and the segment has {}", readable.len(), request.closure.end));
+            let why = format!("it shares {} bytes, and the segment has {}", readable.len(), request.closure.end);
+            return Err(Trouble::Failed(why));
         }
         Ok((channel, readable))
     }
@@ -263,8 +283,67 @@ impl Drop for EndedOnDrop {
     }
 }
 
+/// What is wrong with a source.
+#[derive(Debug)]
+enum Trouble {
+    /// It does not answer.
+    Silent(String),
+    /// It answers, and its data channel does not connect or no longer reads.
+    NoChannel(String),
+    /// It cannot give this segment in this way.
+    Failed(String),
+}
+
+impl From<CallError> for Trouble {
+    fn from(error: CallError) -> Trouble {
+        match error {
+            CallError::Refused(refusal) => Trouble::Failed(refusal.to_string()),
+            CallError::Unreachable(why) => Trouble::Silent(why),
+        }
+    }
+}
+
+/// Sources that were silent a moment ago, all in all or by their data channel alone.
+#[derive(Debug, Default)]
+struct Silences(Mutex<BTreeMap<(MemberId, Part), Instant>>);
+
+/// What of a source is silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Whole,
+    Channel,
+}
+
+impl Silences {
+    /// An error if asking the source in this way would most likely cost another silence.
+    fn check(&self, source: &MemberId, way: Way) -> Result<(), CopyError> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lasts = |part| known.get(&(source.clone(), part)).is_some_and(|since| since.elapsed() < AVOIDED);
+        if lasts(Part::Whole) {
+            return Err(CopyError::Silent("it did not answer a moment ago".to_owned()));
+        }
+        if way == Way::Memory && lasts(Part::Channel) {
+            return Err(CopyError::Failed("its data channel did not answer a moment ago".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Remembers a silence; what the machine is to know of the trouble.
+    fn note(&self, source: &MemberId, trouble: Trouble) -> CopyError {
+        let (part, error) = match trouble {
+            Trouble::Silent(why) => (Part::Whole, CopyError::Silent(why)),
+            Trouble::NoChannel(why) => (Part::Channel, CopyError::Failed(why)),
+            Trouble::Failed(why) => return CopyError::Failed(why),
+        };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, since| since.elapsed() < AVOIDED);
+        known.insert((source.clone(), part), Instant::now());
+        error
+    }
+}
+
 /// Reads the bytes from 0 to `end`, several pieces at a time, into the buffer.
-fn read_all(mut channel: Box<dyn ReadChannel>, from: &Readable, end: u32, filling: &Filling) -> Result<(), String> {
+fn read_all(mut channel: Box<dyn ReadChannel>, from: &Readable, end: u32, filling: &Filling) -> Result<(), Trouble> {
     let piece = |nth: u32| nth * PIECE..end.min((nth + 1) * PIECE);
     let place = |nth: u32| nth % PIECES * PIECE;
     let pieces = end.div_ceil(PIECE);
@@ -275,12 +354,14 @@ fn read_all(mut channel: Box<dyn ReadChannel>, from: &Readable, end: u32, fillin
             match channel.read(from, piece(posted), place(posted)) {
                 Ok(()) => posted += 1,
                 Err(ReadError::QueueFull) => break,
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(Trouble::Failed(error.to_string())),
             }
         }
-        match channel.poll().map_err(|error| error.to_string())? {
+        match channel.poll().map_err(|error| Trouble::Failed(error.to_string()))? {
             0 if written < completed => {}
-            0 if progress.elapsed() > SOURCE_SILENCE => return Err(format!("no read within {SOURCE_SILENCE:?}")),
+            0 if progress.elapsed() > SOURCE_SILENCE => {
+                return Err(Trouble::NoChannel(format!("no read within {SOURCE_SILENCE:?}")));
+            }
             0 if filling.is_over() => return Err(over()),
             0 => std::thread::sleep(POLL_PAUSE),
             count => (completed, progress) = (completed + count, Instant::now()),
@@ -295,22 +376,51 @@ fn read_all(mut channel: Box<dyn ReadChannel>, from: &Readable, end: u32, fillin
     Ok(())
 }
 
-fn over() -> String {
-    "the lending is over".to_owned()
+fn over() -> Trouble {
+    Trouble::Failed("the lending is over".to_owned())
 }
 
-async fn ask<Req, Rep>(client: &BackupClient, path: &str, request: &Req) -> Result<Rep, String>
+async fn ask<Req, Rep>(client: &BackupClient, path: &str, request: &Req) -> Result<Rep, CallError>
 where
     Req: Serialize + Sync,
     Rep: serde::de::DeserializeOwned,
 {
-    client.call(path, request, SOURCE_SILENCE).await.map_err(|error| error.to_string())
+    client.call(path, request, SOURCE_SILENCE).await
 }
 
-async fn blocking<T, E>(job: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String>
-where
-    T: Send + 'static,
-    E: std::fmt::Display + Send + 'static,
-{
-    tokio::task::spawn_blocking(job).await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    tokio::task::spawn_blocking(job).await.map_err(|error| error.to_string())
+}
+
+/// A result with its error in words.
+fn worded<T>(result: Result<T, impl std::fmt::Display>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_source_is_not_asked_again_at_once() {
+        let silences = Silences::default();
+        let [one, two] = ["m1", "m2"].map(|name| name.parse::<MemberId>().expect("a name"));
+        assert_eq!(silences.note(&one, Trouble::Failed("on disk".into())), CopyError::Failed("on disk".into()));
+        assert_eq!(silences.check(&one, Way::Memory), Ok(()));
+        assert_eq!(silences.note(&one, Trouble::Silent("mute".into())), CopyError::Silent("mute".into()));
+        for way in [Way::Memory, Way::Fetch, Way::CheckedFetch] {
+            assert!(matches!(silences.check(&one, way), Err(CopyError::Silent(_))), "{way:?}");
+            assert_eq!(silences.check(&two, way), Ok(()), "{way:?}");
+        }
+    }
+
+    /// Its port may be blocked, and the one of control not.
+    #[test]
+    fn a_source_without_a_data_channel_is_fetched_from() {
+        let silences = Silences::default();
+        let one = "m1".parse::<MemberId>().expect("a name");
+        assert_eq!(silences.note(&one, Trouble::NoChannel("cut".into())), CopyError::Failed("cut".into()));
+        assert!(matches!(silences.check(&one, Way::Memory), Err(CopyError::Failed(_))));
+        assert_eq!(silences.check(&one, Way::Fetch), Ok(()));
+    }
 }

@@ -13,6 +13,7 @@ use tailwind_fabric::{Channel, ChannelAnswer, ChannelError, Grant, Offer, Remote
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
+use tailwind_protocol::pull;
 use tailwind_protocol::rpc::{
     Caller, CloseRequest, ConnectReply, ConnectRequest, CopyReport, DROP_MAX, DamageReply, DropRequest, Empty, Failure,
     FenceRequest, FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest,
@@ -36,10 +37,6 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a survey waits for one backup.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a backup may take to copy a segment from others: as long as the segment may take on its way, by the worst of the
-/// ways that it tries. Then it is copied there by this sidecar.
-const PULL_TIMEOUT: Duration = Duration::from_secs(6);
-
 /// What came of asking a backup to copy a segment by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pulled {
@@ -58,6 +55,8 @@ pub struct MemberLink {
     sender: Arc<dyn Sender>,
     durability: Durability,
     timeout: Duration,
+    /// How long it may take to pull a segment. Then that is copied there by this sidecar.
+    pull_timeout: Duration,
     refusals: Refusals,
     /// It does not know the request: a backup of an earlier build.
     cannot_pull: AtomicBool,
@@ -76,6 +75,7 @@ impl MemberLink {
             sender: Arc::clone(&context.sender),
             durability: context.rules.durability,
             timeout: context.rules.rpc_timeout,
+            pull_timeout: Duration::from_millis(pull::patience_ms(context.rules.open_timeout.as_millis() as u64)),
             refusals: context.refusals.clone(),
             cannot_pull: AtomicBool::new(false),
             bulk: Mutex::new(None),
@@ -207,7 +207,7 @@ impl MemberLink {
             return Ok(Pulled::NotThisWay("it is of an earlier build".to_owned()));
         }
         let request = PullRequest { caller: self.caller(), identity, closure, durability: self.durability, sources };
-        match self.ask_patiently::<_, Empty>(path::PULL, &request, PULL_TIMEOUT, |_| {}).await {
+        match self.ask_patiently::<_, Empty>(path::PULL, &request, self.pull_timeout, |_| {}).await {
             Ok(Empty {}) => Ok(Pulled::Done),
             Err(CallError::Refused(Refusal::BadRequest { why })) => {
                 self.cannot_pull.store(true, Ordering::Relaxed);

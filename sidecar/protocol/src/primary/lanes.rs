@@ -69,7 +69,7 @@ impl Lanes {
             Input::Prepared(segment) => drop(self.preparing.remove(segment)),
             Input::Opened(seat, _) => self.with(*seat, |lanes| lanes.opening = false),
             Input::Closed(seat, _) | Input::Tidied(seat) => self.with(*seat, |lanes| lanes.under_way = None),
-            Input::Installed(seat, segment) => self.installs.end(*seat, *segment),
+            Input::Installed(seat, segment) | Input::InstallFailed(seat, segment) => self.installs.end(*seat, *segment),
             Input::Repaired(seat, segment) | Input::RepairFailed(seat, segment) => self.repairs.end(*seat, *segment),
             _ => {}
         }
@@ -122,6 +122,13 @@ impl Lanes {
         }
         installs.release(INSTALLS_MAX, out);
         repairs.release(REPAIRS_AT_ONCE, out);
+    }
+
+    /// Nobody needs images of segments below this one any more.
+    pub(super) fn forget_images_below(&mut self, first: SegmentId) {
+        let needed = |output: &Output| !matches!(output, Output::Install(_, identity, ..) if identity.segment < first);
+        self.installs.waiting.retain(|(_, install)| needed(install));
+        self.seats.values_mut().for_each(|lanes| lanes.orders.retain(needed));
     }
 
     fn forget(&mut self, seat: Seat) {

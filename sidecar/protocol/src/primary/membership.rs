@@ -18,6 +18,9 @@ use super::{Membership, Output, Primary, SEGMENTS_MAX, Seat, StepDown};
 /// 15 × 2 s = 30 s. A restarted process is back within that time, even after Kubernetes has delayed it by 10 s. A primary
 /// that is cut off from members which others can reach blocks the group for as long.
 const RETURN_WAIT: u64 = 15;
+/// How long a newcomer may take to sync what every member has synced, in units of `open_timeout_ms`: 15 × 2 s = 30 s, as long as
+/// a sync may take.
+const SYNC_PATIENCE: u64 = 15;
 
 impl Primary {
     pub(super) fn on_lost(&mut self, seat: Seat, out: &mut Vec<Output>) {
@@ -335,6 +338,15 @@ impl Primary {
         }
     }
 
+    /// A newcomer that cannot be given a segment will never be a member, unless the segment was trimmed meanwhile: then no
+    /// source may have it any more, and none is needed.
+    pub(super) fn on_install_failed(&mut self, seat: Seat, segment: SegmentId, out: &mut Vec<Output>) {
+        let Some(member) = self.member_mut(seat) else { return };
+        if matches!(&member.membership, Membership::Newcomer { missing, .. } if missing.contains(&segment)) {
+            self.on_lost(seat, out);
+        }
+    }
+
     /// A member counts as lost if for too long it does not lend the next segment, keeps open segments from closing, or
     /// keeps acks waiting for its flushes: one slow disk must not stop the group. If too few others are left, it stays.
     pub(super) fn drop_stalled_members(&mut self, now: Time, out: &mut Vec<Output>) {
@@ -390,7 +402,7 @@ impl Primary {
     }
 
     /// A newcomer without progress for twice `open_timeout_ms` is given up: it occupies a seat that a spare could take, and
-    /// under load it keeps segments open.
+    /// under load it keeps segments open. So is one whose disk does not come to hold what every member's does.
     pub(super) fn give_up_newcomers(&mut self, now: Time, out: &mut Vec<Output>) {
         let missing = |member: &Member| match &member.membership {
             Membership::Newcomer { missing, .. } if !member.is_lost() => missing.len(),
@@ -414,12 +426,16 @@ impl Primary {
             let stalls = !member.is_lost() && !self.is_required(member) && self.lacks_something(member);
             let stall = Stall::follow(member.stall, progress, now, stalls);
             let too_long = |stall: Stall<Progress>| now >= stall.since.plus(2 * self.rules.open_timeout_ms);
-            if stall.is_some_and(too_long) {
+            // Its other progress says nothing of its disk: under load it never ends.
+            let lacks_sync = !member.is_lost() && self.has_all_copies(member) && self.lacks_sync(member);
+            let unsynced = Stall::follow(member.unsynced, member.synced, now, lacks_sync);
+            let too_slow = |stall: Stall<Lsn>| now >= stall.since.plus(SYNC_PATIENCE * self.rules.open_timeout_ms);
+            if stall.is_some_and(too_long) || unsynced.is_some_and(too_slow) {
                 let refuses = member.opened < self.segments.active_id().min(self.lent_by_members());
                 stuck.push((member.seat, refuses.then(|| member.reference.clone())));
             }
             if let Some(member) = &mut self.members[index] {
-                member.stall = stall;
+                (member.stall, member.unsynced) = (stall, unsynced);
             }
         }
         for (seat, refusing) in stuck {

@@ -94,13 +94,17 @@ impl Primary {
         }
     }
 
-    /// Trimmed segments need no repair.
-    pub(super) fn forget_trimmed_damage(&mut self) {
+    /// Trimmed segments need no repair, and no newcomer lacks them.
+    pub(super) fn forget_trimmed(&mut self) {
         let first = self.closed.front().map_or(self.segments.oldest(), |(identity, _)| identity.segment);
         for member in self.members.iter_mut().flatten() {
             member.damage.segments.retain(|segment| *segment >= first);
             member.damage.failed.retain(|segment| *segment >= first);
+            if let Membership::Newcomer { missing, .. } = &mut member.membership {
+                missing.retain(|segment| *segment >= first);
+            }
         }
+        self.lanes.forget_images_below(first);
     }
 
     /// Repairs the oldest damaged copies first.

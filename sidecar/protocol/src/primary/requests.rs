@@ -75,6 +75,9 @@ impl Output {
         match (self, failure) {
             (_, Failure::Superseded(epoch)) => Some(Input::Superseded(*epoch)),
             (Output::Repair(seat, identity, ..), _) => Some(Input::RepairFailed(*seat, identity.segment)),
+            (Output::Install(seat, identity, ..), Failure::Unreachable(_)) => {
+                Some(Input::InstallFailed(*seat, identity.segment))
+            }
             (output, _) => output.seat().map(Input::Lost),
         }
     }

@@ -129,6 +129,8 @@ pub(super) struct Member {
     pub(super) last_completed: Post,
     /// Of a newcomer: since when it has made no progress.
     pub(super) stall: Option<Stall<Progress>>,
+    /// Since when a newcomer has lacked a sync alone, and up to where it had synced.
+    pub(super) unsynced: Option<Stall<Lsn>>,
     /// Its missing and corrupt copies.
     pub(super) damage: Damage,
     pub(super) board: MemberBoard,
@@ -220,6 +222,7 @@ impl Primary {
             last_posted: Post::default(),
             last_completed: Post::default(),
             stall: None,
+            unsynced: None,
             damage: Damage::default(),
             board: MemberBoard::None,
         });

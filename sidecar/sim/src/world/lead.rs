@@ -23,7 +23,7 @@ use super::{SidecarNo, World, group};
 use crate::trace::{records, trace};
 
 /// How long a member may hold up the next segment.
-const OPEN_TIMEOUT_MS: u64 = 400;
+pub(super) const OPEN_TIMEOUT_MS: u64 = 400;
 /// Pause between two searches for a spare.
 const RECRUIT_INTERVAL_MS: u64 = 250;
 /// Pause before a swap of unknown outcome is sent again.

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
 use tailwind_protocol::ids::{BootId, Offset};
+use tailwind_protocol::pull::patience_ms;
 use tailwind_protocol::rpc::{CopyReport, Inventory, PullRequest, Refusal};
 
 use super::fabric::{ChannelId, Key};
 use super::host::HostEvent;
+use super::lead::OPEN_TIMEOUT_MS;
 use super::queue::{MS, Micros};
 use super::sidecar::{Notice, Purpose};
 use super::{Event, HostNo, SidecarNo, World};
@@ -19,6 +21,8 @@ use crate::trace::trace;
 
 /// How long a control RPC may take.
 pub(crate) const RPC_TIMEOUT: Micros = 1000 * MS;
+/// How long a backup may take to pull a segment.
+const PULL_TIMEOUT: Micros = patience_ms(OPEN_TIMEOUT_MS) * MS;
 /// A request that meets a cut link is sent again after so long, as TCP does, for as long as its connection lives.
 const RESEND_PAUSE: Micros = 40 * MS;
 
@@ -129,8 +133,10 @@ impl World {
         let sidecar = &mut self.sidecars[from.0];
         let (call, life) = (CallId(self.queue.count()), sidecar.life);
         sidecar.calls.insert(call, purpose);
-        self.queue.plan(RPC_TIMEOUT, Event::Sidecar(from, life, Notice::Answer(call, Err(Silence::Late))));
-        let envelope = Envelope { from, life, call, to, request: request.into(), sent: self.queue.now() };
+        let request = request.into();
+        let timeout = if matches!(request, Ask::Pull(_)) { PULL_TIMEOUT } else { RPC_TIMEOUT };
+        self.queue.plan(timeout, Event::Sidecar(from, life, Notice::Answer(call, Err(Silence::Late))));
+        let envelope = Envelope { from, life, call, to, request, sent: self.queue.now() };
         if self.fault_occurs(Fault::MessageTwice, 15) {
             let later = self.random.within(1, 3000) * MS;
             self.queue.plan(later, Event::Request(Box::new(envelope.clone())));

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tailwind_protocol::backup::{Request, RequestId, Slot};
-use tailwind_protocol::pull::{Input, Output, Pull, Way, filled_by_others};
+use tailwind_protocol::pull::{CopyError, Input, Output, Pull, Way, filled_by_others};
 use tailwind_protocol::rpc::{FetchRequest, PullRequest, Refusal};
 
 use super::fabric::Key;
@@ -23,8 +23,8 @@ use crate::trace::{records, trace};
 const PULLS_MAX: usize = 3;
 /// Bytes written at a time.
 const PIECE: usize = 16 << 10;
-/// How long a source may take.
-const SOURCE_SILENCE: Micros = 300 * MS;
+/// How long a source may take: as all time-outs here, a fifth of the production default.
+const SOURCE_SILENCE: Micros = 200 * MS;
 /// How long a process that is stopped keeps something waiting before it is looked at again.
 const THAW: Micros = 5 * MS;
 
@@ -90,6 +90,8 @@ struct Pulling {
     buffer: Option<(Slot, Key)>,
     bytes: Vec<u8>,
     attempt: u32,
+    /// The source has answered on this try, and its memory is being read.
+    reads: bool,
     /// Nothing of this try is awaited any more.
     copied: bool,
 }
@@ -128,7 +130,8 @@ impl World {
         let pulls = &mut self.hosts[no.0].pulls;
         pulls.count += 1;
         let pull = PullNo(pulls.count);
-        let pulling = Pulling { machine, request, id, buffer: None, bytes: Vec::new(), attempt: 0, copied: true };
+        let pulling =
+            Pulling { machine, request, id, buffer: None, bytes: Vec::new(), attempt: 0, reads: false, copied: true };
         pulls.under_way.insert(pull, pulling);
         self.go_on(no, pull, next);
     }
@@ -146,7 +149,7 @@ impl World {
             Output::Copy(source, way) => {
                 let Some(pulling) = self.hosts[no.0].pulls.under_way.get_mut(&pull) else { return };
                 pulling.attempt += 1;
-                pulling.copied = false;
+                (pulling.reads, pulling.copied) = (false, false);
                 let (attempt, segment) = (pulling.attempt, pulling.request.identity.segment);
                 let how = match way {
                     Way::Memory => "out of its memory",
@@ -288,11 +291,16 @@ impl World {
             }
             PullEvent::Bytes(_, Err(why)) => self.copied(no, pull, Err(why)),
             PullEvent::Write(attempt, at) => self.write_piece(no, pull, attempt, at),
-            PullEvent::Late(_) => self.copied(no, pull, Err("no answer in time".to_owned())),
+            PullEvent::Late(_) if pulling.reads => self.copied(no, pull, Err("no read in time".to_owned())),
+            PullEvent::Late(_) => self.end_copy(no, pull, Err(CopyError::Silent("no answer in time".to_owned()))),
         }
     }
 
     fn copied(&mut self, no: HostNo, pull: PullNo, result: Result<(), String>) {
+        self.end_copy(no, pull, result.map_err(CopyError::Failed));
+    }
+
+    fn end_copy(&mut self, no: HostNo, pull: PullNo, result: Result<(), CopyError>) {
         let Some(pulling) = self.hosts[no.0].pulls.under_way.get_mut(&pull) else { return };
         (pulling.copied, pulling.bytes) = (true, Vec::new());
         self.step_pull(no, pull, Input::Copied(result));
@@ -303,7 +311,8 @@ impl World {
         if self.cuts.are_backups_apart(no, source) || matches!(running, Running::Off | Running::Frozen) {
             return;
         }
-        let Some(pulling) = self.hosts[no.0].pulls.under_way.get(&pull) else { return };
+        let Some(pulling) = self.hosts[no.0].pulls.under_way.get_mut(&pull) else { return };
+        pulling.reads = way == Way::Memory;
         let PullRequest { identity, closure, .. } = pulling.request;
         let Some(machine) = self.hosts[source.0].machine() else {
             return self.copied(no, pull, Err("nobody listens there".to_owned()));
