@@ -19,9 +19,10 @@ use tempfile::TempDir;
 use crate::context::note;
 use crate::processes::observer::TIMEOUT;
 
-/// How long a boot may take: some 5 s were seen without KVM on two cores that others used too, and more with several at
-/// once; the first of all also downloads a kernel of 70 MB.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a boot may take until the machine is booted again: an emulated kernel hangs in its first second once in many boots.
+/// Some 5 s were seen without KVM on two cores that others used too, and more with several at once; the first of all also
+/// downloads a kernel of 70 MB.
+const BOOT_TIMEOUTS: [Duration; 3] = [Duration::from_secs(30), Duration::from_secs(60), Duration::from_secs(240)];
 /// How long a command in a machine may take, unless [`Machine::run_within`] says otherwise.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest life of a machine, in case the test dies before it.
@@ -59,31 +60,23 @@ impl Wire {
     }
 
     /// Boots machines, all at once, and waits until they take commands. A machine that was killed can be booted again. So
-    /// is one that does not come up: an emulated kernel hangs in its first second once in many boots.
+    /// is one that does not come up.
     pub fn boot(&mut self, ids: &[usize], hardware: &Hardware) -> Result<Vec<Machine>> {
-        let deadline = Instant::now() + BOOT_TIMEOUT;
-        let mut booting = Vec::new();
-        for &id in ids {
-            booting.push((id, self.start(id, hardware)?));
+        let booting = ids.iter().map(|&id| Ok((id, self.start(id, hardware)?))).collect::<Result<Vec<_>>>()?;
+        let deadline = Instant::now() + BOOT_TIMEOUTS[0];
+        booting.into_iter().map(|(id, script)| self.connect(id, script, deadline, hardware)).collect()
+    }
+
+    /// Waits for a machine that boots, and boots it again if it is not there at the deadline.
+    fn connect(&self, id: usize, script: Script, deadline: Instant, hardware: &Hardware) -> Result<Machine> {
+        let mut found = Machine::connect(id, script, self.folder.path(), deadline);
+        for timeout in &BOOT_TIMEOUTS[1..] {
+            let Err(error) = found else { break };
+            note(&format!("machine {id} is booted again: {error:#}; its kernel's log: {}", self.kernel_log(id)));
+            let again = self.start(id, hardware)?;
+            found = Machine::connect(id, again, self.folder.path(), Instant::now() + *timeout);
         }
-        let mut machines = Vec::new();
-        for (id, script) in booting {
-            let machine = match Machine::connect(id, script, self.folder.path(), deadline) {
-                Ok(machine) => machine,
-                Err(error) => {
-                    note(&format!(
-                        "machine {id} is booted again: {error:#}; its kernel's log: {}",
-                        self.kernel_log(id)
-                    ));
-                    let again = self.start(id, hardware)?;
-                    Machine::connect(id, again, self.folder.path(), Instant::now() + BOOT_TIMEOUT).with_context(
-                        || format!("log of the wire: {}; of the kernel: {}", self.script.log(), self.kernel_log(id)),
-                    )?
-                }
-            };
-            machines.push(machine);
-        }
-        Ok(machines)
+        found.with_context(|| format!("log of the wire: {}; of the kernel: {}", self.script.log(), self.kernel_log(id)))
     }
 
     /// The last lines of a machine's kernel.
@@ -161,7 +154,7 @@ impl Machine {
         let mut machine = Machine { id, script, console, control, unread: Vec::new(), commands: 0 };
         // What is written to the console waits there for its shell.
         let left = deadline.saturating_duration_since(Instant::now());
-        let state = machine.run_within("cat /sys/class/infiniband/rxe0/ports/1/state", left)?;
+        let state = machine.run_until("cat /sys/class/infiniband/rxe0/ports/1/state", left, deadline)?;
         ensure!(state.text == "4: ACTIVE\n", "machine {id} has no soft-RoCE: {state:?}");
         Ok(machine)
     }
@@ -183,6 +176,11 @@ impl Machine {
 
     /// The same with another deadline. What takes longer is killed there.
     pub(crate) fn run_within(&mut self, script: &str, time: Duration) -> Result<ShellOutput> {
+        self.run_until(script, time, Instant::now() + time + TIMEOUT)
+    }
+
+    /// The same; the machine must have answered at the deadline.
+    fn run_until(&mut self, script: &str, time: Duration, deadline: Instant) -> Result<ShellOutput> {
         self.commands += 1;
         let (begin, end) = (format!("\nbegin-{}\n", self.commands), format!("\nend-{} ", self.commands));
         let seconds = time.as_secs().max(1);
@@ -196,7 +194,6 @@ impl Machine {
         );
         let asked = self.console.write_all(line.as_bytes());
         asked.with_context(|| format!("machine {}: write to its console", self.id))?;
-        let deadline = Instant::now() + time + TIMEOUT;
         self.read_past(&begin, deadline)?;
         let text = self.read_past(&end, deadline)?;
         let status = self.read_past("\n", deadline)?;
