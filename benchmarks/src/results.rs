@@ -139,7 +139,10 @@ pub(crate) enum Metric {
     SidecarPerByte,
     Joined,
     JoinedAfterCopy,
+    LongestGapBefore,
     LongestGap,
+    /// All pauses of appends in which a newcomer could join.
+    JoinPause,
 }
 
 impl Metric {
@@ -171,7 +174,9 @@ impl Metric {
             Metric::SidecarPerByte => "sidecar, ns/byte of log",
             Metric::Joined => "in the set after, ms",
             Metric::JoinedAfterCopy => "after the last copied segment, ms",
-            Metric::LongestGap => "longest gap between acks, ms",
+            Metric::LongestGapBefore => "longest gap between acks before, ms",
+            Metric::LongestGap => "longest gap while it joins, ms",
+            Metric::JoinPause => "appends paused for it, ms",
         }
     }
 }

@@ -199,6 +199,11 @@ const TARGETS: &[Target] = &[
         bound: Bound::AtMost(2000.0),
     },
     Target {
+        text: "`shm`, full load: appends paused for it at most 5 ms",
+        figure: Figure::Value("joining", SHM, "under load", Metric::JoinPause),
+        bound: Bound::AtMost(5.0),
+    },
+    Target {
         text: "`shm`, 8 noisy neighbours on the backups' processor: p99 grows at most 1.2 ×",
         figure: Figure::Ratio("neighbours", "Tailwind shm, p99, µs: 8 neighbours / none"),
         bound: Bound::AtMost(1.2),

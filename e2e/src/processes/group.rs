@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -370,7 +371,7 @@ impl Group {
     }
 
     /// A number on a process's page of metrics, by its name without labels; `None` where there is none, or no answer.
-    pub fn metric(&self, process: Process, name: &str) -> Option<u64> {
+    pub fn metric<N: FromStr>(&self, process: Process, name: &str) -> Option<N> {
         let page = String::from_utf8(http::get(self.port(process), "/metrics").ok()?.body).ok()?;
         let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
         line.rsplit_once(' ')?.1.parse().ok()
