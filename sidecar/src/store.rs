@@ -9,6 +9,7 @@ pub mod kubernetes;
 use std::time::Duration;
 
 use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
+use tailwind_protocol::ids::LogId;
 
 use file::FileStore;
 use kubernetes::KubernetesStore;
@@ -54,14 +55,26 @@ impl Store {
         })
     }
 
+    /// Returns once the content is newer than `known`, or of another log, with that content: for whoever writes nothing.
+    pub async fn news(&self, known: Option<(LogId, Stamp)>) -> Configuration {
+        match self {
+            Store::Kubernetes(store) => store.news(known).await,
+            _ => self.differs(|config| Some((config.log, config.stamp())) != known).await,
+        }
+    }
+
     /// Returns once the content is newer than `known`, with that content.
     pub async fn changed(&self, known: Option<Stamp>) -> Configuration {
-        if let Store::Kubernetes(store) = self {
-            return store.changed(known).await;
+        match self {
+            Store::Kubernetes(store) => store.changed(known).await,
+            _ => self.differs(|config| Some(config.stamp()) != known).await,
         }
+    }
+
+    async fn differs(&self, wanted: impl Fn(&Configuration) -> bool) -> Configuration {
         loop {
             match self.read().await {
-                Ok(Some(config)) if Some(config.stamp()) != known => return config,
+                Ok(Some(config)) if wanted(&config) => return config,
                 _ => tokio::time::sleep(WATCH_INTERVAL).await,
             }
         }

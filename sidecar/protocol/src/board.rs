@@ -184,7 +184,8 @@ pub const BEATS: u64 = 3;
 ///    member of the set had been fenced, and nobody else had acknowledged anything (S4); and what this primary had
 ///    acknowledged before p is in the line.
 ///
-/// Of another board nothing follows: its member may have left the set. Begin anew there.
+/// Of another board nothing follows: its member may have left the set. Begin anew there, and where [`Progress::version`] has
+/// changed: the member may have left and come back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Freshness {
     /// Beats seen, ascending, each with the posting of the last read that found it; at most [`BEATS`].

@@ -92,6 +92,8 @@ pub enum Output {
     /// The log ends with this record, before the one that is to come next by more than one: a record that was said to be
     /// acknowledged is not. The last output.
     BeyondEnd(Lsn),
+    /// The group has another log now: nothing in it follows what has been handed out. The last output.
+    OtherLog(LogId),
 }
 
 /// How far behind a follower is.
@@ -171,12 +173,19 @@ enum Task {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Unknown,
-    /// In one of these copies, or behind them all.
-    Among(Vec<CopyReport>),
-    /// In this segment.
-    In(SegmentId),
+    /// In one of these copies, or behind them all: then from this segment on, if the member has listed any closed one.
+    Among(Vec<CopyReport>, Option<SegmentId>),
+    /// In this segment; or before it, unless all before it has been handed out.
+    In(SegmentId, Before),
     /// In this segment, which is shared.
     Open(Box<OpenSegment>),
+}
+
+/// Whether the next record may be in an open segment before the one that is tried: what is lent is in no inventory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Before {
+    HandedOut,
+    Unknown,
 }
 
 /// A shared segment that is being read.
@@ -188,6 +197,9 @@ struct OpenSegment {
     scanner: PiecewiseScanner,
     /// Bytes that the scanner has been given.
     taken: u32,
+    /// The first record in them.
+    first: Option<Lsn>,
+    before: Before,
 }
 
 impl Follower {
@@ -255,7 +267,7 @@ impl Follower {
     /// records are acknowledged.
     pub fn upcoming(&self) -> impl Iterator<Item = (SegmentIdentity, Closure)> + '_ {
         let fetching = self.visiting.as_ref().and_then(|visiting| match (&visiting.task, &visiting.place) {
-            (Task::Fetch(identity, ..), Place::Among(copies)) => Some((identity.segment, copies)),
+            (Task::Fetch(identity, ..), Place::Among(copies, _)) => Some((identity.segment, copies)),
             _ => None,
         });
         let acked = self.acked;
@@ -359,8 +371,15 @@ impl Follower {
     }
 
     fn on_config(&mut self, now: Duration, config: &Configuration, out: &mut Vec<Output>) {
-        if self.config.as_ref().is_some_and(|known| known.stamp() >= config.stamp()) {
-            return;
+        match &self.config {
+            Some(known) if known.log != config.log => {
+                self.over = true;
+                let left = self.visiting.take();
+                out.extend(left.map(|left| Output::Leave(left.visit, "the group has another log".to_owned())));
+                return out.push(Output::OtherLog(config.log));
+            }
+            Some(known) if known.stamp() >= config.stamp() => return,
+            _ => {}
         }
         self.config = Some(config.clone());
         // Whoever waits for a board that moves may find one now.
@@ -465,6 +484,10 @@ impl Follower {
         if self.next == Lsn(0) {
             self.next = progress.first;
         }
+        if before.is_some_and(|before| progress.version != before.version) {
+            // The member may have been out of the set in between, and its board without beats.
+            visiting.freshness = Freshness::default();
+        }
         visiting.freshness.observe(posted, progress.beat);
         if before.is_none_or(|before| progress.beat > before.beat) {
             visiting.moved = now;
@@ -526,11 +549,11 @@ impl Follower {
         let wanted = self.next..progress.acked.next();
         match &mut visiting.place {
             Place::Unknown => self.do_next(now, Task::Survey, out),
-            Place::In(segment) => {
+            Place::In(segment, _) => {
                 let segment = *segment;
                 self.do_next(now, Task::Share(segment), out);
             }
-            Place::Among(copies) => {
+            Place::Among(copies, behind) => {
                 let at = copies.iter().position(|copy| !is_fetched(copy) || copy.closure.last >= self.next);
                 match at.map(|at| copies[at]) {
                     Some(copy) if is_fetched(&copy) && copy.closure.first > self.next => {
@@ -541,12 +564,15 @@ impl Follower {
                         self.do_next(now, Task::Fetch(copy.identity, copy.closure, wanted), out);
                     }
                     Some(copy) => self.do_next(now, Task::Share(copy.identity.segment), out),
-                    None => self.do_next(now, Task::Share(progress.end.segment), out),
+                    None => {
+                        let segment = behind.unwrap_or(progress.end.segment);
+                        self.do_next(now, Task::Share(segment), out);
+                    }
                 }
             }
             Place::Open(open) if open.is_over(&identity, &progress) => {
                 let next = open.identity.segment.next();
-                visiting.place = Place::In(next);
+                visiting.place = Place::In(next, Before::HandedOut);
                 self.do_next(now, Task::Share(next), out);
             }
             Place::Open(open) => match open.end(&identity, &progress) {
@@ -555,7 +581,8 @@ impl Follower {
                     let range = open.taken..end.min(open.taken.saturating_add(landing));
                     self.do_next(now, Task::Read(range), out);
                 }
-                // All of it has been read, and it does not hold what it should.
+                // All of it has been read.
+                Some(_) if open.begins_behind(self.next) => self.go_back(now, out),
                 Some(_) => self.doubt(now, "its memory does not verify", out),
             },
         }
@@ -563,10 +590,12 @@ impl Follower {
 
     fn on_surveyed(&mut self, now: Duration, copies: &[CopyReport], out: &mut Vec<Output>) {
         let (Some(visiting), Some(config)) = (&mut self.visiting, &self.config) else { return };
-        let wanted = |copy: &&CopyReport| {
-            copy.identity.log == config.log && !(is_fetched(copy) && copy.closure.last < self.next)
-        };
-        visiting.place = Place::Among(copies.iter().filter(wanted).copied().collect());
+        let of_the_log = copies.iter().filter(|copy| copy.identity.log == config.log);
+        // What is lent is not listed: it lies behind what is closed.
+        let closed = of_the_log.clone().rfind(|copy| is_fetched(copy));
+        let behind = closed.map(|copy| copy.identity.segment.next());
+        let wanted = |copy: &&CopyReport| !(is_fetched(copy) && copy.closure.last < self.next);
+        visiting.place = Place::Among(of_the_log.filter(wanted).copied().collect(), behind);
         self.go_on(now, out);
     }
 
@@ -581,8 +610,15 @@ impl Follower {
         if identity.log != board.log || identity.segment != segment || identity.epoch > board.epoch {
             return self.leave(now, format!("it shares another segment than {segment} of this log"), out);
         }
+        let before = match &visiting.place {
+            Place::In(_, before) => *before,
+            // Nothing is listed, so that this is but the segment in which the log ends.
+            Place::Among(copies, None) if copies.is_empty() => Before::Unknown,
+            _ => Before::HandedOut,
+        };
         let (closed_at, scanner) = (closure.map(|closure| closure.end.0), PiecewiseScanner::new(identity));
-        visiting.place = Place::Open(Box::new(OpenSegment { identity, closed_at, scanner, taken: 0 }));
+        let open = OpenSegment { identity, closed_at, scanner, taken: 0, first: None, before };
+        visiting.place = Place::Open(Box::new(open));
         self.go_on(now, out);
     }
 
@@ -595,8 +631,9 @@ impl Follower {
         let whole = open.end(&identity, &progress) == Some(open.taken);
         let (before, acked) = (self.next, progress.acked);
         let next = &mut self.next;
-        let mut gap = false;
+        let (mut gap, mut first) = (false, open.first);
         let mut take = |record: Record<'_>| {
+            first.get_or_insert(record.lsn);
             gap |= record.lsn > *next && *next <= acked;
             if !gap && record.lsn == *next && (record.lsn <= acked || planted::has(Bug::ReaderPastAcked)) {
                 *next = record.lsn.next();
@@ -611,9 +648,19 @@ impl Follower {
             (self.caught_up, self.since) = (false, now);
             visiting.doubts = 0;
         }
-        if gap {
-            return self.doubt(now, "it lacks a part of the log", out);
+        open.first = first;
+        match gap {
+            true if open.begins_behind(self.next) => self.go_back(now, out),
+            true => self.doubt(now, "it lacks a part of the log", out),
+            false => self.go_on(now, out),
         }
+    }
+
+    /// Tries the segment before the one that has been read.
+    fn go_back(&mut self, now: Duration, out: &mut Vec<Output>) {
+        let Some(Visiting { place, .. }) = &mut self.visiting else { return };
+        let Place::Open(open) = place else { return };
+        *place = Place::In(SegmentId(open.identity.segment.0 - 1), Before::Unknown);
         self.go_on(now, out);
     }
 
@@ -644,6 +691,13 @@ impl OpenSegment {
             None if behind => Some(size),
             _ => Some(progress.end.offset.0.min(self.closed_at.unwrap_or(size))),
         }
+    }
+
+    /// True when all that has been read of it lies behind this record, which may be in a segment before it.
+    fn begins_behind(&self, next: Lsn) -> bool {
+        self.before == Before::Unknown
+            && self.identity.segment > SegmentId(1)
+            && self.first.is_none_or(|first| first > next)
     }
 
     /// True when it has been read to its end, and the log goes on behind it.

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, Progress};
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
 use tailwind_protocol::follower::{Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, Output, STALE_AFTER, Visit};
-use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, Lsn, Offset, Position, SegmentId, Version};
+use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{CopyReport, CopyState};
 
@@ -85,7 +85,8 @@ impl Member {
             closure: if copy.closed { *copy.log.closures.last().unwrap() } else { Closure::default() },
             acked: Offset(0),
         };
-        self.copies.iter().map(report).collect()
+        // As a backup's inventory, which leaves out what is lent.
+        self.copies.iter().filter(|copy| copy.closed).map(report).collect()
     }
 }
 
@@ -100,6 +101,7 @@ struct Scene {
     caught_up: usize,
     trimmed: Option<Lsn>,
     beyond: Option<Lsn>,
+    other_log: Option<LogId>,
     left: Vec<String>,
     visits: Vec<usize>,
     fetched: Vec<SegmentId>,
@@ -119,6 +121,7 @@ impl Scene {
             caught_up: 0,
             trimmed: None,
             beyond: None,
+            other_log: None,
             left: Vec::new(),
             visits: Vec::new(),
             fetched: Vec::new(),
@@ -136,8 +139,12 @@ impl Scene {
     }
 
     fn configure(&mut self, epoch: u64) {
+        self.configure_for(identity().log, epoch);
+    }
+
+    fn configure_for(&mut self, log: LogId, epoch: u64) {
         let config = Configuration {
-            log: identity().log,
+            log,
             epoch: Epoch(epoch),
             claim: Claim(1),
             earlier: Vec::new(),
@@ -211,6 +218,7 @@ impl Scene {
             Output::CaughtUp => self.caught_up += 1,
             Output::Trimmed(first) => self.trimmed = Some(first),
             Output::BeyondEnd(last) => self.beyond = Some(last),
+            Output::OtherLog(log) => self.other_log = Some(log),
         }
     }
 
@@ -296,6 +304,65 @@ fn hands_out_everything_in_order() {
         assert_eq!((scene.caught_up, &scene.fetched[..]), (1, &[SegmentId(1)][..]), "landing {landing}");
         assert!(scene.left.is_empty(), "{:?}", scene.left);
     }
+}
+
+/// Its close at this member is under way: it is neither in the inventory nor the segment that the board names.
+#[test]
+fn begins_in_a_full_segment_that_is_not_closed_yet() {
+    let logs = segments(&[20, 7, 30, 9]);
+    let copies = vec![on_disk(&logs[0]), open(&logs[1]), open(&logs[2]), open(&logs[3])];
+    for (from, shown) in [(0, &logs[..]), (1, &logs[1..]), (2, &logs[2..]), (3, &logs[3..])] {
+        let next = logs[from].closures[0].first.0;
+        let mut scene = Scene::new(next, 4096, vec![Member::new(1, copies.clone())]);
+        scene.pass(BEAT);
+        scene.shows(&shown.iter().collect::<Vec<_>>());
+        assert!(scene.left.is_empty(), "{:?}", scene.left);
+        assert_eq!(scene.caught_up, 1);
+    }
+}
+
+/// Nothing is closed yet, so that no inventory tells where the log begins.
+#[test]
+fn begins_in_the_first_segment_of_a_young_log() {
+    let logs = segments(&[20, 7, 30]);
+    let member = Member::new(1, logs.iter().map(open).collect());
+    for landing in [72, 4096, 1 << 20] {
+        let mut scene = Scene::new(1, landing, vec![member.clone()]);
+        scene.pass(BEAT);
+        scene.shows(&[&logs[0], &logs[1], &logs[2]]);
+        assert!(scene.left.is_empty(), "{:?}", scene.left);
+    }
+}
+
+/// The group was deleted and made anew: nothing of its new log belongs behind what was handed out.
+#[test]
+fn another_log_ends_it() {
+    let logs = segments(&[12]);
+    let (log, other) = (identity().log, LogId(4711));
+    for epoch in [1, 2, 9] {
+        let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+        scene.pass(BEAT);
+        scene.configure_for(other, epoch);
+        assert_eq!(scene.other_log, Some(other), "epoch {epoch}");
+        assert_eq!((scene.left.len(), scene.follower.wake_at()), (1, None));
+        scene.configure_for(log, 10);
+        assert_eq!(scene.left.len(), 1, "it is over");
+    }
+}
+
+/// It may have been out of the set in between, without any beat there: others may have acknowledged something.
+#[test]
+fn beats_across_a_change_of_the_set_prove_nothing() {
+    let logs = segments(&[12]);
+    let mut scene = Scene::new(1, 4096, vec![Member::new(1, vec![open(&logs[0])])]);
+    let behind = |scene: &Scene| scene.follower.lag(scene.now).behind;
+    scene.pass(BEAT * 2);
+    assert_eq!(behind(&scene), None);
+    scene.members[0].progress.version = Version(7);
+    scene.pass(BEAT * 2);
+    assert_eq!(behind(&scene), None, "three beats, but not of one set");
+    scene.pass(BEAT * 2);
+    assert!(behind(&scene).is_some_and(|behind| behind <= BEAT * 5), "{:?}", behind(&scene));
 }
 
 #[test]

@@ -14,8 +14,8 @@ use crate::store::Store;
 pub async fn watch(store: Store, seen: watch::Sender<Option<Configuration>>) -> Infallible {
     let mut known = None;
     loop {
-        let config = store.changed(known).await;
-        known = Some(config.stamp());
+        let config = store.news(known).await;
+        known = Some((config.log, config.stamp()));
         seen.send_if_modified(|seen| {
             // A reader may meet an older content, as on a network file system.
             let is_news = seen.as_ref().is_none_or(|seen| seen.log != config.log || seen.stamp() < config.stamp());

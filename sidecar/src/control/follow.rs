@@ -226,6 +226,12 @@ impl Following<'_, '_> {
                     let message = beyond_the_end(next.0, last.0).expect("the machine knows of no such record");
                     return Err(End::Refused(ErrorCode::BeyondEnd, message));
                 }
+                Output::OtherLog(log) => {
+                    let message = format!(
+                        "the group was made anew, and its log is {log}: what has been read is of another log; begin anew"
+                    );
+                    return Err(End::Refused(ErrorCode::BeyondEnd, message));
+                }
                 Output::Connect(visit, log, member) => {
                     tracing::debug!(member = %member.id, ?visit, "visits a backup");
                     let host = Host::new(self.reader.context, log, member, self.seat.reader());

@@ -21,6 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::view::GroupView;
 use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
+use tailwind_protocol::ids::LogId;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -203,11 +204,21 @@ impl KubernetesStore {
     /// Returns once the content is newer than `known`, with that content. What the watch says may be older than what a
     /// swap of ours has just done; older contents are no news.
     pub async fn changed(&self, known: Option<Stamp>) -> Configuration {
+        self.shows(|config| Some(config.stamp()) > known).await
+    }
+
+    /// The same for whoever writes nothing; also once the content is of another log, because the object was made anew.
+    pub async fn news(&self, known: Option<(LogId, Stamp)>) -> Configuration {
+        self.shows(|config| known.is_none_or(|(log, stamp)| config.log != log || config.stamp() > stamp)).await
+    }
+
+    /// Returns once the content is such a one.
+    async fn shows(&self, wanted: impl Fn(&Configuration) -> bool) -> Configuration {
         let mut seen = self.seen.clone();
         loop {
             let content = seen.borrow_and_update().as_ref().map(|group| convert::configuration(group));
             match content {
-                Some(Ok(Some(config))) if Some(config.stamp()) > known => return config,
+                Some(Ok(Some(config))) if wanted(&config) => return config,
                 Some(Err(error)) => tracing::warn!(%error, "failed to read the configuration"),
                 _ => {}
             }

@@ -200,6 +200,7 @@ impl World {
             Output::BeyondEnd(last) => {
                 broken("S14", format!("a follower is told that the log ends with record {last}, and has more of it"));
             }
+            Output::OtherLog(log) => broken("S15", format!("a follower is told of log {log}, and there is but one")),
         }
     }
 

@@ -66,6 +66,24 @@ fn a_log_of_the_first_release_is_read() {
     assert_eq!(json!(convert::log_status(&config)), object["status"]["log"], "and written as it was");
 }
 
+/// A reader's pod outlives its group, which is made anew: its log begins with low stamps again.
+#[tokio::test]
+async fn another_log_is_news_whatever_its_stamp() {
+    let shown = |config: &Configuration| {
+        Some(Arc::new(group(&object(json!({}), Some(json!({ "log": convert::log_status(config) }))))))
+    };
+    let (tell, seen) = watch::channel(shown(&config(5, 9)));
+    // Nobody is asked: what is news is what the watch shows.
+    let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+    let path: GroupPath = "shop/orders".parse().unwrap();
+    let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
+    let store = KubernetesStore { api: Api::namespaced(client, "shop"), path, seen, logged };
+    let known = store.news(None).await;
+    let anew = Configuration { log: LogId(8), ..config(1, 1) };
+    tell.send_replace(shown(&anew));
+    assert_eq!(store.news(Some((known.log, known.stamp()))).await, anew);
+}
+
 #[test]
 fn an_invalid_log_is_an_error() {
     for (field, bad) in [("id", json!("7")), ("claim", json!("-1")), ("claim", json!(""))] {
