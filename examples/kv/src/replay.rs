@@ -84,9 +84,9 @@ impl Replay {
         matches!(self.state, State::Whole(_))
     }
 
-    /// The keys and values as of now, unless the log begins before a snapshot that has not come whole yet.
-    pub fn store_mut(&mut self) -> Option<&mut Store> {
-        match &mut self.state {
+    /// The keys and values after the last record, unless the log begins before a snapshot that has not come whole yet.
+    pub fn store(&self) -> Option<&Store> {
+        match &self.state {
             State::Whole(store) => Some(store),
             State::Lost | State::Gathering { .. } => None,
         }

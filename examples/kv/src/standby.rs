@@ -194,10 +194,11 @@ impl Standby<'_> {
 
     fn answer(&mut self, batch: Batch) {
         let Batch { operations, answer } = batch;
-        let mut store = self.replay.as_mut().filter(|_| self.has_caught_up).and_then(Replay::store_mut);
-        let replies = operations.into_iter().map(|operation| match (operation, &mut store) {
+        let store = self.replay.as_ref().filter(|_| self.has_caught_up).and_then(Replay::store);
+        let now = now();
+        let replies = operations.into_iter().map(|operation| match (operation, store) {
             (Operation::Ready(reply), _) => reply,
-            (Operation::Read(read), Some(store)) => store.read(&read, 0),
+            (Operation::Read(read), Some(store)) => store.read(&read, now, 0),
             (Operation::Read(_), None) => {
                 Reply::error("LOADING this server has begun to follow the log, and has not read it up to its end yet")
             }
@@ -214,9 +215,9 @@ impl Standby<'_> {
         self.replay.get_or_insert_with(|| Replay::new(next.0));
     }
 
-    fn on_tick(&mut self) {
-        let Some(store) = self.replay.as_mut().and_then(Replay::store_mut) else { return };
-        store.set_clock(now());
+    /// Reports. The store's clock stays: the next record may be older than now. See "Time" in [`store`](crate::store).
+    fn on_tick(&self) {
+        let Some(store) = self.replay.as_ref().and_then(Replay::store) else { return };
         set(&self.stats.keys, store.len() as u64);
         set(&self.stats.bytes, store.bytes() as u64);
         set(&self.stats.applied, self.next.prev().0);
@@ -288,3 +289,6 @@ async fn next_position(positions: &mut Option<Positions>) -> Option<(u64, Result
     positions.busy = false;
     answer
 }
+
+#[cfg(test)]
+mod tests;

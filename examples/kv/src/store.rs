@@ -5,9 +5,11 @@
 //!
 //! # Time
 //! Whether a key has expired is decided by the store's clock, which writes set forward: each record holds the time at which
-//! it was made, and the clock is the latest so far. Reads may set it forward too, but only while no record is on its way
-//! (see [`term`](crate::term)), so that a key that was seen as gone is not there again for a later write. After a failover the
-//! new primary's own clock counts: a key may live longer or shorter by as much as the clocks of two hosts differ.
+//! it was made, and the clock is the latest so far. At the primary reads set it forward too, but only while no record is on its
+//! way (see [`term`](crate::term)), so that a key that was seen as gone is not there again for a later write. A standby never
+//! knows which records are on their way, so it does not: its reads look at the keys as of now, and the keys stay what the log
+//! makes of them. After a failover the new primary's own clock counts: a key may live longer or shorter by as much as the
+//! clocks of two hosts differ.
 
 mod read;
 mod snapshot;
@@ -83,9 +85,9 @@ impl Store {
         }
     }
 
-    /// What a client sees: the keys that live, with values and deadlines, in order.
-    pub fn contents(&self) -> impl Iterator<Item = (&Bytes, &Bytes, Option<u64>)> {
-        let living = self.entries.iter().filter(|(_, entry)| entry.lives(self.clock));
+    /// What a client sees: the keys that live at this time, with values and deadlines, in order.
+    pub fn contents(&self, now: u64) -> impl Iterator<Item = (&Bytes, &Bytes, Option<u64>)> {
+        let living = self.entries.iter().filter(move |(_, entry)| entry.lives(now));
         living.map(|((_, key), entry)| (key, &entry.value, entry.deadline))
     }
 
@@ -118,7 +120,7 @@ impl Store {
             unreachable!("called for a set")
         };
         let place = place(key);
-        let old = self.living(&place);
+        let old = self.living(&place, self.clock);
         let fits = match condition {
             Condition::Always => true,
             Condition::IfAbsent => old.is_none(),
@@ -138,14 +140,14 @@ impl Store {
 
     fn delete(&mut self, key: &Bytes) -> bool {
         let place = place(key);
-        let lived = self.living(&place).is_some();
+        let lived = self.living(&place, self.clock).is_some();
         self.remove(&place);
         lived
     }
 
     fn add(&mut self, key: &Bytes, amount: i64) -> Reply {
         let place = place(key);
-        let (before, deadline) = match self.living(&place) {
+        let (before, deadline) = match self.living(&place, self.clock) {
             None => (Some(0), None),
             Some(old) => (number(&old.value), old.deadline),
         };
@@ -159,7 +161,7 @@ impl Store {
 
     fn append(&mut self, key: &Bytes, value: &Bytes) -> Reply {
         let place = place(key);
-        let (before, deadline) = match self.living(&place) {
+        let (before, deadline) = match self.living(&place, self.clock) {
             None => (Bytes::new(), None),
             Some(old) => (old.value.clone(), old.deadline),
         };
@@ -173,7 +175,7 @@ impl Store {
 
     fn expire(&mut self, key: &Bytes, deadline: u64) -> Reply {
         let place = place(key);
-        let Some(old) = self.living(&place) else { return Reply::flag(false) };
+        let Some(old) = self.living(&place, self.clock) else { return Reply::flag(false) };
         let value = old.value.clone();
         if deadline <= self.clock {
             self.remove(&place);
@@ -185,7 +187,9 @@ impl Store {
 
     fn persist(&mut self, key: &Bytes) -> Reply {
         let place = place(key);
-        let Some(Entry { value, deadline: Some(_) }) = self.living(&place) else { return Reply::flag(false) };
+        let Some(Entry { value, deadline: Some(_) }) = self.living(&place, self.clock) else {
+            return Reply::flag(false);
+        };
         let value = value.clone();
         self.put(place, Entry { value, deadline: None });
         Reply::flag(true)
@@ -198,9 +202,9 @@ impl Store {
         self.bytes = 0;
     }
 
-    /// The entry that a client sees.
-    fn living(&self, place: &Place) -> Option<&Entry> {
-        self.entries.get(place).filter(|entry| entry.lives(self.clock))
+    /// The entry that a client sees at this time.
+    fn living(&self, place: &Place, now: u64) -> Option<&Entry> {
+        self.entries.get(place).filter(|entry| entry.lives(now))
     }
 
     /// All entries come in through here.

@@ -200,7 +200,7 @@ impl<R> Term<R> {
             self.set_clock(now);
             let replies = operations.into_iter().map(|operation| match operation {
                 Operation::Ready(reply) => reply,
-                Operation::Read(read) => self.store.read(&read, self.copies),
+                Operation::Read(read) => self.store.read(&read, self.store.clock(), self.copies),
                 Operation::Write(_) => unreachable!("looked for a moment ago"),
             });
             let replies = replies.collect();
@@ -368,7 +368,7 @@ impl<R> Term<R> {
                 }
                 Some(Pending::Read { read, .. }) => {
                     self.set_clock(now);
-                    self.replies.push(self.store.read(&read, self.copies));
+                    self.replies.push(self.store.read(&read, self.store.clock(), self.copies));
                 }
                 Some(Pending::Ready(reply)) => self.replies.push(reply),
                 Some(Pending::Finish(client)) => {

@@ -12,10 +12,7 @@ impl Shell {
         let words: Vec<Bytes> = line.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
         match parse(&words, now).unwrap() {
             Command::Write(write) => self.0.apply(now, &write),
-            Command::Read(read) => {
-                self.0.set_clock(now);
-                self.0.read(&read, 3)
-            }
+            Command::Read(read) => self.0.read(&read, now, 3),
             Command::Local(local) => panic!("{local:?}"),
         }
     }
@@ -111,7 +108,7 @@ fn scan_finds_every_lasting_key() {
     let (mut cursor, mut found, mut steps) = (0, std::collections::BTreeSet::new(), 0);
     loop {
         let scan = Read::Scan { cursor, pattern: Some(Bytes::from_static(b"stay*")), count: 7, strings: true };
-        let Reply::Array(parts) = shell.0.read(&scan, 0) else { panic!("an array") };
+        let Reply::Array(parts) = shell.0.read(&scan, 1, 0) else { panic!("an array") };
         let (Reply::Bulk(next), Reply::Array(keys)) = (&parts[0], &parts[1]) else { panic!("cursor and keys") };
         found.extend(keys.iter().map(|key| format!("{key:?}")));
         cursor = std::str::from_utf8(next).unwrap().parse().unwrap();

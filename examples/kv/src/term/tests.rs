@@ -84,9 +84,7 @@ impl Fixture {
 }
 
 fn contents(store: &Store, now: u64) -> Vec<(Bytes, Bytes, Option<u64>)> {
-    let owned = store.contents().map(|(key, value, deadline)| (key.clone(), value.clone(), deadline));
-    let living = owned.filter(|(.., deadline)| deadline.is_none_or(|deadline| deadline > now));
-    living.collect()
+    store.contents(now).map(|(key, value, deadline)| (key.clone(), value.clone(), deadline)).collect()
 }
 
 #[test]
