@@ -414,7 +414,7 @@ class Client:
         if not self._stopping:
             self._check_next(turn.next)
             self._events.append(turn)
-        if (self.role.role, self.role.epoch) != (PRIMARY, turn.epoch):
+        if self.role.epoch < turn.epoch:  # otherwise a later role is known already
             self.role = Role(PRIMARY, turn.epoch, turn.next - 1, "")
         self._end_read(None)
 

@@ -726,7 +726,8 @@ impl Session {
         if let Some(read) = self.read.as_mut().filter(|read| read.request == request && !read.stopping) {
             read.expect(next).map_err(|why| format!("a turn: {why}"))?;
         }
-        if (self.role_info.role, self.role_info.epoch) != (Role::Primary, epoch) {
+        // A role of this epoch or a later one that is known already is later than the turn: with a ring it may have overtaken it.
+        if self.role_info.epoch < epoch {
             self.role_info = RoleInfo { role: Role::Primary, epoch, last: next.prev(), primary: None };
         }
         self.on_found(request, Found::Ended(Ok(ReadItem::Turn { epoch, next })));

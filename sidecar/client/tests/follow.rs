@@ -75,6 +75,34 @@ fn a_turn_keeps_what_a_role_frame_has_told() {
     server.join();
 }
 
+/// The sidecar has won epoch 5 and lost it again before its client took the records: the turn waits behind these in the
+/// socket, and the news of the loss is in the ring.
+#[test]
+fn a_turn_that_a_later_role_overtakes_does_not_undo_it() {
+    for lost in [4, 5] {
+        let server = Server::new(move |mut peer| {
+            peer.hand_ring_with(STANDBY);
+            let request = peer.expect(Request::Follow { from: 1 });
+            peer.send(0, Response::Role { role: Role::Standby, epoch: 5, last: 1, primary: "db-2" });
+            peer.records(request, 1, &["one"]);
+            peer.send(request, Response::Turn { epoch: lost, next: 2 });
+            let request = peer.expect(APPEND);
+            peer.refuse(request, ErrorCode::NotPrimary, "appends go to db-2");
+        });
+        let mut client = Client::connect(server.path()).unwrap();
+        assert!(client.welcome().ring);
+        let mut follow = client.follow(Lsn(1)).unwrap();
+        assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Record(Lsn(1), b"one")));
+        assert_eq!(follow.next_event().unwrap(), Some(FollowEvent::Turn { epoch: Epoch(lost), next: Lsn(2) }));
+        drop(follow);
+        let role_info = client.role_info();
+        assert_eq!((role_info.role, role_info.epoch), (Role::Standby, Epoch(5)));
+        assert_eq!(role_info.primary.as_deref(), Some("db-2"));
+        assert!(matches!(client.append(b"x"), Err(Error::NotPrimary { .. })));
+        server.join();
+    }
+}
+
 /// What comes between the stop and its answer is of nobody's interest; a turn may take the answer's place.
 #[test]
 fn a_stopped_follow_leaves_the_client_usable() {

@@ -193,10 +193,15 @@ impl Peer {
 
     /// Takes the hello and sends the welcome, with a ring for all that follows.
     pub fn welcome_with_ring(&mut self) {
+        self.hand_ring_with(WELCOME);
+    }
+
+    /// The same with this welcome.
+    pub fn hand_ring_with(&mut self, welcome: Welcome<'_>) {
         let request = self.hello();
         let (file, ring) = tailwind_ring::create().unwrap();
         let mut bytes = Vec::new();
-        Response::Welcome(Welcome { ring: true, ..WELCOME }).encode(request, &mut bytes);
+        Response::Welcome(Welcome { ring: true, ..welcome }).encode(request, &mut bytes);
         assert_eq!(tailwind_ring::send(&self.stream, &bytes, file).unwrap(), bytes.len());
         self.ring = Some(ring);
     }
