@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use tailwind_protocol::ids::{Epoch, Lsn};
 use tailwind_protocol::socket::{ErrorCode, RecordsFrames, Request, Response, decode_request};
@@ -16,6 +17,8 @@ use tokio::net::UnixStream;
 const PIECE_SIZE: usize = 256 << 10;
 /// When it may be worth trying again for a place, or for a segment that nobody could give.
 const RETRY_MS: u32 = 1000;
+/// Frames of a client that are taken before others get their turn: some 20 µs. A client may have said 65,536 small ones.
+const FRAMES_PER_TURN: usize = 1024;
 
 /// Why a read or a follow ended.
 #[derive(Debug)]
@@ -46,7 +49,8 @@ impl From<io::Error> for End {
 #[derive(Debug)]
 pub struct ClientStream {
     stream: UnixStream,
-    received: Vec<u8>,
+    /// What has been received and not been taken. Frames leave its front without moving the rest.
+    received: BytesMut,
     /// The version that it speaks.
     version: u16,
     /// The number of its request.
@@ -71,6 +75,7 @@ impl ClientStream {
         request_max: usize,
         patience: Duration,
     ) -> ClientStream {
+        let received = BytesMut::from(&received[..]);
         ClientStream { stream, received, version, request, request_max, patience, next, frame: Vec::new() }
     }
 
@@ -92,7 +97,7 @@ impl ClientStream {
 
     /// The socket, and what has been received and is not for the read.
     pub fn into_parts(self) -> (UnixStream, Vec<u8>) {
-        (self.stream, self.received)
+        (self.stream, self.received.into())
     }
 
     /// Sends records, and looks now and then whether the client has said anything.
@@ -152,6 +157,7 @@ impl ClientStream {
                 break;
             }
         }
+        let mut taken = 0_usize;
         loop {
             let (request, size, stop, wake) = match decode_request(&self.received, self.version, self.request_max) {
                 Ok(None) => return Ok(()),
@@ -161,17 +167,20 @@ impl ClientStream {
                 }
                 Err(error) => return Err(End::Refused(ErrorCode::BadFrame, error.to_string())),
             };
-            self.received.drain(..size);
+            self.received.advance(size);
+            taken += 1;
             if stop && request == self.request {
                 return Err(End::Stopped);
             }
             // The stop of an earlier read, whose end has crossed it, or a wake-up for the append path.
-            if stop || wake {
-                continue;
+            if !stop && !wake {
+                let message = "a read runs on this connection: stop it first, or use another connection";
+                let refusal = Response::Error { code: ErrorCode::Reading, fatal: false, retry_after_ms: 0, message };
+                self.say(request, &refusal).await?;
             }
-            let message = "a read runs on this connection: stop it first, or use another connection";
-            let refusal = Response::Error { code: ErrorCode::Reading, fatal: false, retry_after_ms: 0, message };
-            self.say(request, &refusal).await?;
+            if taken.is_multiple_of(FRAMES_PER_TURN) {
+                tokio::task::yield_now().await;
+            }
         }
     }
 
@@ -202,3 +211,6 @@ impl ClientStream {
         if fatal { Err(End::Gone) } else { Ok(()) }
     }
 }
+
+#[cfg(test)]
+mod tests;
