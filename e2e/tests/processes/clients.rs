@@ -61,6 +61,7 @@ fn blocking_client(fabric: &str) {
     assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(50_001) }));
     primary(&group).unwrap().append(b"new").unwrap();
     assert_eq!(tail.next_event().unwrap(), Some(Event::Record(Lsn(50_001), b"new")));
+    assert_eq!(tail.next_event().unwrap(), Some(Event::CaughtUp { next: Lsn(50_002) }));
     assert_eq!(tail.stop().unwrap(), Lsn(50_002));
     assert_eq!(client.append(b"after the tail").unwrap(), Lsn(50_002));
 

@@ -61,6 +61,8 @@ pub struct ClientStream {
     patience: Duration,
     /// The record to send next; 0 for the first that there is, while that is not known.
     next: Lsn,
+    /// The record to send next when it was told last that it has caught up.
+    caught_up: Option<Lsn>,
     frame: Vec<u8>,
 }
 
@@ -76,7 +78,17 @@ impl ClientStream {
         patience: Duration,
     ) -> ClientStream {
         let received = BytesMut::from(&received[..]);
-        ClientStream { stream, received, version, request, request_max, patience, next, frame: Vec::new() }
+        ClientStream {
+            stream,
+            received,
+            version,
+            request,
+            request_max,
+            patience,
+            next,
+            caught_up: None,
+            frame: Vec::new(),
+        }
     }
 
     /// The number of its request.
@@ -113,6 +125,14 @@ impl ClientStream {
     /// Sends an answer to the request.
     pub async fn send(&mut self, response: &Response<'_>) -> Result<(), End> {
         self.say(self.request, response).await
+    }
+
+    /// Tells it that it has caught up, unless it knows: no record has been sent since.
+    pub async fn send_caught_up(&mut self) -> Result<(), End> {
+        if self.caught_up.replace(self.next) == Some(self.next) {
+            return Ok(());
+        }
+        self.send(&Response::End { next: self.next.0, tailing: true }).await
     }
 
     async fn say(&mut self, request: u64, response: &Response<'_>) -> Result<(), End> {

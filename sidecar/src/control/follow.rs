@@ -63,7 +63,6 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
         sources: None,
         visiting: None,
         calls: JoinSet::new(),
-        caught_up: false,
         lag_due: now + LAG_INTERVAL,
         told: now,
         progress: now,
@@ -90,8 +89,6 @@ struct Following<'r, 'c> {
     visiting: Option<Visiting>,
     /// Calls of this visit; they end with it.
     calls: JoinSet<Answer>,
-    /// The client has been told that it has caught up.
-    caught_up: bool,
     lag_due: Instant,
     /// When its progress was told last.
     told: Instant,
@@ -266,12 +263,9 @@ impl Following<'_, '_> {
 
     async fn on_caught_up(&mut self) -> Result<(), End> {
         self.reader.begin_at(self.machine.next());
-        let is_first = !std::mem::replace(&mut self.caught_up, true);
-        let next = self.reader.client.next().0;
         match self.reader.at_end {
             AtEnd::Done => Err(End::Done),
-            AtEnd::GoOn if !is_first => Ok(()),
-            AtEnd::GoOn | AtEnd::Turn => self.reader.client.send(&Response::End { next, tailing: true }).await,
+            AtEnd::GoOn | AtEnd::Turn => self.reader.client.send_caught_up().await,
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tailwind_protocol::ids::{Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{Scanner, Stop};
-use tailwind_protocol::socket::{ErrorCode, Response};
+use tailwind_protocol::socket::ErrorCode;
 
 use super::ahead::{Part, put};
 use super::client_stream::End;
@@ -35,7 +35,6 @@ pub(super) async fn read(reader: &mut Reader<'_>, term: Term) -> End {
 
 async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::convert::Infallible, End> {
     let mut read_so_far = ReadSoFar::default();
-    let mut caught_up = false;
     reader.client.listen().await?;
     loop {
         // The recovered log is acknowledged, also before the append path has heard of the term.
@@ -51,9 +50,7 @@ async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::conv
                 AtEnd::Turn => return Err(turn(reader, term, acked)),
                 AtEnd::GoOn => {}
             }
-            if !std::mem::replace(&mut caught_up, true) {
-                reader.client.send(&Response::End { next: next.0, tailing: true }).await?;
-            }
+            reader.client.send_caught_up().await?;
             wait_for_news(reader, term, acked).await?;
             continue;
         }

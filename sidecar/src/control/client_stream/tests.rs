@@ -1,6 +1,6 @@
 //! What a client says during its read, however much of it.
 
-use tailwind_protocol::socket::{FRAME_HEADER_SIZE, VERSION};
+use tailwind_protocol::socket::{FRAME_HEADER_SIZE, VERSION, decode_response};
 use tokio::io::AsyncReadExt;
 
 use super::*;
@@ -59,4 +59,32 @@ async fn what_is_incomplete_is_kept() {
     client.speaks().await.unwrap();
     assert!(matches!(listen(&mut client).await.0, Err(End::Stopped)));
     assert!(client.into_parts().1.is_empty());
+}
+
+/// Of a read that goes on, whoever sends the records: so also where a follow becomes a tail of the own log, or the reverse.
+#[tokio::test]
+async fn catching_up_is_told_again_after_further_records() {
+    let (mut client, mut theirs) = stream(Vec::new());
+    client.send_caught_up().await.unwrap();
+    client.send_caught_up().await.unwrap();
+    for lsn in 1..=2 {
+        let mut frames = RecordsFrames::new(REQUEST);
+        frames.put(lsn, b"record");
+        client.send_records(&mut frames).await.unwrap();
+        client.send_caught_up().await.unwrap();
+        client.send_caught_up().await.unwrap();
+    }
+    drop(client);
+    let mut bytes = Vec::new();
+    theirs.read_to_end(&mut bytes).await.unwrap();
+    let (mut told, mut rest) = (Vec::new(), &bytes[..]);
+    while let Some(decoded) = decode_response(rest).unwrap() {
+        told.push(match decoded.frame {
+            Response::Records { first, .. } => format!("record {first}"),
+            Response::End { next, tailing: true } => format!("caught up before {next}"),
+            other => panic!("{other:?}"),
+        });
+        rest = &rest[decoded.size..];
+    }
+    assert_eq!(told, ["caught up before 1", "record 1", "caught up before 2", "record 2", "caught up before 3"]);
 }
