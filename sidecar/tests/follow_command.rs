@@ -245,6 +245,31 @@ fn read_anywhere_asks_a_standby() {
     assert_eq!((ended.code, ended.out.as_str(), ended.errors.as_str()), (Some(0), "one\ntwo\n", ""));
 }
 
+/// `first` is not an LSN: what was written is counted.
+#[test]
+fn a_failure_reports_how_many_records_were_written() {
+    let read = Request::Read { from: 0, limit: 0, flags: READ_ANYWHERE };
+    for (args, requested) in [(&["follow"][..], Request::Follow { from: 0 }), (&["read", "--anywhere"], read)] {
+        for (first, words) in [
+            (Some(1), "written: 5 records, up to LSN 5; resume with --from 6"),
+            (Some(1000), "written: 5 records, up to LSN 1004; resume with --from 1005"),
+            (None, "no record was read from the first one on"),
+        ] {
+            let requested = requested.clone();
+            let sidecar = Sidecar::new(VERSION, move |peer| {
+                let request = peer.expect(requested);
+                first.into_iter().for_each(|first| peer.records(request, first, &["a", "b", "c", "d", "e"]));
+                let (code, message) = (ErrorCode::ShuttingDown, "this sidecar is ending");
+                peer.send(0, Response::Error { code, fatal: true, retry_after_ms: 0, message });
+            });
+            let ended = sidecar.run(args);
+            assert_eq!(ended.code, Some(1), "{ended:?}");
+            assert_eq!(ended.out.lines().count(), if first.is_some() { 5 } else { 0 });
+            assert!(ended.errors.contains(words), "`{words}` is not in:\n{}", ended.errors);
+        }
+    }
+}
+
 #[test]
 fn an_older_sidecar_is_named_as_such() {
     for args in [&["follow"][..], &["read", "--anywhere"], &["follow", "--from", "end"]] {

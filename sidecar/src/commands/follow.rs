@@ -51,12 +51,11 @@ enum End {
 pub fn run(options: &FollowOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect_to_any()?;
-    let from = options.from.lsn_anywhere(&mut client)?;
+    let mut next = options.from.lsn_anywhere(&mut client)?;
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
-    let mut next = from;
     let copied = copy(options, &mut client, &mut next, &mut out);
     out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(from, next))
+    copied.with_context(|| go_on(out.written(), next))
 }
 
 fn copy(options: &FollowOptions, client: &mut Client, next: &mut Lsn, out: &mut Output) -> anyhow::Result<()> {

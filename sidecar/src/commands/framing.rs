@@ -173,12 +173,13 @@ pub struct RecordWriter<W> {
     out: W,
     framing: OutputFraming,
     print_lsn: bool,
+    written: u64,
 }
 
 impl<W: Write> RecordWriter<W> {
     /// With `print_lsn`, each line begins with the record's LSN and a tab.
     pub fn new(out: W, framing: OutputFraming, print_lsn: bool) -> RecordWriter<W> {
-        RecordWriter { out, framing, print_lsn }
+        RecordWriter { out, framing, print_lsn, written: 0 }
     }
 
     /// Writes one record.
@@ -189,17 +190,24 @@ impl<W: Write> RecordWriter<W> {
         match self.framing {
             OutputFraming::Lines => {
                 self.out.write_all(payload)?;
-                self.out.write_all(b"\n")
+                self.out.write_all(b"\n")?;
             }
             OutputFraming::Length => {
                 self.out.write_all(&(payload.len() as u32).to_le_bytes())?;
-                self.out.write_all(payload)
+                self.out.write_all(payload)?;
             }
             OutputFraming::Hex => {
                 payload.iter().try_for_each(|byte| write!(self.out, "{byte:02x}"))?;
-                self.out.write_all(b"\n")
+                self.out.write_all(b"\n")?;
             }
         }
+        self.written += 1;
+        Ok(())
+    }
+
+    /// How many records it has written.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Hands on what has been gathered.

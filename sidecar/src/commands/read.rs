@@ -159,19 +159,18 @@ pub fn read(options: &ReadOptions) -> anyhow::Result<()> {
     let copied = copy();
     // What came before a failure is as true as ever.
     out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(from, next))
+    copied.with_context(|| go_on(out.written(), next))
 }
 
 /// Reads until it is stopped.
 pub fn tail(options: &TailOptions) -> anyhow::Result<()> {
     let mut out = options.looks.writer()?;
     let mut client = options.target.connect()?.client;
-    let from = options.from.lsn(client.welcome());
+    let mut next = options.from.lsn(client.welcome());
     client.set_timeout(Some(LOOK_UP_EVERY)).context("set the socket's time-out")?;
-    let mut next = from;
     let copied = copy_tail(&mut client, &mut next, &mut out);
     out.flush().context(WRITE)?;
-    copied.with_context(|| go_on(from, next))
+    copied.with_context(|| go_on(out.written(), next))
 }
 
 /// Copies a tail from `next` on until it fails, or until nobody reads the output any more. `next` moves on with it.
@@ -206,9 +205,10 @@ pub(super) fn is_abandoned() -> bool {
 }
 
 /// What a person needs to know after a failure.
-pub(super) fn go_on(from: Lsn, next: Lsn) -> String {
-    match next.0 - from.0 {
-        0 => format!("no record was read from LSN {from} on"),
+pub(super) fn go_on(written: u64, next: Lsn) -> String {
+    match written {
+        0 if next == Lsn(0) => "no record was read from the first one on".to_owned(),
+        0 => format!("no record was read from LSN {next} on"),
         count => format!("written: {}, up to LSN {}; resume with --from {next}", counted(count, "record"), next.prev()),
     }
 }
@@ -229,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_failed_read_reports_where_to_resume() {
-        assert_eq!(go_on(Lsn(5), Lsn(5)), "no record was read from LSN 5 on");
-        assert_eq!(go_on(Lsn(5), Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
+        assert_eq!(go_on(0, Lsn(0)), "no record was read from the first one on");
+        assert_eq!(go_on(0, Lsn(5)), "no record was read from LSN 5 on");
+        assert_eq!(go_on(3, Lsn(8)), "written: 3 records, up to LSN 7; resume with --from 8");
     }
 }
