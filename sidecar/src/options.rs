@@ -116,7 +116,7 @@ pub struct RunOptions {
     #[arg(long, env = "TAILWIND_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
     /// The config store's file, on a file system that all sidecars of the group share, such as NFS: it must support
-    /// hard links, but not locks. Later versions are numbered files beside it
+    /// hard links, but not locks. Later versions are numbered files beside it. With --reader it is only read
     /// [default: /var/lib/tailwind/GROUP/config.json]
     #[arg(long, env = "TAILWIND_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,

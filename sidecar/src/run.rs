@@ -110,8 +110,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
             let min_in_sync = min_in_sync.unwrap_or(backups.div_ceil(2));
             let backups_known = backup.into_iter().map(|backup| (backup.name, backup.control)).collect();
+            let file = if reader { FileStore::read_only(&config)? } else { FileStore::new(&config)? };
             fixed(
-                Store::File(FileStore::new(&config)?),
+                Store::File(file),
                 Shape { durability, segment_size, fabric },
                 DesiredState {
                     members: backups,

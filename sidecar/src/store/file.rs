@@ -53,6 +53,8 @@ const DRAFT: &str = ".new";
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
+    /// For a reader, which must not change the configuration, and may lack the right to.
+    read_only: bool,
 }
 
 /// Why the file cannot be used.
@@ -130,11 +132,19 @@ enum PublishResult {
 impl FileStore {
     /// A store at `path`; the folder is created if need be. Fails where swaps could not work.
     pub fn new(path: &Path) -> Result<FileStore, StoreError> {
-        let store = FileStore { path: path.to_owned() };
+        let store = FileStore { path: path.to_owned(), read_only: false };
         let folder = store.folder();
         fs::create_dir_all(&folder).map_err(io("create folder", &folder))?;
         store.look()?;
         store.try_links()?;
+        Ok(store)
+    }
+
+    /// The store at `path` for whoever only reads it: nothing is created or written, now or later. A folder that is not there
+    /// yet is a group that has never been started.
+    pub fn read_only(path: &Path) -> Result<FileStore, StoreError> {
+        let store = FileStore { path: path.to_owned(), read_only: true };
+        store.look()?;
         Ok(store)
     }
 
@@ -143,8 +153,9 @@ impl FileStore {
         Ok(self.look()?.map(|found| found.configuration))
     }
 
-    /// Replaces the content if it is still the one that the swap expects.
+    /// Replaces the content if it is still the one that the swap expects. Never called of a store that is read only.
     pub fn swap(&self, swap: &Swap) -> Result<SwapOutcome, StoreError> {
+        assert!(!self.read_only, "a reader swaps nothing");
         for _ in 0..LOOKS_MAX {
             let found = self.look()?;
             if found.as_ref().map(|found| found.configuration.stamp()) != swap.expected {

@@ -61,6 +61,28 @@ fn a_swap_requires_the_expected_content() {
 }
 
 #[test]
+fn a_read_only_store_shows_what_others_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/config.json");
+    let reader = FileStore::read_only(&path).unwrap();
+    assert_eq!(reader.read().unwrap(), None);
+    assert!(files(folder.path()).is_empty(), "it creates no folder");
+    let store = store_at(path.parent().unwrap(), 1);
+    assert_eq!(reader.read().unwrap(), Some(config(1)));
+    advance(&store, 1, 5);
+    assert_eq!(reader.read().unwrap(), Some(config(5)));
+    fs::write(&path, "{").unwrap();
+    assert!(matches!(FileStore::read_only(&path), Err(StoreError::Damaged { .. })));
+}
+
+#[test]
+#[should_panic = "a reader swaps nothing"]
+fn a_read_only_store_takes_no_swap() {
+    let folder = tempfile::tempdir().unwrap();
+    let _ = FileStore::read_only(&folder.path().join("config.json")).unwrap().swap(&swap_to(1));
+}
+
+#[test]
 fn the_newest_two_files_and_number_0_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path(), 9);
