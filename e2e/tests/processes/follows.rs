@@ -23,6 +23,7 @@ on_every_fabric!(
     a_reader_follows_and_takes_no_appends,
     a_readers_certificate_suffices,
     a_read_anywhere_ends_at_the_end,
+    a_read_beyond_the_end_is_refused_after_a_promotion,
     what_was_trimmed_is_refused_everywhere,
     follower_of_a_primary_gets_its_turn_at_once,
     follows_are_bounded_and_can_be_stopped,
@@ -352,6 +353,20 @@ fn follows_are_bounded_and_can_be_stopped(fabric: &str) {
     drop(clients);
     group.wait("all places to be free", |group| group.status(1)["followers"] == 0).unwrap();
     group.check_logs(&[]).unwrap();
+}
+
+/// Nobody can refute the request while there is no primary, and the new primary's own log does.
+fn a_read_beyond_the_end_is_refused_after_a_promotion(fabric: &str) {
+    let test = TestContext::start();
+    let (mut group, input) = (start(&test, test.setup_with_default_timeouts(fabric).unwrap()), test.input());
+    let old = group.wait_for_primary().unwrap();
+    wait_for_standby(&group, 1 - old, old).unwrap();
+    let mut client = client_of(&group, 1 - old);
+    let end = append(&mut primary(&group).unwrap(), &input, 0, RECORDS).unwrap();
+    group.kill_sidecar(old).unwrap();
+    let refused = client.read_anywhere(Lsn(end + 5), 0).and_then(|mut read| read.next_record().map(|_| ()));
+    assert!(matches!(refused, Err(Error::Refused { code: ErrorCode::BeyondEnd, .. })), "{refused:?}");
+    group.check_logs(&OUTAGE).unwrap();
 }
 
 fn client_of(group: &Group, sidecar: usize) -> Client {

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tailwind_protocol::ids::{Lsn, SegmentId};
+use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::scan::{Scanner, Stop};
 use tailwind_protocol::socket::ErrorCode;
@@ -45,10 +45,9 @@ async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::conv
             return Err(End::Done);
         }
         if next > acked {
-            match reader.at_end {
-                AtEnd::Done => return Err(End::Done),
-                AtEnd::Turn => return Err(turn(reader, term, acked)),
-                AtEnd::GoOn => {}
+            if let Some(end) = end_of_log(reader.at_end, next, acked, term.epoch) {
+                check_term(reader, term)?;
+                return Err(end);
             }
             reader.client.send_caught_up().await?;
             wait_for_news(reader, term, acked).await?;
@@ -73,15 +72,17 @@ async fn read_until_end(reader: &mut Reader<'_>, term: Term) -> Result<std::conv
     }
 }
 
-/// Everything acknowledged has been sent.
-fn turn(reader: &Reader<'_>, term: Term, acked: Lsn) -> End {
-    if let Err(end) = check_term(reader, term) {
-        return end;
+/// How a read ends of which everything acknowledged has been sent; `None` if it goes on. It may have begun where only members
+/// were asked, which could not tell yet that it begins beyond the end.
+fn end_of_log(at_end: AtEnd, next: Lsn, acked: Lsn, epoch: Epoch) -> Option<End> {
+    // Its client knows of records that this log does not have: it must neither append behind them, nor get others instead.
+    if let Some(message) = beyond_the_end(next.0, acked.0) {
+        return Some(End::Refused(ErrorCode::BeyondEnd, message));
     }
-    // Its client knows of records that this log does not have: it must not append behind them.
-    match beyond_the_end(reader.client.next().0, acked.0) {
-        Some(message) => End::Refused(ErrorCode::BeyondEnd, message),
-        None => End::Turn(term.epoch),
+    match at_end {
+        AtEnd::Done => Some(End::Done),
+        AtEnd::Turn => Some(End::Turn(epoch)),
+        AtEnd::GoOn => None,
     }
 }
 
@@ -177,4 +178,24 @@ async fn wait_for_news(reader: &mut Reader<'_>, term: Term, acked: Lsn) -> Resul
 fn unreadable(identity: &SegmentIdentity, stop: Stop) -> End {
     let message = format!("segment {} cannot be read at {}: {}", identity.segment, stop.at.0, stop.why);
     End::Refused(ErrorCode::Unavailable, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_ends_at_the_end_but_not_beyond() {
+        let end = |at_end, next, acked| match end_of_log(at_end, Lsn(next), Lsn(acked), Epoch(5)) {
+            None => "goes on",
+            Some(End::Done) => "done",
+            Some(End::Turn(Epoch(5))) => "turn",
+            Some(End::Refused(ErrorCode::BeyondEnd, _)) => "beyond the end",
+            Some(other) => panic!("{other:?}"),
+        };
+        for (at_end, expected) in [(AtEnd::Done, "done"), (AtEnd::GoOn, "goes on"), (AtEnd::Turn, "turn")] {
+            assert_eq!((end(at_end, 8, 7), end(at_end, 1, 0)), (expected, expected));
+            assert_eq!((end(at_end, 9, 7), end(at_end, 2, 0)), ("beyond the end", "beyond the end"));
+        }
+    }
 }
