@@ -183,6 +183,10 @@ impl Daemon {
                 let log = self.member_state.promise.log.context("delete a segment of no log")?;
                 return Ok(Some(OutputResult::Flush(Job::Delete(segment, log))));
             }
+            Output::DeleteTrimmed(segments) => {
+                let log = self.member_state.promise.log.context("delete segments of no log")?;
+                return Ok(Some(OutputResult::Flush(Job::DeleteTrimmed(segments, log))));
+            }
             Output::Quarantine(segment) => {
                 let log = self.member_state.promise.log.context("quarantine a segment of no log")?;
                 return Ok(Some(OutputResult::Flush(Job::Quarantine(segment, log))));

@@ -324,16 +324,23 @@ impl Disk {
         }
     }
 
-    /// Deletes a segment's files, if they are of this log.
-    pub fn delete(&self, segment: SegmentId, log: LogId) -> io::Result<()> {
-        let mut deleted = false;
-        for sealed in [Sealed::Closed, Sealed::Open] {
+    /// Deletes the files of segments, if they are of this log, and brings that to disk with one sync. Where one cannot be
+    /// deleted the others go all the same, and the last error is returned.
+    pub fn delete(&self, segments: &[SegmentId], log: LogId) -> io::Result<()> {
+        let (mut deleted, mut result) = (false, Ok(()));
+        let files = |segment: &SegmentId| [(*segment, Sealed::Closed), (*segment, Sealed::Open)];
+        for (segment, sealed) in segments.iter().flat_map(files) {
             let name = name(segment, sealed);
             let found = self.read_header(&name);
-            let ours = matches!(found, Ok(Some(found)) if found.log == log && found.segment == segment);
-            deleted |= ours && self.folder.remove_if_present(&name)?;
+            if !matches!(found, Ok(Some(found)) if found.log == log && found.segment == segment) {
+                continue;
+            }
+            match self.folder.remove_if_present(&name) {
+                Ok(removed) => deleted |= removed,
+                Err(error) => result = Err(error),
+            }
         }
-        if deleted { self.folder.sync() } else { Ok(()) }
+        if deleted { self.folder.sync().and(result) } else { result }
     }
 
     /// Deletes the file of an open segment.

@@ -1,11 +1,13 @@
 //! Brings segments to disk, one job after the other.
 //!
 //! Fed by [`daemon`](crate::daemon) in the order in which the protocol decided, so that a deletion never overtakes the
-//! write before it. Reads [`Buffers`], writes the [`Disk`]. Jobs are bounded by what causes them: one closed flush for each
+//! write before it. Only the deletions of a trim, which may be thousands, are done in slices, in turns with the jobs of other
+//! segments. Reads [`Buffers`], writes the [`Disk`]. Jobs are bounded by what causes them: one closed flush for each
 //! buffer, one open flush for each request under way, one deletion for each file. A backup daemon gives it a thread.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::slice;
 use std::sync::Arc;
 
 use tailwind_protocol::backup::{FlushResult, Input, RequestId, Slot};
@@ -31,17 +33,42 @@ pub enum Job {
     Owed(Vec<SegmentId>),
     /// Delete a segment's files.
     Delete(SegmentId, LogId),
+    /// Delete the files of trimmed segments.
+    DeleteTrimmed(Vec<SegmentId>, LogId),
     /// Move a segment's files into quarantine.
     Quarantine(SegmentId, LogId),
     /// Write what a slot holds into quarantine.
     QuarantineSlot(Slot, SegmentIdentity, Closure),
 }
 
+impl Job {
+    /// The segments whose files it is about.
+    fn segments(&self) -> &[SegmentId] {
+        match self {
+            Job::Closed(_, identity, _) | Job::Open(_, _, identity, _) | Job::QuarantineSlot(_, identity, _) => {
+                slice::from_ref(&identity.segment)
+            }
+            Job::Delete(segment, _) | Job::Quarantine(segment, _) => slice::from_ref(segment),
+            Job::Owed(segments) | Job::DeleteTrimmed(segments, _) => segments,
+        }
+    }
+}
+
+/// Trimmed segments that are deleted at once, with one sync of the folder: some milliseconds, of the two seconds for which the
+/// caller of an open flush waits.
+const DELETED_AT_ONCE: usize = 16;
+
 /// What is to be done on the disk, and what is known of it.
 #[derive(Debug)]
 pub struct Flusher {
     disk: Arc<Disk>,
     jobs: VecDeque<Job>,
+    /// Slices of trimmed segments, which take turns with the jobs.
+    trims: VecDeque<Job>,
+    /// The segments in `trims`: a job for one of them waits until its files are deleted.
+    trimmed: BTreeSet<SegmentId>,
+    /// The last thing that was done was a slice: now it is a job's turn.
+    trimmed_last: bool,
     /// Files of open segments, and how far each is verified and on disk.
     files: BTreeMap<SegmentId, Growing>,
     /// Segments whose closed file could not be written: one with its name may be there and gone after a loss of power. A few:
@@ -65,23 +92,66 @@ struct Growing {
 impl Flusher {
     /// A flusher with nothing to do.
     pub fn new(disk: Arc<Disk>, flushed: Flushed) -> Flusher {
-        let (jobs, files, bytes) = (VecDeque::new(), BTreeMap::new(), PageBuffer::default());
-        Flusher { disk, jobs, files, unwritten: BTreeSet::new(), flushed, bytes, failing: false }
+        Flusher {
+            disk,
+            jobs: VecDeque::new(),
+            trims: VecDeque::new(),
+            trimmed: BTreeSet::new(),
+            trimmed_last: false,
+            files: BTreeMap::new(),
+            unwritten: BTreeSet::new(),
+            flushed,
+            bytes: PageBuffer::default(),
+            failing: false,
+        }
     }
 
     /// Queues a job.
     pub fn queue(&mut self, job: Job) {
-        self.jobs.push_back(job);
+        match job {
+            Job::DeleteTrimmed(segments, log) => self.queue_trimmed(&segments, log),
+            job => self.jobs.push_back(job),
+        }
+    }
+
+    /// In slices. Where a segment still has a job, its files are deleted after that job, like by any other job.
+    fn queue_trimmed(&mut self, segments: &[SegmentId], log: LogId) {
+        let busy: BTreeSet<SegmentId> = self.jobs.iter().flat_map(Job::segments).copied().collect();
+        let (behind, free): (Vec<_>, Vec<_>) = segments.iter().copied().partition(|segment| busy.contains(segment));
+        let slices = |segments: Vec<SegmentId>| -> Vec<Job> {
+            segments.chunks(DELETED_AT_ONCE).map(|slice| Job::DeleteTrimmed(slice.to_vec(), log)).collect()
+        };
+        self.trimmed.extend(&free);
+        self.trims.extend(slices(free));
+        self.jobs.extend(slices(behind));
     }
 
     /// The job that is due.
     pub fn due(&self) -> Option<&Job> {
-        self.jobs.front()
+        if self.is_trims_turn() { self.trims.front() } else { self.jobs.front() }
+    }
+
+    /// Slices and jobs take turns. A job for a segment that is still to be deleted waits for all slices up to that one.
+    fn is_trims_turn(&self) -> bool {
+        let waits = |job: &Job| job.segments().iter().any(|segment| self.trimmed.contains(segment));
+        !self.trims.is_empty() && (!self.trimmed_last || self.jobs.front().is_none_or(waits))
+    }
+
+    fn take_due(&mut self) -> Option<Job> {
+        self.trimmed_last = self.is_trims_turn();
+        if !self.trimmed_last {
+            return self.jobs.pop_front();
+        }
+        let slice = self.trims.pop_front();
+        for segment in slice.iter().flat_map(Job::segments) {
+            self.trimmed.remove(segment);
+        }
+        slice
     }
 
     /// Does the job that is due. Returns what the protocol waits for.
     pub fn work(&mut self, buffers: &dyn Buffers) -> Vec<Input> {
-        match self.jobs.pop_front() {
+        match self.take_due() {
             Some(Job::Closed(slot, identity, closure)) => {
                 let result = self.flush_closed(buffers, slot, &identity, &closure);
                 vec![Input::Flushed(slot, identity, result)]
@@ -95,8 +165,12 @@ impl Flusher {
                 Vec::new()
             }
             Some(Job::Delete(segment, log)) => {
-                self.delete(segment, log);
+                self.delete(&[segment], log);
                 Vec::new()
+            }
+            Some(Job::DeleteTrimmed(segments, log)) => {
+                self.delete(&segments, log);
+                vec![Input::Deleted(segments)]
             }
             Some(Job::Quarantine(segment, log)) => {
                 self.quarantine(segment, log);
@@ -131,7 +205,7 @@ impl Flusher {
         identity: &SegmentIdentity,
         closure: &Closure,
     ) -> io::Result<()> {
-        assert!(self.jobs.is_empty(), "what the protocol decided before is done before");
+        assert!(self.due().is_none(), "what the protocol decided before is done before");
         self.files.remove(&identity.segment);
         if self.disk.open_end(identity)? > closure.end {
             warn!(segment = %identity.segment, end = %closure.end, "the open segment's file is longer than its buffer: kept");
@@ -281,16 +355,18 @@ impl Flusher {
         !self.unwritten.contains(&identity.segment) && self.disk.is_closed(identity)
     }
 
-    /// Whatever happens to the file, it is no longer missed.
-    fn forget(&mut self, segment: SegmentId) -> io::Result<()> {
-        self.files.remove(&segment);
-        self.unwritten.remove(&segment);
-        self.flushed.forget(segment);
+    /// Whatever happens to the files, they are no longer missed.
+    fn forget(&mut self, segments: &[SegmentId]) -> io::Result<()> {
+        for segment in segments {
+            self.files.remove(segment);
+            self.unwritten.remove(segment);
+            self.flushed.forget(*segment);
+        }
         self.flushed.write()
     }
 
     fn quarantine(&mut self, segment: SegmentId, log: LogId) {
-        match self.forget(segment).and_then(|()| self.disk.quarantine(segment, log)) {
+        match self.forget(&[segment]).and_then(|()| self.disk.quarantine(segment, log)) {
             Ok(names) => names.iter().for_each(|name| warn!(%segment, name, "not part of the log: quarantined")),
             // Harmless: found at the next start, it is a copy that the primary drops again.
             Err(error) => warn!(%segment, %error, "failed to move a segment file into quarantine"),
@@ -317,11 +393,14 @@ impl Flusher {
         }
     }
 
-    fn delete(&mut self, segment: SegmentId, log: LogId) {
-        match self.forget(segment).and_then(|()| self.disk.delete(segment, log)) {
-            Ok(()) => info!(%segment, "deleted"),
+    fn delete(&mut self, segments: &[SegmentId], log: LogId) {
+        match self.forget(segments).and_then(|()| self.disk.delete(segments, log)) {
+            Ok(()) => segments.iter().for_each(|segment| info!(%segment, "deleted")),
             // Harmless: found at the next start, it is a copy that the primary drops or trims again.
-            Err(error) => warn!(%segment, %error, "failed to delete a segment file"),
+            Err(error) => {
+                let (first, count) = (segments.first().map(tracing::field::display), segments.len());
+                warn!(segment = first, count, %error, "failed to delete segment files");
+            }
         }
     }
 

@@ -74,6 +74,8 @@ pub struct Backup {
     /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
     missing: Vec<Slot>,
     other_files: OtherFiles,
+    /// Trimmed segments whose files may still be there, and the most bytes that these have.
+    deleting: BTreeMap<SegmentId, u64>,
     ending: bool,
     finished: bool,
 }
@@ -92,6 +94,7 @@ impl Backup {
             Input::OpenFlushed(id, result) => self.on_open_flushed(id, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
+            Input::Deleted(segments) => self.on_deleted(&segments),
             Input::OtherFiles(bytes) => self.on_other_files(bytes),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),

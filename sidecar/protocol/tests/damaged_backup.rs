@@ -164,7 +164,7 @@ fn wrong_file_is_not_taken_for_an_owed_segment() {
 fn unowed_files_are_copies_or_were_trimmed() {
     let trimmed = Promise { trimmed: Lsn(11), ..promise() };
     let fixture = Fixture::start(Found { promise: trimmed, files: owed(&[1, 2]), ..Found::default() });
-    assert!(fixture.out.contains(&Output::DeleteFile(SegmentId(1))), "a trim was under way");
+    assert!(fixture.out.contains(&Output::DeleteTrimmed(vec![SegmentId(1)])), "a trim was under way");
     assert!(fixture.out.contains(&Output::Owe(owed(&[2]))), "from now on");
     assert_eq!(fixture.states(), [(2, CopyState::Closed)]);
     assert!(fixture.backup.is_witness());

@@ -97,6 +97,13 @@ impl Fixture {
         let (caller, below) = (caller(self.epoch), Lsn(below));
         assert_eq!(self.ask(Request::Trim(TrimRequest { caller, below })), Reply::Done);
     }
+
+    /// The files of what was trimmed are deleted.
+    fn delete(&mut self, segments: &[u64]) {
+        let segments: Vec<_> = segments.iter().map(|segment| SegmentId(*segment)).collect();
+        assert!(self.out.contains(&Output::DeleteTrimmed(segments.clone())), "{:?}", self.out);
+        self.step(Input::Deleted(segments));
+    }
 }
 
 fn caller(epoch: u64) -> Caller {
@@ -155,7 +162,38 @@ fn a_trim_makes_room_again() {
     fixture.store(2);
     assert!(fixture.append(3).is_err());
     fixture.trim(11);
+    fixture.delete(&[1]);
     assert!(fixture.append(3).is_ok());
+}
+
+#[test]
+fn a_trimmed_file_counts_until_it_is_deleted() {
+    let mut fixture = Fixture::bound(2 * file() + 2 * FULL - 1);
+    fixture.store(1);
+    fixture.store(2);
+    fixture.trim(11);
+    let trimmed = fixture.out.clone();
+    assert_eq!(fixture.backup.flush_bytes(), 2 * file());
+    assert!(fixture.append(3).is_err(), "it could be written before the file is gone");
+    fixture.out = trimmed;
+    fixture.delete(&[1]);
+    assert_eq!(fixture.backup.flush_bytes(), file());
+    assert!(fixture.append(3).is_ok());
+}
+
+/// The process died before it had deleted what was trimmed.
+#[test]
+fn a_trimmed_file_found_at_start_counts_until_deleted() {
+    let promise = Promise { log: Some(LogId(1)), epoch: Epoch(4), trimmed: Lsn(21), ..Promise::default() };
+    let files = (1..=3).map(|segment| (identity(segment, 4), closure(segment))).collect();
+    let limits =
+        Limits { slots: 8, slot_size: SLOT_SIZE as u32, unflushed_bytes_max: u64::MAX, flush_bytes_max: Some(1) };
+    let found = Found { promise, files, ..Found::default() };
+    let (backup, out) = Backup::start(caller(1).group, "m1".parse().expect("a name"), BootId(1), limits, found);
+    let mut fixture = Fixture { backup, epoch: 4, out };
+    assert_eq!(fixture.backup.flush_bytes(), 3 * file());
+    fixture.delete(&[1, 2]);
+    assert_eq!(fixture.backup.flush_bytes(), file());
 }
 
 #[test]
@@ -175,6 +213,7 @@ fn a_fence_does_not_change_the_bound() {
     fixture.fence(6);
     assert!(fixture.append(3).is_err());
     fixture.trim(11);
+    fixture.delete(&[1]);
     assert!(fixture.append(3).is_ok());
 }
 

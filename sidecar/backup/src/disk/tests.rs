@@ -212,7 +212,7 @@ fn files_of_another_log_are_never_deleted_or_overwritten() {
     folder.write_closed(foreign);
     let name = "segment-0000000000000001.closed";
     let before = fs::read(folder.path(name)).unwrap();
-    folder.disk.delete(SegmentId(1), LOG).unwrap();
+    folder.disk.delete(&[SegmentId(1)], LOG).unwrap();
     assert_eq!(fs::read(folder.path(name)).unwrap(), before);
     folder.write_closed(identity(1));
     assert!(folder.disk.is_closed(&identity(1)));
@@ -239,8 +239,8 @@ fn delete_removes_both_files_and_is_idempotent() {
     folder.write_closed(identity(1));
     let (closure, bytes) = segment(identity(1));
     folder.disk.write_open(&identity(1), &closure, &bytes).unwrap();
-    folder.disk.delete(SegmentId(1), LOG).unwrap();
-    folder.disk.delete(SegmentId(1), LOG).unwrap();
+    folder.disk.delete(&[SegmentId(1)], LOG).unwrap();
+    folder.disk.delete(&[SegmentId(1)], LOG).unwrap();
     let listing = folder.list();
     assert_eq!((listing.closed.len(), listing.open.len()), (0, 0));
 }

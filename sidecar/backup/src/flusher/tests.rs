@@ -1,11 +1,13 @@
 use std::cell::RefCell;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Generation, Lsn};
 use tailwind_protocol::layout::{SEGMENT_OVERHEAD, SegmentSize};
 use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
-use crate::files::OsFolder;
+use crate::files::{Folder, OsFolder};
 use crate::ledger::Ledger;
 
 const SLOT: Slot = Slot(0);
@@ -32,12 +34,48 @@ fn segment() -> (Vec<u8>, Vec<u32>) {
     (bytes, ends)
 }
 
+/// A folder that counts how often its names are brought to disk.
+#[derive(Debug)]
+struct Counting(OsFolder, Arc<AtomicUsize>);
+
+impl Folder for Counting {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.0.names()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+        self.0.open(name)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
+        self.0.create(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.sync()
+    }
+}
+
 /// A flusher over one buffer, which the test fills past the fabric.
 struct Fixture {
     flusher: Flusher,
     disk: Arc<Disk>,
     buffer: RefCell<Vec<u8>>,
     requests: u64,
+    syncs: Arc<AtomicUsize>,
     _dir: tempfile::TempDir,
 }
 
@@ -52,10 +90,12 @@ impl Buffers for RefCell<Vec<u8>> {
 impl Fixture {
     fn start() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Arc::new(Disk::new(Box::new(OsFolder::open(&dir.path().join("flush")).unwrap())));
+        let syncs = Arc::default();
+        let folder = Counting(OsFolder::open(&dir.path().join("flush")).unwrap(), Arc::clone(&syncs));
+        let disk = Arc::new(Disk::new(Box::new(folder)));
         let buffer = RefCell::new(vec![0; SegmentSize::MIN.bytes() as usize]);
         let (flushed, ..) = Flushed::open(disk.folder(), false).unwrap();
-        Fixture { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, _dir: dir }
+        Fixture { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, syncs, _dir: dir }
     }
 
     /// These bytes of the segment become visible.
@@ -77,6 +117,23 @@ impl Fixture {
             [Input::OpenFlushed(answered, result)] if *answered == id => result.clone().unwrap().0,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The file of another segment, closed while it was empty.
+    fn put(&self, segment: u64) {
+        let other = SegmentIdentity { segment: SegmentId(segment), ..identity() };
+        let mut bytes = vec![0; SegmentSize::MIN.bytes() as usize];
+        let (_, end) = SegmentWriter::open(other, Lsn(1), &mut bytes);
+        let closure = scan::scan(&bytes, &other).closure;
+        self.disk.write_closed(&other, &closure, &bytes[..end as usize]).unwrap();
+    }
+
+    fn trim(&mut self, segments: std::ops::RangeInclusive<u64>) {
+        self.flusher.queue(Job::DeleteTrimmed(segments.map(SegmentId).collect(), LogId(1)));
+    }
+
+    fn files(&self) -> usize {
+        self.disk.folder().names().unwrap().iter().filter(|name| name.starts_with("segment-")).count()
     }
 
     fn assert_on_disk(&self, end: u32) {
@@ -144,6 +201,57 @@ fn one_write_completes_all_flushes_of_a_segment() {
         |id, answer: &Input| matches!(answer, Input::OpenFlushed(of, Ok(Offset(end))) if (*of, *end) == (id, ends[2]));
     assert!(served(first, &answers[0]) && served(second, &answers[1]), "{answers:?}");
     assert!(matches!(fixture.flusher.due(), Some(Job::Delete(SegmentId(9), _))));
+}
+
+#[test]
+fn a_flush_waits_for_one_slice_of_a_large_trim() {
+    let mut fixture = Fixture::start();
+    let ends = segment().1;
+    fixture.show(0..ends[3]);
+    (2..=101).for_each(|segment| fixture.put(segment));
+    fixture.trim(2..=1001);
+    let id = fixture.ask(ends[1]);
+    let before = fixture.syncs.load(Ordering::Relaxed);
+    let deleted = fixture.flusher.work(&fixture.buffer);
+    assert!(matches!(&deleted[..], [Input::Deleted(segments)] if segments.len() == DELETED_AT_ONCE), "{deleted:?}");
+    assert_eq!(fixture.files(), 100 - DELETED_AT_ONCE);
+    assert_eq!(fixture.syncs.load(Ordering::Relaxed), before + 1, "one for all of them");
+    let answers = fixture.flusher.work(&fixture.buffer);
+    assert!(matches!(&answers[..], [Input::OpenFlushed(of, Ok(_))] if *of == id), "{answers:?}");
+    // Others that wait take turns with the deletions, which come to an end all the same.
+    let (before, mut gone) = (fixture.syncs.load(Ordering::Relaxed), DELETED_AT_ONCE);
+    while gone < 1000 {
+        fixture.ask(ends[1]);
+        for input in fixture.flusher.work(&fixture.buffer) {
+            gone += if let Input::Deleted(segments) = input { segments.len() } else { 0 };
+        }
+    }
+    assert_eq!(fixture.files(), 1, "what is flushed is there");
+    assert_eq!(fixture.syncs.load(Ordering::Relaxed), before + (100 - DELETED_AT_ONCE).div_ceil(DELETED_AT_ONCE));
+}
+
+#[test]
+fn jobs_for_one_segment_keep_their_order_around_a_trim() {
+    let mut fixture = Fixture::start();
+    let ends = segment().1;
+    fixture.show(0..ends[3]);
+    let closure = scan::scan(&segment().0, &identity()).closure;
+    // The first slice of many has its turn before the job, which must wait for the last: it is for the same segment.
+    fixture.flusher.queue(Job::DeleteTrimmed((1..=40).rev().map(SegmentId).collect(), LogId(1)));
+    fixture.flusher.queue(Job::Closed(SLOT, identity(), closure));
+    for _ in 0..3 {
+        assert!(matches!(fixture.flusher.work(&fixture.buffer)[..], [Input::Deleted(_)]));
+    }
+    // And what is trimmed while it waits for its flush is deleted after that.
+    fixture.trim(1..=20);
+    let mut order = Vec::new();
+    while fixture.flusher.due().is_some() {
+        order.extend(fixture.flusher.work(&fixture.buffer));
+    }
+    let written = order.iter().position(|input| matches!(input, Input::Flushed(_, _, FlushResult::Done)));
+    let gone = |input: &Input| matches!(input, Input::Deleted(segments) if segments.contains(&SegmentId(1)));
+    assert!(written.is_some() && written < order.iter().position(gone), "{order:?}");
+    assert_eq!(fixture.files(), 0);
 }
 
 /// Renamed, and the name was never brought to disk: after a loss of power only the open file is there.

@@ -115,6 +115,7 @@ enum Job {
     Flush(Slot, SegmentIdentity, Closure),
     FlushOpen(RequestId, Slot, Offset),
     Quarantine(Slot, SegmentIdentity, Closure),
+    DeleteTrimmed(Vec<SegmentId>),
 }
 
 /// A backup's machine, and beside it what outlives its process.
@@ -312,7 +313,7 @@ impl World {
                 Output::Release(slot) => {
                     self.writers.remove(&slot);
                     self.memory.remove(&slot);
-                    self.jobs.retain(|job| job.slot() != slot);
+                    self.jobs.retain(|job| job.slot() != Some(slot));
                 }
                 Output::Owe(copies) => {
                     for (identity, closure) in copies {
@@ -325,6 +326,7 @@ impl World {
                     self.files.remove(&segment);
                     self.open_files.remove(&segment);
                 }
+                Output::DeleteTrimmed(segments) => self.jobs.push(Job::DeleteTrimmed(segments)),
                 Output::Quarantine(segment) => {
                     self.quarantine.extend(self.files.remove(&segment));
                     self.quarantine.extend(self.open_files.remove(&segment));
@@ -359,6 +361,14 @@ impl World {
                     self.quarantine.push((identity, self.memory.get(&slot).copied().unwrap_or(closure)));
                 }
                 Input::Quarantined(slot, if good { Ok(()) } else { Err("the disk is full".to_owned()) })
+            }
+            Job::DeleteTrimmed(segments) => {
+                // A file that the disk does not delete is found at the next start.
+                for segment in segments.iter().filter(|_| good) {
+                    self.files.remove(segment);
+                    self.open_files.remove(segment);
+                }
+                Input::Deleted(segments)
             }
         }
     }
@@ -415,9 +425,10 @@ impl World {
 }
 
 impl Job {
-    fn slot(&self) -> Slot {
+    fn slot(&self) -> Option<Slot> {
         match self {
-            Job::Flush(slot, ..) | Job::FlushOpen(_, slot, ..) | Job::Quarantine(slot, ..) => *slot,
+            Job::Flush(slot, ..) | Job::FlushOpen(_, slot, ..) | Job::Quarantine(slot, ..) => Some(*slot),
+            Job::DeleteTrimmed(_) => None,
         }
     }
 }

@@ -3,11 +3,11 @@
 //! Part of [`Backup`]; asked by [`lending`](super::lending). A folder on a node's disk that grows beyond its limit takes the pod
 //! with it: the kubelet evicts the pod, and all members hold the same segments. So a backup stops lending before (S9).
 
-use crate::ids::Offset;
+use crate::ids::{Offset, SegmentId};
 use crate::layout::{FOOTER_SIZE, readable_size};
 use crate::rpc::{Purpose, Refusal};
 
-use super::{Backup, Output, Place, RETRY_AFTER_MS};
+use super::{Backup, Copy, Output, Place, RETRY_AFTER_MS};
 
 /// Fewest segments that a bound on the flush folder may have room for: the ledger and its like count as one, the newest closed
 /// segment is never trimmed, one is being filled, one is ready, and one is kept for images. And one to append to.
@@ -78,13 +78,37 @@ impl Backup {
         Err(Refusal::RetryLater { after_ms: RETRY_AFTER_MS, why })
     }
 
-    /// Bytes of the closed files that are there or should be. A missing one counts: its repair will write it again.
-    ///
-    /// A trimmed segment counts no longer although its file may still be there: the file is deleted before anything that is
-    /// lent from now on is written.
+    /// Has the files of trimmed segments deleted. They count until they are gone: what is lent from now on may be written
+    /// before.
+    pub(super) fn delete_trimmed(&mut self, trimmed: Vec<(SegmentId, u64)>, out: &mut Vec<Output>) {
+        if trimmed.is_empty() {
+            return;
+        }
+        out.push(Output::DeleteTrimmed(trimmed.iter().map(|(segment, _)| *segment).collect()));
+        self.deleting.extend(trimmed);
+    }
+
+    pub(super) fn on_deleted(&mut self, segments: &[SegmentId]) {
+        for segment in segments {
+            self.deleting.remove(segment);
+        }
+    }
+
+    /// The most bytes that the file of a copy may have.
+    pub(super) fn copy_file_bytes(&self, copy: &Copy) -> u64 {
+        match copy.place {
+            Place::Disk => file_bytes(copy.closure.end),
+            // Of an open segment what has been flushed, of a closed one what is being flushed.
+            Place::Memory(_) => self.file_bytes_max(),
+        }
+    }
+
+    /// Bytes of the closed files that are there or should be, and of those that are being deleted. A missing one counts: its
+    /// repair will write it again.
     fn segment_file_bytes(&self) -> u64 {
         let on_disk = self.copies.values().filter(|copy| copy.place == Place::Disk);
-        on_disk.map(|copy| file_bytes(copy.closure.end)).sum()
+        let kept: u64 = on_disk.map(|copy| file_bytes(copy.closure.end)).sum();
+        kept + self.deleting.values().sum::<u64>()
     }
 
     fn file_bytes_max(&self) -> u64 {

@@ -59,10 +59,10 @@ impl Backup {
         };
         let segments: Vec<SegmentId> =
             self.copies.values().filter(needless).map(|copy| copy.identity.segment).collect();
-        for copy in self.settle(&segments, out) {
-            self.free_memory(&copy, out);
-            out.push(Output::DeleteFile(copy.identity.segment));
-        }
+        let gone = self.settle(&segments, out);
+        gone.iter().for_each(|copy| self.free_memory(copy, out));
+        let files = gone.iter().map(|copy| (copy.identity.segment, self.copy_file_bytes(copy))).collect();
+        self.delete_trimmed(files, out);
         Ok(Reply::Done)
     }
 

@@ -117,6 +117,9 @@ pub enum Input {
     /// Bytes of the files in the flush folder that are no segments of the log: the ledger, the promise, the quarantine. Counted
     /// from time to time, because a person may remove files.
     OtherFiles(u64),
+    /// The answer to [`Output::DeleteTrimmed`], perhaps in parts: these files are deleted, or the disk refused. What it
+    /// refused is found at the next start.
+    Deleted(Vec<SegmentId>),
     /// A closed segment that was read did not match its closure, or is missing. The place says which copy was read: an image
     /// may have replaced it since.
     FoundCorrupt(SegmentIdentity, Place),
@@ -176,7 +179,8 @@ pub enum Output {
     /// Check the slot's bytes against the closure; answer with [`Input::Verified`] before the next output.
     Verify(Slot, SegmentIdentity, Closure),
     /// Write the closed segment to disk in the background, in place of any older file of that segment, open or closed;
-    /// answer with [`Input::Flushed`]. Flushes and deletions are carried out one after the other, in this order.
+    /// answer with [`Input::Flushed`]. Flushes, deletions and quarantine are carried out one after the other, in this
+    /// order; [`Output::DeleteTrimmed`] is the exception.
     StartFlush(Slot, SegmentIdentity, Closure),
     /// Flush an open segment's appends that end at or before the offset, in the background; answer with
     /// [`Input::OpenFlushed`]. Scan on from where the last flush ended, and write whole valid appends only. The offset says
@@ -196,6 +200,10 @@ pub enum Output {
     Settle(Vec<SegmentId>),
     /// Delete a flushed segment's files, whether open or closed: the records are no longer needed.
     DeleteFile(SegmentId),
+    /// Delete the files of trimmed segments, whether open or closed, in the background and in any order; answer with
+    /// [`Input::Deleted`]. What concerns other segments need not wait for it, what concerns the same one must: a trim may
+    /// be of thousands of segments.
+    DeleteTrimmed(Vec<SegmentId>),
     /// Move a segment's files, whether open or closed, into quarantine: they are not part of the log, but may be the last
     /// copy of their records.
     Quarantine(SegmentId),

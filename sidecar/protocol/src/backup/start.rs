@@ -11,7 +11,7 @@ use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::rpc::Purpose;
 
-use super::folder::OtherFiles;
+use super::folder::{OtherFiles, file_bytes};
 use super::{Backup, Copy, DOUBT_LENGTH_MAX, Doubt, Limits, Output, Promise, Slot, SlotRow, Stage};
 
 /// What a process finds when it starts.
@@ -64,6 +64,7 @@ impl Backup {
             leaving: BTreeMap::new(),
             missing: unreadable,
             other_files: OtherFiles::new(other_bytes),
+            deleting: BTreeMap::new(),
             ending: false,
             finished: false,
         };
@@ -108,8 +109,7 @@ impl Backup {
                 Some(owed) if (owed.identity, owed.closure) == (identity, closure) => owed.stage = Stage::Closed,
                 Some(_) => out.push(Output::Quarantine(segment)),
                 None if closure.last < self.promise.trimmed => {
-                    trimmed.push(segment);
-                    out.push(Output::DeleteFile(segment));
+                    trimmed.push((segment, file_bytes(closure.end)));
                 }
                 None => {
                     self.copies.insert(segment, Copy::on_disk(identity, closure));
@@ -120,7 +120,9 @@ impl Backup {
         if !unrecorded.is_empty() {
             out.push(Output::Owe(unrecorded));
         }
-        trimmed
+        let segments = trimmed.iter().map(|(segment, _)| *segment).collect();
+        self.delete_trimmed(trimmed, out);
+        segments
     }
 
     /// Adds a doubt if anything present or owed was written under an epoch that was not promised.

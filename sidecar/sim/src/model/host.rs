@@ -263,6 +263,10 @@ impl Host {
                 self.flushes.retain(|(of, ..)| *of != slot);
             }
             Output::DeleteFile(segment) | Output::Quarantine(segment) => drop(self.files.remove(&segment)),
+            Output::DeleteTrimmed(segments) => {
+                self.files.retain(|segment, _| !segments.contains(segment));
+                self.step(Input::Deleted(segments), drive);
+            }
             Output::StartQuarantine(slot, ..) => self.step(Input::Quarantined(slot, Ok(())), drive),
             // No disk fails here, so nothing is ever missed.
             Output::Owe(_) | Output::Settle(_) => {}

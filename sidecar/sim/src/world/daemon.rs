@@ -143,7 +143,8 @@ impl World {
         let takes = match job {
             Job::Closed(..) => self.random.within(500, 8 * MS),
             Job::Open(..) => self.random.within(200, 3 * MS),
-            Job::Owed(_) | Job::Delete(..) | Job::Quarantine(..) => self.random.within(20, 200),
+            Job::Owed(_) | Job::Quarantine(..) => self.random.within(20, 200),
+            Job::Delete(..) | Job::DeleteTrimmed(..) => self.random.within(200, 4 * MS),
             Job::QuarantineSlot(..) => self.random.within(500, 8 * MS),
         };
         host.flushing = true;
