@@ -109,7 +109,7 @@ pub async fn run(options: BackupOptions) -> anyhow::Result<()> {
         crate::fabric::receiver(fabric, &rdma, &pool, &data, address, advertise.own_ip(address), access.tls())?;
 
     let fabric_kind = receiver.kind();
-    let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir), Ok)?;
+    let bandwidth = flush_bandwidth.map_or_else(|| bandwidth::measure(&flush_dir, segment_size, hold_up), Ok)?;
     let unflushed_bytes_max = bandwidth.saturating_mul(hold_up);
     ensure!(
         unflushed_bytes_max >= u64::from(segment_size.bytes()),

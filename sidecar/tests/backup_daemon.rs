@@ -1034,3 +1034,66 @@ async fn a_full_disk_delays_lending_and_loses_nothing() {
     let found = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
     assert_eq!((found.boot, found.copies[0].closure), (born.boot, closure));
 }
+
+/// A small file system in memory, in place of a disk.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// `None` where nobody may mount anything.
+    fn mount(path: &std::path::Path, size: &str) -> Option<SmallDisk> {
+        fs::create_dir_all(path).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let options = format!("size={size},mode=0700");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tailwind"]).arg(path).status();
+        assert!(mounted.unwrap().success(), "mount a tmpfs on {}", path.display());
+        Some(SmallDisk(path.to_owned()))
+    }
+
+    /// Leaves no room at all.
+    fn fill(&self) {
+        let mut filler = fs::File::create(self.0.join("filler")).unwrap();
+        while filler.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    fn relieve(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: the daemon still holds files of it and is killed a moment later.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// Its memory holds what was acknowledged, and there is no room to measure how fast the disk is.
+#[tokio::test]
+async fn a_backup_starts_again_on_a_full_disk() {
+    let mut daemon = Daemon::measuring(&[]);
+    let Some(disk) = SmallDisk::mount(&daemon.flush_dir(), "16m") else {
+        let _ = writeln!(std::io::stderr(), "cannot run: a_backup_starts_again_on_a_full_disk: needs root");
+        return;
+    };
+    daemon.start();
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    disk.fill();
+    let (_, closure) = primary.write_closed(1, 1).await;
+    primary.open(2, 11, Durability::Memory).await.append(3);
+    until("the disk to refuse", async || metric(&daemon, "tailwind_backup_flush_failures_total") > 0).await;
+    daemon.kill();
+    daemon.start();
+    assert!(daemon.log().contains("the disk of the flush folder is full: cannot measure its bandwidth"));
+    let primary = Primary::new(&daemon, FabricKind::Shm, 2);
+    let found = primary.fence().await;
+    assert_eq!(found.boot, born.boot);
+    let copies: Vec<_> = found.copies.iter().map(|copy| (copy.identity.segment.0, copy.state)).collect();
+    assert_eq!(copies, [(1, CopyState::Closed), (2, CopyState::Open)]);
+    primary.lend(3, Durability::Memory).await.expect("the group goes on");
+    disk.relieve();
+    until("the flush succeeds in the end", async || closed_file(&daemon, 1).exists()).await;
+    assert_eq!(primary.inventory().await.copies[0].closure, closure);
+}

@@ -17,7 +17,7 @@ use tailwind_protocol::layout::{Closure, FOOTER_SIZE, Footer, SEGMENT_OVERHEAD, 
 use tailwind_protocol::scan::{self, Scanner};
 use tracing::warn;
 
-use crate::files::{File, Folder};
+use crate::files::{File, Folder, is_full};
 use crate::quarantine::QuarantineName;
 
 /// Where the promise is kept.
@@ -41,6 +41,16 @@ pub struct Listing {
     pub open: Vec<SegmentIdentity>,
     /// Files that had a segment's name and are damaged, or not of this log: moved aside.
     pub unexpected: u64,
+}
+
+/// What came of a closed segment's file that was to be written anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rewritten {
+    Done,
+    /// Its bytes are not what is owed.
+    Unsound,
+    /// Its bytes are, and the disk is full.
+    NoRoom,
 }
 
 /// Why a closed segment could not be read.
@@ -102,7 +112,7 @@ impl Disk {
                     continue;
                 }
                 (Ok(_), Sealed::Closed) => match owed.get(&name.segment) {
-                    Some((identity, closure)) if self.write_anew(identity, closure)? => {
+                    Some((identity, closure)) if self.write_anew(identity, closure)? != Rewritten::Unsound => {
                         listing.closed.push((*identity, *closure));
                         continue;
                     }
@@ -120,7 +130,10 @@ impl Disk {
                 // A crash between the closed file's appearance and the open one's removal; or the folder could not be synced,
                 // and a loss of power would take the name: written anew, it lasts.
                 Some((closed, closure)) if *closed == identity => {
-                    self.write_anew(closed, closure)?;
+                    if self.write_anew(closed, closure)? == Rewritten::NoRoom {
+                        // Its name at least.
+                        self.folder.sync()?;
+                    }
                 }
                 Some((closed, _)) if closed.epoch > identity.epoch => {
                     self.set_aside(&name, &quarantined(&identity, Sealed::Open))?;
@@ -131,12 +144,22 @@ impl Disk {
         Ok(listing)
     }
 
-    /// Writes the file of a closed segment anew, if its bytes are whole.
-    fn write_anew(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<bool> {
-        match self.read_closed(identity, closure) {
-            Ok(bytes) => self.write_closed(identity, closure, &bytes).map(|()| true),
-            Err(ReadError::Io(error)) => Err(error),
-            Err(ReadError::Missing | ReadError::Corrupt) => Ok(false),
+    /// Writes the file of a closed segment anew, if its bytes are whole. On a full disk the file stays as it is: its bytes are
+    /// what is owed, and the next start tries again.
+    fn write_anew(&self, identity: &SegmentIdentity, closure: &Closure) -> io::Result<Rewritten> {
+        let bytes = match self.read_closed(identity, closure) {
+            Ok(bytes) => bytes,
+            Err(ReadError::Io(error)) => return Err(error),
+            Err(ReadError::Missing | ReadError::Corrupt) => return Ok(Rewritten::Unsound),
+        };
+        match self.write_closed(identity, closure, &bytes) {
+            Ok(()) => Ok(Rewritten::Done),
+            Err(error) if is_full(&error) => {
+                let (folder, segment) = (self.path().display(), identity.segment);
+                warn!(%folder, %segment, %error, "no room to write a segment file anew: it stays as it is until the next start");
+                Ok(Rewritten::NoRoom)
+            }
+            Err(error) => Err(error),
         }
     }
 

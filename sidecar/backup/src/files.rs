@@ -7,6 +7,8 @@
 //! error of [`File::sync`] nobody knows what is on disk, whatever a later call says (`fsync(2)`): make the file anew.
 
 mod os;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::fmt;
 use std::io;
@@ -45,6 +47,11 @@ pub trait Folder: fmt::Debug + Send + Sync {
             Err(error) => Err(error),
         }
     }
+}
+
+/// True for errors that say that the disk, or what this user may have of it, is full.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// An open file. Its calls take `&self`: one owner uses it at a time.

@@ -27,7 +27,7 @@ pub mod table;
 pub use daemon::{Daemon, DaemonCounters, OutputResult};
 pub use disk::{Disk, FileName, Listing, ReadError};
 pub use fetch::{Unchecked, fetch, is_rot, scrub};
-pub use files::{File, Folder, OsFolder};
+pub use files::{File, Folder, OsFolder, is_full};
 pub use flushed::Flushed;
 pub use flusher::{Flusher, Job};
 pub use ledger::Ledger;

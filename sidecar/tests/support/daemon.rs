@@ -15,6 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) struct Daemon {
     dir: tempfile::TempDir,
     arguments: Vec<String>,
+    measures: bool,
     child: Option<Child>,
 }
 
@@ -22,7 +23,15 @@ impl Daemon {
     /// A backup `b0` of group `db` that has not been started.
     pub(crate) fn new(arguments: &[&str]) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
-        Daemon { dir, arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(), child: None }
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Daemon { dir, arguments, measures: false, child: None }
+    }
+
+    /// The same, but it measures the bandwidth of its flush folder.
+    pub(crate) fn measuring(arguments: &[&str]) -> Daemon {
+        let mut daemon = Daemon::new(arguments);
+        daemon.measures = true;
+        daemon
     }
 
     /// The same, started.
@@ -56,7 +65,10 @@ impl Daemon {
     fn command(&self, pool: &Path, flush_dir: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tailwind-sidecar"));
         // By environment, so that a test's own arguments come first.
-        command.envs([("TAILWIND_LISTEN", "127.0.0.1:0"), ("TAILWIND_FLUSH_BANDWIDTH", "100MiB")]);
+        command.env("TAILWIND_LISTEN", "127.0.0.1:0");
+        if !self.measures {
+            command.env("TAILWIND_FLUSH_BANDWIDTH", "100MiB");
+        }
         command.envs([("TAILWIND_SEGMENT_SIZE", "64KiB"), ("TAILWIND_BUFFERS", "4")]);
         command.args(["backup", "--group", "db", "--name", "b0"]);
         command.env("TAILWIND_CONTROL_TOKEN", self.token());

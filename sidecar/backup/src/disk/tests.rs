@@ -7,6 +7,7 @@ use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
 use crate::files::OsFolder;
+use crate::files::testing::TestFolder;
 
 const LOG: LogId = LogId(1);
 
@@ -166,6 +167,39 @@ fn a_segment_with_a_corrupt_footer_is_identified_by_its_bytes() {
     });
     let listing = folder.disk.list(&promise(), &owed).unwrap();
     assert_eq!((listing.closed, listing.unexpected), (vec![], 1), "not by its bytes either");
+}
+
+/// The next start has the file written anew.
+#[test]
+fn on_a_full_disk_files_stay_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = TestFolder::open(&dir.path().join("flush"));
+    let disk = Disk::new(Box::new(full.clone()));
+    let (closure, bytes) = segment(identity(4));
+    let owed = [(identity(4), closure)];
+    disk.write_closed(&identity(4), &closure, &bytes).unwrap();
+    let path = disk.path().join("segment-0000000000000004.closed");
+    let mut rotten = fs::read(&path).unwrap();
+    let whole = rotten.clone();
+    *rotten.last_mut().unwrap() ^= 1;
+    fs::write(&path, &rotten).unwrap();
+    let list = || {
+        let listing = disk.list(&promise(), &owed).unwrap();
+        assert_eq!((listing.closed, listing.open, listing.unexpected), (owed.to_vec(), vec![], 0));
+    };
+    full.set_full(true);
+    list();
+    assert_eq!(fs::read(&path).unwrap(), rotten);
+    full.set_full(false);
+    list();
+    assert_eq!(fs::read(&path).unwrap(), whole);
+    // And where the process died before it had removed the open file.
+    disk.write_open(&identity(4), &closure, &bytes).unwrap();
+    for is_full in [true, false] {
+        full.set_full(is_full);
+        list();
+        assert_eq!(disk.read_open(&identity(4)).is_ok(), is_full);
+    }
 }
 
 #[test]

@@ -1,13 +1,11 @@
 use std::cell::RefCell;
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Generation, Lsn};
 use tailwind_protocol::layout::{SEGMENT_OVERHEAD, SegmentSize};
 use tailwind_protocol::segment::SegmentWriter;
 
 use super::*;
-use crate::files::{Folder, OsFolder};
+use crate::files::testing::TestFolder;
 use crate::ledger::Ledger;
 
 const SLOT: Slot = Slot(0);
@@ -34,48 +32,13 @@ fn segment() -> (Vec<u8>, Vec<u32>) {
     (bytes, ends)
 }
 
-/// A folder that counts how often its names are brought to disk.
-#[derive(Debug)]
-struct Counting(OsFolder, Arc<AtomicUsize>);
-
-impl Folder for Counting {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        self.0.names()
-    }
-
-    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
-        self.0.open(name)
-    }
-
-    fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
-        self.0.create(name)
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.0.rename(from, to)
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.sync()
-    }
-}
-
 /// A flusher over one buffer, which the test fills past the fabric.
 struct Fixture {
     flusher: Flusher,
     disk: Arc<Disk>,
     buffer: RefCell<Vec<u8>>,
     requests: u64,
-    syncs: Arc<AtomicUsize>,
+    folder: TestFolder,
     _dir: tempfile::TempDir,
 }
 
@@ -90,12 +53,11 @@ impl Buffers for RefCell<Vec<u8>> {
 impl Fixture {
     fn start() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let syncs = Arc::default();
-        let folder = Counting(OsFolder::open(&dir.path().join("flush")).unwrap(), Arc::clone(&syncs));
-        let disk = Arc::new(Disk::new(Box::new(folder)));
+        let folder = TestFolder::open(&dir.path().join("flush"));
+        let disk = Arc::new(Disk::new(Box::new(folder.clone())));
         let buffer = RefCell::new(vec![0; SegmentSize::MIN.bytes() as usize]);
         let (flushed, ..) = Flushed::open(disk.folder(), false).unwrap();
-        Fixture { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, syncs, _dir: dir }
+        Fixture { flusher: Flusher::new(Arc::clone(&disk), flushed), disk, buffer, requests: 0, folder, _dir: dir }
     }
 
     /// These bytes of the segment become visible.
@@ -211,15 +173,15 @@ fn a_flush_waits_for_one_slice_of_a_large_trim() {
     (2..=101).for_each(|segment| fixture.put(segment));
     fixture.trim(2..=1001);
     let id = fixture.ask(ends[1]);
-    let before = fixture.syncs.load(Ordering::Relaxed);
+    let before = fixture.folder.syncs();
     let deleted = fixture.flusher.work(&fixture.buffer);
     assert!(matches!(&deleted[..], [Input::Deleted(segments)] if segments.len() == DELETED_AT_ONCE), "{deleted:?}");
     assert_eq!(fixture.files(), 100 - DELETED_AT_ONCE);
-    assert_eq!(fixture.syncs.load(Ordering::Relaxed), before + 1, "one for all of them");
+    assert_eq!(fixture.folder.syncs(), before + 1, "one for all of them");
     let answers = fixture.flusher.work(&fixture.buffer);
     assert!(matches!(&answers[..], [Input::OpenFlushed(of, Ok(_))] if *of == id), "{answers:?}");
     // Others that wait take turns with the deletions, which come to an end all the same.
-    let (before, mut gone) = (fixture.syncs.load(Ordering::Relaxed), DELETED_AT_ONCE);
+    let (before, mut gone) = (fixture.folder.syncs(), DELETED_AT_ONCE);
     while gone < 1000 {
         fixture.ask(ends[1]);
         for input in fixture.flusher.work(&fixture.buffer) {
@@ -227,7 +189,7 @@ fn a_flush_waits_for_one_slice_of_a_large_trim() {
         }
     }
     assert_eq!(fixture.files(), 1, "what is flushed is there");
-    assert_eq!(fixture.syncs.load(Ordering::Relaxed), before + (100 - DELETED_AT_ONCE).div_ceil(DELETED_AT_ONCE));
+    assert_eq!(fixture.folder.syncs(), before + (100 - DELETED_AT_ONCE).div_ceil(DELETED_AT_ONCE));
 }
 
 #[test]
