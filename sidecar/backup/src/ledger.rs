@@ -14,7 +14,8 @@
 //! next is begun. Zeros are the end. The last entry may be unsound: a failed write that was never reported. Any other
 //! that is not sound has rotted: what it said is unknown, and that is reported. So are entries that are gone from the end, an older
 //! ledger put back among them: the [notes of flushes](crate::flushed) say how many there were. When the file has grown to many
-//! times what is owed it is written anew, under another name first.
+//! times what is owed it is written anew, under another name first. A disk that is too full for that does not stop it: it goes on
+//! in the space that it has.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,8 +24,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tailwind_protocol::ids::{Epoch, Generation, LogId, Lsn, Offset, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
+use tracing::warn;
 
-use crate::files::{File, Folder};
+use crate::files::{File, Folder, is_full};
 
 /// Its name in the flush folder.
 pub const LEDGER: &str = "ledger";
@@ -36,13 +38,14 @@ const ENTRY_SIZE: usize = 128;
 const SECTOR_ENTRIES: u64 = 4;
 /// Entries that the file grows by: 64 KiB.
 const GROWTH: u64 = 512;
-/// With fewer than so many left it grows; a disk that is full meanwhile stops the group long before they are used up, for
-/// each needs a buffer that could not be flushed.
+/// With fewer than so many left it grows. A disk that is full meanwhile does not use them up: what is owed needs a buffer that
+/// could not be flushed, and a trim, which makes room, settles half as many at a time
+/// (`TRIMMED_AT_ONCE` of the protocol).
 const SPARE: u64 = 256;
 /// Written anew when there are so many entries for each that is owed, and so many more.
 const REWRITE_FACTOR: u64 = 4;
 const REWRITE_MIN: u64 = 4096;
-/// A change of more entries than this is written with the whole file: one sync instead of many.
+/// A change of more entries than this is written with the whole file, if there is room: one sync instead of many.
 const BATCH_MAX: usize = 16;
 
 /// How many entries a ledger has been given in its life, all of them on disk: what the next one's sequence will be. Shared with
@@ -79,6 +82,8 @@ pub struct Ledger {
     room: u64,
     /// An entry was not sound: the file is to be written anew.
     damaged: bool,
+    /// There was no room to write it anew: said once.
+    cramped: bool,
 }
 
 /// What a ledger says.
@@ -88,6 +93,28 @@ pub struct LedgerContents {
     pub owed: Vec<(SegmentIdentity, Closure)>,
     /// What it cannot say.
     pub doubts: Vec<String>,
+}
+
+/// Why there is no new file.
+enum CreateError {
+    /// The disk is full, and the old file is what it was.
+    Full(io::Error),
+    /// Anything else. Which of the two files there is need not be known.
+    Io(io::Error),
+}
+
+impl From<io::Error> for CreateError {
+    fn from(error: io::Error) -> CreateError {
+        CreateError::Io(error)
+    }
+}
+
+impl From<CreateError> for io::Error {
+    fn from(error: CreateError) -> io::Error {
+        match error {
+            CreateError::Full(error) | CreateError::Io(error) => error,
+        }
+    }
 }
 
 enum LedgerEntry {
@@ -119,13 +146,17 @@ impl Ledger {
             }
             Err(error) => return Err(error),
         }
-        Ok((Ledger::create(folder, BTreeMap::new(), entries)?, contents))
+        let ledger = Ledger::create(folder, &BTreeMap::new(), entries)?;
+        Ok((ledger, contents))
     }
 
     /// Forgets everything that was owed: this backup has a new identity.
     pub fn clear(&mut self, folder: &dyn Folder) -> io::Result<()> {
-        self.owed.clear();
-        self.rewrite(folder)
+        let owed = std::mem::take(&mut self.owed);
+        if self.rewrite(folder)? {
+            return Ok(());
+        }
+        self.append(owed.into_values().map(|(identity, closure)| (b'S', identity, closure)))
     }
 
     /// These are owed from now on.
@@ -145,9 +176,12 @@ impl Ledger {
         self.add(folder, gone.into_iter().map(|(identity, closure)| (b'S', identity, closure)).collect())
     }
 
-    /// Once a doubt is remembered elsewhere, what raised it here can go.
+    /// Once a doubt is remembered elsewhere, what raised it here can go. On a full disk it stays, and raises it again.
     pub fn mend(&mut self, folder: &dyn Folder) -> io::Result<()> {
-        if self.damaged { self.rewrite(folder) } else { Ok(()) }
+        if self.damaged {
+            self.rewrite(folder)?;
+        }
+        Ok(())
     }
 
     fn add(&mut self, folder: &dyn Folder, entries: Vec<(u8, SegmentIdentity, Closure)>) -> io::Result<()> {
@@ -155,9 +189,13 @@ impl Ledger {
         if entries.is_empty() {
             return Ok(());
         }
-        if many || self.damaged || entries.len() > BATCH_MAX {
-            return self.rewrite(folder);
+        if (many || self.damaged || entries.len() > BATCH_MAX) && self.rewrite(folder)? {
+            return Ok(());
         }
+        self.append(entries.into_iter())
+    }
+
+    fn append(&mut self, entries: impl Iterator<Item = (u8, SegmentIdentity, Closure)>) -> io::Result<()> {
         let mut sequence = self.entries.count();
         for (kind, identity, closure) in entries {
             let bytes = to_entry(kind, sequence, &identity, &closure);
@@ -175,35 +213,58 @@ impl Ledger {
         Ok(())
     }
 
-    fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<()> {
-        *self = Ledger::create(folder, std::mem::take(&mut self.owed), self.entries.clone())?;
-        Ok(())
+    /// Writes the file anew, whole or not at all. False where the disk is full: then the file that is there goes on.
+    fn rewrite(&mut self, folder: &dyn Folder) -> io::Result<bool> {
+        match Ledger::create(folder, &self.owed, self.entries.clone()) {
+            Ok(ledger) => {
+                let owed = std::mem::take(&mut self.owed);
+                *self = Ledger { owed, ..ledger };
+                Ok(true)
+            }
+            Err(CreateError::Full(error)) => {
+                if !std::mem::replace(&mut self.cramped, true) {
+                    let folder = folder.path().display();
+                    warn!(%folder, %error, "no room to write the ledger anew: going on in the space that it has. Make room");
+                }
+                Ok(false)
+            }
+            Err(CreateError::Io(error)) => Err(error),
+        }
     }
 
-    /// Whole or not at all.
+    /// A new file with what is owed, whole or not at all. The ledger itself is told afterwards.
     fn create(
         folder: &dyn Folder,
-        owed: BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
+        owed: &BTreeMap<SegmentId, (SegmentIdentity, Closure)>,
         entries: Entries,
-    ) -> io::Result<Ledger> {
+    ) -> Result<Ledger, CreateError> {
         let sequence = entries.count();
-        let file = folder.create(TEMPORARY)?;
+        let next = 1 + owed.len() as u64;
+        let room = next + GROWTH;
         let mut bytes = header().to_vec();
         for (nth, (identity, closure)) in owed.values().enumerate() {
             bytes.extend_from_slice(&to_entry(b'O', sequence + nth as u64, identity, closure));
         }
-        let next = 1 + owed.len() as u64;
-        let room = next + GROWTH;
+        let file = Ledger::fill(folder, room, &bytes).map_err(|error| {
+            // Half of it would hold the space that others need.
+            let _ = folder.remove(TEMPORARY);
+            if is_full(&error) { CreateError::Full(error) } else { CreateError::Io(error) }
+        })?;
+        folder.rename(TEMPORARY, LEDGER)?;
+        folder.sync()?;
+        entries.set(sequence + owed.len() as u64);
+        Ok(Ledger { file, owed: BTreeMap::new(), next, entries, room, damaged: false, cramped: false })
+    }
+
+    fn fill(folder: &dyn Folder, room: u64, bytes: &[u8]) -> io::Result<Box<dyn File>> {
+        let file = folder.create(TEMPORARY)?;
         match file.allocate(room * ENTRY_SIZE as u64) {
             Err(error) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
             _ => {}
         }
-        file.write_all_at(0, &bytes)?;
+        file.write_all_at(0, bytes)?;
         file.sync()?;
-        folder.rename(TEMPORARY, LEDGER)?;
-        folder.sync()?;
-        entries.set(sequence + owed.len() as u64);
-        Ok(Ledger { file, owed, next, entries, room, damaged: false })
+        Ok(file)
     }
 
     /// `None`: this is no ledger, or one of a newer version.
@@ -215,7 +276,7 @@ impl Ledger {
             return Ok(None);
         }
         let (noted, owed) = (entries.count(), BTreeMap::new());
-        let mut ledger = Ledger { file, owed, next: 1, entries, room: 0, damaged: false };
+        let mut ledger = Ledger { file, owed, next: 1, entries, room: 0, damaged: false, cramped: false };
         // An unsound entry counts as rotten once there is another one behind it.
         let (mut rotten, mut unsound) = (0, 0);
         let (mut expected, mut count) = (None, 0);

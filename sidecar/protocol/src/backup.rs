@@ -48,6 +48,10 @@ const RETRY_AFTER_MS: u32 = 100;
 /// seconds without progress.
 const IMAGE_TICKS: u32 = 30;
 
+/// Trimmed segments whose files are being deleted at a time. A trim of more goes on when these are gone: on a full disk the
+/// ledger has room for about twice as many settled entries, and more once the first files are gone.
+pub const TRIMMED_AT_ONCE: usize = 128;
+
 /// The state of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Backup {
@@ -76,6 +80,8 @@ pub struct Backup {
     other_files: OtherFiles,
     /// Trimmed segments whose files may still be there, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,
+    /// A trim of this epoch is not done yet: it goes on when files are deleted.
+    trimming: bool,
     ending: bool,
     finished: bool,
 }
@@ -94,7 +100,7 @@ impl Backup {
             Input::OpenFlushed(id, result) => self.on_open_flushed(id, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
-            Input::Deleted(segments) => self.on_deleted(&segments),
+            Input::Deleted(segments) => self.on_deleted(&segments, out),
             Input::OtherFiles(bytes) => self.on_other_files(bytes),
             Input::Tick => self.on_tick(out),
             Input::Shutdown => self.on_shutdown(out),

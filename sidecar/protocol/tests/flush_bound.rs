@@ -1,7 +1,7 @@
 //! The bound on the flush folder: a log that is never trimmed makes appends wait, and nothing is lost (S9).
 
 use tailwind_protocol::backup::{
-    Backup, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot,
+    Backup, FlushResult, Found, Input, Limits, Output, Promise, Reply, Request, RequestId, Slot, TRIMMED_AT_ONCE,
 };
 use tailwind_protocol::config::Durability;
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, SegmentId};
@@ -194,6 +194,59 @@ fn a_trimmed_file_found_at_start_counts_until_deleted() {
     assert_eq!(fixture.backup.flush_bytes(), 3 * file());
     fixture.delete(&[1, 2]);
     assert_eq!(fixture.backup.flush_bytes(), file());
+}
+
+/// The ledger has room for so many on a full disk, and a trim is what makes more.
+#[test]
+fn a_large_trim_goes_on_as_files_are_deleted() {
+    let promise = Promise { log: Some(LogId(1)), epoch: Epoch(4), claim: Some(Claim(4)), ..Promise::default() };
+    let closed: Vec<_> = (1..=300).map(|segment| (identity(segment, 4), closure(segment))).collect();
+    let found = Found { promise, files: closed.clone(), owed: closed, ..Found::default() };
+    let mut fixture = Fixture::new(found, None);
+    fixture.trim(2961);
+    let deleted = |fixture: &mut Fixture| {
+        let settled = fixture.out.iter().find_map(|output| match output {
+            Output::Settle(segments) => Some(segments.clone()),
+            _ => None,
+        });
+        let segments = settled.unwrap_or_default();
+        assert!(segments.is_empty() || fixture.out.contains(&Output::DeleteTrimmed(segments.clone())));
+        segments
+    };
+    let mut sizes = Vec::new();
+    loop {
+        let slice = deleted(&mut fixture);
+        if slice.is_empty() {
+            break;
+        }
+        sizes.push(slice.len());
+        // In parts, as the flusher does it.
+        let (last, others) = slice.split_last().expect("not empty");
+        fixture.out.clear();
+        fixture.step(Input::Deleted(others.to_vec()));
+        assert_eq!(fixture.out, [], "not before all of them are gone");
+        fixture.step(Input::Deleted(vec![*last]));
+    }
+    assert_eq!(sizes, [TRIMMED_AT_ONCE, TRIMMED_AT_ONCE, 296 - 2 * TRIMMED_AT_ONCE]);
+    assert_eq!(fixture.backup.counts().on_disk, 4);
+}
+
+#[test]
+fn a_fence_ends_a_trim_that_is_not_done() {
+    let promise = Promise { log: Some(LogId(1)), epoch: Epoch(4), claim: Some(Claim(4)), ..Promise::default() };
+    let closed: Vec<_> = (1..=300).map(|segment| (identity(segment, 4), closure(segment))).collect();
+    let found = Found { promise, files: closed.clone(), owed: closed, ..Found::default() };
+    let mut fixture = Fixture::new(found, None);
+    fixture.trim(2961);
+    let first: Vec<u64> = (1..=TRIMMED_AT_ONCE as u64).collect();
+    let trimmed = fixture.out.clone();
+    fixture.fence(6);
+    let left = fixture.backup.counts().on_disk;
+    fixture.out = trimmed;
+    fixture.delete(&first);
+    assert_eq!(fixture.backup.counts().on_disk, left, "its caller has seen them");
+    fixture.trim(2961);
+    assert_eq!(fixture.backup.counts().on_disk, left - TRIMMED_AT_ONCE as u64);
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::files::OsFolder;
+use crate::files::testing::TestFolder;
 
 fn segment(number: u64) -> (SegmentIdentity, Closure) {
     let identity = SegmentIdentity {
@@ -18,14 +18,14 @@ fn segment(number: u64) -> (SegmentIdentity, Closure) {
 
 struct Fixture {
     _dir: tempfile::TempDir,
-    folder: OsFolder,
+    folder: TestFolder,
     path: PathBuf,
 }
 
 fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flush");
-    Fixture { folder: OsFolder::open(&path).unwrap(), path: path.join(LEDGER), _dir: dir }
+    Fixture { folder: TestFolder::open(&path), path: path.join(LEDGER), _dir: dir }
 }
 
 impl Fixture {
@@ -66,6 +66,49 @@ fn owed_segments_are_read_back_until_settled() {
     assert_eq!(fixture.read().owed[1], (identity, longer), "the last word counts");
     ledger.clear(&fixture.folder).unwrap();
     fixture.owes(&[]);
+}
+
+/// A trim makes room on a full disk, so it must not need any.
+#[test]
+fn on_a_full_disk_the_ledger_goes_on_in_its_space() {
+    let fixture = fixture();
+    let mut ledger = fixture.open();
+    let all: Vec<_> = (1..=60).map(segment).collect();
+    ledger.owe(&fixture.folder, &all[..50]).unwrap();
+    fixture.folder.set_full(true);
+    let gone: Vec<_> = (1..=40).map(SegmentId).collect();
+    ledger.settle(&fixture.folder, &gone).unwrap();
+    fixture.owes(&(41..=50).collect::<Vec<_>>());
+    ledger.owe(&fixture.folder, &all[20..60]).unwrap();
+    fixture.owes(&(21..=60).collect::<Vec<_>>());
+    let names = fixture.folder.names().unwrap();
+    assert_eq!(names.iter().filter(|name| name.starts_with(LEDGER)).count(), 1, "{names:?}");
+    ledger.clear(&fixture.folder).unwrap();
+    fixture.owes(&[]);
+    // With room it is short again.
+    fixture.folder.set_full(false);
+    ledger.owe(&fixture.folder, &all[..20]).unwrap();
+    assert_eq!(ledger.next, 21);
+    fixture.owes(&(1..=20).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_damaged_ledger_on_a_full_disk_is_repaired_later() {
+    let fixture = fixture();
+    let mut ledger = fixture.open();
+    (1..=5).for_each(|number| ledger.owe(&fixture.folder, &[segment(number)]).unwrap());
+    let mut rotten = fs::read(&fixture.path).unwrap();
+    rotten[2 * ENTRY_SIZE + 50] ^= 1;
+    fs::write(&fixture.path, rotten).unwrap();
+    let mut ledger = fixture.open();
+    fixture.folder.set_full(true);
+    ledger.mend(&fixture.folder).unwrap();
+    ledger.owe(&fixture.folder, &[segment(6)]).unwrap();
+    let LedgerContents { owed, doubts } = fixture.read();
+    assert_eq!((owed.len(), doubts.len()), (5, 1), "it goes on, and says what it cannot say");
+    fixture.folder.set_full(false);
+    ledger.mend(&fixture.folder).unwrap();
+    fixture.owes(&[1, 3, 4, 5, 6]);
 }
 
 #[test]

@@ -58,6 +58,8 @@ impl Backup {
             out.push(Output::RevokeBelow(caller.epoch));
         }
         self.abandon_installs(out);
+        // What it reports from now on stays until its caller decides.
+        self.trimming = false;
         // A caller that waits for an older fence must not receive the answer to a newer one.
         let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
         let fenced = || Reply::Refused(Refusal::Fenced { promised: caller.epoch });

@@ -88,9 +88,13 @@ impl Backup {
         self.deleting.extend(trimmed);
     }
 
-    pub(super) fn on_deleted(&mut self, segments: &[SegmentId]) {
+    /// A trim goes on when everything is gone that it has removed so far.
+    pub(super) fn on_deleted(&mut self, segments: &[SegmentId], out: &mut Vec<Output>) {
         for segment in segments {
             self.deleting.remove(segment);
+        }
+        if self.trimming && self.deleting.is_empty() && !self.ending {
+            self.trim(out);
         }
     }
 

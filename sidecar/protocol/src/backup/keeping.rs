@@ -9,7 +9,7 @@ use crate::layout::{Closure, FIRST_LSN_MAX, SegmentIdentity};
 use crate::rpc::{CopyReport, DROP_MAX, DropRequest, FetchRequest, Purpose, Refusal, TrimRequest};
 
 use super::folder::file_bytes;
-use super::{Backup, Copy, Output, Place, Reply, Slot, SlotRow, Stage};
+use super::{Backup, Copy, Output, Place, Reply, Slot, SlotRow, Stage, TRIMMED_AT_ONCE};
 
 /// A slot's bytes that are not part of the log and are being moved into quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,22 +48,30 @@ impl Backup {
             self.promise.trimmed = request.below;
             out.push(Output::Persist(self.promise.clone()));
         }
+        self.trim(out);
+        Ok(Reply::Done)
+    }
+
+    /// Removes the oldest segments of those that are trimmed, at most as many as may be deleted at a time.
+    pub(super) fn trim(&mut self, out: &mut Vec<Output>) {
+        self.trimming = false;
+        let below = self.promise.trimmed;
         let closed = |copy: &&Copy| copy.stage == Stage::Closed && copy.closure.records() > 0;
-        let Some(newest) = self.copies.values().filter(closed).map(|copy| copy.identity.segment).max() else {
-            return Ok(Reply::Done);
-        };
+        let Some(newest) = self.copies.values().filter(closed).map(|copy| copy.identity.segment).max() else { return };
         let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
         let needless = |copy: &&Copy| {
-            ended(copy) && copy.closure.last < request.below && copy.identity.segment < newest
-                || !ended(copy) && self.is_left_behind(copy, request.below)
+            ended(copy) && copy.closure.last < below && copy.identity.segment < newest
+                || !ended(copy) && self.is_left_behind(copy, below)
         };
-        let segments: Vec<SegmentId> =
-            self.copies.values().filter(needless).map(|copy| copy.identity.segment).collect();
+        let free = TRIMMED_AT_ONCE.saturating_sub(self.deleting.len());
+        let needless = self.copies.values().filter(needless).map(|copy| copy.identity.segment);
+        let mut segments: Vec<SegmentId> = needless.take(free + 1).collect();
+        self.trimming = segments.len() > free;
+        segments.truncate(free);
         let gone = self.settle(&segments, out);
         gone.iter().for_each(|copy| self.free_memory(copy, out));
         let files = gone.iter().map(|copy| (copy.identity.segment, self.copy_file_bytes(copy))).collect();
         self.delete_trimmed(files, out);
-        Ok(Reply::Done)
     }
 
     /// True for a copy that was never closed here and no longer needs to be: a later segment of the same epoch is closed, and

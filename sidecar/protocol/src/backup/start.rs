@@ -65,6 +65,7 @@ impl Backup {
             missing: unreadable,
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
+            trimming: false,
             ending: false,
             finished: false,
         };
