@@ -75,6 +75,8 @@ pub struct Backup {
     syncs: BTreeMap<RequestId, SyncRequest>,
     /// Slots whose bytes are being moved into quarantine.
     leaving: BTreeMap<Slot, Leaving>,
+    /// Open copies that a closed image has replaced, found at the start: they are being scanned.
+    replaced: BTreeMap<Slot, SlotRow>,
     /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
     missing: Vec<Slot>,
     other_files: OtherFiles,
@@ -169,7 +171,8 @@ impl Backup {
 
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
         let copies = self.copies.values().chain(self.installs.values()).filter_map(Copy::slot);
-        copies.chain(self.leaving.keys().copied()).chain(self.missing.iter().copied())
+        let taken_out = self.leaving.keys().chain(self.replaced.keys()).copied();
+        copies.chain(taken_out).chain(self.missing.iter().copied())
     }
 
     /// Bytes lent, or closed and not yet on disk.

@@ -445,3 +445,36 @@ fn restart_quarantines_a_file_the_image_does_not_hold() {
         assert!(quarantined.is_some() && quarantined < flushed, "{:?}", fixture.out);
     }
 }
+
+/// The process died after it had recorded the close of an image, and before it had recorded that the older copy leaves.
+#[test]
+fn open_copy_replaced_before_a_kill_goes_into_quarantine() {
+    let older = SegmentIdentity { epoch: Epoch(2), generation: Generation(77), ..identity(1) };
+    let row = |identity: SegmentIdentity, closed| SlotRow {
+        identity,
+        purpose: Purpose::Append,
+        lender: identity.epoch,
+        closed,
+    };
+    let rows = |open| vec![(Slot(0), row(open, None)), (Slot(1), row(identity(1), Some(closure(1))))];
+    let found = |open, last: u64| {
+        let closure = if last == 0 { Closure::default() } else { Closure { last: Lsn(last), ..closure(1) } };
+        let tail = Tail { closure, ..Tail::default() };
+        let found = Found { promise: promise(), rows: rows(open), ..Found::default() };
+        (Fixture::start_with(found, tail, true), tail.closure)
+    };
+    let (mut fixture, closure) = found(older, 4);
+    let leaving = SlotRow { purpose: Purpose::Install, ..row(older, Some(closure)) };
+    assert!(fixture.out.contains(&Output::SaveSlot(Slot(0), Some(leaving))), "{:?}", fixture.out);
+    assert!(fixture.out.contains(&Output::StartQuarantine(Slot(0), older, closure)));
+    assert!(!fixture.out.contains(&Output::Release(Slot(0))), "not before it is in quarantine");
+    assert_eq!(fixture.states(), [(1, CopyState::Closed)]);
+    fixture.step(Input::Quarantined(Slot(0), Ok(())));
+    assert!(fixture.out.contains(&Output::Release(Slot(0))));
+    // Nothing is held there that the image lacks: an empty copy, or one of the same opening.
+    for (open, last) in [(older, 0), (identity(1), 10)] {
+        let (fixture, _) = found(open, last);
+        assert!(fixture.out.contains(&Output::Release(Slot(0))), "{:?}", fixture.out);
+        assert!(!fixture.out.iter().any(|out| matches!(out, Output::StartQuarantine(..))), "{:?}", fixture.out);
+    }
+}

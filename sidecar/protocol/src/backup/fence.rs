@@ -96,6 +96,9 @@ impl Backup {
     }
 
     pub(super) fn on_scanned(&mut self, slot: Slot, tail: Tail, out: &mut Vec<Output>) {
+        if let Some(row) = self.replaced.remove(&slot) {
+            self.on_replaced_scanned(slot, &row, tail.closure, out);
+        }
         if let Some(copy) = self.copies.values_mut().find(|copy| copy.slot() == Some(slot)) {
             copy.stage = Stage::Recovered;
             copy.closure = tail.closure;

@@ -62,6 +62,7 @@ impl Backup {
             unflushed: BTreeMap::new(),
             syncs: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            replaced: BTreeMap::new(),
             missing: unreadable,
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
@@ -139,15 +140,27 @@ impl Backup {
         }
     }
 
-    /// Frees the older of two slots for one segment. What was closed there may be held nowhere else.
+    /// Frees the older of two slots for one segment. What is there may be held nowhere else: of an open copy, a scan tells.
     fn on_needless(&mut self, slot: Slot, row: &SlotRow, out: &mut Vec<Output>) {
         match row.closed {
             Some(closure) => {
                 let old = Copy::closed_in(slot, row, closure);
                 self.leave(&old, old.holds_more_than(None), out);
             }
+            None if row.purpose == Purpose::Append => {
+                self.replaced.insert(slot, *row);
+                out.push(Output::Scan(slot, row.identity));
+            }
             None => out.extend(Self::freed(slot)),
         }
+    }
+
+    /// What a close does with the copy that its image replaces: the process died in the middle of it.
+    pub(super) fn on_replaced_scanned(&mut self, slot: Slot, row: &SlotRow, closure: Closure, out: &mut Vec<Output>) {
+        let old = Copy { stage: Stage::Recovered, closure, ..Copy::lent(slot, row) };
+        let image = self.copies.get(&row.identity.segment).filter(|copy| copy.stage == Stage::Closed);
+        let more = old.holds_more_than(image.map(|image| (&image.identity, &image.closure)));
+        self.leave(&old, more, out);
     }
 
     fn on_found(&mut self, slot: Slot, row: SlotRow, out: &mut Vec<Output>) {
