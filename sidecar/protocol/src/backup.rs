@@ -102,6 +102,7 @@ impl Backup {
             Input::OpenFlushed(id, result) => self.on_open_flushed(id, result, out),
             Input::Quarantined(slot, result) => self.on_quarantined(slot, result, out),
             Input::FoundCorrupt(identity, place) => self.on_found_corrupt(&identity, place),
+            Input::GivenUp(slot) => self.on_given_up(slot, out),
             Input::Deleted(segments) => self.on_deleted(&segments, out),
             Input::OtherFiles(bytes) => self.on_other_files(bytes),
             Input::Tick => self.on_tick(out),

@@ -454,6 +454,26 @@ fn last_buffer_is_reserved_for_images() {
     );
 }
 
+/// None of its sources could give the segment.
+#[test]
+fn a_failed_pull_gives_its_buffer_back_at_once() {
+    let mut fixture = promised();
+    fixture.fence(6);
+    let before = fixture.backup.counts().lent;
+    let image = || open(caller(6), identity(1, 5), Purpose::Install);
+    let Some(Reply::Opened(slot)) = fixture.ask(image()) else { panic!("{:?}", fixture.out) };
+    assert_eq!(fixture.backup.counts().lent, before + 1);
+    fixture.step(Input::GivenUp(slot));
+    assert!(fixture.out.contains(&Output::Release(slot)), "{:?}", fixture.out);
+    assert_eq!(fixture.backup.counts().lent, before);
+    assert!(matches!(fixture.ask(image()), Some(Reply::Opened(_))), "it can be tried again");
+    // An image that is closed, or a buffer of anything else, is not given up.
+    assert_eq!(fixture.ask(close(caller(6), identity(1, 5), 7)), Some(Reply::Done));
+    fixture.out.clear();
+    (0..4).for_each(|slot| fixture.step(Input::GivenUp(Slot(slot))));
+    assert_eq!(fixture.out, []);
+}
+
 /// A pool that is too small for both serves appends.
 #[test]
 fn pool_of_two_reserves_no_buffer_for_images() {

@@ -95,6 +95,7 @@ enum ActorMessage {
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
     ReadConnect(ReadConnectRequest<Offer>, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
     AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
+    GiveUp(Filling, oneshot::Sender<()>),
     Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
 }
 
@@ -122,6 +123,15 @@ impl Handle {
     /// As [`Backup::admit_pull`](tailwind_protocol::backup::Backup::admit_pull).
     pub(super) async fn admit_pull(&self, request: PullRequest) -> Result<bool, Refusal> {
         self.read_side(|reply| ActorMessage::AdmitPull(Box::new(request), reply)).await
+    }
+
+    /// A pull has failed: frees the buffer that it was to fill, unless somebody else was given it meanwhile.
+    pub(super) async fn give_up(&self, filling: Filling) {
+        let (reply, done) = oneshot::channel();
+        // An actor that is gone has ended the process.
+        if self.inbox.send(ActorMessage::GiveUp(filling, reply)).is_ok() {
+            let _ = done.await;
+        }
     }
 
     async fn send(&self, request: ActorRequest) -> Result<ActorReply, Refusal> {
@@ -285,6 +295,13 @@ impl Running {
             }
             ActorMessage::AdmitPull(request, reply) => {
                 let _ = reply.send(self.actor.daemon.machine().admit_pull(&request));
+                Ok(())
+            }
+            ActorMessage::GiveUp(filling, reply) => {
+                if !filling.is_over() {
+                    self.step(Input::GivenUp(filling.slot()))?;
+                }
+                let _ = reply.send(());
                 Ok(())
             }
             ActorMessage::Share(request, reply) => {

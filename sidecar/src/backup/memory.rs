@@ -213,6 +213,11 @@ impl Filling {
         Ok(())
     }
 
+    /// The slot that it fills.
+    pub(super) fn slot(&self) -> Slot {
+        Slot(self.slot.0)
+    }
+
     pub(super) fn is_over(&self) -> bool {
         *self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -145,6 +145,9 @@ impl Puller {
                     pull.step(Input::Closed(closed.map(|_| ())))
                 }
                 Output::End(result) => {
+                    if let (Err(_), Some(EndedOnDrop(filling))) = (&result, &filling) {
+                        actor.give_up(filling.clone()).await;
+                    }
                     self.count(&request, from.as_ref(), &result);
                     return result;
                 }

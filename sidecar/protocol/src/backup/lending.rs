@@ -173,8 +173,18 @@ impl Backup {
     /// Frees the buffer of an image that was lent long ago and may have no writer: its request was repeated late, or its
     /// segment was trimmed in the meantime. A caller that was refused a buffer retries and gets this one.
     fn take_from_image(&mut self, out: &mut Vec<Output>) {
+        self.end_image(|image| image.ticks >= IMAGE_TICKS, out);
+    }
+
+    /// The image of a pull that has failed: nobody writes it any more.
+    pub(super) fn on_given_up(&mut self, slot: Slot, out: &mut Vec<Output>) {
+        self.end_image(|image| image.slot() == Some(slot), out);
+    }
+
+    /// Frees the buffer of one image that is not being verified.
+    fn end_image(&mut self, wanted: impl Fn(&Copy) -> bool, out: &mut Vec<Output>) {
         let verified = self.closing.as_ref().map(|(_, slot, _)| *slot);
-        let idle = |image: &&Copy| image.ticks >= IMAGE_TICKS && image.slot() != verified;
+        let idle = |image: &&Copy| wanted(image) && image.slot() != verified;
         let Some(segment) = self.installs.values().find(idle).map(|image| image.identity.segment) else { return };
         if let Some(slot) = self.installs.remove(&segment).and_then(|image| image.slot()) {
             out.extend(Self::freed(slot));

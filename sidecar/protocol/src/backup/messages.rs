@@ -114,6 +114,8 @@ pub enum Input {
     OpenFlushed(RequestId, Result<Offset, String>),
     /// The answer to [`Output::StartQuarantine`]: in quarantine, or the disk refused.
     Quarantined(Slot, Result<(), String>),
+    /// A pull has failed that was to fill the image in this slot, and nobody else was given the slot.
+    GivenUp(Slot),
     /// Bytes of the files in the flush folder that are no segments of the log: the ledger, the promise, the quarantine. Counted
     /// from time to time, because a person may remove files.
     OtherFiles(u64),

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tailwind_protocol::backup::{Request, RequestId, Slot};
+use tailwind_protocol::backup::{self, Request, RequestId, Slot};
 use tailwind_protocol::pull::{CopyError, Input, Output, Pull, Way, filled_by_others};
 use tailwind_protocol::rpc::{FetchRequest, PullRequest, Refusal};
 
@@ -168,7 +168,12 @@ impl World {
 
     fn end_pull(&mut self, no: HostNo, pull: PullNo, result: Result<(), Refusal>) {
         let Some(pulling) = self.hosts[no.0].pulls.under_way.remove(&pull) else { return };
-        self.hosts[no.0].pulls.filled.retain(|_, by| *by != pull);
+        let filled = self.hosts[no.0].pulls.filled.extract_if(.., |_, by| *by == pull).map(|(slot, _)| slot);
+        let given_up: Vec<Slot> = filled.filter(|_| result.is_err()).collect();
+        for slot in given_up {
+            self.step_host(no, backup::Input::GivenUp(slot));
+            self.wake_host(no);
+        }
         let (name, segment) = (&self.hosts[no.0].name, pulling.request.identity.segment);
         let answer = match result {
             Ok(()) => {
