@@ -205,11 +205,12 @@ struct OpenSegment {
 impl Follower {
     /// A follower that hands out the records from `next` on; with 0 from the first that there is. Now, at `since`, all records
     /// before that are acknowledged, says whoever wants them. It reads at most `landing` bytes at once, and begins with the member
-    /// at `turn` of the set, modulo its size.
-    pub fn new(since: Duration, next: Lsn, landing: u32, turn: usize) -> Follower {
+    /// at `turn` of the set, modulo its size. Its visits are numbered from the one after `visit` on, so that it takes no answer
+    /// to an earlier follower for its own.
+    pub fn new(since: Duration, next: Lsn, landing: u32, turn: usize, visit: Visit) -> Follower {
         assert!(landing > 0, "there is room for what is read");
         let revisit = (Duration::ZERO, REVISIT_MIN);
-        let (visits, epoch, acked) = (0, Epoch(0), Lsn(0));
+        let (visits, epoch, acked) = (visit.0, Epoch(0), Lsn(0));
         let (config, covers, caught_up, visiting, over) = (None, None, false, None, false);
         Follower {
             config,

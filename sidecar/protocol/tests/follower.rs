@@ -110,7 +110,7 @@ struct Scene {
 impl Scene {
     fn new(next: u64, landing: u32, members: Vec<Member>) -> Scene {
         let now = Duration::from_secs(5);
-        let follower = Follower::new(now, Lsn(next), landing, 0);
+        let follower = Follower::new(now, Lsn(next), landing, 0, Visit(0));
         let mut scene = Scene {
             now,
             follower,

@@ -137,6 +137,8 @@ pub struct World {
     pub(crate) load: bool,
     /// Requests that backups have taken.
     pub(crate) requests: u64,
+    /// Followers that have begun.
+    followers: u64,
     /// When a record was acknowledged last.
     last_ack: Micros,
     /// Acks since the faults stopped.
@@ -210,6 +212,7 @@ impl World {
             quiet: false,
             load: false,
             requests: 0,
+            followers: 0,
             last_ack: 0,
             acks_without_faults: 0,
             plan,

@@ -53,7 +53,7 @@ pub(super) async fn follow(reader: &mut Reader<'_>, leading: &mut watch::Receive
     };
     let now = Instant::now();
     let following = Following {
-        machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize),
+        machine: Follower::new(Duration::ZERO, next, LANDING, random_below(u64::from(u16::MAX)) as usize, Visit(0)),
         frames: reader.ahead.frames(reader.client.request()),
         reader,
         seat,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::board::{BoardIdentity, Progress};
-use tailwind_protocol::follower::{Follower, Input, Output};
+use tailwind_protocol::follower::{Follower, Input, Output, Visit};
 use tailwind_protocol::ids::{Epoch, Generation, Lsn, Position, Version};
 use tailwind_protocol::layout::{SegmentIdentity, SegmentSize};
 use tailwind_protocol::scan::Scanner;
@@ -38,7 +38,7 @@ pub(super) struct Follow {
 
 impl Follow {
     pub(super) fn new() -> Follow {
-        let machine = Follower::new(Duration::ZERO, Lsn(1), LANDING, 0);
+        let machine = Follower::new(Duration::ZERO, Lsn(1), LANDING, 0, Visit(0));
         Follow { machine, wants: VecDeque::new(), host: 0, board: Epoch(0), shared: None, expected: Lsn(1) }
     }
 

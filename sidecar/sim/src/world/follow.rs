@@ -30,6 +30,9 @@ const LANDING: u32 = 4096;
 /// Pause before a look is carried out, at most: a reader's thread is late now and then.
 const LOOK_LATE_MAX: Micros = 4 * MS;
 
+/// More visits than one follower makes.
+const VISITS_MAX: u64 = 1 << 32;
+
 /// A follower and what it has open.
 #[derive(Debug)]
 pub(crate) struct Follow {
@@ -98,7 +101,8 @@ impl World {
 
     fn begin_to_follow(&mut self, of: SidecarNo, next: Lsn) {
         let now = Duration::from_micros(self.queue.now());
-        let machine = Follower::new(now, next, LANDING, of.0);
+        self.followers += 1;
+        let machine = Follower::new(now, next, LANDING, of.0, Visit(self.followers * VISITS_MAX));
         let (host, board, shared) = (HostNo(0), Key(0), (BOARD, Key(0)));
         self.sidecars[of.0].follow =
             Some(Box::new(Follow { machine, expected: next, host, board, shared, wakes_at: 0 }));
