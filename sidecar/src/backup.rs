@@ -3,8 +3,8 @@
 //! Called by `main`. In the order in which a start meets them: [`options`], `memory` (the pool, the fabric), `bandwidth`,
 //! `flusher` and `actor` (the two threads that work), `scrub` (finds rot), `pull` (copies segments from
 //! other backups), `quarantine` (what is set aside), `other_files` (what
-//! else fills the folder), `routes` and
-//! `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
+//! else fills the folder), `routes`,
+//! `sending` and `status` (what others see). What is decided is decided by [`tailwind_protocol::backup`], carried out by
 //! [`tailwind_backup`]; the bytes come in through `tailwind_fabric`.
 
 mod actor;
@@ -17,6 +17,7 @@ mod pull;
 mod quarantine;
 mod routes;
 mod scrub;
+mod sending;
 mod status;
 
 use std::path::PathBuf;

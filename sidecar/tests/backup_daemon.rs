@@ -850,8 +850,28 @@ async fn readers_and_backups_read_and_change_nothing() {
     }
     let found: Inventory = reader.call(path::INVENTORY, &Empty {}, TIMEOUT).await.unwrap();
     assert_eq!(found, before);
+    let of_a_backup = Primary { client: backup.clone(), ..Primary::new(&daemon, FabricKind::Shm, 1) };
+    for check in [true, false] {
+        let bytes = of_a_backup.fetch_with(identity, closure, check).await.unwrap();
+        assert!(scan::verify(&bytes, &identity, &closure), "check {check}");
+    }
     reader.heartbeats().await.unwrap().next().await.unwrap();
     assert_eq!(primary.inventory().await, before);
+
+    // However many readers there are, a standby and a backup find places.
+    let connect = async |client: &BackupClient, number: u64| {
+        let mut follower = Primary::new(&daemon, FabricKind::Shm, 1);
+        follower.client = client.clone();
+        Follower::connect(&follower, FabricKind::Shm, number).await.map(|_| ())
+    };
+    for number in 0..16 {
+        connect(&reader, number).await.unwrap();
+    }
+    assert!(matches!(refusal(connect(&reader, 16).await), Refusal::RetryLater { .. }));
+    connect(&reader, 3).await.expect("one that is known");
+    for (client, number) in [(&sidecar, 17), (&backup, 18)] {
+        connect(client, number).await.unwrap();
+    }
 
     // What it fetches it checks itself, whatever it asks for: a check takes memory and a scan.
     let path = closed_file(&daemon, 1);

@@ -93,7 +93,7 @@ enum ActorMessage {
     Status(oneshot::Sender<ActorStatus>),
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
-    ReadConnect(ReadConnectRequest<Offer>, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
+    ReadConnect(ReadConnectRequest<Offer>, bool, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
     AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
     GiveUp(Filling, oneshot::Sender<()>),
     Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
@@ -162,9 +162,13 @@ impl Handle {
         copy.await.ok()?
     }
 
-    /// Prepares for a reader's channel.
-    pub(super) async fn read_connect(&self, request: ReadConnectRequest<Offer>) -> Result<ChannelAnswer, Refusal> {
-        self.read_side(|reply| ActorMessage::ReadConnect(request, reply)).await
+    /// Prepares for a reader's channel. Guests have a certificate of readers, and fewer places.
+    pub(super) async fn read_connect(
+        &self,
+        request: ReadConnectRequest<Offer>,
+        is_guest: bool,
+    ) -> Result<ChannelAnswer, Refusal> {
+        self.read_side(|reply| ActorMessage::ReadConnect(request, is_guest, reply)).await
     }
 
     /// Shares memory with a reader.
@@ -288,9 +292,9 @@ impl Running {
                 let _ = reply.send(self.actor.daemon.machine().closed_behind(segment));
                 Ok(())
             }
-            ActorMessage::ReadConnect(request, reply) => {
+            ActorMessage::ReadConnect(request, is_guest, reply) => {
                 // The caller may be gone, here and below.
-                let _ = reply.send(self.read_connect(&request));
+                let _ = reply.send(self.read_connect(&request, is_guest));
                 Ok(())
             }
             ActorMessage::AdmitPull(request, reply) => {
@@ -375,10 +379,10 @@ impl Running {
         Ok(ActorReply::Connected(answer, board))
     }
 
-    fn read_connect(&mut self, request: &ReadConnectRequest<Offer>) -> Result<ChannelAnswer, Refusal> {
+    fn read_connect(&mut self, request: &ReadConnectRequest<Offer>, is_guest: bool) -> Result<ChannelAnswer, Refusal> {
         let Actor { daemon, lent, .. } = &mut self.actor;
         daemon.machine().admit_reader(&request.group, request.log)?;
-        lent.admit_reader(ReaderId(request.reader), &request.offer)
+        lent.admit_reader(ReaderId(request.reader), &request.offer, is_guest)
     }
 
     fn share(&mut self, request: &ShareRequest) -> Result<ShareReply<ReadGrant>, Refusal> {

@@ -166,9 +166,21 @@ pub(super) struct Lent {
     slots: Vec<LentSlot>,
     /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
     board: Option<(Epoch, Grant)>,
-    /// Readers that have a channel, and when each has last asked for something.
-    readers: BTreeMap<ReaderId, Instant>,
+    /// Readers that have a channel.
+    readers: BTreeMap<ReaderId, AdmittedReader>,
 }
+
+#[derive(Debug)]
+struct AdmittedReader {
+    /// When it has last asked for something.
+    heard: Instant,
+    is_guest: bool,
+}
+
+/// Guests admitted at a time: half of all readers
+/// (`READERS_MAX` of the fabric). The rest is for standbys, which have to follow, and for backups that copy
+/// segments.
+const GUESTS_MAX: usize = 16;
 
 /// What is known of a slot's lending.
 #[derive(Debug, Default)]
@@ -283,20 +295,30 @@ impl Lent {
 /// The read side. Refusals are for the reader.
 impl Lent {
     /// Prepares for a read channel.
-    pub(super) fn admit_reader(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, Refusal> {
+    pub(super) fn admit_reader(
+        &mut self,
+        reader: ReaderId,
+        offer: &Offer,
+        is_guest: bool,
+    ) -> Result<ChannelAnswer, Refusal> {
+        let guests = self.readers.values().filter(|reader| reader.is_guest).count();
+        if is_guest && guests >= GUESTS_MAX && !self.readers.contains_key(&reader) {
+            let why = format!("{GUESTS_MAX} readers read from this backup already: read from another one");
+            return Err(Refusal::RetryLater { after_ms: 1000, why });
+        }
         let answer = self.sharer()?.admit(reader, offer).map_err(|error| match error {
             FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
             FabricError::TooManyReaders => Refusal::RetryLater { after_ms: 1000, why: error.to_string() },
             _ => Refusal::Failed { why: error.to_string() },
         })?;
-        self.readers.insert(reader, Instant::now());
+        self.readers.insert(reader, AdmittedReader { heard: Instant::now(), is_guest });
         Ok(answer)
     }
 
     /// A reader that is admitted has asked for something.
     pub(super) fn note_reader(&mut self, reader: ReaderId) -> Result<(), Refusal> {
         let unknown = || Refusal::BadRequest { why: "this reader has no read channel here: connect first".to_owned() };
-        *self.readers.get_mut(&reader).ok_or_else(unknown)? = Instant::now();
+        self.readers.get_mut(&reader).ok_or_else(unknown)?.heard = Instant::now();
         Ok(())
     }
 
@@ -304,7 +326,7 @@ impl Lent {
     pub(super) fn dismiss_silent_readers(&mut self) {
         let silence = Duration::from_millis(READER_SILENCE_MS);
         let silent: Vec<ReaderId> =
-            self.readers.iter().filter(|(_, heard)| heard.elapsed() > silence).map(|(reader, _)| *reader).collect();
+            self.readers.iter().filter(|(_, reader)| reader.heard.elapsed() > silence).map(|(id, _)| *id).collect();
         for reader in silent {
             self.readers.remove(&reader);
             if let Ok(sharer) = self.sharer() {

@@ -3,7 +3,6 @@
 //! Served by [`run`](super::run) through [`http`](crate::http). Bodies become checked types here and nowhere else.
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +27,6 @@ use tailwind_protocol::rpc::{
     FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest, ReadConnectReply,
     ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest, path,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 
@@ -37,17 +35,12 @@ use super::memory::PoolBuffers;
 use super::pull::Puller;
 use super::quarantine::{Quarantine, Quarantined};
 use super::scrub::Scrub;
+use super::sending::{Content, Places, blocking};
 use super::status::{self, About};
 use crate::http::Rights;
 use crate::rpc::MEMBER_HEADER;
 use crate::tls::PeerRole;
 
-/// Segments being sent at a time: 4 × 64 MiB of memory at most, when they are checked first.
-const FETCHES_MAX: usize = 4;
-/// The same for readers: they take none of the former, however slowly they read, and [`FETCH_PIECE`] of memory each.
-const READER_FETCHES_MAX: usize = 4;
-/// Bytes of a segment handed to the connection at a time.
-const FETCH_PIECE: usize = 256 << 10;
 /// How often a fetch looks again when the copy moves from memory to disk under it.
 const FETCH_LOOKS: usize = 4;
 /// An actor that does not answer a probe within this time is not well.
@@ -63,8 +56,7 @@ pub(super) struct Service {
     pub(super) scrub: Arc<Scrub>,
     pub(super) quarantine: Arc<Quarantine>,
     pub(super) puller: Arc<Puller>,
-    fetches: Arc<Semaphore>,
-    reader_fetches: Arc<Semaphore>,
+    places: Places,
 }
 
 impl Service {
@@ -77,8 +69,7 @@ impl Service {
         quarantine: Arc<Quarantine>,
         puller: Arc<Puller>,
     ) -> Service {
-        let [fetches, reader_fetches] = [FETCHES_MAX, READER_FETCHES_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Service { actor, disk, pool, about: Arc::new(about), scrub, quarantine, puller, fetches, reader_fetches }
+        Service { actor, disk, pool, about: Arc::new(about), scrub, quarantine, puller, places: Places::new() }
     }
 }
 
@@ -168,6 +159,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Decoded<T> {
 
 type Replied<T> = Result<Json<T>, Refused>;
 
+/// The role in the caller's certificate, if there is one.
+type Caller = Option<Extension<PeerRole>>;
+
+fn role(caller: Caller) -> Option<PeerRole> {
+    caller.map(|Extension(role)| role)
+}
+
 impl Service {
     /// What the pages tell; `None` if the actor does not answer.
     async fn look(&self) -> Option<(ActorStatus, Option<Arc<Quarantined>>)> {
@@ -194,8 +192,17 @@ async fn fence(State(service): State<Service>, Decoded(request): Decoded<FenceRe
     service.ask_inventory(Request::Fence(request)).await
 }
 
-async fn inventory(State(service): State<Service>, Decoded(request): Decoded<InventoryRequest>) -> Replied<Inventory> {
-    service.ask_inventory(Request::Inventory(request.after)).await
+/// A page may have megabytes: those of readers are few at a time, and sent within a bound.
+async fn inventory(
+    State(service): State<Service>,
+    caller: Caller,
+    Decoded(request): Decoded<InventoryRequest>,
+) -> Result<Response, Refused> {
+    let place = service.places.inventory(role(caller)).await;
+    let Json(inventory) = service.ask_inventory(Request::Inventory(request.after)).await?;
+    let Some(place) = place else { return Ok(Json(inventory).into_response()) };
+    let json = serde_json::to_vec(&inventory).map_err(|error| Refusal::Failed { why: error.to_string() })?;
+    Ok(Content::Bytes(json.into()).send("application/json", place))
 }
 
 async fn damage(State(service): State<Service>, Decoded(Empty {}): Decoded<Empty>) -> Replied<DamageReply> {
@@ -253,9 +260,11 @@ async fn drop_copies(State(service): State<Service>, Decoded(request): Decoded<D
 
 async fn read_connect(
     State(service): State<Service>,
+    caller: Caller,
     Decoded(request): Decoded<ReadConnectRequest<Offer>>,
 ) -> Replied<ReadConnectReply<ChannelAnswer>> {
-    let answer = service.actor.read_connect(request).await?;
+    let is_guest = role(caller) == Some(PeerRole::Reader);
+    let answer = service.actor.read_connect(request, is_guest).await?;
     Ok(Json(ReadConnectReply { boot: service.about.boot, answer }))
 }
 
@@ -267,101 +276,51 @@ async fn share(
 }
 
 /// Sends a closed segment. It may move from its buffer to its file while it is being read: then look again. For readers it is
-/// never checked here, which would take its whole length in memory, and a scan: they check it themselves.
+/// never checked here, which would take its whole length in memory, and a scan: they check it themselves. For other backups
+/// it is checked, and then read once more: how long its bytes stay in memory is not up to them.
 async fn fetch(
     State(service): State<Service>,
-    caller: Option<Extension<PeerRole>>,
+    caller: Caller,
     Decoded(request): Decoded<FetchRequest>,
 ) -> Result<Response, Refused> {
-    let is_reader = matches!(caller, Some(Extension(PeerRole::Reader)));
-    let fetches = if is_reader { &service.reader_fetches } else { &service.fetches };
-    let Ok(permit) = Arc::clone(fetches).acquire_owned().await else { unreachable!("the semaphore is never closed") };
+    let role = role(caller);
+    let place = service.places.fetch(role).await;
+    let check = request.check && role != Some(PeerRole::Reader);
+    let sends_checked = !matches!(role, Some(PeerRole::Reader | PeerRole::Backup));
     let mut failed_at = None;
     for _ in 0..FETCH_LOOKS {
         let answer = service.actor.ask(Request::Fetch(request.clone()), None).await?;
-        let ActorReply::Fetch(place, identity, closure) = answer else { return Err(confused(&answer)) };
+        let ActorReply::Fetch(place_of_copy, identity, closure) = answer else { return Err(confused(&answer)) };
         let (disk, buffers) = (Arc::clone(&service.disk), PoolBuffers(Arc::clone(&service.pool)));
-        let check = request.check && !is_reader;
-        let look = move || match check {
-            true => tailwind_backup::fetch(&disk, &buffers, place, &identity, &closure).map(Segment::checked),
-            false => Unchecked::open(&disk, place, &identity, &closure).map(|copy| Segment::unchecked(copy, buffers)),
+        let checking = if check && !sends_checked { Some(service.places.check().await) } else { None };
+        let look = move || {
+            let _checking = checking;
+            if check {
+                let bytes = tailwind_backup::fetch(&disk, &buffers, place_of_copy, &identity, &closure)?;
+                if sends_checked {
+                    return Ok(Content::Bytes(bytes.into()));
+                }
+            }
+            let copy = Unchecked::open(&disk, place_of_copy, &identity, &closure)?;
+            Ok(Content::unchecked(copy, buffers))
         };
         match blocking(look).await {
-            Ok(segment) => return Ok(segment.send(permit)),
+            Ok(segment) => return Ok(segment.send("application/octet-stream", place)),
             Err(ReadError::Io(error)) => {
                 let why = format!("read segment {} from {}: {error}", identity.segment, service.disk.path().display());
                 return Err(Refusal::Failed { why }.into());
             }
             // Twice at the same place: it is not moving.
-            Err(ReadError::Corrupt | ReadError::Missing) if failed_at == Some(place) => {
-                error!(segment = %identity.segment, epoch = %identity.epoch, ?place, "closed segment is corrupt");
-                service.actor.tell(Input::FoundCorrupt(identity, place));
+            Err(ReadError::Corrupt | ReadError::Missing) if failed_at == Some(place_of_copy) => {
+                error!(segment = %identity.segment, epoch = %identity.epoch, place = ?place_of_copy, "closed segment is corrupt");
+                service.actor.tell(Input::FoundCorrupt(identity, place_of_copy));
                 return Err(Refusal::Corrupt { segment: identity.segment }.into());
             }
-            Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place),
+            Err(ReadError::Corrupt | ReadError::Missing) => failed_at = Some(place_of_copy),
         }
     }
     let why = format!("segment {} moved repeatedly during the read", request.identity.segment);
     Err(Refusal::RetryLater { after_ms: 10, why }.into())
-}
-
-async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(job).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}
-
-/// A segment that is being sent.
-struct Segment {
-    bytes: SegmentBytes,
-    /// Bytes of it.
-    length: usize,
-    sent: usize,
-}
-
-enum SegmentBytes {
-    Checked(Bytes),
-    Unchecked(Arc<(Unchecked, PoolBuffers)>),
-}
-
-impl Segment {
-    fn checked(bytes: Vec<u8>) -> Segment {
-        Segment { length: bytes.len(), bytes: SegmentBytes::Checked(bytes.into()), sent: 0 }
-    }
-
-    fn unchecked(copy: Unchecked, buffers: PoolBuffers) -> Segment {
-        Segment { length: copy.len() as usize, bytes: SegmentBytes::Unchecked(Arc::new((copy, buffers))), sent: 0 }
-    }
-
-    /// The bytes in pieces; the permit goes with the last one, so that slow readers do not add up.
-    fn send(self, permit: OwnedSemaphorePermit) -> Response {
-        let length = self.length.to_string();
-        let pieces = stream::unfold((self, permit), |(mut segment, permit)| async move {
-            segment.next_piece().await.map(|piece| (piece, (segment, permit)))
-        });
-        let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, length)];
-        (headers, Body::from_stream(pieces)).into_response()
-    }
-
-    /// An error breaks the response off.
-    async fn next_piece(&mut self) -> Option<io::Result<Bytes>> {
-        let at = self.sent;
-        let size = FETCH_PIECE.min(self.length - at);
-        self.sent += size;
-        if size == 0 {
-            return None;
-        }
-        Some(match &self.bytes {
-            SegmentBytes::Checked(bytes) => Ok(bytes.slice(at..at + size)),
-            SegmentBytes::Unchecked(copy) => {
-                let copy = Arc::clone(copy);
-                let read = move || {
-                    let mut piece = vec![0; size];
-                    copy.0.read(&copy.1, at as u32, &mut piece).map(|()| piece.into())
-                };
-                blocking(read).await
-            }
-        })
-    }
 }
 
 async fn heartbeats(State(service): State<Service>) -> Response {
