@@ -15,6 +15,10 @@ use crate::planted::{self, Bug};
 use crate::recovery::{Damage, Reference, RepairPlan};
 use crate::rpc::{Caller, CloseRequest, CopyReport, DropRequest, Failure, FenceRequest, Inventory, TrimRequest};
 
+/// How long a recovery from disk waits for members that have not answered, in units of `fence_wait_ms`: 32 × 150 ms = 4.8 s.
+/// Their hosts may be booting, and what another disk alone holds is left behind once the log has ended before it.
+const DISK_PATIENCE: u64 = 32;
+
 /// What the group wants of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
@@ -671,7 +675,9 @@ impl Promotion {
         };
         if !enough(&self.unfit) {
             if !enough(&BTreeSet::new()) {
-                if patience_over && !fencing.from_disk.is_empty() {
+                let late = now >= fencing.since.plus(DISK_PATIENCE * self.rules.fence_wait_ms);
+                let all_known = fencing.nobody_is_missing() && patience_over;
+                if (all_known || late) && !fencing.from_disk.is_empty() {
                     self.choose_from_disk(now, out);
                 }
                 return;

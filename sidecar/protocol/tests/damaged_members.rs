@@ -123,6 +123,12 @@ impl Fixture {
         self.step(Input::Fenced(epoch, inventory.member.clone(), Ok(inventory)))
     }
 
+    /// Patience for disks runs out.
+    fn wait_for_disks(&mut self) -> &[Output] {
+        self.now = self.now.plus(DISK_WAIT_MS);
+        self.step(Input::Tick)
+    }
+
     /// Patience runs out.
     fn wait(&mut self) -> &[Output] {
         self.now = self.now.plus(200);
@@ -160,6 +166,9 @@ impl Fixture {
         }
     }
 }
+
+/// Longer than a recovery from disk waits for those that have not answered.
+const DISK_WAIT_MS: u64 = 3300;
 
 fn lost(number: u128) -> Inventory {
     Inventory { boot: BootId(99), ..sound(number, 11) }
@@ -335,7 +344,7 @@ fn disk_counts_only_by_a_persons_order() {
         let mut fixture = Fixture::with(3, 2, None, ordered);
         fixture.fenced(on_disk(2, 15, 12));
         assert_eq!(fixture.fenced(lost(1)), [], "others may answer yet");
-        fixture.wait();
+        fixture.wait_for_disks();
         if ordered == Some(LogId(1)) {
             assert_eq!(fixture.repair(), (1, Lsn(15)), "one disk suffices, and the set gets its new identity");
         } else {
@@ -351,7 +360,7 @@ fn disk_counts_only_by_a_persons_order() {
 fn recovery_from_disk_reaches_what_was_synced() {
     let mut fixture = Fixture::from_disk(3, 1, None);
     fixture.fenced(on_disk(1, 13, 14));
-    fixture.wait();
+    fixture.wait_for_disks();
     fixture.wait();
     let told = fixture.waiting().map(ToString::to_string).unwrap_or_default();
     assert!(told.contains("does not reach LSN 14, up to which it was synced"), "{told}");
@@ -360,11 +369,25 @@ fn recovery_from_disk_reaches_what_was_synced() {
     assert_eq!(fixture.repair(), (2, Lsn(14)));
 }
 
+/// Hosts boot one after the other, and a disk that is left out goes into quarantine.
+#[test]
+fn disk_that_reaches_furthest_decides_though_it_comes_later() {
+    let mut fixture = Fixture::from_disk(3, 1, None);
+    fixture.fenced(on_disk(1, 13, 12));
+    fixture.wait();
+    fixture.wait();
+    fixture.fenced(on_disk(2, 20, 12));
+    fixture.wait();
+    assert!(matches!(fixture.waiting(), Some(Waiting::Members { .. })), "{:?}", fixture.out);
+    fixture.fenced(on_disk(3, 15, 12));
+    assert_eq!(fixture.repair(), (3, Lsn(20)), "all have answered");
+}
+
 #[test]
 fn person_may_accept_less_than_was_synced() {
     let mut fixture = Fixture::from_disk(2, 1, Some(AcceptedLoss { log: LogId(1), last: Lsn(10) }));
     fixture.fenced(on_disk(1, 12, 14));
-    fixture.wait();
+    fixture.wait_for_disks();
     assert_eq!(fixture.repair(), (1, Lsn(12)));
 }
 
