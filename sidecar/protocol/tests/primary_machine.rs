@@ -937,7 +937,30 @@ fn trim_passes_what_a_newcomer_lacks() {
     fixture.step(Input::InstallFailed(seat, SegmentId(1)));
     assert_eq!(fixture.lost, [], "no source has segment 1 any more");
     fixture.step(Input::Installed(seat, SegmentId(2)));
+    assert_eq!(fixture.swap, None, "alone, it would take what was trimmed for a loss");
+    fixture.step(Input::Tidied(seat));
     assert!(fixture.swap.is_some(), "it lacks nothing");
+}
+
+/// Earlier trims are answered first, and trims that wait are merged.
+#[test]
+fn newcomer_joins_once_it_knows_of_the_trim_of_what_it_lacked() {
+    let mut fixture = Fixture::start(1, 2);
+    assert!((1..=4).all(|segment| fill(&mut fixture, segment)));
+    fixture.step(Input::Tick);
+    fixture.step(Input::Trim(fixture.primary.closed()[1].1.first));
+    let seat = fixture.recruit(2);
+    // One trim is under way since it took its seat; two more wait, and become one.
+    for segment in [1, 1] {
+        fixture.step(Input::Trim(fixture.primary.closed()[segment].1.first));
+    }
+    for segment in [2, 3, 4] {
+        fixture.step(Input::Installed(seat, SegmentId(segment)));
+    }
+    fixture.step(Input::Tidied(seat));
+    assert_eq!(fixture.swap, None, "it knows of the first trim only");
+    fixture.step(Input::Tidied(seat));
+    assert!(fixture.swap.is_some());
 }
 
 #[test]

@@ -124,6 +124,15 @@ impl Lanes {
         repairs.release(REPAIRS_AT_ONCE, out);
     }
 
+    /// After so many answers to trims and drops, one that is sent to this seat now will have been answered.
+    pub(super) fn tidied_with_a_trim(&self, seat: Seat) -> u8 {
+        let Some(SeatLanes { orders, under_way, .. }) = self.seats.get(&seat) else { return 0 };
+        let waiting = orders.iter().filter(|output| Order::of(output) == Some(Order::Tidy)).count();
+        let merged = matches!(orders.back(), Some(Output::Trim(..)));
+        let before = waiting + usize::from(*under_way == Some(Order::Tidy));
+        u8::try_from(before + usize::from(!merged)).unwrap_or(u8::MAX)
+    }
+
     /// Nobody needs images of segments below this one any more.
     pub(super) fn forget_images_below(&mut self, first: SegmentId) {
         let needed = |output: &Output| !matches!(output, Output::Install(_, identity, ..) if identity.segment < first);

@@ -318,7 +318,7 @@ impl Primary {
         );
     }
 
-    /// Trims and drops are sent one at a time, so the first ones confirmed are those sent when the seat was taken.
+    /// Trims and drops are sent one at a time, so the first ones confirmed are those that were sent first.
     pub(super) fn on_tidied(&mut self, seat: Seat) {
         if let Some(Member { membership: Membership::Newcomer { unconfirmed, .. }, .. }) = self.member_mut(seat) {
             *unconfirmed = unconfirmed.saturating_sub(1);

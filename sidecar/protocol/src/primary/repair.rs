@@ -94,14 +94,18 @@ impl Primary {
         }
     }
 
-    /// Trimmed segments need no repair, and no newcomer lacks them.
+    /// Trimmed segments need no repair, and no newcomer lacks them once it knows of the trim, which is about to be sent.
     pub(super) fn forget_trimmed(&mut self) {
         let first = self.closed.front().map_or(self.segments.oldest(), |(identity, _)| identity.segment);
         for member in self.members.iter_mut().flatten() {
             member.damage.segments.retain(|segment| *segment >= first);
             member.damage.failed.retain(|segment| *segment >= first);
-            if let Membership::Newcomer { missing, .. } = &mut member.membership {
+            if let Membership::Newcomer { missing, unconfirmed } = &mut member.membership {
+                let before = missing.len();
                 missing.retain(|segment| *segment >= first);
+                if missing.len() < before {
+                    *unconfirmed = self.lanes.tidied_with_a_trim(member.seat);
+                }
             }
         }
         self.lanes.forget_images_below(first);

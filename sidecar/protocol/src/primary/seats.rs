@@ -36,8 +36,9 @@ pub enum Membership {
     Newcomer {
         /// Closed segments that it does not hold yet.
         missing: Vec<SegmentId>,
-        /// Trims and drops that were sent when it took its seat and are not confirmed. Until it knows where the log begins
-        /// and has dropped what is not part of it, the log cannot be recovered from this member alone.
+        /// Trims and drops that are not confirmed: those that were sent when it took its seat, and trims of what it lacked. Until
+        /// it knows where the log begins and has dropped what is not part of it, the log cannot be recovered from this member
+        /// alone.
         unconfirmed: u8,
     },
 }
