@@ -303,7 +303,7 @@ async fn serve_clients(context: &Arc<Context>, mut requests: mpsc::Receiver<Clie
             }
             ClientRequest::Position(client, request) => {
                 tasks.spawn(async move {
-                    let position = position::ask(&context).await;
+                    let position = position::ask(Arc::clone(&context)).await;
                     context.path.send(Command::AnswerPosition(client, request, position));
                 });
             }

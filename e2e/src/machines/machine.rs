@@ -23,6 +23,8 @@ use crate::processes::observer::TIMEOUT;
 /// Some 5 s were seen without KVM on two cores that others used too, and more with several at once; the first of all also
 /// downloads a kernel of 70 MB.
 const BOOT_TIMEOUTS: [Duration; 3] = [Duration::from_secs(30), Duration::from_secs(60), Duration::from_secs(240)];
+/// How long a machine that is there may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a command in a machine may take, unless [`Machine::run_within`] says otherwise.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest life of a machine, in case the test dies before it.
@@ -67,8 +69,9 @@ impl Wire {
         booting.into_iter().map(|(id, script)| self.connect(id, script, deadline, hardware)).collect()
     }
 
-    /// Waits for a machine that boots, and boots it again if it is not there at the deadline.
+    /// Waits for a machine that boots, and boots it again if it is not there at the deadline, which others may have used up.
     fn connect(&self, id: usize, script: Script, deadline: Instant, hardware: &Hardware) -> Result<Machine> {
+        let deadline = deadline.max(Instant::now() + ANSWER_TIMEOUT);
         let mut found = Machine::connect(id, script, self.folder.path(), deadline);
         for timeout in &BOOT_TIMEOUTS[1..] {
             let Err(error) = found else { break };

@@ -26,7 +26,7 @@ mod syncing;
 
 use std::collections::BTreeMap;
 
-use crate::ids::{BootId, Epoch, GroupName, MemberId, SegmentId};
+use crate::ids::{BootId, Epoch, GroupName, Lsn, MemberId, SegmentId};
 use crate::layout::{Closure, SegmentIdentity};
 use crate::planted::{self, Bug};
 use crate::rpc::{Caller, CloseRequest, CopyReport, DAMAGE_DESCRIPTIONS_MAX, DAMAGE_REPORTS_MAX, Refusal, SyncRequest};
@@ -82,8 +82,8 @@ pub struct Backup {
     other_files: OtherFiles,
     /// Trimmed segments whose files may still be there, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,
-    /// A trim of this epoch is not done yet: it goes on when files are deleted.
-    trimming: bool,
+    /// A trim of this epoch to below this record is not done yet: it goes on when files are deleted.
+    trimming: Option<Lsn>,
     ending: bool,
     finished: bool,
 }

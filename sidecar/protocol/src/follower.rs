@@ -43,6 +43,34 @@ const DOUBTS_MAX: u32 = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Visit(pub u64);
 
+/// What of a member's inventory a follower needs that wants the records from one on: not the closed copies before, which may be
+/// very many, but for the newest of them.
+#[derive(Clone, Debug, Default)]
+pub struct NeededCopies {
+    copies: Vec<CopyReport>,
+    /// What is lent begins behind it.
+    newest_before: Option<CopyReport>,
+}
+
+impl NeededCopies {
+    /// Takes the next copy, in the order of their segments.
+    pub fn take(&mut self, copy: &CopyReport, next: Lsn) {
+        match copy.state == CopyState::Closed && copy.closure.last < next {
+            true => self.newest_before = Some(*copy),
+            false => self.copies.push(*copy),
+        }
+    }
+
+    /// Those that are needed, in the order of their segments.
+    pub fn finish(mut self) -> Vec<CopyReport> {
+        if let Some(before) = self.newest_before {
+            let at = self.copies.partition_point(|copy| copy.identity.segment < before.identity.segment);
+            self.copies.insert(at, before);
+        }
+        self.copies
+    }
+}
+
 /// What happens to a follower. Errors are for people.
 #[derive(Clone, Debug)]
 pub enum Input<'a> {
@@ -53,7 +81,8 @@ pub enum Input<'a> {
     /// Answer to [`Output::Look`]: when the read was posted, by the same clock as all moments, and what it found at
     /// [`board::LINES`].
     Looked(Visit, Duration, &'a [u8]),
-    /// Answer to [`Output::Survey`]: the copies, each checked by itself and in the order of their segments.
+    /// Answer to [`Output::Survey`]: the copies that are [needed](NeededCopies), each checked by itself and in the order of their
+    /// segments.
     Surveyed(Visit, Result<&'a [CopyReport], String>),
     /// Answer to [`Output::Share`]: which opening of the segment it is, and where it ends if it is closed there. `None`: it is
     /// not in the member's memory.
@@ -570,6 +599,9 @@ impl Follower {
                         self.do_next(now, Task::Share(segment), out);
                     }
                 }
+            }
+            Place::Open(open) if open.is_over(&identity, &progress) && open.begins_behind(self.next) => {
+                self.go_back(now, out);
             }
             Place::Open(open) if open.is_over(&identity, &progress) => {
                 let next = open.identity.segment.next();

@@ -249,6 +249,21 @@ fn a_fence_ends_a_trim_that_is_not_done() {
     assert_eq!(fixture.backup.counts().on_disk, left - TRIMMED_AT_ONCE as u64);
 }
 
+/// The caller of an epoch in which a trim was lost keeps more than was ever trimmed here, and has installed it again.
+#[test]
+fn a_trim_goes_no_further_than_its_caller_says() {
+    let promise =
+        Promise { log: Some(LogId(1)), epoch: Epoch(4), claim: Some(Claim(4)), trimmed: Lsn(41), ..Promise::default() };
+    let mut fixture = Fixture::new(Found { promise, ..Found::default() }, None);
+    fixture.fence(6);
+    for segment in 1..=5 {
+        fixture.store(segment);
+    }
+    fixture.trim(11);
+    assert!(fixture.out.contains(&Output::DeleteTrimmed(vec![SegmentId(1)])), "{:?}", fixture.out);
+    assert_eq!(fixture.backup.counts().on_disk, 4);
+}
+
 #[test]
 fn an_image_fits_when_appends_wait() {
     let mut fixture = Fixture::bound(3 * FULL);

@@ -11,7 +11,9 @@ use logs::{Log, Payloads, identity};
 use proptest::prelude::*;
 use tailwind_protocol::board::{BoardIdentity, Progress};
 use tailwind_protocol::config::{Configuration, MemberRef, PrimaryRef};
-use tailwind_protocol::follower::{Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, Output, STALE_AFTER, Visit};
+use tailwind_protocol::follower::{
+    Follower, IDLE_INTERVAL, Input, LOOK_INTERVAL, NeededCopies, Output, STALE_AFTER, Visit,
+};
 use tailwind_protocol::ids::{BootId, Claim, Epoch, Generation, LogId, Lsn, Offset, Position, SegmentId, Version};
 use tailwind_protocol::layout::{Closure, SegmentIdentity, SegmentSize};
 use tailwind_protocol::rpc::{CopyReport, CopyState};
@@ -26,6 +28,7 @@ struct Copy {
     in_memory: bool,
     /// Closed, and counts as open until it is on disk: durability `flushed`.
     unflushed: bool,
+    corrupt: bool,
 }
 
 /// A member as a follower sees it.
@@ -81,7 +84,11 @@ impl Member {
     fn reports(&self) -> Vec<CopyReport> {
         let report = |copy: &Copy| CopyReport {
             identity: copy.log.identity,
-            state: if copy.closed && !copy.unflushed { CopyState::Closed } else { CopyState::Open },
+            state: match copy.closed && !copy.unflushed {
+                true if copy.corrupt => CopyState::Corrupt,
+                true => CopyState::Closed,
+                false => CopyState::Open,
+            },
             closure: if copy.closed { *copy.log.closures.last().unwrap() } else { Closure::default() },
             acked: Offset(0),
         };
@@ -190,8 +197,9 @@ impl Scene {
                 self.input(Input::Looked(visit, posted, &board));
             }
             Output::Survey(visit) => {
-                let reports = self.member().reports();
-                self.input(Input::Surveyed(visit, Ok(&reports)));
+                let (mut needed, next) = (NeededCopies::default(), self.follower.next());
+                self.member().reports().iter().for_each(|copy| needed.take(copy, next));
+                self.input(Input::Surveyed(visit, Ok(&needed.finish())));
             }
             Output::Share(visit, segment) => {
                 self.shared = segment;
@@ -286,11 +294,11 @@ fn segments(counts: &[usize]) -> Vec<Log> {
 }
 
 fn open(log: &Log) -> Copy {
-    Copy { log: log.clone(), closed: false, in_memory: true, unflushed: false }
+    Copy { log: log.clone(), closed: false, in_memory: true, unflushed: false, corrupt: false }
 }
 
 fn on_disk(log: &Log) -> Copy {
-    Copy { log: log.clone(), closed: true, in_memory: false, unflushed: false }
+    Copy { log: log.clone(), closed: true, in_memory: false, unflushed: false, corrupt: false }
 }
 
 #[test]
@@ -321,16 +329,31 @@ fn begins_in_a_full_segment_that_is_not_closed_yet() {
     }
 }
 
-/// Nothing is closed yet, so that no inventory tells where the log begins.
+/// It is listed, and so is the newest sound copy, but for which the open end would seem to begin behind the corrupt one.
+#[test]
+fn a_corrupt_copy_of_long_ago_is_in_nobodys_way() {
+    let logs = segments(&[20, 7, 30, 9, 5]);
+    let corrupt = Copy { corrupt: true, ..on_disk(&logs[0]) };
+    let copies = vec![corrupt, on_disk(&logs[1]), on_disk(&logs[2]), open(&logs[3]), open(&logs[4])];
+    let next = logs[3].closures[0].first.0;
+    let mut scene = Scene::new(next, 4096, vec![Member::new(1, copies)]);
+    scene.pass(BEAT);
+    scene.shows(&[&logs[3], &logs[4]]);
+    assert!(scene.left.is_empty(), "{:?}", scene.left);
+}
+
+/// Nothing is closed yet, so that no inventory tells where the log begins. Some segments have no record at all.
 #[test]
 fn begins_in_the_first_segment_of_a_young_log() {
-    let logs = segments(&[20, 7, 30]);
-    let member = Member::new(1, logs.iter().map(open).collect());
-    for landing in [72, 4096, 1 << 20] {
-        let mut scene = Scene::new(1, landing, vec![member.clone()]);
-        scene.pass(BEAT);
-        scene.shows(&[&logs[0], &logs[1], &logs[2]]);
-        assert!(scene.left.is_empty(), "{:?}", scene.left);
+    for counts in [[20, 7, 30], [1, 0, 2], [2, 0, 0]] {
+        let logs = segments(&counts);
+        let member = Member::new(1, logs.iter().map(open).collect());
+        for landing in [40, 72, 4096, 1 << 20] {
+            let mut scene = Scene::new(1, landing, vec![member.clone()]);
+            scene.pass(BEAT);
+            scene.shows(&[&logs[0], &logs[1], &logs[2]]);
+            assert!(scene.left.is_empty(), "{:?}", scene.left);
+        }
     }
 }
 
@@ -407,7 +430,7 @@ fn hands_out_nothing_behind_a_closure() {
     let identity = SegmentIdentity { epoch: Epoch(2), ..logs[1].identity };
     let new = Log::write_from(old.closures[5].last.next(), identity, appends(3, 50));
     // It is read where it is: the valid appends behind the closure are in its memory.
-    let closed = Copy { log: old.clone(), closed: true, in_memory: true, unflushed: true };
+    let closed = Copy { log: old.clone(), closed: true, in_memory: true, unflushed: true, corrupt: false };
     let member = Member::new(1, vec![closed, open(&new)]);
     let mut scene = Scene::new(1, 256, vec![member]);
     scene.pass(BEAT);

@@ -306,10 +306,18 @@ impl Lent {
             let why = format!("{GUESTS_MAX} readers read from this backup already: read from another one");
             return Err(Refusal::RetryLater { after_ms: 1000, why });
         }
-        let answer = self.sharer()?.admit(reader, offer).map_err(|error| match error {
-            FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
-            FabricError::TooManyReaders => Refusal::RetryLater { after_ms: 1000, why: error.to_string() },
-            _ => Refusal::Failed { why: error.to_string() },
+        let is_known = self.readers.contains_key(&reader);
+        let sharer = self.sharer()?;
+        let answer = sharer.admit(reader, offer).map_err(|error| {
+            // It may have taken a place before it failed, and nobody would ever hear of that reader again.
+            if !is_known {
+                sharer.dismiss(reader);
+            }
+            match error {
+                FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
+                FabricError::TooManyReaders => Refusal::RetryLater { after_ms: 1000, why: error.to_string() },
+                _ => Refusal::Failed { why: error.to_string() },
+            }
         })?;
         self.readers.insert(reader, AdmittedReader { heard: Instant::now(), is_guest });
         Ok(answer)

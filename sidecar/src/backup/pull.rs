@@ -219,8 +219,12 @@ impl Puller {
         loop {
             let before = at.load(Ordering::Relaxed);
             match tokio::time::timeout(SOURCE_SILENCE, &mut fetched).await {
+                // What has begun to come shows that it is not silent.
+                Ok(Err(error)) if at.load(Ordering::Relaxed) > 0 => return Err(Trouble::Failed(error.to_string())),
                 Ok(ended) => break ended?,
                 Err(_) if at.load(Ordering::Relaxed) > before => {}
+                // It may take long to check its copy, or wait for its turn to.
+                Err(_) if check => return Err(Trouble::Failed(format!("not checked within {SOURCE_SILENCE:?}"))),
                 Err(_) => return Err(Trouble::Silent(format!("no byte within {SOURCE_SILENCE:?}"))),
             }
         }

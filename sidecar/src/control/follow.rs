@@ -343,8 +343,10 @@ impl Following<'_, '_> {
                 if self.machine.fetches(visit) {
                     // Sent before the machine hears of it: it looks at the board again, however long the client takes.
                     std::mem::swap(&mut self.frames, &mut frames);
-                    self.reader.ahead.keep(frames);
                     self.send_records().await?;
+                    // The next segment goes where this one was: no buffer as large as a segment stays here.
+                    std::mem::swap(&mut self.frames, &mut frames);
+                    self.reader.ahead.keep(frames);
                     self.step(Input::Fetched(visit, Ok(())));
                 }
             }

@@ -3,7 +3,7 @@
 //! A primary takes one by a barrier ([`own`]), for its own clients within the append path and for other sidecars at
 //! `/v1/position`. Others ask the primary that the config store names ([`ask`]).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tailwind_protocol::config::PrimaryRef;
@@ -26,11 +26,14 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// The primary that was asked last, and how it is reached: connections are kept.
 #[derive(Debug, Default)]
-pub struct PrimaryClient(Mutex<Option<(PrimaryRef, BackupClient)>>);
+pub struct PrimaryClient {
+    known: Mutex<Option<(PrimaryRef, BackupClient)>>,
+    rounds: Rounds<Result<PositionReply, String>>,
+}
 
 impl PrimaryClient {
     fn of(&self, context: &Context, primary: &PrimaryRef) -> BackupClient {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match &*known {
             Some((same, client)) if same == primary => client.clone(),
             _ => {
@@ -42,17 +45,70 @@ impl PrimaryClient {
     }
 }
 
+/// Calls that follow one another: whoever asks while one is under way shares the next. However many ask, one call is under way,
+/// and each gets the answer of a call that began after it had asked.
+#[derive(Debug)]
+struct Rounds<T>(Arc<Mutex<Asked<T>>>);
+
+#[derive(Debug)]
+struct Asked<T> {
+    /// Those who wait for the next call.
+    waiting: Vec<oneshot::Sender<T>>,
+    under_way: bool,
+}
+
+impl<T> Default for Rounds<T> {
+    fn default() -> Rounds<T> {
+        Rounds(Arc::new(Mutex::new(Asked { waiting: Vec::new(), under_way: false })))
+    }
+}
+
+impl<T: Clone + Send + 'static> Rounds<T> {
+    fn ask<F>(&self, call: impl Fn() -> F + Send + 'static) -> oneshot::Receiver<T>
+    where
+        F: Future<Output = T> + Send,
+    {
+        let (reply, answer) = oneshot::channel();
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.waiting.push(reply);
+        if !std::mem::replace(&mut asked.under_way, true) {
+            let rounds = Arc::clone(&self.0);
+            tokio::spawn(async move {
+                while let Some(waiting) = next_round(&rounds) {
+                    let answer = call().await;
+                    // Who has given up waiting needs none.
+                    waiting.into_iter().for_each(|waiter| drop(waiter.send(answer.clone())));
+                }
+            });
+        }
+        answer
+    }
+}
+
+/// Those who have asked since the last call began; the calls end if there are none.
+fn next_round<T>(rounds: &Mutex<Asked<T>>) -> Option<Vec<oneshot::Sender<T>>> {
+    let mut asked = rounds.lock().unwrap_or_else(PoisonError::into_inner);
+    asked.under_way = !asked.waiting.is_empty();
+    asked.under_way.then(|| std::mem::take(&mut asked.waiting))
+}
+
 /// A position that is taken after this call has begun; the error says why there is none, for people.
-pub async fn ask(context: &Context) -> Result<PositionReply, String> {
+pub async fn ask(context: Arc<Context>) -> Result<PositionReply, String> {
     if !context.may_read() {
         return Err(READS_DISABLED.to_owned());
     }
     let deadline = Instant::now() + PATIENCE;
     let mut why = "who is primary is not known".to_owned();
     loop {
-        match timeout_at(deadline, ask_once(context)).await {
-            Ok(Ok(position)) => return Ok(position),
-            Ok(Err(refusal)) => why = refusal,
+        let asks = Arc::clone(&context);
+        let answer = context.primary.rounds.ask(move || {
+            let context = Arc::clone(&asks);
+            async move { ask_once(&context).await }
+        });
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(Ok(position))) => return Ok(position),
+            Ok(Ok(Err(refusal))) => why = refusal,
+            Ok(Err(_)) => return Err("this sidecar is ending".to_owned()),
             Err(_) => return Err(format!("no position of the log within {PATIENCE:?}: {why}")),
         }
         tokio::time::sleep(AGAIN).await;
@@ -98,4 +154,47 @@ pub async fn answer(context: &Context, request: &PositionRequest) -> Result<Posi
     }
     let after_ms = AGAIN.as_millis() as u32;
     own(context).await.map_err(|why| Refusal::RetryLater { after_ms, why: format!("{}: {why}", context.me.id) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Each question would else be a connection, with a handshake, and a barrier at the primary.
+    #[tokio::test]
+    async fn many_questions_share_the_next_call() {
+        let rounds = Rounds::default();
+        let (calls, go_on) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
+        let ask = || {
+            let (calls, go_on) = (Arc::clone(&calls), Arc::clone(&go_on));
+            rounds.ask(move || {
+                let (calls, go_on) = (Arc::clone(&calls), Arc::clone(&go_on));
+                async move {
+                    let call = calls.fetch_add(1, Ordering::SeqCst) + 1;
+                    go_on.acquire().await.expect("not closed").forget();
+                    call
+                }
+            })
+        };
+        let first = ask();
+        while calls.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let others: Vec<_> = (0..512).map(|_| ask()).collect();
+        drop(ask());
+        go_on.add_permits(1);
+        assert_eq!(first.await, Ok(1));
+        go_on.add_permits(1);
+        for other in others {
+            assert_eq!(other.await, Ok(2), "of a call that began after the question");
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+        // It begins again when somebody asks.
+        go_on.add_permits(1);
+        assert_eq!(ask().await, Ok(3));
+    }
 }

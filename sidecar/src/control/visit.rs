@@ -12,12 +12,13 @@ use std::time::Duration;
 use tailwind_fabric::{ChannelAnswer, Offer, ReadChannel, ReadGrant, Readable, Reader, ReaderId};
 use tailwind_protocol::board;
 use tailwind_protocol::config::MemberRef;
+use tailwind_protocol::follower::NeededCopies;
 use tailwind_protocol::ids::{LogId, Lsn, SegmentId};
 use tailwind_protocol::inventory::{PAGES_MAX, check_page};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::{
-    CopyReport, CopyState, Inventory, InventoryRequest, READER_SILENCE_MS, ReadConnectReply, ReadConnectRequest,
-    ShareReply, ShareRequest, SharedSegment, path,
+    CopyReport, Inventory, InventoryRequest, READER_SILENCE_MS, ReadConnectReply, ReadConnectRequest, ShareReply,
+    ShareRequest, SharedSegment, path,
 };
 use tokio::io::unix::AsyncFd;
 
@@ -102,9 +103,9 @@ impl Host {
         Ok(ReadEnd { channel, readiness, board, segment: None, length: 0, failure: None })
     }
 
-    /// What it holds of the log from this record on, in the order of the segments.
+    /// What a follower needs to know of what it holds, if this record comes next.
     pub async fn survey(self, next: Lsn) -> Result<Vec<CopyReport>, String> {
-        let mut copies = Vec::new();
+        let mut needed = NeededCopies::default();
         let mut after: Option<SegmentId> = None;
         for _ in 0..PAGES_MAX {
             let page: Inventory = self.ask(path::INVENTORY, &InventoryRequest { after }).await?;
@@ -118,10 +119,9 @@ impl Host {
                 }
                 after = Some(copy.identity.segment);
             }
-            let is_needed = |copy: &CopyReport| copy.state != CopyState::Closed || copy.closure.last >= next;
-            copies.extend(page.copies.iter().copied().filter(is_needed));
+            page.copies.iter().for_each(|copy| needed.take(copy, next));
             if !page.more {
-                return Ok(copies);
+                return Ok(needed.finish());
             }
             if page.copies.is_empty() {
                 return Err("its inventory does not end".to_owned());

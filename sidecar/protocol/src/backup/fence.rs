@@ -59,7 +59,7 @@ impl Backup {
         }
         self.abandon_installs(out);
         // What it reports from now on stays until its caller decides.
-        self.trimming = false;
+        self.trimming = None;
         // A caller that waits for an older fence must not receive the answer to a newer one.
         let outrun = self.fence.take().map(|fence| fence.requests).unwrap_or_default();
         let fenced = || Reply::Refused(Refusal::Fenced { promised: caller.epoch });

@@ -93,8 +93,8 @@ impl Backup {
         for segment in segments {
             self.deleting.remove(segment);
         }
-        if self.trimming && self.deleting.is_empty() && !self.ending {
-            self.trim(out);
+        if let Some(below) = self.trimming.filter(|_| self.deleting.is_empty() && !self.ending) {
+            self.trim(below, out);
         }
     }
 

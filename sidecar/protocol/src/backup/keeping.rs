@@ -48,14 +48,14 @@ impl Backup {
             self.promise.trimmed = request.below;
             out.push(Output::Persist(self.promise.clone()));
         }
-        self.trim(out);
+        // Not up to what was ever trimmed: a later caller may keep more, and have installed it here.
+        self.trim(request.below.max(self.trimming.unwrap_or_default()), out);
         Ok(Reply::Done)
     }
 
     /// Removes the oldest segments of those that are trimmed, at most as many as may be deleted at a time.
-    pub(super) fn trim(&mut self, out: &mut Vec<Output>) {
-        self.trimming = false;
-        let below = self.promise.trimmed;
+    pub(super) fn trim(&mut self, below: Lsn, out: &mut Vec<Output>) {
+        self.trimming = None;
         let closed = |copy: &&Copy| copy.stage == Stage::Closed && copy.closure.records() > 0;
         let Some(newest) = self.copies.values().filter(closed).map(|copy| copy.identity.segment).max() else { return };
         let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
@@ -66,7 +66,7 @@ impl Backup {
         let free = TRIMMED_AT_ONCE.saturating_sub(self.deleting.len());
         let needless = self.copies.values().filter(needless).map(|copy| copy.identity.segment);
         let mut segments: Vec<SegmentId> = needless.take(free + 1).collect();
-        self.trimming = segments.len() > free;
+        self.trimming = (segments.len() > free).then_some(below);
         segments.truncate(free);
         let gone = self.settle(&segments, out);
         gone.iter().for_each(|copy| self.free_memory(copy, out));

@@ -66,7 +66,7 @@ impl Backup {
             missing: unreadable,
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
-            trimming: false,
+            trimming: None,
             ending: false,
             finished: false,
         };

@@ -97,6 +97,7 @@ impl Primary {
     /// Trimmed segments need no repair, and no newcomer lacks them once it knows of the trim, which is about to be sent.
     pub(super) fn forget_trimmed(&mut self) {
         let first = self.closed.front().map_or(self.segments.oldest(), |(identity, _)| identity.segment);
+        self.lanes.forget_images_below(first);
         for member in self.members.iter_mut().flatten() {
             member.damage.segments.retain(|segment| *segment >= first);
             member.damage.failed.retain(|segment| *segment >= first);
@@ -108,7 +109,6 @@ impl Primary {
                 }
             }
         }
-        self.lanes.forget_images_below(first);
     }
 
     /// Repairs the oldest damaged copies first.

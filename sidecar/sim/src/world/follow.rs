@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tailwind_protocol::backup::{Request, Slot};
 use tailwind_protocol::board;
-use tailwind_protocol::follower::{Follower, Input, Output, Visit};
+use tailwind_protocol::follower::{Follower, Input, NeededCopies, Output, Visit};
 use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::FetchRequest;
@@ -299,7 +299,10 @@ impl World {
     pub(super) fn on_follow_survey(&mut self, of: SidecarNo, visit: Visit, answer: Result<Answer, Silence>) {
         match answer {
             Ok(Answer::Inventory(inventory)) => {
-                self.follow_input(of, Input::Surveyed(visit, Ok(&inventory.copies)));
+                let Some(follow) = &self.sidecars[of.0].follow else { return };
+                let (mut needed, next) = (NeededCopies::default(), follow.machine.next());
+                inventory.copies.iter().for_each(|copy| needed.take(copy, next));
+                self.follow_input(of, Input::Surveyed(visit, Ok(&needed.finish())));
             }
             _ => self.follow_input(of, Input::Surveyed(visit, Err("no inventory".to_owned()))),
         }
