@@ -198,6 +198,16 @@ impl Fleet {
         answer.ok().and_then(|answer| answer.text.parse().ok()).unwrap_or_default()
     }
 
+    /// The same, once it answers.
+    pub fn wait_for_status(&mut self, id: usize) -> Result<Value> {
+        let mut status = Value::Null;
+        self.wait("a status", |fleet| {
+            status = fleet.status(id);
+            Ok(!status.is_null())
+        })?;
+        Ok(status)
+    }
+
     /// The machine whose sidecar is primary, and its status. Of two that say so the one with the newer epoch is right.
     pub fn primary(&mut self) -> Option<(usize, Value)> {
         let all: Vec<_> = self.alive().into_iter().map(|id| (id, self.status(id))).collect();

@@ -40,7 +40,7 @@ fn standby_host_is_cut_off_and_dies() {
     fleet.wait_for_acks(&app, 1000).unwrap();
     fleet.wire().block(victim, false).unwrap();
     fleet.wait_for_members(3).unwrap();
-    assert_eq!(fleet.status(1)["epoch"], 1, "deposed");
+    assert_eq!(fleet.wait_for_status(1).unwrap()["epoch"], 1, "deposed");
 
     fleet.kill(victim).unwrap();
     fleet.wait_for_members(2).unwrap();
@@ -59,7 +59,7 @@ fn lose_the_primary(fleet: &mut Fleet, app: &RemoteApp) -> (usize, RemoteApp) {
     let next = fleet.append(successor).unwrap();
     let begun = next.progress().unwrap();
     assert!(begun.first > acked, "record {acked} was acknowledged, and {begun:?}");
-    assert_eq!(begun.epoch, fleet.status(successor)["epoch"]);
+    assert_eq!(begun.epoch, fleet.wait_for_status(successor).unwrap()["epoch"]);
     (successor, next)
 }
 
