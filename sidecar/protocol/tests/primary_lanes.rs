@@ -61,6 +61,25 @@ impl Fixture {
         (fixture, seats)
     }
 
+    /// One with so many closed segments, and a newcomer that has its channel and lacks them all.
+    fn with_newcomer(closed: u64) -> (Fixture, Seat) {
+        let (mut fixture, seats) = Fixture::ready(1, 2);
+        for segment in 1..=closed {
+            fixture.fill(segment);
+            fixture.lend_everywhere(&seats, segment + 2);
+            fixture.close_everywhere(&seats, segment);
+        }
+        let spare = member(2);
+        fixture.step(Input::Tick);
+        fixture.step(Input::Surveyed(vec![spare.clone()]));
+        fixture.look();
+        fixture.step(Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))));
+        let newcomer = fixture.seats()[0];
+        fixture.look();
+        fixture.step(Input::Connected(newcomer));
+        (fixture, newcomer)
+    }
+
     fn seats(&self) -> Vec<Seat> {
         let connects = self.out.iter().filter(|output| matches!(output, Output::Connect(..)));
         connects.filter_map(Output::seat).collect()
@@ -118,6 +137,14 @@ fn closed(outputs: &[Output]) -> Vec<u64> {
         _ => None,
     });
     closes.collect()
+}
+
+fn installed(outputs: &[Output]) -> Vec<u64> {
+    let installs = outputs.iter().filter_map(|output| match output {
+        Output::Install(_, identity, ..) => Some(identity.segment.0),
+        _ => None,
+    });
+    installs.collect()
 }
 
 #[test]
@@ -196,34 +223,18 @@ fn waiting_trims_are_merged() {
 
 #[test]
 fn few_images_are_copied_at_once() {
-    let (mut fixture, seats) = Fixture::ready(1, 2);
-    for segment in 1..=4 {
-        fixture.fill(segment);
-        fixture.lend_everywhere(&seats, segment + 2);
-        fixture.close_everywhere(&seats, segment);
-    }
-    let spare = member(2);
-    fixture.step(Input::Tick);
-    fixture.step(Input::Surveyed(vec![spare.clone()]));
-    fixture.look();
-    fixture.step(Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))));
-    let newcomer = fixture.seats()[0];
-    fixture.look();
-    fixture.step(Input::Connected(newcomer));
-    let mut waiting = vec![SegmentId(4), SegmentId(3), SegmentId(2), SegmentId(1)];
+    let (mut fixture, newcomer) = Fixture::with_newcomer(4);
+    let mut waiting = vec![4, 3, 2, 1];
     let mut under_way = Vec::new();
     loop {
-        under_way.extend(fixture.look().into_iter().filter_map(|output| match output {
-            Output::Install(_, identity, ..) => Some(identity.segment),
-            _ => None,
-        }));
+        under_way.extend(installed(&fixture.look()));
         let Some(segment) = under_way.pop() else { break };
         assert!(under_way.len() < INSTALLS_MAX, "{under_way:?}");
         assert!(waiting.contains(&segment), "{segment} comes once");
         waiting.retain(|known| *known != segment);
-        fixture.step(Input::Installed(newcomer, segment));
+        fixture.step(Input::Installed(newcomer, SegmentId(segment)));
     }
-    assert_eq!(waiting, []);
+    assert_eq!(waiting, [] as [u64; 0]);
 }
 
 #[test]
@@ -309,30 +320,11 @@ fn survey_does_not_count_for_a_member_lost_meanwhile() {
 /// They wait behind those under way, or behind a trim, and nobody needs them any more.
 #[test]
 fn images_of_trimmed_segments_are_not_handed_out() {
-    let (mut fixture, seats) = Fixture::ready(1, 2);
-    for segment in 1..=5 {
-        fixture.fill(segment);
-        fixture.lend_everywhere(&seats, segment + 2);
-        fixture.close_everywhere(&seats, segment);
-    }
-    let spare = member(2);
-    fixture.step(Input::Tick);
-    fixture.step(Input::Surveyed(vec![spare.clone()]));
-    fixture.look();
-    fixture.step(Input::Fenced(spare.clone(), Ok(holds_nothing(&spare))));
-    let newcomer = fixture.seats()[0];
-    fixture.step(Input::Connected(newcomer));
-    let installed = |out: Vec<Output>| -> Vec<u64> {
-        let installs = out.iter().filter_map(|output| match output {
-            Output::Install(_, identity, ..) => Some(identity.segment.0),
-            _ => None,
-        });
-        installs.collect()
-    };
-    assert_eq!(installed(fixture.look()), [1, 2]);
+    let (mut fixture, newcomer) = Fixture::with_newcomer(5);
+    assert_eq!(installed(&fixture.look()), [1, 2]);
     fixture.step(Input::Trim(Lsn(41)));
     fixture.step(Input::Tidied(newcomer));
     fixture.step(Input::InstallFailed(newcomer, SegmentId(1)));
     fixture.step(Input::Installed(newcomer, SegmentId(2)));
-    assert_eq!(installed(fixture.look()), [5]);
+    assert_eq!(installed(&fixture.look()), [5]);
 }
