@@ -77,8 +77,8 @@ pub struct Backup {
     leaving: BTreeMap<Slot, Leaving>,
     /// Open copies that a closed image has replaced, found at the start: they are being scanned.
     replaced: BTreeMap<Slot, SlotRow>,
-    /// Slots that were lent and whose memory is lost. They stay in use as long as the resulting doubt.
-    missing: Vec<Slot>,
+    /// A slot whose memory or row is lost. Its row stays as long as the resulting doubt.
+    missing: Option<Slot>,
     other_files: OtherFiles,
     /// Trimmed segments whose files may still be there, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,
@@ -173,7 +173,7 @@ impl Backup {
     fn slots_in_use(&self) -> impl Iterator<Item = Slot> {
         let copies = self.copies.values().chain(self.installs.values()).filter_map(Copy::slot);
         let taken_out = self.leaving.keys().chain(self.replaced.keys()).copied();
-        copies.chain(taken_out).chain(self.missing.iter().copied())
+        copies.chain(taken_out).chain(self.missing)
     }
 
     /// Bytes lent, or closed and not yet on disk.

@@ -352,6 +352,51 @@ fn lost_buffer_is_remembered_until_the_backup_is_trusted() {
     assert!(fixture.backup.promise().doubt.is_none());
 }
 
+/// A promotion may need this backup, and it cannot be repaired without a buffer.
+#[test]
+fn lost_buffers_are_lent_to_images_but_for_one() {
+    let missing = vec![(Slot(2), lent(3)), (Slot(3), lent(2))];
+    let found = Found { promise: promise(), missing, unreadable: vec![Slot(0), Slot(1)], ..Found::default() };
+    let mut fixture = Fixture::start(found);
+    assert!(
+        matches!(fixture.out.first(), Some(Output::Persist(promise)) if promise.doubt.is_some()),
+        "{:?}",
+        fixture.out
+    );
+    fixture.fence(4);
+    for segment in 1..SLOTS {
+        assert!(
+            matches!(fixture.open(4, identity(u64::from(segment)), Purpose::Install), Reply::Opened(_)),
+            "{segment}"
+        );
+    }
+    let reply = fixture.open(4, identity(u64::from(SLOTS)), Purpose::Install);
+    assert!(matches!(reply, Reply::Refused(Refusal::RetryLater { .. })), "{reply:?}");
+}
+
+/// A file of an open segment ends where it was last flushed. Only where nothing is acknowledged before it is flushed does it
+/// stand in for the buffer.
+#[test]
+fn flushed_part_does_not_replace_a_lost_buffer() {
+    for (durability, doubted) in [(Durability::Memory, true), (Durability::Battery, true), (Durability::Flushed, false)]
+    {
+        let fixture = Fixture::start_with(
+            Found {
+                promise: Promise { durability, ..promise() },
+                rows: vec![(Slot(1), lent(1))],
+                missing: vec![(Slot(0), lent(1))],
+                flushed: vec![(identity(1), closure(1).end)],
+                ..Found::default()
+            },
+            Tail { closure: closure(1), acked: Offset(0) },
+            true,
+        );
+        assert_eq!(fixture.states(), [(1, CopyState::Open)], "{durability:?}");
+        assert_eq!(fixture.backup.is_witness(), !doubted, "{durability:?}");
+        assert_eq!(fixture.out.contains(&Output::SaveSlot(Slot(0), None)), !doubted, "{durability:?}");
+    }
+}
+
 /// Otherwise a process that dies between the two has forgotten what it held.
 #[test]
 fn missing_copy_is_owed_before_its_row_is_removed() {

@@ -103,8 +103,8 @@ impl Backup {
         out.push(Output::Reply(id, reply));
     }
 
-    /// Clears the doubt and the former identities: a primary appends only to a backup that holds the log or is being caught up, and the caller that
-    /// fenced this process has seen the doubt. If this process has not been fenced since it started, the caller knows nothing
+    /// Clears the doubt and the former identities: a primary appends only to a backup that holds the log or is being caught
+    /// up, and the caller that fenced this process has seen the doubt. If this process has not been fenced since it started, the caller knows nothing
     /// of a doubt that arose at the start.
     fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
         if request.purpose != Purpose::Append || !self.fenced {
@@ -113,7 +113,7 @@ impl Backup {
         let doubt = self.promise.doubt.take();
         if doubt.is_some() || !std::mem::take(&mut self.promise.former).is_empty() {
             out.push(Output::Persist(self.promise.clone()));
-            out.extend(self.missing.drain(..).map(|slot| Output::SaveSlot(slot, None)));
+            out.extend(self.missing.take().map(|slot| Output::SaveSlot(slot, None)));
         }
     }
 

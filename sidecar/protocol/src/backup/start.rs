@@ -63,7 +63,7 @@ impl Backup {
             syncs: BTreeMap::new(),
             leaving: BTreeMap::new(),
             replaced: BTreeMap::new(),
-            missing: unreadable,
+            missing: None,
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
             trimming: None,
@@ -90,9 +90,15 @@ impl Backup {
         for (slot, row) in rows {
             backup.on_found(slot, row, &mut out);
         }
+        let mut doubted = unreadable;
         for (slot, row) in missing.into_iter().filter(|_| !planted::has(Bug::LostBufferIsFree)) {
-            backup.on_missing(slot, &row, &mut doubts, &mut out);
+            doubted.extend(backup.on_missing(slot, &row, &mut doubts, &mut out));
         }
+        // One of their rows raises the doubt again: a promise that is restored from an older copy would not contain it. The
+        // others' buffers are free: without them there may be none for the images that repair this backup.
+        let mut doubted = doubted.into_iter();
+        backup.missing = doubted.next();
+        out.extend(doubted.map(|slot| Output::SaveSlot(slot, None)));
         flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
         backup.compare_flushed(&flushed, &mut doubts, &mut out);
         backup.doubt(&doubts, &mut out);
@@ -203,19 +209,31 @@ impl Backup {
         }
     }
 
-    /// A slot that is in use and whose memory is gone.
-    fn on_missing(&mut self, slot: Slot, row: &SlotRow, doubts: &mut Vec<String>, out: &mut Vec<Output>) {
+    /// A slot that is in use and whose memory is gone. Returns it if its row says what is missing.
+    fn on_missing(
+        &mut self,
+        slot: Slot,
+        row: &SlotRow,
+        doubts: &mut Vec<String>,
+        out: &mut Vec<Output>,
+    ) -> Option<Slot> {
         let segment = row.identity.segment;
-        if row.purpose == Purpose::Append && !self.copies.contains_key(&segment) {
+        // What an open segment's file shows of the buffer ends where it was last flushed. Only under `Flushed` is that all that
+        // counts, and the notes of flushes tell whether it is there.
+        let stands_in = |copy: &Copy| copy.stage != Stage::Lent || self.promise.durability == Durability::Flushed;
+        if row.purpose == Purpose::Append && !self.copies.get(&segment).is_some_and(stands_in) {
             let Some(closure) = row.closed else {
                 doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0));
-                // The row stays as long as the doubt: a promise that is restored from an older copy would not contain it.
-                return self.missing.push(slot);
+                return Some(slot);
             };
-            self.copies.insert(segment, Copy::lost(row.identity, closure));
+            let part = self.copies.insert(segment, Copy::lost(row.identity, closure));
             out.push(Output::Owe(vec![(row.identity, closure)]));
+            if let Some(part) = part {
+                self.leave(&part, false, out);
+            }
         }
         out.push(Output::SaveSlot(slot, None));
+        None
     }
 
     /// Compares the open segments with what was confirmed to be on disk of them: it must be in their slots by now.
