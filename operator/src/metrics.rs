@@ -235,7 +235,7 @@ impl Metrics {
         now.register("tailwind_group_members", "Copies that a group has.", members);
         now.register("tailwind_group_members_wanted", "Copies that a group wants.", wanted);
         now.register("tailwind_group_readers", "Pods that read a group's log.", readers);
-        let help = "Of the first 32 by name: readers whose view may be old, or that cannot be heard.";
+        let help = "Of the first 32 by name: readers that status.readers shows as stale.";
         now.register("tailwind_group_readers_stale", help, stale_readers);
         let name = "tailwind_group_certificates_end_timestamp_seconds";
         now.register(name, "When the first of a group's certificates expires.", end);

@@ -5,7 +5,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::names::ROLE_READER;
-use tailwind_crds::report::{FollowReport, SidecarReport};
+use tailwind_crds::report::FollowReport;
 use tailwind_crds::{ReaderStatus, Reads};
 
 use crate::observed::{Observed, has_sidecar, is_running};
@@ -33,16 +33,11 @@ fn may_read(observed: &Observed) -> bool {
     observed.group.spec.reads == Reads::Enabled
 }
 
-/// How many of those that were asked say that their view may be old, or cannot be heard; all where nobody may read; nothing where
+/// How many of them the status shows as stale; all where nobody may read: whoever left them running should know. Nothing where
 /// there are no readers.
 pub(crate) fn stale(observed: &Observed) -> Option<u64> {
-    let is_stale = |report: &&Result<SidecarReport, String>| match report {
-        Ok(report) => report.follow.as_ref().is_some_and(|follow| follow.stale),
-        Err(_) => true,
-    };
     let stale = match may_read(observed) {
-        true => observed.reader_sidecars.values().filter(is_stale).count(),
-        // Whoever left them running should know.
+        true => readers(observed).iter().filter(|reader| reader.stale).count(),
         false => observed.readers.len(),
     };
     (!observed.readers.is_empty()).then_some(stale as u64)

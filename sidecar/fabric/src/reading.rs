@@ -20,8 +20,9 @@
 //!
 //! # How a read channel is opened
 //!
-//! [`Reader::begin`] → [`ReadOpening::offer`] travels to the receiver → [`Sharer::admit`] → its [`ChannelAnswer`] travels
-//! back → [`ReadOpening::connect`]. A [`ReadGrant`] follows for each shared slot. All of them travel inside the control RPC.
+//! [`Reader::begin`] → [`ReadOpening::offer`] travels to the receiver → [`Sharer::admit`], [`Admission::complete`] → its
+//! [`ChannelAnswer`] travels back → [`ReadOpening::connect`]. A [`ReadGrant`] follows for each shared slot. All of them
+//! travel inside the control RPC.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,8 +47,9 @@ pub const READS_MAX: usize = 64;
 /// The backup's half: what is shared, and with whom. Not on the path of writes. A [`Receiver`](crate::Receiver) that can
 /// be read from gives it by [`Receiver::sharer`](crate::Receiver::sharer).
 pub trait Sharer {
-    /// Prepares for one channel of `reader`. Refused when there are [`READERS_MAX`] others.
-    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, FabricError>;
+    /// Takes a place for one channel of `reader`, which is ready when the admission is complete. Refused when there are
+    /// [`READERS_MAX`] others.
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError>;
     /// Lets every admitted reader read the present memory of the slot, whether it is lent, ended or revoked. While the share
     /// lasts, each call returns the same grant. `None` when the slot has no memory.
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError>;
@@ -55,6 +57,35 @@ pub trait Sharer {
     fn end_share(&mut self, slot: SlotId);
     /// Forgets a reader, and ends its channels where the fabric can: over `shm` it may go on reading what it has attached.
     fn dismiss(&mut self, reader: ReaderId);
+}
+
+/// What is left to do for a channel that was admitted. It belongs to no thread, and holds up nobody but its reader.
+#[must_use = "the channel is not ready before it is complete"]
+pub struct Admission(Box<dyn FnOnce() -> Result<ChannelAnswer, FabricError> + Send>);
+
+impl Admission {
+    /// Nothing is left to do.
+    pub(crate) fn ready(answer: ChannelAnswer) -> Admission {
+        Admission(Box::new(|| Ok(answer)))
+    }
+
+    /// This is left to do.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only queue pairs have to be connected"))]
+    pub(crate) fn after(connect: impl FnOnce() -> Result<ChannelAnswer, FabricError> + Send + 'static) -> Admission {
+        Admission(Box::new(connect))
+    }
+
+    /// Makes the channel ready. May wait: over `verbs` the kernel looks for the way to the reader's address, for a second if
+    /// nobody has it. Fails if the reader has been dismissed since it was admitted.
+    pub fn complete(self) -> Result<ChannelAnswer, FabricError> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Admission")
+    }
 }
 
 /// The reader's half: makes read channels and attaches grants.

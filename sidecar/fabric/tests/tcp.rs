@@ -74,7 +74,7 @@ impl Backup {
     }
 
     fn read_secret(&mut self, reader: u64) -> String {
-        let answer = self.receiver.admit(ReaderId(reader), &Offer::Tcp).unwrap();
+        let answer = self.receiver.admit(ReaderId(reader), &Offer::Tcp).unwrap().complete().unwrap();
         serde_json::to_value(answer).unwrap()["secret"].as_str().unwrap().to_owned()
     }
 

@@ -5,8 +5,8 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::verbs::{DeviceSelector, Tuning, VerbsReceiver, VerbsSender, list_devices, select};
-use tailwind_fabric::{Pool, Receiver, Sender, Writer};
+use tailwind_fabric::verbs::{DeviceSelector, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select};
+use tailwind_fabric::{Offer, Pool, Reader, ReaderId, Receiver, Sender, Sharer, SlotId, Writer};
 
 /// Within this time everything that must happen has happened, on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -39,4 +39,36 @@ fn an_idle_channel_detects_a_dead_peer() {
         channel.arm();
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The kernel looks for the way to a peer's address for a second. It does so where nobody but that reader waits.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_reader_that_cannot_be_reached_holds_up_nobody() {
+    let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
+    let mut receiver = VerbsReceiver::open(pool, &port, Tuning::default()).unwrap();
+    let reader = VerbsReader::open(&port, Tuning::default()).unwrap();
+    let opening = reader.begin(100).unwrap();
+    let mut lost = serde_json::to_value(opening.offer()).unwrap();
+    // Of a block for documentation: RFC 5737.
+    lost["endpoint"]["gid"] = "::ffff:192.0.2.1".into();
+    let lost: Offer = serde_json::from_value(lost).unwrap();
+
+    let admission = receiver.admit(ReaderId(1), &lost).expect("it is not connected yet");
+    receiver.lend(Writer(1), SlotId(0)).unwrap();
+    receiver.revoke_below(Writer(2)).unwrap();
+    let error = admission.complete().unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1"), "{error}");
+
+    // The place is still its own, and another end of it can be reached.
+    let answer = receiver.admit(ReaderId(1), &opening.offer()).unwrap().complete().unwrap();
+    opening.connect(&answer, Ipv4Addr::LOCALHOST.into()).unwrap();
+
+    let opening = reader.begin(100).unwrap();
+    let late = receiver.admit(ReaderId(1), &opening.offer()).unwrap();
+    receiver.dismiss(ReaderId(1));
+    let error = late.complete().unwrap_err().to_string();
+    assert!(error.contains("dismissed"), "{error}");
 }

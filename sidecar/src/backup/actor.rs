@@ -23,7 +23,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
 
 use super::flusher::FlusherThread;
-use super::memory::{Filling, Lent};
+use super::memory::{Admitted, Filling, Lent};
+use super::sending::{TakenPlace, blocking};
 use crate::thread::spawn_owned;
 
 /// Requests under way: a group's sidecars have a handful each. More wait at the door.
@@ -93,7 +94,8 @@ enum ActorMessage {
     Status(oneshot::Sender<ActorStatus>),
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
-    ReadConnect(ReadConnectRequest<Offer>, bool, oneshot::Sender<Result<ChannelAnswer, Refusal>>),
+    ReadConnect(ReadConnectRequest<Offer>, bool, oneshot::Sender<Result<Admitted, Refusal>>),
+    Dismiss(ReaderId),
     AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
     GiveUp(Filling, oneshot::Sender<()>),
     Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
@@ -162,13 +164,29 @@ impl Handle {
         copy.await.ok()?
     }
 
-    /// Prepares for a reader's channel. Guests have a certificate of readers, and fewer places.
+    /// Makes a reader's channel ready. Guests have a certificate of readers, and fewer places. `place` is held until it is:
+    /// that can take a second, so it does not happen on the actor's thread.
     pub(super) async fn read_connect(
         &self,
         request: ReadConnectRequest<Offer>,
         is_guest: bool,
+        place: TakenPlace,
     ) -> Result<ChannelAnswer, Refusal> {
-        self.read_side(|reply| ActorMessage::ReadConnect(request, is_guest, reply)).await
+        let reader = ReaderId(request.reader);
+        let Admitted { admission, is_new } =
+            self.read_side(|reply| ActorMessage::ReadConnect(request, is_guest, reply)).await?;
+        let inbox = self.inbox.clone();
+        // To its end, even if the caller has gone.
+        let complete = move || {
+            let _place = place;
+            let answer = admission.complete();
+            if answer.is_err() && is_new {
+                // An actor that is gone has no readers. Nobody else would ever hear of this one again.
+                let _ = inbox.send(ActorMessage::Dismiss(reader));
+            }
+            answer
+        };
+        blocking(complete).await.map_err(|error| Refusal::Failed { why: error.to_string() })
     }
 
     /// Shares memory with a reader.
@@ -297,6 +315,10 @@ impl Running {
                 let _ = reply.send(self.read_connect(&request, is_guest));
                 Ok(())
             }
+            ActorMessage::Dismiss(reader) => {
+                self.actor.lent.dismiss_reader(reader);
+                Ok(())
+            }
             ActorMessage::AdmitPull(request, reply) => {
                 let _ = reply.send(self.actor.daemon.machine().admit_pull(&request));
                 Ok(())
@@ -379,7 +401,7 @@ impl Running {
         Ok(ActorReply::Connected(answer, board))
     }
 
-    fn read_connect(&mut self, request: &ReadConnectRequest<Offer>, is_guest: bool) -> Result<ChannelAnswer, Refusal> {
+    fn read_connect(&mut self, request: &ReadConnectRequest<Offer>, is_guest: bool) -> Result<Admitted, Refusal> {
         let Actor { daemon, lent, .. } = &mut self.actor;
         daemon.machine().admit_reader(&request.group, request.log)?;
         lent.admit_reader(ReaderId(request.reader), &request.offer, is_guest)

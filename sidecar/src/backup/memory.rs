@@ -17,8 +17,8 @@ use tailwind_backup::table::{TABLE, TableError};
 use tailwind_backup::{Buffers, Lender, Mapped, Memory};
 use tailwind_fabric::shm::{ShmReceiver, ShmSender};
 use tailwind_fabric::{
-    ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, ReadGrant, ReaderId, Receiver, Sender, Sharer, SlotId,
-    Writer,
+    Admission, ChannelAnswer, FabricError, Grant, MappedFile, Offer, Pool, ReadGrant, ReaderId, Receiver, Sender,
+    Sharer, SlotId, Writer,
 };
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::ids::{BootId, Epoch};
@@ -170,6 +170,13 @@ pub(super) struct Lent {
     readers: BTreeMap<ReaderId, AdmittedReader>,
 }
 
+/// A reader has a place, and its channel is not ready yet.
+pub(super) struct Admitted {
+    pub(super) admission: Admission,
+    /// It had no place before.
+    pub(super) is_new: bool,
+}
+
 #[derive(Debug)]
 struct AdmittedReader {
     /// When it has last asked for something.
@@ -294,13 +301,13 @@ impl Lent {
 
 /// The read side. Refusals are for the reader.
 impl Lent {
-    /// Prepares for a read channel.
+    /// Prepares for a read channel. What is left to do may wait for the network.
     pub(super) fn admit_reader(
         &mut self,
         reader: ReaderId,
         offer: &Offer,
         is_guest: bool,
-    ) -> Result<ChannelAnswer, Refusal> {
+    ) -> Result<Admitted, Refusal> {
         let guests = self.readers.values().filter(|reader| reader.is_guest).count();
         if is_guest && guests >= GUESTS_MAX && !self.readers.contains_key(&reader) {
             let why = format!("{GUESTS_MAX} readers read from this backup already: read from another one");
@@ -308,7 +315,7 @@ impl Lent {
         }
         let is_known = self.readers.contains_key(&reader);
         let sharer = self.sharer()?;
-        let answer = sharer.admit(reader, offer).map_err(|error| {
+        let admission = sharer.admit(reader, offer).map_err(|error| {
             // It may have taken a place before it failed, and nobody would ever hear of that reader again.
             if !is_known {
                 sharer.dismiss(reader);
@@ -320,7 +327,15 @@ impl Lent {
             }
         })?;
         self.readers.insert(reader, AdmittedReader { heard: Instant::now(), is_guest });
-        Ok(answer)
+        Ok(Admitted { admission, is_new: !is_known })
+    }
+
+    /// Gives a reader's place to others.
+    pub(super) fn dismiss_reader(&mut self, reader: ReaderId) {
+        self.readers.remove(&reader);
+        if let Ok(sharer) = self.sharer() {
+            sharer.dismiss(reader);
+        }
     }
 
     /// A reader that is admitted has asked for something.
@@ -336,10 +351,7 @@ impl Lent {
         let silent: Vec<ReaderId> =
             self.readers.iter().filter(|(_, reader)| reader.heard.elapsed() > silence).map(|(id, _)| *id).collect();
         for reader in silent {
-            self.readers.remove(&reader);
-            if let Ok(sharer) = self.sharer() {
-                sharer.dismiss(reader);
-            }
+            self.dismiss_reader(reader);
         }
     }
 

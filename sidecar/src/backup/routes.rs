@@ -263,8 +263,9 @@ async fn read_connect(
     caller: Caller,
     Decoded(request): Decoded<ReadConnectRequest<Offer>>,
 ) -> Replied<ReadConnectReply<ChannelAnswer>> {
-    let is_guest = role(caller) == Some(PeerRole::Reader);
-    let answer = service.actor.read_connect(request, is_guest).await?;
+    let role = role(caller);
+    let place = service.places.read_channel(role).await;
+    let answer = service.actor.read_connect(request, role == Some(PeerRole::Reader), place).await?;
     Ok(Json(ReadConnectReply { boot: service.about.boot, answer }))
 }
 

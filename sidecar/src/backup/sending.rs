@@ -1,4 +1,4 @@
-//! Long answers to callers: how many are on their way at a time for each kind of caller, and for how long.
+//! What takes long for a caller: how much of it is under way at a time for each kind of caller, and for how long.
 //!
 //! Used by [`routes`](super::routes). Each kind has places of its own, so that none of them can keep another from its
 //! answers, however slowly it takes its own.
@@ -24,6 +24,9 @@ const FETCHES_MAX: usize = 4;
 const BACKUP_FETCHES_MAX: usize = 4;
 /// The same for readers.
 const READER_FETCHES_MAX: usize = 4;
+/// Read channels being connected at a time, for readers and, as many, for all others: each may wait a second for its
+/// reader's address.
+const CONNECTING_MAX: usize = 4;
 /// Pages of the inventory being made for readers and sent to them at a time: 2 × 16 MiB of memory at most.
 const READER_INVENTORIES_MAX: usize = 2;
 /// Bytes handed to the connection at a time.
@@ -38,6 +41,8 @@ pub(super) struct Places {
     backups: Arc<Semaphore>,
     readers: Arc<Semaphore>,
     reader_inventories: Arc<Semaphore>,
+    connecting: Arc<Semaphore>,
+    reader_connecting: Arc<Semaphore>,
 }
 
 /// A place that is taken. It is free again when this is dropped.
@@ -46,10 +51,15 @@ pub(super) struct TakenPlace(#[allow(dead_code, reason = "held")] OwnedSemaphore
 
 impl Places {
     pub(super) fn new() -> Places {
-        let [sidecars, backups, readers, reader_inventories] =
-            [FETCHES_MAX, BACKUP_FETCHES_MAX, READER_FETCHES_MAX, READER_INVENTORIES_MAX]
-                .map(|max| Arc::new(Semaphore::new(max)));
-        Places { sidecars, backups, readers, reader_inventories }
+        let places = |max| Arc::new(Semaphore::new(max));
+        Places {
+            sidecars: places(FETCHES_MAX),
+            backups: places(BACKUP_FETCHES_MAX),
+            readers: places(READER_FETCHES_MAX),
+            reader_inventories: places(READER_INVENTORIES_MAX),
+            connecting: places(CONNECTING_MAX),
+            reader_connecting: places(CONNECTING_MAX),
+        }
     }
 
     /// A place for a segment that is sent to this caller. Without roles every caller counts as a sidecar.
@@ -65,6 +75,14 @@ impl Places {
     /// longer than the check.
     pub(super) async fn check(&self) -> TakenPlace {
         take(&self.sidecars).await
+    }
+
+    /// A place for a read channel that is being connected.
+    pub(super) async fn read_channel(&self, caller: Option<PeerRole>) -> TakenPlace {
+        match caller {
+            Some(PeerRole::Reader) => take(&self.reader_connecting).await,
+            Some(PeerRole::Backup | PeerRole::Sidecar) | None => take(&self.connecting).await,
+        }
     }
 
     /// A place for a page of the inventory; sidecars need none.

@@ -29,7 +29,7 @@ use super::ShmReceiver;
 use crate::error::{FabricError, ReadError};
 use crate::mapping::{FLAG_PAGE_SIZE, SHARE_OFFSET};
 use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
-use crate::reading::{READS_MAX, ReadChannel, ReadOpening, Readable, Reader, Sharer, check_read};
+use crate::reading::{Admission, READS_MAX, ReadChannel, ReadOpening, Readable, Reader, Sharer, check_read};
 use crate::secret;
 
 /// Reads slots of a pool on this host.
@@ -52,10 +52,10 @@ struct ShmReadChannel {
 }
 
 impl Sharer for ShmReceiver {
-    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError> {
         let Offer::Shm = offer else { return Err(FabricError::mismatch(FabricKind::Shm, offer.kind())) };
         self.readers.admit(reader)?;
-        Ok(ChannelAnswer::Shm)
+        Ok(Admission::ready(ChannelAnswer::Shm))
     }
 
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {

@@ -25,18 +25,18 @@ use std::time::Instant;
 use super::TcpReceiver;
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
-use crate::reading::Sharer;
+use crate::reading::{Admission, Sharer};
 use crate::secret::{self, Secret};
 
 pub use reader::TcpReader;
 
 impl Sharer for TcpReceiver {
-    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError> {
         let Offer::Tcp = offer else { return Err(FabricError::mismatch(FabricKind::Tcp, offer.kind())) };
         let address = self.open_address()?;
         let secret = Secret::random().map_err(FabricError::io("draw a secret"))?;
         self.shares.expect(reader, secret.clone(), Instant::now())?;
-        Ok(ChannelAnswer::Tcp { address, secret })
+        Ok(Admission::ready(ChannelAnswer::Tcp { address, secret }))
     }
 
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {

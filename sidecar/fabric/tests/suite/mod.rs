@@ -88,7 +88,7 @@ impl World {
 
     pub(crate) fn read_channel(&mut self, reader: u64, landing: u32) -> Box<dyn ReadChannel> {
         let opening = self.reader().begin(landing).unwrap();
-        let answer = self.sharer().admit(ReaderId(reader), &opening.offer()).unwrap();
+        let answer = self.sharer().admit(ReaderId(reader), &opening.offer()).unwrap().complete().unwrap();
         opening.connect(&answer, IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()
     }
 

@@ -344,11 +344,11 @@ pub(crate) fn readers_and_their_channels_are_bounded<H: Harness>() {
     let openings: Vec<_> = (0..=READERS_MAX).map(|_| offer()).collect();
     let sharer = world.receiver.sharer().unwrap();
     let mut admit = |reader: usize| sharer.admit(ReaderId(reader as u64), &openings[reader].offer());
-    (0..READERS_MAX).for_each(|reader| drop(admit(reader).unwrap()));
+    (0..READERS_MAX).for_each(|reader| drop(admit(reader).unwrap().complete().unwrap()));
     assert!(matches!(admit(READERS_MAX).unwrap_err(), FabricError::TooManyReaders));
-    admit(0).expect("one that is known");
+    drop(admit(0).expect("one that is known"));
     sharer.dismiss(ReaderId(3));
-    sharer.admit(ReaderId(READERS_MAX as u64), &openings[READERS_MAX].offer()).expect("there is room again");
+    drop(sharer.admit(ReaderId(READERS_MAX as u64), &openings[READERS_MAX].offer()).expect("there is room again"));
 
     // A reader that loses its channels and comes back, again and again.
     let shared = world.share(0);
@@ -412,7 +412,8 @@ pub(crate) fn read_messages_survive_the_control_rpc<H: Harness>() {
     fill(&mut world, 1, 0, &pattern(1));
     let opening = world.reader().begin(10).unwrap();
     let offer = serde_json::to_string(&opening.offer()).unwrap();
-    let answer = world.sharer().admit(ReaderId(1), &serde_json::from_str(&offer).unwrap()).unwrap();
+    let admission = world.sharer().admit(ReaderId(1), &serde_json::from_str(&offer).unwrap()).unwrap();
+    let answer = admission.complete().unwrap();
     let answer = serde_json::to_string(&answer).unwrap();
     let grant = serde_json::to_string(&world.read_grant(0)).unwrap();
     let peer = IpAddr::from(Ipv4Addr::LOCALHOST);

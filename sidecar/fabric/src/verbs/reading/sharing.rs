@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::reads_on_wire;
 use crate::error::FabricError;
 use crate::message::{ChannelAnswer, Endpoint, FabricKind, Offer, ReadGrant, ReaderId, SlotId};
-use crate::reading::{READ_CHANNELS_MAX, Readers, Sharer};
+use crate::reading::{Admission, READ_CHANNELS_MAX, Readers, Sharer};
 use crate::secret;
 use crate::verbs::memory::{Access, Domain, Region};
 use crate::verbs::queue::{CompletionQueue, QueuePair};
@@ -22,9 +22,42 @@ const DEPTH: u32 = 1;
 #[derive(Debug, Default)]
 pub(in crate::verbs) struct Sharing {
     readers: Readers,
-    pairs: BTreeMap<ReaderId, Newest<QueuePair>>,
+    pairs: Arc<Pairs>,
     shares: BTreeMap<SlotId, RegisteredSlot>,
     domain: Option<Arc<Domain>>,
+}
+
+/// The connected queue pairs of each admitted reader. Admissions add theirs when they are complete, from other threads: the
+/// lock is not held while one connects.
+#[derive(Debug, Default)]
+struct Pairs(Mutex<BTreeMap<ReaderId, Newest<QueuePair>>>);
+
+impl Pairs {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<ReaderId, Newest<QueuePair>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on pairs of this reader are taken.
+    fn expect(&self, reader: ReaderId) {
+        self.all().entry(reader).or_insert_with(|| Newest::new(READ_CHANNELS_MAX));
+    }
+
+    /// Keeps a connected pair. With one too many the oldest goes.
+    fn keep(&self, reader: ReaderId, pair: QueuePair, completions: &CompletionQueue) -> io::Result<()> {
+        let mut all = self.all();
+        let pairs = all.get_mut(&reader).ok_or_else(|| io::Error::other("the reader was dismissed meanwhile"))?;
+        destroy(pairs.make_room(), completions)?;
+        pairs.push(pair);
+        Ok(())
+    }
+
+    fn destroy_of(&self, reader: ReaderId, completions: &CompletionQueue) -> io::Result<()> {
+        destroy(self.all().remove(&reader).into_iter().flatten(), completions)
+    }
+
+    fn destroy_all(&self, completions: &CompletionQueue) -> io::Result<()> {
+        destroy(std::mem::take(&mut *self.all()).into_values().flatten(), completions)
+    }
 }
 
 impl Sharing {
@@ -35,7 +68,7 @@ impl Sharing {
 
     /// Ends everything.
     pub(in crate::verbs) fn close(&mut self, completions: &CompletionQueue) -> io::Result<()> {
-        destroy(std::mem::take(&mut self.pairs).into_values().flatten(), completions)?;
+        self.pairs.destroy_all(completions)?;
         std::mem::take(&mut self.shares).into_values().try_for_each(RegisteredSlot::end)
     }
 }
@@ -50,28 +83,32 @@ impl VerbsReceiver {
 }
 
 impl Sharer for VerbsReceiver {
-    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<ChannelAnswer, FabricError> {
+    fn admit(&mut self, reader: ReaderId, offer: &Offer) -> Result<Admission, FabricError> {
         self.check_device()?;
-        let Offer::Verbs { endpoint: remote } = offer else {
+        let Offer::Verbs { endpoint: remote } = *offer else {
             return Err(FabricError::mismatch(FabricKind::Verbs, offer.kind()));
         };
         self.sharing.readers.admit(reader)?;
-        let mut admit = || {
-            let domain = self.reading_domain()?;
-            let (port, completions) = (self.port, Arc::clone(&self.completions));
-            let pairs = self.sharing.pairs.entry(reader).or_insert_with(|| Newest::new(READ_CHANNELS_MAX));
-            destroy(pairs.make_room(), &completions)?;
+        self.sharing.pairs.expect(reader);
+        let cannot_connect = move || FabricError::io(format!("connect a reader's queue pair to {}", remote.gid));
+        let mut prepare = || {
             let reads = reads_on_wire(self.context.attributes()?.max_qp_rd_atom);
             let first_psn = secret::packet_number()?;
-            let pair = QueuePair::new(&domain, &completions, DEPTH, 0)?;
-            pair.initialise(port.number, Access::RemoteRead.flags())?;
-            pair.connect(&port, remote, first_psn, reads, self.tuning)?;
+            let pair = QueuePair::new(&self.reading_domain()?, &self.completions, DEPTH, 0)?;
+            pair.initialise(self.port.number, Access::RemoteRead.flags())?;
+            Ok((pair, reads, first_psn))
+        };
+        let (pair, reads, first_psn) = prepare().map_err(cannot_connect())?;
+        let (port, tuning) = (self.port, self.tuning);
+        let (pairs, completions) = (Arc::clone(&self.sharing.pairs), Arc::clone(&self.completions));
+        let connect = move || {
+            pair.connect(&port, &remote, first_psn, reads, tuning)?;
             let endpoint = Endpoint { reads, ..port.endpoint(pair.number(), first_psn) };
-            pairs.push(pair);
+            pairs.keep(reader, pair, &completions)?;
             // The order of bytes is of no use to a reader.
             Ok(ChannelAnswer::Verbs { endpoint, in_order: false })
         };
-        admit().map_err(FabricError::io(format!("connect a reader's queue pair to {}", remote.gid)))
+        Ok(Admission::after(move || connect().map_err(cannot_connect())))
     }
 
     fn share(&mut self, slot: SlotId) -> Result<Option<ReadGrant>, FabricError> {
@@ -101,7 +138,7 @@ impl Sharer for VerbsReceiver {
 
     fn dismiss(&mut self, reader: ReaderId) {
         self.sharing.readers.dismiss(reader);
-        if let Err(error) = destroy(self.sharing.pairs.remove(&reader).into_iter().flatten(), &self.completions) {
+        if let Err(error) = self.sharing.pairs.destroy_of(reader, &self.completions) {
             // It can read what is shared, until the process ends.
             tracing::warn!(%error, "a reader's queue pair could not be destroyed");
         }
