@@ -24,6 +24,7 @@ on_every_fabric!(
     two_of_three_damaged_open_files_are_detected,
     restored_older_config_store_is_detected,
     missing_buffers_are_detected,
+    missing_buffers_are_detected_after_a_sync,
     zeroed_buffers_are_detected,
     zeroed_slot_table_rows_are_detected,
     files_of_a_newer_format_are_kept,
@@ -213,11 +214,21 @@ fn restored_older_config_store_is_detected(fabric: &str) {
 
 /// The files of lent buffers are gone, and the table that lists them is not.
 fn missing_buffers_are_detected(fabric: &str) {
-    lose_buffers(fabric, |pool| {
-        let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
-        assert!(!buffers.is_empty(), "segments are open");
-        buffers.keys().for_each(|name| fs::remove_file(pool.join(name)).unwrap());
-    });
+    lose_buffers(fabric, remove_buffers);
+}
+
+/// The same, and the disk has a part of each open segment: not all that was acknowledged.
+fn missing_buffers_are_detected_after_a_sync(fabric: &str) {
+    let mut fixture = Fixture::start(fabric, 2, "memory");
+    fixture.append(500);
+    fixture.sync();
+    lose_buffers_of(fixture, remove_buffers);
+}
+
+fn remove_buffers(pool: &Path) {
+    let buffers = damage::files(pool, |name| name.ends_with(".buf")).unwrap();
+    assert!(!buffers.is_empty(), "segments are open");
+    buffers.keys().for_each(|name| fs::remove_file(pool.join(name)).unwrap());
 }
 
 /// The files are there, and hold zeros.
@@ -237,7 +248,10 @@ fn zeroed_slot_table_rows_are_detected(fabric: &str) {
 }
 
 fn lose_buffers(fabric: &str, spoil: fn(&Path)) {
-    let mut fixture = Fixture::start(fabric, 2, "memory");
+    lose_buffers_of(Fixture::start(fabric, 2, "memory"), spoil);
+}
+
+fn lose_buffers_of(mut fixture: Fixture, spoil: fn(&Path)) {
     fixture.append(1000);
     fixture.end_all(Shutdown::PowerLoss, true);
     spoil(&fixture.group.pool(0));

@@ -67,6 +67,11 @@ impl Fixture {
         self.end = append(&mut primary(&self.group).unwrap(), &self.input, self.end, count).unwrap();
     }
 
+    /// Everything appended so far comes to every member's disk.
+    pub(crate) fn sync(&self) {
+        primary(&self.group).unwrap().sync().unwrap();
+    }
+
     /// Other records than were ever submitted here.
     pub(crate) fn other_input(&self) -> Numbered {
         Numbered { seed: self.input.seed + 1, ..self.input }
