@@ -37,6 +37,8 @@ const DAMAGE: [&str; 8] = [
 const SIDECAR: &str = "sidecar0";
 /// Bytes of an open file that is large enough to damage.
 const OPEN_BYTES_MIN: u64 = 4096;
+/// Half a segment.
+const SYNCED_BYTES_MAX: u64 = 32 << 10;
 /// Batches of records appended until there is one: more than fill a segment.
 const MORE_MAX: usize = 100;
 
@@ -65,11 +67,6 @@ impl Fixture {
     /// Appends records; all are acknowledged.
     pub(crate) fn append(&mut self, count: u64) {
         self.end = append(&mut primary(&self.group).unwrap(), &self.input, self.end, count).unwrap();
-    }
-
-    /// Everything appended so far comes to every member's disk.
-    pub(crate) fn sync(&self) {
-        primary(&self.group).unwrap().sync().unwrap();
     }
 
     /// Other records than were ever submitted here.
@@ -116,6 +113,21 @@ impl Fixture {
             }
         }
         panic!("no open file of {OPEN_BYTES_MIN} bytes at {}", folder.display());
+    }
+
+    /// Appends and syncs. Returns the part of the open segment that a member then has on disk: enough to be missed, and not
+    /// so much that a few records would close the segment.
+    pub(crate) fn synced_part(&mut self, index: usize) -> Vec<u8> {
+        let folder = self.group.flush_folder(index);
+        for _ in 0..MORE_MAX {
+            self.append(20);
+            primary(&self.group).unwrap().sync().unwrap();
+            let part = damage::open(&folder).unwrap().pop().map(|file| fs::read(file).unwrap()).unwrap_or_default();
+            if (OPEN_BYTES_MIN..SYNCED_BYTES_MAX).contains(&(part.len() as u64)) {
+                return part;
+            }
+        }
+        panic!("no open file of {OPEN_BYTES_MIN} to {SYNCED_BYTES_MAX} bytes at {}", folder.display());
     }
 
     /// Every process ends; buffers may go with them.
