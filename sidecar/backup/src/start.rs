@@ -334,6 +334,7 @@ impl Evidence {
         slots: Slots,
         listing: Listing,
     ) -> Started {
+        let disk_suffices = disk_suffices(&member_state);
         let Evidence { ledger, flushed, owed, ends, doubts } = self;
         let Listing { closed: files, unexpected: unexpected_files, .. } = listing;
         let found = Found {
@@ -347,14 +348,19 @@ impl Evidence {
             // Counted by a process that has a bound.
             other_bytes: 0,
             doubts,
+            disk_suffices,
         };
         Started { disk: Arc::new(disk), table, ledger, flushed, promise_file, member_state, found, unexpected_files }
     }
 }
 
 /// True when the disk alone holds whatever this backup has acknowledged.
+fn disk_suffices(member_state: &MemberState) -> bool {
+    member_state.complete || member_state.promise.durability == Durability::Flushed
+}
+
 fn keeps_identity(member_state: &MemberState) -> bool {
-    member_state.complete || member_state.promise.durability == Durability::Flushed || planted::has(Bug::IdentityKept)
+    disk_suffices(member_state) || planted::has(Bug::IdentityKept)
 }
 
 /// Puts open segments from disk back into buffers, where they are scanned like buffers that survived.

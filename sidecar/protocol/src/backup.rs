@@ -79,6 +79,8 @@ pub struct Backup {
     replaced: BTreeMap<Slot, SlotRow>,
     /// A slot whose memory or row is lost. Its row stays as long as the resulting doubt.
     missing: Option<Slot>,
+    /// Open segments whose flushed files are gone. The notes of those flushes stay as long as the resulting doubt.
+    gone: Vec<SegmentId>,
     other_files: OtherFiles,
     /// Trimmed segments whose files may still be there, and the most bytes that these have.
     deleting: BTreeMap<SegmentId, u64>,

@@ -352,6 +352,29 @@ fn lost_buffer_is_remembered_until_the_backup_is_trusted() {
     assert!(fixture.backup.promise().doubt.is_none());
 }
 
+/// As for a lost buffer.
+#[test]
+fn lost_flushed_file_is_remembered_until_the_backup_is_trusted() {
+    let gone = Output::DeleteFile(SegmentId(1));
+    let found = Found { promise: promise(), flushed: vec![(identity(1), Offset(552))], ..Found::default() };
+    let mut fixture = Fixture::start(found.clone());
+    assert!(!fixture.out.contains(&gone), "{:?}", fixture.out);
+    assert_eq!(fixture.fence(4).damage.len(), 1);
+    let next = SegmentIdentity { epoch: Epoch(4), ..identity(2) };
+    assert!(matches!(fixture.open(4, next, Purpose::Append), Reply::Opened(_)));
+    assert!(fixture.out.contains(&gone), "{:?}", fixture.out);
+    assert!(fixture.backup.promise().doubt.is_none());
+
+    // An image has come in the meantime.
+    let mut fixture = Fixture::start(found);
+    fixture.fence(4);
+    assert!(matches!(fixture.open(4, identity(1), Purpose::Install), Reply::Opened(_)));
+    assert_eq!(fixture.close(4, identity(1), closure(1)), Reply::Done);
+    assert!(matches!(fixture.open(4, next, Purpose::Append), Reply::Opened(_)));
+    assert!(!fixture.out.contains(&gone), "{:?}", fixture.out);
+    assert!(fixture.backup.promise().doubt.is_none());
+}
+
 /// A promotion may need this backup, and it cannot be repaired without a buffer.
 #[test]
 fn lost_buffers_are_lent_to_images_but_for_one() {
@@ -374,15 +397,16 @@ fn lost_buffers_are_lent_to_images_but_for_one() {
     assert!(matches!(reply, Reply::Refused(Refusal::RetryLater { .. })), "{reply:?}");
 }
 
-/// A file of an open segment ends where it was last flushed. Only where nothing is acknowledged before it is flushed does it
+/// A file of an open segment ends where it was last flushed. Only where the disk holds all that was acknowledged does it
 /// stand in for the buffer.
 #[test]
 fn flushed_part_does_not_replace_a_lost_buffer() {
-    for (durability, doubted) in [(Durability::Memory, true), (Durability::Battery, true), (Durability::Flushed, false)]
-    {
+    for disk_suffices in [false, true] {
+        let doubted = !disk_suffices;
         let fixture = Fixture::start_with(
             Found {
-                promise: Promise { durability, ..promise() },
+                disk_suffices,
+                promise: promise(),
                 rows: vec![(Slot(1), lent(1))],
                 missing: vec![(Slot(0), lent(1))],
                 flushed: vec![(identity(1), closure(1).end)],
@@ -391,9 +415,9 @@ fn flushed_part_does_not_replace_a_lost_buffer() {
             Tail { closure: closure(1), acked: Offset(0) },
             true,
         );
-        assert_eq!(fixture.states(), [(1, CopyState::Open)], "{durability:?}");
-        assert_eq!(fixture.backup.is_witness(), !doubted, "{durability:?}");
-        assert_eq!(fixture.out.contains(&Output::SaveSlot(Slot(0), None)), !doubted, "{durability:?}");
+        assert_eq!(fixture.states(), [(1, CopyState::Open)], "{disk_suffices}");
+        assert_eq!(fixture.backup.is_witness(), !doubted, "{disk_suffices}");
+        assert_eq!(fixture.out.contains(&Output::SaveSlot(Slot(0), None)), !doubted, "{disk_suffices}");
     }
 }
 

@@ -114,6 +114,9 @@ impl Backup {
         if doubt.is_some() || !std::mem::take(&mut self.promise.former).is_empty() {
             out.push(Output::Persist(self.promise.clone()));
             out.extend(self.missing.take().map(|slot| Output::SaveSlot(slot, None)));
+            // A copy that has come since has files, and a note, of its own.
+            let gone = std::mem::take(&mut self.gone).into_iter().filter(|segment| !self.copies.contains_key(segment));
+            out.extend(gone.map(Output::DeleteFile));
         }
     }
 

@@ -35,6 +35,9 @@ pub struct Found {
     pub other_bytes: u64,
     /// Damage that does not show which records it hit, such as an unreadable ledger entry.
     pub doubts: Vec<String>,
+    /// The disk alone holds whatever this backup has acknowledged: under `Flushed`, or when it ended in good order and nothing
+    /// was lent since.
+    pub disk_suffices: bool,
 }
 
 impl Backup {
@@ -47,7 +50,8 @@ impl Backup {
         limits: Limits,
         found: Found,
     ) -> (Backup, Vec<Output>) {
-        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, other_bytes, doubts } = found;
+        let Found { promise, rows, missing, unreadable, files, owed, mut flushed, other_bytes, doubts, disk_suffices } =
+            found;
         let mut backup = Backup {
             group,
             member,
@@ -64,6 +68,7 @@ impl Backup {
             leaving: BTreeMap::new(),
             replaced: BTreeMap::new(),
             missing: None,
+            gone: Vec::new(),
             other_files: OtherFiles::new(other_bytes),
             deleting: BTreeMap::new(),
             trimming: None,
@@ -92,7 +97,7 @@ impl Backup {
         }
         let mut doubted = unreadable;
         for (slot, row) in missing.into_iter().filter(|_| !planted::has(Bug::LostBufferIsFree)) {
-            doubted.extend(backup.on_missing(slot, &row, &mut doubts, &mut out));
+            doubted.extend(backup.on_missing(slot, &row, disk_suffices, &mut doubts, &mut out));
         }
         // One of their rows raises the doubt again: a promise that is restored from an older copy would not contain it. The
         // others' buffers are free: without them there may be none for the images that repair this backup.
@@ -100,7 +105,7 @@ impl Backup {
         backup.missing = doubted.next();
         out.extend(doubted.map(|slot| Output::SaveSlot(slot, None)));
         flushed.retain(|(identity, end)| *end > Offset(0) && !trimmed.contains(&identity.segment));
-        backup.compare_flushed(&flushed, &mut doubts, &mut out);
+        backup.compare_flushed(&flushed, &mut doubts);
         backup.doubt(&doubts, &mut out);
         backup.note_quarantined(&out);
         (backup, out)
@@ -214,13 +219,14 @@ impl Backup {
         &mut self,
         slot: Slot,
         row: &SlotRow,
+        disk_suffices: bool,
         doubts: &mut Vec<String>,
         out: &mut Vec<Output>,
     ) -> Option<Slot> {
         let segment = row.identity.segment;
-        // What an open segment's file shows of the buffer ends where it was last flushed. Only under `Flushed` is that all that
-        // counts, and the notes of flushes tell whether it is there.
-        let stands_in = |copy: &Copy| copy.stage != Stage::Lent || self.promise.durability == Durability::Flushed;
+        // What an open segment's file shows of the buffer ends where it was last flushed. Where that is all that counts, the
+        // notes of flushes tell whether it is there.
+        let stands_in = |copy: &Copy| copy.stage != Stage::Lent || disk_suffices;
         if row.purpose == Purpose::Append && !self.copies.get(&segment).is_some_and(stands_in) {
             let Some(closure) = row.closed else {
                 doubts.push(format!("buffer {} was lent for segment {segment}, and its memory is gone", slot.0));
@@ -237,12 +243,7 @@ impl Backup {
     }
 
     /// Compares the open segments with what was confirmed to be on disk of them: it must be in their slots by now.
-    fn compare_flushed(
-        &mut self,
-        flushed: &[(SegmentIdentity, Offset)],
-        doubts: &mut Vec<String>,
-        out: &mut Vec<Output>,
-    ) {
+    fn compare_flushed(&mut self, flushed: &[(SegmentIdentity, Offset)], doubts: &mut Vec<String>) {
         for (identity, end) in flushed {
             // Segments are closed in order: if a later one is closed, this one was closed and is owed, or was removed since.
             let later = self.copies.range(identity.segment.next()..).map(|(_, copy)| copy);
@@ -257,10 +258,10 @@ impl Backup {
                     doubts.push(format!(
                         "segment {segment} was flushed up to byte {end} while it was open, and its file is gone"
                     ));
-                    // Once the doubt is persisted, the file is no longer expected. A promise without a log is an older copy:
-                    // it does not show whose file this was, so the file stays expected.
+                    // The note stays as long as the doubt, like the row of a lost buffer. A promise without a log is an older
+                    // copy: it does not show whose file this was, so the file stays expected.
                     if self.promise.log.is_some() {
-                        out.push(Output::DeleteFile(segment));
+                        self.gone.push(segment);
                     }
                 }
             }

@@ -203,11 +203,13 @@ impl World {
 }
 
 impl Host {
-    /// What is in a buffer is lost to this backup, which must miss it; under `flushed` it has its disk.
+    /// What is in a buffer is lost to this backup, which must miss it; under `flushed`, and as long as nothing was lent since
+    /// it ended in good order, it has its disk.
     fn lose_buffer(&mut self, slot: Slot, durability: Durability) {
         let row = self.rows.get(&slot);
         self.lost.extend(row.map(|row| row.identity));
-        if durability != Durability::Flushed {
+        let complete = self.files.member_state().is_some_and(|member_state| member_state.complete);
+        if durability != Durability::Flushed && !complete {
             let open = row.filter(|row| row.purpose == Purpose::Append && row.closed.is_none());
             self.missed_open.extend(open.map(|row| row.identity));
         }
