@@ -21,8 +21,8 @@ pub(crate) const ABOUT: &str = "A member is killed (SIGKILL) and a backup of its
     from the disks of the members and go to that of the newcomer. *Under load* one client appends 100 B with 2048 in flight all \
     the while, for 3 s before the member is killed; the log is as long when that begins. The last segment that is copied is the \
     last that the newcomer counts as pulled. Acks may come late because all backups write to one disk, because the set changes, \
-    or because appends pause so that the newcomer can join. So the gaps before the kill stand beside those from the moment on \
-    that the loss has been noticed, and the pauses are counted by the sidecar itself. `memcpy` copies as many bytes once, from \
+    or because appends pause so that the newcomer can join. So the gaps before the kill stand beside those that begin once the \
+    killed member has left the set, and the pauses are counted by the sidecar itself. `memcpy` copies as many bytes once, from \
     memory to memory, by one processor.";
 
 const SIZE: usize = 100;
@@ -107,7 +107,7 @@ fn under_load(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> 
     std::thread::sleep(BEFORE);
     let killed = Instant::now();
     ours.group.replace_backup(REPLACED)?;
-    // Appends wait until the loss has been noticed: the gaps of interest come after that.
+    // Appends wait until the set is smaller: the gaps of interest begin after that.
     wait_for(&ours.group, "the killed member to leave the set", |members| members < 3)?;
     let noticed = Instant::now();
     let (mut pulled, mut last) = (0_u64, None);
@@ -120,14 +120,14 @@ fn under_load(run: &mut Run<'_>, ours: &mut Ours, length: Length) -> Result<()> 
     })?;
     let joined = Instant::now();
     let gaps = load.finish()?;
-    let longest = |ended: &dyn Fn(Instant) -> bool| {
-        let lengths = gaps.iter().filter(|gap| ended(gap.ended)).map(|gap| gap.length);
+    let longest = |counts: &dyn Fn(&Gap) -> bool| {
+        let lengths = gaps.iter().filter(|gap| counts(gap)).map(|gap| gap.length);
         milliseconds(lengths.max().unwrap_or_default())
     };
     let mut figures = Figures::from([
         (Metric::Joined, milliseconds(joined - killed)),
-        (Metric::LongestGapBefore, longest(&|ended| ended < killed)),
-        (Metric::LongestGap, longest(&|ended| ended > noticed)),
+        (Metric::LongestGapBefore, longest(&|gap| gap.ended < killed)),
+        (Metric::LongestGap, longest(&|gap| gap.ended - gap.length > noticed)),
     ]);
     figures.extend(last.map(|last| (Metric::JoinedAfterCopy, milliseconds(joined - last))));
     let paused = ours.group.metric(Process::Sidecar(0), "tailwind_join_pause_seconds_sum");

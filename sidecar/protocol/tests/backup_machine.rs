@@ -521,6 +521,31 @@ fn trim_frees_an_unclosed_older_segment() {
     }
 }
 
+/// The same, and it came back in a later epoch. Nothing waits for segment 1 to come to disk.
+#[test]
+fn trim_frees_an_unclosed_older_segment_of_an_earlier_epoch() {
+    for (closed_in, is_free) in [(6, true), (5, false)] {
+        let mut fixture = Fixture::fresh();
+        fixture.fence(4);
+        assert_eq!(fixture.ask(open(caller(4), identity(1, 4), Purpose::Append)), Some(Reply::Opened(Slot(0))));
+        fixture.fence(closed_in);
+        let later = identity(2, 5);
+        assert_eq!(fixture.ask(open(caller(closed_in), later, Purpose::Install)), Some(Reply::Opened(Slot(1))));
+        let closure = Closure { first: Lsn(4), ..closure(6) };
+        let close = Request::Close(CloseRequest { caller: caller(closed_in), identity: later, closure });
+        assert_eq!(fixture.ask(close), Some(Reply::Done));
+        fixture.step(Input::Flushed(Slot(1), later, FlushResult::Done));
+        fixture.fence(6);
+        let sync = || sync(caller(6), 3, None, 6);
+        let waits = |reply| matches!(reply, Some(Reply::Refused(Refusal::RetryLater { .. })));
+        assert!(waits(fixture.ask(sync())), "segment 1 may be needed");
+        let trim = Request::Trim(TrimRequest { caller: caller(6), below: Lsn(4) });
+        assert_eq!(fixture.ask(trim), Some(Reply::Done));
+        assert_eq!(fixture.out.contains(&Output::Release(Slot(0))), is_free, "closed in epoch {closed_in}");
+        assert_eq!(waits(fixture.ask(sync())), !is_free, "closed in epoch {closed_in}");
+    }
+}
+
 #[test]
 fn shutdown_waits_for_flushes_and_refuses_requests() {
     let mut fixture = promised();

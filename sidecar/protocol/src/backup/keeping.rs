@@ -61,7 +61,7 @@ impl Backup {
         let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
         let needless = |copy: &&Copy| {
             ended(copy) && copy.closure.last < below && copy.identity.segment < newest
-                || !ended(copy) && self.is_left_behind(copy, below)
+                || self.is_left_behind(copy, below)
         };
         let free = TRIMMED_AT_ONCE.saturating_sub(self.deleting.len());
         let needless = self.copies.values().filter(needless).map(|copy| copy.identity.segment);
@@ -74,14 +74,19 @@ impl Backup {
         self.delete_trimmed(files, out);
     }
 
-    /// True for a copy that was never closed here and no longer needs to be: a later segment of the same epoch is closed, and
-    /// its first record is the first one needed, or was trimmed too. This happens to a backup that was lost in the middle of a
-    /// segment and came back after the trim: nothing else would ever free that buffer.
-    fn is_left_behind(&self, copy: &Copy, below: Lsn) -> bool {
+    /// True for a copy that was never closed here and no longer needs to be: a later segment is closed, and its first record
+    /// is the first one needed, or was trimmed too. That one is of the same epoch, or of a later one and closed in the
+    /// promised one: whoever leads that has no other log. This happens to a backup that was lost in the middle of a segment and came back after the
+    /// trim: nothing else would ever free that buffer.
+    pub(super) fn is_left_behind(&self, copy: &Copy, below: Lsn) -> bool {
+        let (epoch, promised) = (copy.identity.epoch, self.promise.epoch);
         let beyond = |later: &Copy| {
-            later.stage == Stage::Closed && later.identity.epoch == copy.identity.epoch && later.closure.first <= below
+            let in_the_log = later.identity.epoch > epoch && later.lender == promised;
+            let follows = later.identity.epoch == epoch || in_the_log;
+            later.stage == Stage::Closed && follows && later.closure.first <= below
         };
-        self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
+        !matches!(copy.stage, Stage::Closed | Stage::Corrupt)
+            && self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
     }
 
     /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone. They are not part

@@ -82,7 +82,10 @@ impl Backup {
     }
 
     fn check_on_disk(&self, before: SegmentId) -> Result<(), Refusal> {
-        let waits = |copy: &&Copy| copy.stage != Stage::Closed || copy.place != Place::Disk;
+        let waits = |copy: &&Copy| {
+            (copy.stage != Stage::Closed || copy.place != Place::Disk)
+                && !self.is_left_behind(copy, self.promise.trimmed)
+        };
         let Some(copy) = self.copies.range(..before).map(|(_, copy)| copy).find(waits) else { return Ok(()) };
         let what = match copy.stage {
             Stage::Closed => "is not on disk yet",
