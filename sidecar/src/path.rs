@@ -303,6 +303,9 @@ impl Path {
                 }
                 replicator.connected(seat, channel, board, now);
             }),
+            Command::BoardLent(epoch, seat, board) => {
+                self.state.in_term(epoch, |replicator| replicator.board_lent(seat, board));
+            }
             Command::Opened(epoch, seat, segment, remote) => {
                 self.state.in_term(epoch, |replicator| replicator.opened(seat, segment, remote, now));
             }

@@ -111,10 +111,14 @@ impl Primary {
     }
 
     async fn lend(&self, segment: u64, durability: Durability) -> Result<Grant, CallError> {
+        self.lend_with_board(segment, durability).await.map(|(grant, _)| grant)
+    }
+
+    async fn lend_with_board(&self, segment: u64, durability: Durability) -> Result<(Grant, Option<Grant>), CallError> {
         let identity = self.identity(segment);
         let request = OpenRequest { caller: self.caller(), identity, purpose: Purpose::Append, durability };
-        let OpenReply { grant } = self.client.call(path::OPEN, &request, TIMEOUT).await?;
-        Ok(grant)
+        let OpenReply { grant, board } = self.client.call(path::OPEN, &request, TIMEOUT).await?;
+        Ok((grant, board))
     }
 
     async fn open(&self, segment: u64, first: u64, durability: Durability) -> Open {
@@ -530,6 +534,31 @@ async fn an_end_beyond_the_segment_is_a_bad_request() {
     assert_eq!(copies, [(1, CopyState::Closed), (2, CopyState::Open)]);
     assert_eq!((found.copies[1].closure, found.witness), (closure, true));
     assert_eq!(found.damage, [""; 0]);
+}
+
+/// Where there is no memory for it when the channel is opened, it comes with a later segment.
+#[tokio::test]
+async fn the_board_comes_later_if_it_must() {
+    for fabric in [FabricKind::Shm, FabricKind::Tcp] {
+        let daemon = Daemon::started(&["--fabric", &fabric.to_string()]);
+        let primary = Primary::new(&daemon, fabric, 1);
+        primary.fence().await;
+        let in_the_way = daemon.pool().join("side.buf");
+        fs::create_dir(&in_the_way).unwrap();
+        let (mut channel, none) = primary.connect_with(true).await.unwrap();
+        assert!(none.is_none(), "there is no memory for it");
+        let (_, none) = primary.lend_with_board(1, Durability::Memory).await.unwrap();
+        assert!(none.is_none(), "nor is there now");
+        fs::remove_dir(&in_the_way).unwrap();
+        let (_, board) = primary.lend_with_board(2, Durability::Memory).await.unwrap();
+        let remote = primary.sender.attach(&board.unwrap()).unwrap();
+        channel.post_bytes(&remote, 0, b"progress").unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        while channel.poll().unwrap() == 0 {
+            assert!(Instant::now() < deadline, "it completes");
+        }
+        assert_eq!(fs::read(&in_the_way).unwrap()[..9], *b"progress\0");
+    }
 }
 
 /// The board is lent with the channel, once for each epoch, and is gone with it.

@@ -268,6 +268,11 @@ impl Follower {
         self.epoch
     }
 
+    /// The log that it follows, once it knows it.
+    pub fn log(&self) -> Option<LogId> {
+        self.config.as_ref().map(|config| config.log)
+    }
+
     /// The visit that is under way.
     pub fn visit(&self) -> Option<Visit> {
         self.visiting.as_ref().map(|visiting| visiting.visit)

@@ -108,7 +108,8 @@ pub struct ConnectReply<Answer, Grant> {
     pub boot: BootId,
     /// The fabric's answer.
     pub answer: Answer,
-    /// The grant of the board, if one was asked for and there is memory for it. The same for each channel of an epoch.
+    /// The grant of the board, if one was asked for and there is memory for it. The same for each channel of an epoch. If
+    /// there is none, it may come with a later [`OpenReply`].
     #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
     pub board: Option<Grant>,
 }
@@ -232,6 +233,9 @@ pub struct OpenRequest {
 pub struct OpenReply<Grant> {
     /// The fabric's grant.
     pub grant: Grant,
+    /// For appends: the board, as in [`ConnectReply`].
+    #[serde(default = "no_grant", skip_serializing_if = "Option::is_none")]
+    pub board: Option<Grant>,
 }
 
 /// The segment ends here; nothing more will be written to it.

@@ -17,7 +17,7 @@ use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::pull::filled_by_others;
 use tailwind_protocol::rpc::{
-    CopyReport, Inventory, PullRequest, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
+    CopyReport, Inventory, PullRequest, Purpose, ReadConnectRequest, Refusal, ShareReply, ShareRequest, SharedSegment,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::error;
@@ -65,7 +65,7 @@ pub(super) enum ActorReply {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
     Connected(ChannelAnswer, Option<Grant>),
-    Opened(Grant),
+    Opened(Grant, Option<Grant>),
     Filling(Filling),
     Fetch(Place, SegmentIdentity, Closure),
     Flushed(Offset),
@@ -255,6 +255,8 @@ struct Waiting {
     reply: oneshot::Sender<Result<ActorReply, Refusal>>,
     channel: Option<ChannelRequest>,
     is_open: bool,
+    /// For appends.
+    appends: bool,
     /// What is opened is for this process to fill.
     fills: bool,
     _place: OwnedSemaphorePermit,
@@ -296,7 +298,9 @@ impl Running {
                 let id = RequestId(self.next);
                 self.next += 1;
                 let is_open = matches!(request, Request::Open(_));
-                self.requests.insert(id, Waiting { reply, channel, is_open, fills: pull.is_some(), _place: place });
+                let appends = matches!(&request, Request::Open(request) if request.purpose == Purpose::Append);
+                let fills = pull.is_some();
+                self.requests.insert(id, Waiting { reply, channel, is_open, appends, fills, _place: place });
                 self.step(Input::Request(id, request))
             }
             ActorMessage::Input(input) => self.step(input),
@@ -377,7 +381,10 @@ impl Running {
             Reply::Damage(copies) => Ok(ActorReply::Damage(copies)),
             Reply::Connect(epoch) => self.accept(epoch, waiting.channel.as_ref()),
             Reply::Opened(slot) if waiting.fills => self.fill(slot).map(ActorReply::Filling),
-            Reply::Opened(slot) => self.grant(slot).map(ActorReply::Opened),
+            Reply::Opened(slot) => self.grant(slot).map(|grant| {
+                let promised = self.actor.daemon.machine().promise().epoch;
+                ActorReply::Opened(grant, if waiting.appends { self.actor.lent.board(promised) } else { None })
+            }),
             Reply::Fetch(place, identity, closure) => Ok(ActorReply::Fetch(place, identity, closure)),
             Reply::Flushed(end) => Ok(ActorReply::Flushed(end)),
             Reply::Done => Ok(ActorReply::Done),

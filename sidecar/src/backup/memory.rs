@@ -166,6 +166,8 @@ pub(super) struct Lent {
     slots: Vec<LentSlot>,
     /// The board, in the pool's side slot, of the epoch that it is lent to. As above.
     board: Option<(Epoch, Grant)>,
+    /// There was no memory for a board when one was last asked for.
+    boardless: bool,
     /// Readers that have a channel.
     readers: BTreeMap<ReaderId, AdmittedReader>,
 }
@@ -259,6 +261,7 @@ impl Lent {
             receiver,
             slots: (0..pool.slots()).map(|_| LentSlot::default()).collect(),
             board: None,
+            boardless: false,
             readers: BTreeMap::new(),
             buffers: PoolBuffers(pool),
         }
@@ -269,9 +272,12 @@ impl Lent {
     pub(super) fn board(&mut self, epoch: Epoch) -> Option<Grant> {
         if self.board.as_ref().is_none_or(|(of, _)| *of != epoch) {
             match self.receiver.lend(Writer(epoch.0), self.buffers.0.side_slot()) {
-                Ok(grant) => self.board = Some((epoch, grant)),
+                Ok(grant) => (self.board, self.boardless) = (Some((epoch, grant)), false),
                 Err(error) => {
-                    tracing::warn!(%epoch, %error, "no board is lent: readers cannot follow here");
+                    // Asked for again with each segment.
+                    if !std::mem::replace(&mut self.boardless, true) {
+                        tracing::warn!(%epoch, %error, "no board is lent: readers cannot follow here");
+                    }
                     return None;
                 }
             }

@@ -225,7 +225,7 @@ async fn connect(
 
 async fn open(State(service): State<Service>, Decoded(request): Decoded<OpenRequest>) -> Replied<OpenReply<Grant>> {
     match service.actor.ask(Request::Open(request), None).await? {
-        ActorReply::Opened(grant) => Ok(Json(OpenReply { grant })),
+        ActorReply::Opened(grant, board) => Ok(Json(OpenReply { grant, board })),
         other => Err(confused(&other)),
     }
 }

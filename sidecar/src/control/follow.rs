@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::follower::{Follower, Input, Output, STALE_AFTER, Visit};
-use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::ids::Lsn;
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::rpc::CopyReport;
 use tailwind_protocol::socket::{BEHIND_UNKNOWN, ErrorCode, RecordsFrames, Response};
@@ -22,7 +22,7 @@ use super::ahead::{Fetch, Part};
 use super::alarm::Alarm;
 use super::client_stream::End;
 use super::desired::READS_DISABLED;
-use super::follows::{FOLLOWS_MAX, Seat};
+use super::follows::{FOLLOWS_MAX, Follows, Seat};
 use super::log::Term;
 use super::random_below;
 use super::reader::{AtEnd, Reader};
@@ -147,10 +147,11 @@ impl Following<'_, '_> {
             self.tell().await?;
             self.set_alarm()?;
             let Following { machine, reader, visiting, calls, alarm, .. } = &mut self;
-            reader.seen = reader.seen.max(machine.epoch());
+            let follows = &reader.context.follows;
+            machine.log().iter().for_each(|log| follows.note(*log, machine.epoch()));
             let event = tokio::select! {
                 biased;
-                () = leads(leading, reader.seen) => Event::Leads,
+                () = leads(leading, follows) => Event::Leads,
                 Ok(()) = configurations.changed() => Event::Configuration,
                 Ok(()) = desired.changed() => Event::Desired,
                 completed = completed(visiting) => Event::Completed(completed),
@@ -423,9 +424,9 @@ impl Following<'_, '_> {
     }
 }
 
-/// Returns once this sidecar leads, in an epoch that is not older than this one.
-async fn leads(leading: &mut watch::Receiver<Option<Term>>, seen: Epoch) {
-    if leading.wait_for(|term| term.is_some_and(|term| term.epoch >= seen)).await.is_err() {
+/// Returns once this sidecar leads, in an epoch that is not older than what was handed out here.
+async fn leads(leading: &mut watch::Receiver<Option<Term>>, follows: &Follows) {
+    if leading.wait_for(|term| term.is_some_and(|term| !follows.have_outlived(&term))).await.is_err() {
         // The process ends.
         std::future::pending().await
     }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use tailwind_crds::report::FollowReport;
 use tailwind_fabric::ReaderId;
 use tailwind_protocol::follower::STALE_AFTER;
-use tailwind_protocol::ids::{Lsn, MemberId};
+use tailwind_protocol::ids::{Epoch, LogId, Lsn, MemberId};
+
+use super::log::Term;
 
 /// Follows at once. A backup admits [32](tailwind_fabric::reading::READERS_MAX) readers: even if all follows of four sidecars
 /// visit the same one, none is refused.
@@ -25,6 +27,8 @@ pub struct Follows {
     seats: Mutex<[Option<Progress>; FOLLOWS_MAX]>,
     /// Records that have been handed out.
     records: AtomicU64,
+    /// The log that was followed last, and the latest epoch of it whose records may have been handed out.
+    seen: Mutex<Option<(LogId, Epoch)>>,
 }
 
 /// How far a follow is.
@@ -59,7 +63,7 @@ impl Follows {
     /// None yet.
     pub fn new() -> Result<Arc<Follows>, getrandom::Error> {
         let seats = Mutex::new(std::array::from_fn(|_| None));
-        Ok(Arc::new(Follows { first: getrandom::u64()?, seats, records: AtomicU64::new(0) }))
+        Ok(Arc::new(Follows { first: getrandom::u64()?, seats, records: AtomicU64::new(0), seen: Mutex::default() }))
     }
 
     /// A seat, if one is free.
@@ -68,6 +72,22 @@ impl Follows {
         let index = seats.iter().position(Option::is_none)?;
         seats[index] = Some(Progress { from: None, lsn: next.prev(), covers: None, began: Instant::now() });
         Some(Seat { follows: Arc::clone(self), index })
+    }
+
+    /// A follower has believed a board of this epoch.
+    pub fn note(&self, log: LogId, epoch: Epoch) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *seen {
+            Some((known, latest)) if *known == log => *latest = epoch.max(*latest),
+            other => *other = Some((log, epoch)),
+        }
+    }
+
+    /// True for a term that has ended, whoever may still believe in it: records of a later epoch have been handed out here, and
+    /// its log may lack them.
+    pub fn have_outlived(&self, term: &Term) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|(log, epoch)| log == term.log && epoch > term.epoch)
     }
 
     /// How many there are.
@@ -137,6 +157,20 @@ mod tests {
         let again = follows.take(Lsn(1)).unwrap();
         assert_eq!(again.reader(), freed, "backups know few readers of a process, however often it follows");
         assert!(seats.iter().all(|seat| seat.reader() != freed));
+    }
+
+    #[test]
+    fn terms_older_than_what_was_handed_out_are_over() {
+        let follows = Follows::new().unwrap();
+        let term = |log, epoch| Term { log: LogId(log), epoch: Epoch(epoch), first: Lsn(1), last: Lsn(0) };
+        assert!(!follows.have_outlived(&term(1, 1)));
+        follows.note(LogId(1), Epoch(2));
+        follows.note(LogId(1), Epoch(1));
+        assert!(follows.have_outlived(&term(1, 1)));
+        assert!(!follows.have_outlived(&term(1, 2)) && !follows.have_outlived(&term(1, 3)));
+        assert!(!follows.have_outlived(&term(2, 1)), "the group has been made anew");
+        follows.note(LogId(2), Epoch(1));
+        assert!(!follows.have_outlived(&term(2, 1)));
     }
 
     #[test]

@@ -65,7 +65,8 @@ pub async fn lead(
     let primary = Primary::new(config.clone(), rules, reference, getrandom::u64()?, Time(0), &mut first);
     let members: Vec<&str> = config.members.iter().map(|member| member.id.as_str()).collect();
     tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "primary");
-    let began = log::Term { epoch: config.epoch, first: primary.first_readable(), last: reference.last() };
+    let began =
+        log::Term { log: config.log, epoch: config.epoch, first: primary.first_readable(), last: reference.last() };
     context.log.begin(began, primary.closed().clone());
     // Every member holds the log: readers need not wait until the members have taken their seats.
     context.log.set_sources(Sources::of(context, &config));

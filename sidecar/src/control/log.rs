@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tailwind_fabric::SharedBuffer;
-use tailwind_protocol::ids::{Epoch, Lsn, SegmentId};
+use tailwind_protocol::ids::{Epoch, LogId, Lsn, SegmentId};
 use tailwind_protocol::layout::{Closure, SEGMENT_HEADER_SIZE, SegmentIdentity};
 use tokio::sync::watch;
 
@@ -24,7 +24,9 @@ pub enum Location {
 /// A term of leading. What a reader knew of the open end holds for one term only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// Its epoch: no two terms have the same.
+    /// The log that it leads.
+    pub log: LogId,
+    /// Its epoch: no two terms of a log have the same.
     pub epoch: Epoch,
     /// The first record that could be read when it began.
     pub first: Lsn,

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tailwind_fabric::{Channel, ChannelAnswer, ChannelError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer};
+use tailwind_fabric::{
+    Channel, ChannelAnswer, ChannelError, FabricError, Grant, Offer, RemoteBuffer, Sender, SharedBuffer,
+};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef};
 use tailwind_protocol::ids::{Epoch, Lsn, Offset};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -60,6 +62,8 @@ pub struct MemberLink {
     refusals: Refusals,
     /// It does not know the request: a backup of an earlier build.
     cannot_pull: AtomicBool,
+    /// It has lent its board.
+    has_board: AtomicBool,
     /// Images go over a channel of their own, so that appends never wait behind them.
     bulk: Mutex<Option<Box<dyn Channel>>>,
 }
@@ -78,6 +82,7 @@ impl MemberLink {
             pull_timeout: Duration::from_millis(pull::patience_ms(context.rules.open_timeout.as_millis() as u64)),
             refusals: context.refusals.clone(),
             cannot_pull: AtomicBool::new(false),
+            has_board: AtomicBool::new(false),
             bulk: Mutex::new(None),
         }
     }
@@ -114,12 +119,20 @@ impl MemberLink {
     /// Opens the data channel of appends; and the board, if the backup lends one.
     pub async fn connect(&self) -> Result<(Box<dyn Channel>, Option<RemoteBuffer>), Failure> {
         let (channel, board) = self.open_channel(true).await?;
-        let Some(grant) = board else { return Ok((channel, None)) };
+        Ok((channel, self.attach_board(board).await?))
+    }
+
+    /// Readers can do without one member's board, and appends without any.
+    async fn attach_board(&self, board: Option<Grant>) -> Result<Option<RemoteBuffer>, Failure> {
+        let Some(grant) = board else { return Ok(None) };
+        let attached = self.attach(grant).await?;
+        self.has_board.store(attached.is_ok(), Ordering::Relaxed);
+        Ok(attached.inspect_err(|why| tracing::warn!(member = %self.member.id, %why, "no board")).ok())
+    }
+
+    async fn attach(&self, grant: Grant) -> Result<Result<RemoteBuffer, FabricError>, Failure> {
         let sender = Arc::clone(&self.sender);
-        let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await.map_err(unreachable)?;
-        // Readers can do without one member's board, and appends without any.
-        let attached = attached.inspect_err(|why| tracing::warn!(member = %self.member.id, %why, "no board"));
-        Ok((channel, attached.ok()))
+        tokio::task::spawn_blocking(move || sender.attach(&grant)).await.map_err(unreachable)
     }
 
     /// Opens one data channel.
@@ -143,16 +156,20 @@ impl MemberLink {
         Ok((connected.map_err(unreachable)?.map_err(unreachable)?, reply.board))
     }
 
-    /// Has the backup lend a buffer; keeps asking while it says "retry later".
-    pub async fn open(&self, identity: SegmentIdentity, purpose: Purpose) -> Result<RemoteBuffer, Failure> {
+    /// Has the backup lend a buffer for appends, and its board if there was no memory for it before.
+    pub async fn open(&self, identity: SegmentIdentity) -> Result<(RemoteBuffer, Option<RemoteBuffer>), Failure> {
+        let OpenReply { grant, board } = self.ask_to_open(identity, Purpose::Append).await?;
+        let board = board.filter(|_| !self.has_board.load(Ordering::Relaxed));
+        Ok((self.attach(grant).await?.map_err(unreachable)?, self.attach_board(board).await?))
+    }
+
+    /// Keeps asking while it says "retry later".
+    async fn ask_to_open(&self, identity: SegmentIdentity, purpose: Purpose) -> Result<OpenReply<Grant>, Failure> {
         let request = OpenRequest { caller: self.caller(), identity, purpose, durability: self.durability };
         // Opens for appends of one member go one at a time.
         let question = (purpose == Purpose::Append).then(|| self.refusals.ask(&self.member.id));
         let tell = |why: &str| question.iter().for_each(|question| question.refused(why));
-        let OpenReply { grant } = self.call_patiently::<_, OpenReply<Grant>>(path::OPEN, &request, tell).await?;
-        let sender = Arc::clone(&self.sender);
-        let attached = tokio::task::spawn_blocking(move || sender.attach(&grant)).await;
-        attached.map_err(unreachable)?.map_err(unreachable)
+        self.call_patiently(path::OPEN, &request, tell).await
     }
 
     /// Tells where a segment ends; under durability `flushed` it is on the backup's disk then.
@@ -229,7 +246,8 @@ impl MemberLink {
             Some(channel) => channel,
             None => self.open_channel(false).await?.0,
         };
-        let remote = self.open(identity, Purpose::Install).await?;
+        let OpenReply { grant, .. } = self.ask_to_open(identity, Purpose::Install).await?;
+        let remote = self.attach(grant).await?.map_err(unreachable)?;
         let (sender, image) = (Arc::clone(&self.sender), image.clone());
         let copied = tokio::task::spawn_blocking(move || {
             let (mut local, shared) = sender.allocate(image.len() as u32).map_err(|error| error.to_string())?;

@@ -93,8 +93,6 @@ pub struct Reader<'a> {
     pub at_end: AtEnd,
     /// Segments on their way.
     pub ahead: ReadAhead,
-    /// The latest epoch whose records it may have sent. A term of an older one has ended, whoever may still believe in it.
-    pub seen: Epoch,
 }
 
 /// Serves a read and gives the connection back to the append path.
@@ -111,8 +109,7 @@ pub async fn serve(context: Arc<Context>, detached: DetachedConnection, wanted: 
         ReadKind::Follow => (0, AtEnd::Turn, true),
     };
     let until = end_of(from, limit);
-    let (ahead, seen) = (ReadAhead::default(), Epoch(0));
-    let mut reader = Reader { context: &context, client, until, limit, at_end, ahead, seen };
+    let mut reader = Reader { context: &context, client, until, limit, at_end, ahead: ReadAhead::default() };
     let end = match (&place, reader.client.write(&unsent).await) {
         (_, Err(end)) => end,
         (None, Ok(())) => {
@@ -158,7 +155,7 @@ impl Reader<'_> {
         loop {
             let term = *leading.borrow_and_update();
             let end = match term {
-                Some(term) if term.epoch >= self.seen => own::read(self, term).await,
+                Some(term) if !self.context.follows.have_outlived(&term) => own::read(self, term).await,
                 _ => follow::follow(self, &mut leading).await,
             };
             match end {

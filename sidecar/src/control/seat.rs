@@ -11,7 +11,7 @@ use tailwind_protocol::config::{Configuration, MemberRef};
 use tailwind_protocol::ids::{Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::primary::{Input, Output, Seat};
-use tailwind_protocol::rpc::{Failure, Purpose};
+use tailwind_protocol::rpc::Failure;
 use tokio::task::JoinSet;
 
 use super::Context;
@@ -98,8 +98,12 @@ impl Worker {
     }
 
     async fn open(&self, identity: SegmentIdentity) -> Result<(), Failure> {
-        let remote = self.link.open(identity, Purpose::Append).await?;
-        self.context.path.send(Command::Opened(self.link.epoch(), self.seat, identity.segment, remote));
+        let (remote, board) = self.link.open(identity).await?;
+        let epoch = self.link.epoch();
+        if let Some(board) = board {
+            self.context.path.send(Command::BoardLent(epoch, self.seat, board));
+        }
+        self.context.path.send(Command::Opened(epoch, self.seat, identity.segment, remote));
         Ok(())
     }
 

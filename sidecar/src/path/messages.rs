@@ -33,6 +33,8 @@ pub enum Command {
     Input(Epoch, Input),
     /// Local memory for a segment, of whose epoch's term it is.
     Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
+    /// A member that had no memory for its board when it was connected has lent it.
+    BoardLent(Epoch, Seat, RemoteBuffer),
     /// A member's data channel, in the term of this epoch; and its board, if it has lent one.
     Connected(Epoch, Seat, Box<dyn Channel>, Option<RemoteBuffer>),
     /// A member's buffer for a segment, in the term of this epoch.

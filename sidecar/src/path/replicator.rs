@@ -333,6 +333,15 @@ impl Replicator {
         self.step(now, Input::Connected(seat));
     }
 
+    /// A connected member's board, if it had none.
+    pub(super) fn board_lent(&mut self, seat: Seat, board: RemoteBuffer) {
+        let member = self.members[usize::from(seat.index)].as_mut();
+        if let Some(member) = member.filter(|member| member.seat == seat) {
+            member.board = Some(board);
+            self.primary.board_lent(seat);
+        }
+    }
+
     /// A member has lent its buffer for a segment.
     pub(super) fn opened(&mut self, seat: Seat, segment: SegmentId, remote: RemoteBuffer, now: Time) {
         let index = usize::from(seat.index);

@@ -230,10 +230,12 @@ impl World {
                 Answer::Connected(self.hosts[no.0].boot, channel, board)
             }
             Reply::Opened(slot) if !self.takes_slot(no, id, slot) => Answer::Refused(filled_by_others(SegmentId(0))),
-            Reply::Opened(slot) => match self.hosts[no.0].lendings.get(&slot) {
-                Some(lending) => Answer::Granted(slot, lending.key),
-                None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),
-            },
+            Reply::Opened(slot) => {
+                match self.hosts[no.0].lendings.get(&slot).map(|lending| (lending.writer, lending.key)) {
+                    Some((writer, key)) => Answer::Granted(slot, key, self.lend_board(no, writer)),
+                    None => Answer::Refused(Refusal::Failed { why: "the lending is over".to_owned() }),
+                }
+            }
             Reply::Fetch(place, identity, closure) => {
                 let unchecked = self.hosts[no.0].pulls.is_unchecked(id);
                 self.fetch(no, place, &identity, &closure, unchecked)

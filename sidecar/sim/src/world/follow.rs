@@ -116,8 +116,8 @@ impl World {
     /// This sidecar leads from now on, with a log that ends with this record: its app goes on there, unless it knows of a later
     /// epoch than the one that its sidecar has come to lead.
     pub(crate) fn end_following(&mut self, of: SidecarNo, epoch: Epoch, last: Lsn) {
-        let is_over = |follow: &mut Box<Follow>| follow.machine.epoch() <= epoch;
-        let Some(follow) = self.sidecars[of.0].follow.take_if(is_over) else { return };
+        let sidecar = &mut self.sidecars[of.0];
+        let Some(follow) = sidecar.follow.take_if(|_| sidecar.followed <= epoch) else { return };
         if follow.expected > last.next() {
             let shown = follow.expected.prev();
             broken("S3", format!("record {shown} was handed out by the standby, and its log ends with {last}"));
@@ -142,7 +142,9 @@ impl World {
             follow.wakes_at = at;
             self.notify_follower(of, at.saturating_sub(self.queue.now()), FollowNotice::Wake);
         }
-        self.sidecars[of.0].follow = Some(follow);
+        let sidecar = &mut self.sidecars[of.0];
+        sidecar.followed = sidecar.followed.max(follow.machine.epoch());
+        sidecar.follow = Some(follow);
         for output in out {
             self.execute_follow(of, output);
         }

@@ -173,7 +173,7 @@ impl World {
                 image.step = Step::Open;
                 self.move_image(of, id);
             }
-            (Step::Open, Ok(Answer::Granted(slot, key))) => {
+            (Step::Open, Ok(Answer::Granted(slot, key, _))) => {
                 image.step = Step::Write;
                 self.write_image(of, id, slot, key);
             }

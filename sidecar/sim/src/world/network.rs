@@ -70,7 +70,8 @@ pub(crate) enum Answer {
     Inventory(Inventory),
     Damage(Vec<CopyReport>),
     Connected(BootId, ChannelId, Option<(Slot, Key)>),
-    Granted(Slot, Key),
+    /// A buffer, and for appends the board.
+    Granted(Slot, Key, Option<(Slot, Key)>),
     Bytes(Vec<u8>),
     Flushed(Offset),
     Done,

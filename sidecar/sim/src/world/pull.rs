@@ -254,7 +254,7 @@ impl World {
 
     fn on_own_answer(&mut self, no: HostNo, pull: PullNo, answer: &Answer) {
         let input = match answer {
-            Answer::Granted(slot, key) => {
+            Answer::Granted(slot, key, _) => {
                 let Some(pulling) = self.hosts[no.0].pulls.under_way.get_mut(&pull) else { return };
                 pulling.buffer = Some((*slot, *key));
                 Input::Opened(Ok(()))

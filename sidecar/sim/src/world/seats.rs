@@ -58,8 +58,16 @@ impl World {
                 self.close_sender(channel);
                 return self.seat_failed(of, &output, &Failure::Unreachable("it has restarted".to_owned()));
             }
-            (Ok(Answer::Granted(slot, key)), Output::Open(_, identity)) => {
+            (Ok(Answer::Granted(slot, key, board)), Output::Open(seat, identity)) => {
                 link.remotes.insert(identity.segment, (slot, key));
+                let lent = link.board.is_none() && board.is_some();
+                link.board = link.board.or(board);
+                let seat = *seat;
+                self.with_lead(of, |_, lead| {
+                    if lent {
+                        lead.machine.board_lent(seat);
+                    }
+                });
             }
             (Ok(Answer::Flushed(end)), _) => flushed = end,
             (Ok(Answer::Done), _) => {}

@@ -132,6 +132,8 @@ pub(crate) struct Sidecar {
     pub(crate) app: App,
     /// While it does not lead.
     pub(crate) follow: Option<Box<Follow>>,
+    /// The latest epoch whose records its app may have been shown.
+    pub(crate) followed: Epoch,
 }
 
 impl Sidecar {
@@ -153,6 +155,7 @@ impl Sidecar {
             clock,
             app: App::default(),
             follow: None,
+            followed: Epoch(0),
         }
     }
 
@@ -320,7 +323,7 @@ impl World {
         sidecar.process = Process::Down;
         sidecar.inbox.clear();
         sidecar.view = None;
-        sidecar.follow = None;
+        (sidecar.follow, sidecar.followed) = (None, Epoch(0));
         sidecar.life += 1;
     }
 
