@@ -104,8 +104,8 @@ impl Backup {
     }
 
     /// Clears the doubt and the former identities: a primary appends only to a backup that holds the log or is being caught
-    /// up, and the caller that fenced this process has seen the doubt. If this process has not been fenced since it started, the caller knows nothing
-    /// of a doubt that arose at the start.
+    /// up, and the caller that fenced this process has seen the doubt. If this process has not been fenced since it started,
+    /// the caller knows nothing of a doubt that arose at the start.
     fn be_trusted(&mut self, request: &OpenRequest, out: &mut Vec<Output>) {
         if request.purpose != Purpose::Append || !self.fenced {
             return;
