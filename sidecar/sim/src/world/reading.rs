@@ -13,7 +13,7 @@ use tailwind_backup::Lender;
 use tailwind_protocol::backup::Slot;
 use tailwind_protocol::board::{self, Freshness};
 use tailwind_protocol::follower::Visit;
-use tailwind_protocol::ids::{Epoch, Lsn};
+use tailwind_protocol::ids::{Epoch, Lsn, Version};
 
 use super::fabric::Key;
 use super::host::Running;
@@ -73,6 +73,7 @@ pub(crate) struct Reading {
 struct View {
     freshness: Freshness,
     beat: u64,
+    version: Version,
 }
 
 impl World {
@@ -201,6 +202,10 @@ impl World {
         self.tally.boards_read += 1;
         self.checks.board_shows(identity.epoch, progress.acked);
         let view = self.reading.views.entry((read.to, read.share.0)).or_default();
+        if progress.version != view.version {
+            // As a follower does: the member may have been out of the set in between.
+            (view.freshness, view.version) = (Freshness::default(), progress.version);
+        }
         view.freshness.observe(Duration::from_micros(read.posted), progress.beat);
         // A view is what the newest beat says; an older line that comes late is none.
         if progress.beat < view.beat {
