@@ -124,6 +124,11 @@ impl Copy {
         Copy { stage: Stage::Corrupt, ..Copy::on_disk(identity, closure) }
     }
 
+    /// True if its end was fixed, whatever has become of its bytes since.
+    pub(super) fn was_closed(&self) -> bool {
+        matches!(self.stage, Stage::Closed | Stage::Corrupt)
+    }
+
     /// True if a scan found that it ends before what was acknowledged or flushed.
     pub(super) fn is_damaged(&self) -> bool {
         self.stage == Stage::Recovered && self.acked.max(self.flushed) > self.closure.end

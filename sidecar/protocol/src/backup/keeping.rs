@@ -58,9 +58,8 @@ impl Backup {
         self.trimming = None;
         let closed = |copy: &&Copy| copy.stage == Stage::Closed && copy.closure.records() > 0;
         let Some(newest) = self.copies.values().filter(closed).map(|copy| copy.identity.segment).max() else { return };
-        let ended = |copy: &Copy| matches!(copy.stage, Stage::Closed | Stage::Corrupt);
         let needless = |copy: &&Copy| {
-            ended(copy) && copy.closure.last < below && copy.identity.segment < newest
+            copy.was_closed() && copy.closure.last < below && copy.identity.segment < newest
                 || self.is_left_behind(copy, below)
         };
         let free = TRIMMED_AT_ONCE.saturating_sub(self.deleting.len());
@@ -85,8 +84,7 @@ impl Backup {
             let follows = later.identity.epoch == epoch || in_the_log;
             later.stage == Stage::Closed && follows && later.closure.first <= below
         };
-        !matches!(copy.stage, Stage::Closed | Stage::Corrupt)
-            && self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
+        !copy.was_closed() && self.copies.range(copy.identity.segment.next()..).any(|(_, later)| beyond(later))
     }
 
     /// Drops exactly the copies that the caller saw: a late repetition finds others and leaves them alone. They are not part
