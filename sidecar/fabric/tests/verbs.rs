@@ -5,20 +5,27 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use tailwind_fabric::verbs::{DeviceSelector, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select};
+use tailwind_fabric::verbs::{
+    DeviceSelector, SelectedPort, Tuning, VerbsReader, VerbsReceiver, VerbsSender, list_devices, select,
+};
 use tailwind_fabric::{Offer, Pool, Reader, ReaderId, Receiver, Sender, Sharer, SlotId, Writer};
 
 /// Within this time everything that must happen has happened, on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// A receiver of one slot, on the first device, and what it goes with.
+fn receiver() -> (VerbsReceiver, SelectedPort, tempfile::TempDir) {
+    let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
+    (VerbsReceiver::open(pool, &port, Tuning::default()).unwrap(), port, dir)
+}
+
 /// A path that has nothing to write arms its channels every few milliseconds, and that is enough.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn an_idle_channel_detects_a_dead_peer() {
-    let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
-    let mut receiver = VerbsReceiver::open(pool, &port, Tuning::default()).unwrap();
+    let (mut receiver, port, _dir) = receiver();
     let sender = VerbsSender::open(&port, Tuning::default()).unwrap();
     let opening = sender.begin().unwrap();
     let answer = receiver.accept(Writer(1), &opening.offer()).unwrap();
@@ -45,10 +52,7 @@ fn an_idle_channel_detects_a_dead_peer() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_reader_that_cannot_be_reached_holds_up_nobody() {
-    let port = select(&list_devices().unwrap(), &DeviceSelector::default()).unwrap();
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let pool = Pool::open(dir.path().join("pool"), 1, 1 << 16).unwrap();
-    let mut receiver = VerbsReceiver::open(pool, &port, Tuning::default()).unwrap();
+    let (mut receiver, port, _dir) = receiver();
     let reader = VerbsReader::open(&port, Tuning::default()).unwrap();
     let opening = reader.begin(100).unwrap();
     let mut lost = serde_json::to_value(opening.offer()).unwrap();
