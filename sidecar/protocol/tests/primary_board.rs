@@ -88,6 +88,17 @@ impl Group {
         true
     }
 
+    /// Appends and posts to one member for as long as it takes more. Returns how far.
+    fn fill(&mut self, index: usize, mut end: u32) -> u32 {
+        self.primary.appended(Offset(end));
+        while self.primary.next_post(index, u32::MAX).is_some() {
+            self.posted[index] += 1;
+            end += 1;
+            self.primary.appended(Offset(end));
+        }
+        end
+    }
+
     fn publish_after(&mut self, wait: Duration) -> bool {
         self.now += wait;
         self.publish()
@@ -218,15 +229,33 @@ fn a_full_queue_makes_all_boards_wait() {
     group.append(1, 200);
     assert!(group.publish());
     group.complete(0);
-    for end in 0..INFLIGHT_MAX as u32 {
-        group.primary.appended(Offset(201 + end));
-        group.posted[1] += u32::from(group.primary.next_post(1, u32::MAX).is_some());
-    }
-    assert_eq!(group.posted[1], INFLIGHT_MAX as u32);
+    group.fill(1, 201);
     group.acked.0 = Lsn(2);
-    assert!(!group.publish_after(BEAT_INTERVAL) && !group.primary.has_news(Lsn(2)));
+    assert!(group.publish_after(PUBLISH_INTERVAL), "appends leave room for it");
+    group.acked.0 = Lsn(3);
+    assert!(!group.publish_after(BEAT_INTERVAL) && !group.primary.has_news(Lsn(3)));
     group.complete(1);
     assert!(group.publish());
+}
+
+/// As many posts as there may be are on their way all the time: what completes is replaced at once.
+#[test]
+fn boards_keep_up_with_a_load_that_fills_the_queue() {
+    let mut group = Group::new(1);
+    group.append(1, 200);
+    assert!(group.publish());
+    let mut end = 200;
+    for lsn in 2..50 {
+        group.acked.0 = Lsn(lsn);
+        let before = group.now;
+        while !group.publish_after(PUBLISH_INTERVAL) {
+            end = group.fill(0, end + 1);
+            group.posted[0] -= 1;
+            group.primary.completed(0, 1);
+            assert!(group.now < before + PUBLISH_INTERVAL * 2 * INFLIGHT_MAX as u32, "record {lsn} is not shown");
+        }
+        assert_eq!(group.shown(0).expect("both lines").1.acked, Lsn(lsn));
+    }
 }
 
 #[test]

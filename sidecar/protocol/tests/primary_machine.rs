@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, Stamp, Swap, SwapOutcome, Time};
 use tailwind_protocol::ids::{BootId, Epoch, Lsn, MemberId, Offset, Position, SegmentId};
 use tailwind_protocol::layout::{Chain, Closure, SegmentIdentity, SegmentSize};
-use tailwind_protocol::primary::{INFLIGHT_MAX, Input, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat};
+use tailwind_protocol::primary::{
+    INFLIGHT_MAX, Input, LINES_MAX, Output, Primary, REPAIRS_MAX, Rules, SEGMENTS_MAX, Seat,
+};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{CopyReport, CopyState, Inventory};
 
@@ -334,14 +336,15 @@ fn swap_outcome_is_judged_by_the_stored_configuration() {
 fn posts_in_flight_are_bounded() {
     let mut fixture = Fixture::start(1, 1);
     let id = member(1).id;
-    for post in 1..=INFLIGHT_MAX as u32 {
+    let most = (INFLIGHT_MAX - LINES_MAX) as u32;
+    for post in 1..=most {
         fixture.append(72 * post);
         assert!(fixture.post(&id).is_some());
     }
-    fixture.append(72 * (INFLIGHT_MAX as u32 + 2));
-    assert_eq!(fixture.post(&id), None);
+    fixture.append(72 * (most + 2));
+    assert_eq!(fixture.post(&id), None, "the rest is for the board");
     fixture.complete(&id, 1);
-    let rest = Offset(72 * (INFLIGHT_MAX as u32 + 2));
+    let rest = Offset(72 * (most + 2));
     assert_eq!(fixture.post(&id), Some(Position::new(SegmentId(1), rest)), "one request carries everything since");
 }
 

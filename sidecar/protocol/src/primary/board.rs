@@ -150,7 +150,7 @@ impl Primary {
     /// True when there are boards, and each can take a line now.
     fn boards_have_room(&self) -> bool {
         let mut boards = self.members.iter().flatten().filter(|member| member.shows_progress()).peekable();
-        boards.peek().is_some() && boards.all(|member| member.has_room_for(2))
+        boards.peek().is_some() && boards.all(Member::has_room_for_lines)
     }
 
     /// The lines of the present progress, for every board that shows it.

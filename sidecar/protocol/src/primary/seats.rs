@@ -11,7 +11,7 @@ use crate::planted::{self, Bug};
 
 use super::board::{MemberBoard, NO_SEGMENT};
 use super::repair::Damage;
-use super::{INFLIGHT_MAX, Output, Primary, SEGMENTS_MAX};
+use super::{INFLIGHT_MAX, LINES_MAX, Output, Primary, SEGMENTS_MAX};
 
 /// A member's place on the append path. Each new occupant has another tenancy, so that late answers meant for an earlier
 /// one are recognised.
@@ -146,12 +146,13 @@ impl Member {
         self.loss.is_some()
     }
 
+    /// For one post that is no line of its board.
     pub(super) fn has_room(&self) -> bool {
-        self.has_room_for(1)
+        self.in_flight.len() + LINES_MAX < INFLIGHT_MAX
     }
 
-    pub(super) fn has_room_for(&self, posts: usize) -> bool {
-        self.in_flight.len() + posts <= INFLIGHT_MAX
+    pub(super) fn has_room_for_lines(&self) -> bool {
+        self.in_flight.len() + LINES_MAX <= INFLIGHT_MAX
     }
 
     pub(super) fn post(&mut self, end: Position, number: Post, segment: SegmentId) {
