@@ -19,6 +19,8 @@ pub(super) struct History {
     won: BTreeMap<Epoch, u64>,
     /// When what was acknowledged last, or shown as recovered: ascending.
     reached: Vec<(u64, Lsn)>,
+    /// What an epoch acknowledged when it was over, and had rotted by then.
+    disowned: BTreeSet<(Epoch, Lsn)>,
     /// Epochs before this one are excused: what they acknowledged has rotted at every member, or was given up by a person.
     excused: Epoch,
     /// An app was told that everything up to here is on disk at every member.
@@ -42,14 +44,18 @@ impl History {
 }
 
 impl Checks {
-    /// An app was told that a record is safe. True if that is news.
-    pub(crate) fn acked(&mut self, epoch: Epoch, lsn: Lsn) -> bool {
+    /// An app was told that a record is safe. `rotten`: whether a flipped bit excuses that a newer epoch does not have it. True
+    /// if that is news.
+    pub(crate) fn acked(&mut self, epoch: Epoch, lsn: Lsn, rotten: impl Fn(&Submitted) -> bool) -> bool {
         let newest = self.history.newest();
         if epoch < newest {
             // It had completed everywhere before the fence, and its primary only says so now: then it was recovered.
             let recovered = lsn < self.history.trimmed || self.history.owed.get(&lsn) == Some(&epoch);
             if !recovered {
-                broken("S4", format!("epoch {epoch} acknowledges {lsn}, which epoch {newest} does not have"));
+                if !rotten(self.truth(epoch, lsn)) {
+                    broken("S4", format!("epoch {epoch} acknowledges {lsn}, which epoch {newest} does not have"));
+                }
+                self.history.disowned.insert((epoch, lsn));
             }
             return false;
         }
@@ -199,7 +205,10 @@ impl Checks {
 
     /// An app has read a record through the sidecar of this epoch.
     pub(crate) fn read(&mut self, reader: Epoch, lsn: Lsn, payload: &[u8]) {
-        let known = self.history.owed.get(&lsn).copied();
+        let known = match self.history.disowned.contains(&(reader, lsn)) {
+            true => Some(reader),
+            false => self.history.owed.get(&lsn).copied(),
+        };
         let Some(epoch) = known else {
             if lsn < self.history.trimmed {
                 return;
@@ -232,8 +241,8 @@ mod tests {
         let mut checks = Checks::default();
         checks.submitted(identity(1, 1), Lsn(1), 72, &[record(b"a"), record(b"b"), record(b"c")]);
         checks.won(0, &configuration(1), &Reference::default(), |_, _| false);
-        checks.acked(Epoch(1), Lsn(1));
-        checks.acked(Epoch(1), Lsn(2));
+        checks.acked(Epoch(1), Lsn(1), |_| false);
+        checks.acked(Epoch(1), Lsn(2), |_| false);
         checks
     }
 
@@ -246,7 +255,7 @@ mod tests {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(3), |_, _| false);
         checks.read(Epoch(2), Lsn(3), b"c");
-        checks.acked(Epoch(1), Lsn(3));
+        checks.acked(Epoch(1), Lsn(3), |_| false);
         checks.barrier_passed(Epoch(1), 4);
     }
 
@@ -276,7 +285,7 @@ mod tests {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(2), |_, _| false);
         checks.submitted(identity(2, 2), Lsn(3), 72, &[record(b"d")]);
-        checks.acked(Epoch(2), Lsn(3));
+        checks.acked(Epoch(2), Lsn(3), |_| false);
         checks.board_shows(Epoch(1), Lsn(3));
     }
 
@@ -342,7 +351,7 @@ mod tests {
         checks.trimmed(Lsn(3));
         assert!(checks.won(5, &configuration(2), &Reference::default(), |_, _| true));
         checks.submitted(identity(1, 2), Lsn(1), 72, &[record(b"d")]);
-        checks.acked(Epoch(2), Lsn(1));
+        checks.acked(Epoch(2), Lsn(1), |_| false);
     }
 
     #[test]
@@ -350,7 +359,7 @@ mod tests {
     fn a_gap_is_noticed() {
         let mut checks = Checks::default();
         checks.submitted(identity(1, 1), Lsn(1), 72, &[record(b"a"), record(b"b")]);
-        checks.acked(Epoch(1), Lsn(2));
+        checks.acked(Epoch(1), Lsn(2), |_| false);
     }
 
     #[test]
@@ -376,7 +385,15 @@ mod tests {
     fn a_late_ack_of_an_old_epoch_is_noticed() {
         let mut checks = three_records();
         checks.won(5, &configuration(2), &recovered(2), |_, _| false);
-        checks.acked(Epoch(1), Lsn(3));
+        checks.acked(Epoch(1), Lsn(3), |_| false);
+    }
+
+    #[test]
+    fn a_late_ack_of_what_has_rotted_is_excused() {
+        let mut checks = three_records();
+        checks.won(5, &configuration(2), &recovered(2), |_, _| false);
+        assert!(!checks.acked(Epoch(1), Lsn(3), |late| late.lsn == Lsn(3)), "that is no news");
+        checks.read(Epoch(1), Lsn(3), b"c");
     }
 
     #[test]

@@ -13,7 +13,9 @@ use tailwind_protocol::rpc::Purpose;
 
 use super::files::{Inode, Kind};
 use super::host::Host;
+use super::judge::bytes_on_disk;
 use super::{HostNo, World};
+use crate::check::Submitted;
 use crate::tally::Fault;
 use crate::trace::trace;
 
@@ -88,7 +90,12 @@ impl World {
             let newest = self.checks.owed().map(|record| record.identity.segment).max();
             let unfinished = |lost: &SegmentIdentity| newest <= Some(lost.segment);
             let was_on_disk = self.plan.durability == Durability::Flushed && host.lost.iter().any(unfinished);
-            if says_so && promised && !was_on_disk && self.checks.owed().all(|record| self.is_here(host, record)) {
+            // A sound buffer makes up for a damaged file until the power goes, and nobody has synced anew what is in it.
+            let is_here = |record: &Submitted| match host.lost.contains(&record.identity) {
+                true => bytes_on_disk(host, record),
+                false => self.is_here(host, record),
+            };
+            if says_so && promised && !was_on_disk && self.checks.owed().all(is_here) {
                 let host = &mut self.hosts[no.0];
                 (host.lost, host.rotten, host.doubtful) = (Vec::new(), Vec::new(), false);
             }

@@ -23,7 +23,15 @@ impl World {
     pub(crate) fn judge_ack(&mut self, epoch: Epoch, lsn: Lsn, believed: &Configuration) {
         self.tally.acked += 1;
         self.judge_origin(believed);
-        if !self.checks.acked(epoch, lsn) {
+        let mut checks = std::mem::take(&mut self.checks);
+        // Nothing that was written by then tells that it would be acknowledged: a flipped bit cuts it off without a trace.
+        let rotten = |late: &Submitted| {
+            let in_its_way = |(identity, at): &(_, u32)| *identity == late.identity && *at < range(late).end as u32;
+            self.hosts.iter().any(|host| host.flips.iter().any(in_its_way))
+        };
+        let is_news = checks.acked(epoch, lsn, rotten);
+        self.checks = checks;
+        if !is_news {
             // Late news of an epoch that is over: its log was recovered, and lives on elsewhere.
             return;
         }
@@ -235,7 +243,7 @@ fn on_disk(host: &Host, record: &Submitted) -> bool {
 }
 
 /// The same, with no excuse for what was damaged at rest.
-fn bytes_on_disk(host: &Host, record: &Submitted) -> bool {
+pub(super) fn bytes_on_disk(host: &Host, record: &Submitted) -> bool {
     let range = range(record);
     let hit = |(identity, at): &(_, u32)| *identity == record.identity && range.contains(&(*at as usize));
     let holds = |node: &Option<Node>, sealed: Sealed| {
