@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What needs an RDMA device, in virtual machines that have one: scripts/rdma.sh [ROUNDS]. Part of ./check.
 # ROUNDS is the number of rounds of each test in e2e/tests/processes/kills.rs: 1 by default, 30 for a night.
-# scripts/rdma.sh --report measures instead: our writes beside perftest's, and the CPU time of a backup.
+# scripts/rdma.sh --report measures instead: our writes and reads beside perftest's, and the CPU time of a backup.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
@@ -29,7 +29,7 @@ report() {
     done
     printf '#!/bin/sh\nexec rdma_report --program /usr/bin/tailwind-sidecar\n' >"$work/script"
     SMP=2 MEM_MB=4096 TIMEOUT_S=900 \
-        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,rdma_report} ib_write_bw
+        e2e/rdma/boot "$work/script" "$work"/{tailwind-sidecar,rdma_report} ib_write_bw ib_read_bw
 }
 
 hunt() {

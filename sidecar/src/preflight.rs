@@ -248,7 +248,7 @@ fn devices(selector: &DeviceSelector) -> Vec<Finding> {
     crate::fabric::find_device(selector).err().map(|why| Finding::bad("selected", why)).into_iter().collect()
 }
 
-/// Does what a group does, small: lends a buffer, writes to it through the device, and writes into nothing.
+/// Does what a group does, small: lends a buffer, writes to it through the device, reads it, and writes into nothing.
 #[cfg(feature = "verbs")]
 fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &DeviceSelector) -> Vec<Finding> {
     use tailwind_fabric::Pool;
@@ -261,7 +261,7 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
         .and_then(|pool| measure(&pool, &port, tuning).map_err(|error| error.to_string()));
     // Only this process uses the folder.
     let _ = fs::remove_dir_all(&folder);
-    let Measurements { lending, ending, write, black_hole, inline_max, in_order } = match result {
+    let Measurements { lending, ending, write, read, black_hole, inline_max, in_order } = match result {
         Ok(measured) => measured,
         Err(why) => return vec![Finding::bad("self-test", why)],
     };
@@ -280,6 +280,16 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
             format!("128 bytes through the device and back in {write:.1?} (median), {inline_max} bytes inline"),
         )
         .took(write),
+        match read {
+            Ok(read) => {
+                let rate = f64::from(size.bytes()) / read.as_secs_f64().max(1e-9) / 1e9;
+                let text = format!("{size} through the device and back in {read:.1?} (median), {rate:.2} GB/s");
+                Finding::good("read", text).took(read)
+            }
+            Err(why) => {
+                Finding::poor("read", format!("{why}: nothing can follow the log over this device, or pull from it"))
+            }
+        },
         match black_hole <= 2 * latest {
             true => Finding::good("retry", dead_end),
             false => Finding::poor(

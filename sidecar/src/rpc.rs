@@ -33,9 +33,12 @@ use crate::access::Access;
 use crate::tls::{self, PeerRole};
 use dial::{Dialer, Link};
 
-/// Largest reply but for segments: twice a page of an inventory.
-const REPLY_SIZE_MAX: usize = 64 << 20;
-const _: () = assert!(2 * INVENTORY_PAGE_MAX * COPY_JSON_SIZE_MAX + (1 << 20) <= REPLY_SIZE_MAX);
+/// Largest page of an inventory: twice what one has.
+const INVENTORY_SIZE_MAX: usize = 64 << 20;
+const _: () = assert!(2 * INVENTORY_PAGE_MAX * COPY_JSON_SIZE_MAX + (1 << 20) <= INVENTORY_SIZE_MAX);
+/// Largest reply of any other kind, but for segments: three times a list of damage. Backups and readers ask backups too, and have
+/// little memory of their own.
+const REPLY_SIZE_MAX: usize = 1 << 20;
 /// A refusal is some hundred bytes; room for a long explanation where little else is expected.
 const REFUSAL_SIZE_MAX: usize = 16 << 10;
 /// Connections kept for later. Few requests to one backup are under way at a time.
@@ -152,7 +155,11 @@ impl BackupClient {
         Req: Serialize + ?Sized,
         Rep: DeserializeOwned,
     {
-        let body = self.post(path, request, REPLY_SIZE_MAX, timeout).await?;
+        let limit = match path {
+            path::FENCE | path::INVENTORY => INVENTORY_SIZE_MAX,
+            _ => REPLY_SIZE_MAX,
+        };
+        let body = self.post(path, request, limit, timeout).await?;
         serde_json::from_slice(&body).map_err(|error| self.unreachable(path, &format!("reply not understood: {error}")))
     }
 

@@ -47,6 +47,44 @@ fn a_barrier_has_the_epoch_of_its_connection() {
     assert_eq!(bench.hear(&mut new), "BarrierPassed { epoch: 3, last: 0 }");
 }
 
+/// Readers of other hosts ask for positions as often as they like. No client of this sidecar waits for a place because of that.
+#[test]
+fn positions_for_others_leave_room_for_barriers() {
+    let mut bench = Bench::new();
+    let mut client = bench.client();
+    bench.settle();
+    bench.shut.store(true, Ordering::Relaxed);
+    let ask = |bench: &mut Bench| -> Vec<_> {
+        (0..100)
+            .map(|_| {
+                let (reply, position) = tokio::sync::oneshot::channel();
+                bench.command(Command::TakePosition(reply));
+                bench.settle();
+                position
+            })
+            .collect()
+    };
+    let refused = |positions: &mut Vec<tokio::sync::oneshot::Receiver<_>>| {
+        positions.retain_mut(|position| !matches!(position.try_recv(), Ok(Err(_))));
+        100 - positions.len()
+    };
+    let mut first = ask(&mut bench);
+    let full = refused(&mut first);
+    assert!((1..100).contains(&full), "{full} of 100 are refused");
+    drop(first);
+    let mut second = ask(&mut bench);
+    assert_eq!(refused(&mut second), full, "whoever is gone leaves the place to others");
+
+    client.send(&[Request::Barrier, append(b"one")]);
+    bench.settle();
+    bench.shut.store(false, Ordering::Relaxed);
+    let mut answers = [bench.hear(&mut client), bench.hear(&mut client)];
+    answers.sort();
+    assert_eq!(answers, [ack(1), "BarrierPassed { epoch: 1, last: 1 }".to_owned()]);
+    bench.settle();
+    assert!(second.iter_mut().all(|position| matches!(position.try_recv(), Ok(Ok(_)))));
+}
+
 /// Where each write costs a system call and a wake-up, appends wait for one that is on its way and go together.
 #[test]
 fn appends_are_gathered_up_to_the_channels_depth() {

@@ -27,6 +27,8 @@ use crate::observed::{Observed, has_sidecar};
 
 /// From here on a person should trim the log or enlarge the volume.
 const NEARLY_FULL_PERCENT: u64 = 80;
+/// Names of pods in one condition: 8 KiB at most.
+const NAMES_SHOWN_MAX: usize = 32;
 
 pub(crate) fn all(
     state: &GroupState<'_>,
@@ -302,13 +304,22 @@ fn backups_current(state: &GroupState<'_>) -> BackupsCurrent {
     }
 }
 
+/// Names for people. There may be thousands of readers, and every sidecar watches the object that this is a part of.
+fn first_of(names: &[String]) -> String {
+    let (shown, more) = names.split_at(names.len().min(NAMES_SHOWN_MAX));
+    match more.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 /// Sidecars are updated with the app's pods, which are not the operator's to restart.
 fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
     let Observed { app, readers, .. } = state.observed;
     let pods = || readers.iter().chain(app);
     let without: Vec<String> = pods().filter(|pod| !has_sidecar(pod)).map(ResourceExt::name_any).collect();
     if !without.is_empty() {
-        return Some(SidecarsCurrent::Missing(without.join(", ")));
+        return Some(SidecarsCurrent::Missing(first_of(&without)));
     }
     let injected = pods().filter_map(|pod| Some((pod.name_any(), pod.annotations().get(ANNOTATION_INJECTED)?)));
     let wanted = state.observed.settings.image(&state.observed.group.spec);
@@ -324,6 +335,6 @@ fn sidecars_current(state: &GroupState<'_>) -> Option<SidecarsCurrent> {
     match (current.is_empty(), names.is_empty()) {
         (true, true) => None,
         (_, true) => Some(SidecarsCurrent::Current),
-        _ => Some(SidecarsCurrent::Outdated(wanted.to_owned(), names.join(", "))),
+        _ => Some(SidecarsCurrent::Outdated(wanted.to_owned(), first_of(&names))),
     }
 }

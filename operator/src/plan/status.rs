@@ -64,6 +64,8 @@ pub(crate) fn invalid(state: &GroupState<'_>, problems: &[Problem]) -> ReplicaGr
         log: None,
         // Others need not wait for a group that nobody updates.
         updating: None,
+        readers: readers::readers(state.observed),
+        reader_count: readers::count(state.observed),
         ..before
     }
 }

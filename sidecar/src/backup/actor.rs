@@ -95,7 +95,7 @@ enum ActorMessage {
     NewestClosed(oneshot::Sender<SegmentId>),
     ClosedBehind(SegmentId, oneshot::Sender<Option<ClosedCopy>>),
     ReadConnect(ReadConnectRequest<Offer>, bool, oneshot::Sender<Result<Admitted, Refusal>>),
-    Dismiss(ReaderId),
+    GiveUpReader(ReaderId, Instant),
     AdmitPull(Box<PullRequest>, oneshot::Sender<Result<bool, Refusal>>),
     GiveUp(Filling, oneshot::Sender<()>),
     Share(ShareRequest, oneshot::Sender<Result<ShareReply<ReadGrant>, Refusal>>),
@@ -173,16 +173,16 @@ impl Handle {
         place: TakenPlace,
     ) -> Result<ChannelAnswer, Refusal> {
         let reader = ReaderId(request.reader);
-        let Admitted { admission, is_new } =
+        let Admitted { admission, new_at } =
             self.read_side(|reply| ActorMessage::ReadConnect(request, is_guest, reply)).await?;
         let inbox = self.inbox.clone();
         // To its end, even if the caller has gone.
         let complete = move || {
             let _place = place;
             let answer = admission.complete();
-            if answer.is_err() && is_new {
-                // An actor that is gone has no readers. Nobody else would ever hear of this one again.
-                let _ = inbox.send(ActorMessage::Dismiss(reader));
+            if let (Err(_), Some(new_at)) = (&answer, new_at) {
+                // An actor that is gone has no readers. Perhaps nobody would ever hear of this one again.
+                let _ = inbox.send(ActorMessage::GiveUpReader(reader, new_at));
             }
             answer
         };
@@ -319,8 +319,8 @@ impl Running {
                 let _ = reply.send(self.read_connect(&request, is_guest));
                 Ok(())
             }
-            ActorMessage::Dismiss(reader) => {
-                self.actor.lent.dismiss_reader(reader);
+            ActorMessage::GiveUpReader(reader, new_at) => {
+                self.actor.lent.give_up_reader(reader, new_at);
                 Ok(())
             }
             ActorMessage::AdmitPull(request, reply) => {

@@ -175,8 +175,8 @@ pub(super) struct Lent {
 /// A reader has a place, and its channel is not ready yet.
 pub(super) struct Admitted {
     pub(super) admission: Admission,
-    /// It had no place before.
-    pub(super) is_new: bool,
+    /// When it asked, if it had no place before.
+    pub(super) new_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -332,8 +332,17 @@ impl Lent {
                 _ => Refusal::Failed { why: error.to_string() },
             }
         })?;
-        self.readers.insert(reader, AdmittedReader { heard: Instant::now(), is_guest });
-        Ok(Admitted { admission, is_new: !is_known })
+        let heard = Instant::now();
+        self.readers.insert(reader, AdmittedReader { heard, is_guest });
+        Ok(Admitted { admission, new_at: (!is_known).then_some(heard) })
+    }
+
+    /// The first channel of a reader has not become ready. It keeps its place if it has asked for something since: then another
+    /// channel may have.
+    pub(super) fn give_up_reader(&mut self, reader: ReaderId, new_at: Instant) {
+        if self.readers.get(&reader).is_some_and(|known| known.heard == new_at) {
+            self.dismiss_reader(reader);
+        }
     }
 
     /// Gives a reader's place to others.

@@ -19,7 +19,7 @@ use tailwind_protocol::rpc::{
     FetchRequest, OpenRequest, PullRequest, PullSource, ReadConnectReply, ReadConnectRequest, Refusal, ShareReply,
     ShareRequest, path,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tracing::{debug, info};
 
 use super::actor::{ActorReply, Handle, PullPart};
@@ -59,7 +59,7 @@ pub(super) struct Pulled {
 }
 
 /// Makes the fabric's reading half.
-type MakeReader = Box<dyn Fn() -> anyhow::Result<Arc<dyn Reader>> + Send + Sync>;
+type MakeReader = Arc<dyn Fn() -> anyhow::Result<Arc<dyn Reader>> + Send + Sync>;
 
 /// Pulls, a few at a time.
 pub(super) struct Puller {
@@ -70,7 +70,7 @@ pub(super) struct Puller {
     id: ReaderId,
     make_reader: MakeReader,
     /// Made at the first pull: most backups never need it, and over `verbs` it opens the device once more.
-    reader: Mutex<Option<Arc<dyn Reader>>>,
+    reader: OnceCell<Arc<dyn Reader>>,
     silences: Silences,
     places: Semaphore,
     segments: AtomicU64,
@@ -89,8 +89,8 @@ impl Puller {
             member: about.member.clone(),
             access: about.access.clone(),
             id: ReaderId(getrandom::u64()?),
-            make_reader: Box::new(make_reader),
-            reader: Mutex::default(),
+            make_reader: Arc::new(make_reader),
+            reader: OnceCell::new(),
             silences: Silences::default(),
             places: Semaphore::new(PULLS_MAX),
             segments: AtomicU64::default(),
@@ -232,19 +232,19 @@ impl Puller {
     }
 
     async fn read(&self, request: &PullRequest, client: &BackupClient, filling: &Filling) -> Result<(), Trouble> {
-        let reader = self.reader().map_err(Trouble::Failed)?;
+        let reader = self.reader().await.map_err(Trouble::Failed)?;
         let (channel, readable) = self.share(request, client, reader).await?;
         let (end, filling) = (request.closure.end.0, filling.clone());
         blocking(move || read_all(channel, &readable, end, &filling)).await.map_err(Trouble::Failed)?
     }
 
-    fn reader(&self) -> Result<Arc<dyn Reader>, String> {
-        let mut made = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reader) = &*made {
-            return Ok(Arc::clone(reader));
-        }
-        let reader = (self.make_reader)().map_err(|error| format!("{error:#}"))?;
-        Ok(Arc::clone(made.insert(reader)))
+    /// Other pulls wait while one opens the device, which may take long.
+    async fn reader(&self) -> Result<Arc<dyn Reader>, String> {
+        let make = || {
+            let make = Arc::clone(&self.make_reader);
+            async move { blocking(move || make().map_err(|error| format!("{error:#}"))).await? }
+        };
+        self.reader.get_or_try_init(make).await.map(Arc::clone)
     }
 
     /// A read channel, and the memory that has the segment.

@@ -25,6 +25,9 @@ use super::{Path, RoleState};
 const APPENDS_MAX: usize = 64 << 10;
 /// Barriers that may wait, over all connections; one more waits in its connection's inbox.
 const BARRIERS_MAX: usize = 64;
+/// Of these, what other processes may have taken: followers and readers ask for positions as often as they like, and no client of
+/// this sidecar waits for a place because of that.
+const CONTROL_BARRIERS_MAX: usize = 16;
 
 /// When it may be worth asking for a position again: a failover takes about as long.
 const POSITION_RETRY_MS: u32 = 500;
@@ -61,6 +64,11 @@ impl Asker {
             Asker::Barrier(client, _) | Asker::Position(client, _) => Some(*client),
             Asker::Control(_) => None,
         }
+    }
+
+    /// Another process that no longer waits. Clients are forgotten when their connections are closed.
+    fn is_gone(&self) -> bool {
+        matches!(self, Asker::Control(reply) if reply.as_ref().is_none_or(oneshot::Sender::is_closed))
     }
 }
 
@@ -119,6 +127,13 @@ impl Pending {
 
     pub(super) fn may_add_barrier(&self) -> bool {
         self.barriers.len() < BARRIERS_MAX
+    }
+
+    /// As [`Pending::may_add_barrier`], for another process.
+    fn may_add_control_barrier(&mut self) -> bool {
+        self.barriers.retain(|barrier| !barrier.asker.is_gone());
+        let of_control = self.barriers.iter().filter(|barrier| barrier.asker.client().is_none()).count();
+        self.may_add_barrier() && of_control < CONTROL_BARRIERS_MAX
     }
 
     pub(super) fn add_append(&mut self, placed: Placed, client: ClientId, slot: usize, request: u64) {
@@ -260,7 +275,7 @@ impl Path {
         let refusal = match &self.state {
             RoleState::Waiting { .. } => "not primary",
             RoleState::Leading(replicator) if !replicator.is_ready() => "primary, and not ready for appends yet",
-            RoleState::Leading(_) if !self.pending.may_add_barrier() => "too many barriers wait already",
+            RoleState::Leading(_) if !self.pending.may_add_control_barrier() => "too many barriers wait already",
             RoleState::Leading(replicator) => {
                 let barrier = replicator.primary().barrier();
                 return self.pending.add_barrier(barrier, Asker::Control(Some(reply)));

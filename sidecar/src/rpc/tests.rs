@@ -74,6 +74,18 @@ async fn replies_and_refusals_come_back_as_types() {
     assert!(unreachable(client.call("/odd", &Empty {}, TIMEOUT).await).contains("not understood"));
 }
 
+/// A backup that lies must not fill the memory of whoever asks it.
+#[tokio::test]
+async fn only_inventories_are_large() {
+    let large = || async { Json([" ".repeat(2 << 20)]) };
+    let router = Router::new().route(path::SHARE, post(large)).route(path::INVENTORY, post(large));
+    let client = serving(router).await;
+    let why = unreachable(client.call(path::SHARE, &Empty {}, TIMEOUT).await);
+    assert!(why.contains("length limit exceeded"), "{why}");
+    let page: Result<Vec<String>, _> = client.call(path::INVENTORY, &Empty {}, TIMEOUT).await;
+    assert_eq!(page.unwrap()[0].len(), 2 << 20);
+}
+
 #[tokio::test]
 async fn an_absent_server_is_unreachable() {
     let (listener, address) = listener().await;
