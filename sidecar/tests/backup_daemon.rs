@@ -327,6 +327,34 @@ async fn in_flushed_mode_the_disk_alone_keeps_the_identity() {
     assert_eq!((copy.state, copy.closure), (CopyState::Open, flushed_again), "everything that was flushed");
 }
 
+/// Rows that cannot be read keep their buffers, so that the files of what was in them may find none. The backup starts all the
+/// same, and says so.
+#[tokio::test]
+async fn unreadable_rows_are_no_reason_not_to_start() {
+    let mut daemon = Daemon::started(&["--buffers", "3"]);
+    let primary = Primary::new(&daemon, FabricKind::Shm, 1);
+    let born = primary.fence().await;
+    let mut ends = Vec::new();
+    for segment in 1..=2 {
+        let mut open = primary.open(segment, segment * 10, Durability::Flushed).await;
+        open.append(5);
+        primary.flush(&open).await;
+        ends.push(open.writer.closure());
+    }
+    daemon.kill();
+    let table = daemon.pool().join("slots.table");
+    let mut rows = std::fs::read(&table).unwrap();
+    rows[4096..4096 + 2 * 2048].fill(0);
+    std::fs::write(&table, rows).unwrap();
+    daemon.start();
+
+    let found = Primary::new(&daemon, FabricKind::Shm, 1).inventory().await;
+    let closures: Vec<Closure> = found.copies.iter().map(|copy| copy.closure).collect();
+    assert_eq!((found.boot, closures.as_slice()), (born.boot, &ends[..1]));
+    assert!(found.damage.iter().any(|damage| damage.contains("no buffer is free for it")), "{:?}", found.damage);
+    assert!((1..=2).all(|segment| open_file(&daemon, segment).exists()), "the bytes are kept");
+}
+
 #[tokio::test]
 async fn dropped_segments_do_not_return() {
     let mut daemon = Daemon::started(&[]);

@@ -168,8 +168,11 @@ fn resume(
     let (rows, missing): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(slot, _)| memory.has(*slot));
     // A file of an open segment whose buffer is no longer in use: given up when the process died, or all that is left.
     let known = |open: &SegmentIdentity| rows.iter().any(|(_, row)| row.identity == *open);
-    let left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
+    let mut left: Vec<SegmentIdentity> = listing.open.iter().filter(|open| !known(open)).copied().collect();
     let used: Vec<Slot> = rows.iter().chain(&missing).map(|(slot, _)| *slot).chain(damaged.iter().copied()).collect();
+    if home.buffers >= owner.slots {
+        evidence.leave_on_disk(&mut left, (home.buffers as usize).saturating_sub(used.len()));
+    }
     let mut rows = rows;
     rows.extend(load(home, &disk, memory, &table, &left, &used, |open| disk.read_open(open))?);
     // Their rows stay until the doubt is gone too: a start that fails before it is on disk must not have forgotten them.
@@ -305,6 +308,16 @@ impl Evidence {
         let noted = self.ends.iter().any(|(known, noted)| known == identity && *noted >= end);
         if !noted && end > Offset(0) {
             self.flushed.note(identity, end);
+        }
+    }
+
+    /// Open segments beyond these have no buffer, though there are as many as before: rows that cannot be read keep theirs until
+    /// the doubt is persisted. Their files stay, and are as good as missing until a later start.
+    fn leave_on_disk(&mut self, open: &mut Vec<SegmentIdentity>, room: usize) {
+        open.sort_unstable_by_key(|identity| identity.segment);
+        for identity in open.drain(room.min(open.len())..) {
+            self.doubts.push(format!("segment {} is open on disk, and no buffer is free for it", identity.segment));
+            self.ends.retain(|(noted, _)| *noted != identity);
         }
     }
 
