@@ -157,10 +157,13 @@ impl Connection {
             }
         };
         let count = operations.len();
+        // A standby writes nothing: an answer that never comes leaves no doubt.
+        let is_standby = matches!(state, ServerState::Standby { .. });
+        let unanswered = is_standby.then(|| refuse_all(operations.clone(), &follows_anew()));
         let (answer, replies) = oneshot::channel();
         match work.send(Batch { operations, answer }).await {
             // The task is gone with the batch: what became of it is not known.
-            Ok(()) => replies.await.unwrap_or_else(|_| vec![unknown_outcome(); count]),
+            Ok(()) => replies.await.unwrap_or_else(|_| unanswered.unwrap_or_else(|| vec![unknown_outcome(); count])),
             Err(refused) => refuse_all(refused.0.operations, &state.refusal()),
         }
     }
@@ -196,7 +199,11 @@ impl Connection {
     }
 }
 
-fn refuse_all(operations: Vec<Operation>, refusal: &Reply) -> Vec<Reply> {
+fn follows_anew() -> Reply {
+    Reply::error("LOADING this server begins to follow the log anew: ask again")
+}
+
+pub(crate) fn refuse_all(operations: Vec<Operation>, refusal: &Reply) -> Vec<Reply> {
     let reply = |operation| match operation {
         Operation::Ready(reply) => reply,
         Operation::Read(_) | Operation::Write(_) => refusal.clone(),

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use tailwind_client::asynchronous::Client;
 use tailwind_client::{Epoch, Error, FollowEvent, Lsn, Options, Position, Role, RoleInfo};
@@ -16,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::info;
 
+use crate::connection::refuse_all;
 use crate::limits::{BATCHES_WAITING_MAX, POSITION_PATIENCE, TICK};
 use crate::options::ServeOptions;
 use crate::replay::Replay;
@@ -127,6 +129,7 @@ struct Standby<'a> {
 struct Waiting {
     number: u64,
     batch: Batch,
+    since: Instant,
     /// What must be applied first; unknown until a position has come that was asked later.
     wanted: Option<Lsn>,
 }
@@ -153,7 +156,7 @@ impl Standby<'_> {
             return self.answer(batch);
         }
         self.count += 1;
-        self.waiting.push_back(Waiting { number: self.count, batch, wanted: None });
+        self.waiting.push_back(Waiting { number: self.count, batch, since: Instant::now(), wanted: None });
         self.ask_position();
     }
 
@@ -215,8 +218,21 @@ impl Standby<'_> {
         self.replay.get_or_insert_with(|| Replay::new(next.0));
     }
 
+    /// Whoever has waited for as long as for a position, and not for one, is told to ask again: this server is far behind.
+    fn refuse_old(&mut self) {
+        let applied = self.next.prev();
+        let is_old = |one: &mut Waiting| one.wanted.is_some() && one.since.elapsed() > 2 * POSITION_PATIENCE;
+        while let Some(one) = self.waiting.pop_front_if(is_old) {
+            let wanted = one.wanted.unwrap_or_default();
+            let why =
+                format!("LOADING strict reads: this server has applied records up to {applied}, not to {wanted} yet");
+            refuse(one.batch, &Reply::error(why));
+        }
+    }
+
     /// Reports. The store's clock stays: the next record may be older than now. See "Time" in [`store`](crate::store).
-    fn on_tick(&self) {
+    fn on_tick(&mut self) {
+        self.refuse_old();
         let Some(store) = self.replay.as_ref().and_then(Replay::store) else { return };
         set(&self.stats.keys, store.len() as u64);
         set(&self.stats.bytes, store.bytes() as u64);
@@ -232,7 +248,7 @@ impl Standby<'_> {
 
 fn refuse(batch: Batch, refusal: &Reply) {
     let Batch { operations, answer } = batch;
-    let _ = answer.send(operations.iter().map(|_| refusal.clone()).collect());
+    let _ = answer.send(refuse_all(operations, refusal));
 }
 
 /// Asks for positions of the primary's log, one at a time, over a connection of its own.

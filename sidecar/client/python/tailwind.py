@@ -238,8 +238,7 @@ class Client:
         self._settle()
         self._until(lambda: len(self._in_flight) < self.welcome.inflight_max)
         self._until(lambda: len(self._outbox) < SEND_AT)
-        if self._end:
-            raise self._end
+        self._check_end()
         if len(self._answers) >= OUTSTANDING_MAX:
             raise ValueError("too many answers wait to be taken: call acks, wait or flush")
         ticket = self._put(kind, body)
@@ -278,6 +277,12 @@ class Client:
             if self._reading == request:
                 self._stop()
 
+    def _check_end(self):
+        """Says once why the connection is over, and from then on that it is."""
+        if self._end:
+            end, self._end = self._end, Disconnected(self._end.code, self._end.message)
+            raise end
+
     def _stop(self):
         if self._reading and not self._stopping:
             self._stopping = True
@@ -301,8 +306,7 @@ class Client:
         """Exchanges bytes until `done()`. Never blocks in one direction alone: a sidecar whose acks are not read
         stops reading."""
         while not done():
-            if self._end:
-                raise self._end
+            self._check_end()
             poll = select.poll()
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
             ready = poll.poll(None if self._timeout is None else self._timeout * 1000)
@@ -398,8 +402,13 @@ class Client:
             self._answer(request, error)
         elif request == self._reading:
             self._end_read(error)
-        else:
+        elif request == self._asked:
             self._on_reply(request, error)
+        else:
+            return
+        if fatal and self._end is error:
+            # Whoever waits gets the reason; for later calls the connection is over, whatever it was.
+            self._end = Disconnected(name, error.message)
 
     def _on_records(self, body):
         first, count = struct.unpack_from("<QI", body)

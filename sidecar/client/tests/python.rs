@@ -111,7 +111,7 @@ assert client.flush() is None
 fails(client.barrier, NotPrimary, "NotPrimary")
 assert client.role.role == 2 and client.role.primary == "db-1"
 assert fails(client.status, Retry, "Busy").retry_after == 0.25
-fails(client.status, Error, "Busy")
+fails(client.status, Disconnected, "Busy")
 "#,
     );
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tailwind_fabric::{AppendBuffer, SharedBuffer};
@@ -67,6 +68,10 @@ pub async fn lead(
     tracing::info!(epoch = %config.epoch, version = %config.version, ?members, "primary");
     let began =
         log::Term { log: config.log, epoch: config.epoch, first: primary.first_readable(), last: reference.last() };
+    // What the append path last acknowledged may be of a longer log, the end of which a person has given up. The path leads
+    // nothing at the moment, and will say the same once it hears of the term: readers may look before that.
+    context.shared.first.store(began.first.0, Ordering::Release);
+    context.shared.acked.store(began.last.0, Ordering::Release);
     context.log.begin(began, primary.closed().clone());
     // Every member holds the log: readers need not wait until the members have taken their seats.
     context.log.set_sources(Sources::of(context, &config));

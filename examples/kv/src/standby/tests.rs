@@ -44,6 +44,27 @@ fn contents(store: &Store) -> Vec<(Bytes, Bytes, Option<u64>)> {
     store.contents(store.clock()).map(|(key, value, deadline)| (key.clone(), value.clone(), deadline)).collect()
 }
 
+/// It has begun to read a long log, say. What was answered before it got here keeps its reply.
+#[test]
+fn strict_reads_do_not_wait_for_ever() {
+    let stats = Stats::default();
+    let mut standby = standby(&stats);
+    let Command::Read(get) = parse(&words("get k"), 0).unwrap() else { panic!("a read") };
+    let mut wait = |since: Instant| {
+        let (answer, replies) = tokio::sync::oneshot::channel();
+        let batch = Batch { operations: vec![Operation::Ready(Reply::OK), Operation::Read(get.clone())], answer };
+        standby.waiting.push_back(Waiting { number: 1, batch, since, wanted: Some(Lsn(100)) });
+        standby.on_tick();
+        standby.answer_waiting();
+        replies
+    };
+    let long_ago = Instant::now().checked_sub(3 * POSITION_PATIENCE).unwrap();
+    let replies = wait(long_ago).try_recv().unwrap();
+    assert_eq!(replies[0], Reply::OK);
+    assert!(format!("{:?}", replies[1]).contains("LOADING"), "{replies:?}");
+    wait(Instant::now()).try_recv().expect_err("it waits");
+}
+
 /// All of this was written, and had expired, long before the standby read it.
 #[test]
 fn writes_take_effect_as_of_when_they_were_made() {
