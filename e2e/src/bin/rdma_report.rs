@@ -211,16 +211,21 @@ impl Perftest {
             command
         };
         let start = || format!("start {program} (perftest)");
-        let mut server = command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().with_context(start)?;
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let serve = || command().stdout(Stdio::null()).spawn().with_context(start);
+        let mut server = serve()?;
+        let deadline = Instant::now() + DEADLINE;
         let client = loop {
             let output = command().arg(&self.address).output().with_context(start)?;
-            // Until its server listens.
+            // Until its server listens. One that met the port of the last one in use has ended.
             if output.status.success() || Instant::now() > deadline {
                 break output;
             }
+            if server.try_wait().with_context(start)?.is_some() {
+                server = serve()?;
+            }
             std::thread::sleep(Duration::from_millis(200));
         };
+        let _ = server.kill();
         server.wait().context("wait for perftest's server")?;
         let text = String::from_utf8_lossy(&client.stdout).into_owned();
         let line = text.lines().find(|line| line.split_whitespace().next() == Some(&size));
