@@ -85,6 +85,43 @@ CLASSES = {"NotPrimary": NotPrimary, "UnknownOutcome": UnknownOutcome, "TooLarge
            "Unavailable": Retry, "ShuttingDown": Disconnected}
 
 
+class _Reading:
+    """The events of a read, tail or follow as they come. A timeout leaves it as it was: call next() again."""
+
+    def __init__(self, client, first, kind, body):
+        self._client, self._first, self._kind, self._body = client, first, kind, body
+        self._request, self._events = None, collections.deque()  # None: not asked yet; 0: it has ended
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        client, events = self._client, self._events
+        if self._request == 0:
+            raise StopIteration
+        if self._request is None:
+            client._settle()
+            client._events, client._next = events, self._first
+            self._request = client._reading = client._put(self._kind, self._body)
+        client._until(lambda: events or client._reading != self._request)
+        if not events:
+            raise RuntimeError("this read was left half-way and then stopped by another call")
+        event = events.popleft()
+        if event is None or isinstance(event, Error):
+            self._request = 0
+        if event is None:
+            raise StopIteration
+        return client._taken(event)
+
+    def close(self):
+        """Stops it. The same happens when nobody refers to it any more."""
+        if self._request and self._client._reading == self._request:
+            self._client._stop()
+        self._request = 0
+
+    __del__ = close
+
+
 class Client:
     """One connection to a sidecar; not for several threads at once.
 
@@ -191,7 +228,7 @@ class Client:
 
     def tail(self, first):
         """As `read`, then goes on with new records; yields CaughtUp(next) whenever it has caught up. `break` or
-        `close()` the generator to stop."""
+        `close()` it to stop."""
         return self._read(first, 0, TAIL)
 
     def follow(self, first):
@@ -257,25 +294,11 @@ class Client:
                         "update it" % (what, self.welcome.version))
 
     def _read(self, first, limit, flags):
-        self._settle()
-        events = collections.deque()
+        if flags is None:
+            return _Reading(self, first, FOLLOW, struct.pack("<QQ", first, 0))
         # 0: the first record that there is, where that may be unknown.
-        first = first if flags in (None, ANYWHERE) else max(first, 1)
-        self._events, self._next = events, first
-        request = self._reading = (self._put(FOLLOW, struct.pack("<QQ", first, 0)) if flags is None
-                                   else self._put(READ, struct.pack("<QQII", first, limit, flags, 0)))
-        try:
-            while True:
-                self._until(lambda: events or self._reading != request)
-                if not events:
-                    raise RuntimeError("this read was left half-way and then stopped by another call")
-                event = events.popleft()
-                if event is None:
-                    return
-                yield self._taken(event)
-        finally:
-            if self._reading == request:
-                self._stop()
+        first = first if flags == ANYWHERE else max(first, 1)
+        return _Reading(self, first, READ, struct.pack("<QQII", first, limit, flags, 0))
 
     def _check_end(self):
         """Says once why the connection is over, and from then on that it is."""

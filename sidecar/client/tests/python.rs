@@ -43,6 +43,17 @@ for event in client.tail(5):
     if isinstance(event, CaughtUp):
         break
 assert events == [(5, b"x"), (6, b"x"), CaughtUp(7)]
+quiet, client._timeout = client.tail(5), 0.05
+assert [next(quiet) for _ in range(3)] == events
+for _ in range(2):
+    try:
+        next(quiet)
+        raise AssertionError("nothing comes")
+    except TimeoutError:
+        pass
+quiet.close()
+assert list(quiet) == [] and client.status() == '{"role":"primary"}'
+client._timeout = None
 left = client.tail(1)
 assert next(left) == (1, b"one")
 assert client.append(b"seven") == 7
