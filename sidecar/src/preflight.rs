@@ -288,7 +288,7 @@ fn trial(rdma: &RdmaOptions, pool: &Path, segment_size: SegmentSize, selector: &
                 Finding::good("read", text).took(read)
             }
             Err(why) => {
-                Finding::poor("read", format!("{why}: nothing can follow the log over this device, or pull from it"))
+                Finding::poor("read", format!("{why}: standbys and readers cannot follow the log over this device"))
             }
         },
         match black_hole <= 2 * latest {

@@ -20,6 +20,7 @@ use super::count::Count;
 use super::group_state::GroupState;
 use super::phase::PhaseReason;
 use super::primary::{Primary, Standby, standby};
+use super::readers::SHOWN_MAX;
 use super::rollout::Rollout;
 use super::trouble::{NoReport, Trouble, damage, folder_percent, quarantined, trouble};
 use crate::objects::flush;
@@ -27,8 +28,6 @@ use crate::observed::{Observed, has_sidecar};
 
 /// From here on a person should trim the log or enlarge the volume.
 const NEARLY_FULL_PERCENT: u64 = 80;
-/// Names of pods in one condition: 8 KiB at most.
-const NAMES_SHOWN_MAX: usize = 32;
 
 pub(crate) fn all(
     state: &GroupState<'_>,
@@ -306,7 +305,7 @@ fn backups_current(state: &GroupState<'_>) -> BackupsCurrent {
 
 /// Names for people. There may be thousands of readers, and every sidecar watches the object that this is a part of.
 fn first_of(names: &[String]) -> String {
-    let (shown, more) = names.split_at(names.len().min(NAMES_SHOWN_MAX));
+    let (shown, more) = names.split_at(names.len().min(SHOWN_MAX));
     match more.len() {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
