@@ -18,7 +18,7 @@ use crate::limits::{BATCH_COMMANDS_MAX, CLIENT_PATIENCE, REPLY_PIECE_SIZE, SMALL
 use crate::resp::{Parser, ProtocolError, Reply};
 use crate::server_state::{Batch, ServerState, StateWatch};
 use crate::stats::{Stats, count};
-use crate::term::{Operation, unknown_outcome};
+use crate::term::{Operation, refuse_all, unknown_outcome};
 use crate::turns::now;
 
 /// What all connections share.
@@ -201,14 +201,6 @@ impl Connection {
 
 fn follows_anew() -> Reply {
     Reply::error("LOADING this server begins to follow the log anew: ask again")
-}
-
-pub(crate) fn refuse_all(operations: Vec<Operation>, refusal: &Reply) -> Vec<Reply> {
-    let reply = |operation| match operation {
-        Operation::Ready(reply) => reply,
-        Operation::Read(_) | Operation::Write(_) => refusal.clone(),
-    };
-    operations.into_iter().map(reply).collect()
 }
 
 fn refuse_writes(operations: Vec<Operation>, refusal: &Reply) -> Vec<Operation> {

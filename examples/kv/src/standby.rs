@@ -17,14 +17,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::info;
 
-use crate::connection::refuse_all;
 use crate::limits::{BATCHES_WAITING_MAX, POSITION_PATIENCE, TICK};
 use crate::options::ServeOptions;
 use crate::replay::Replay;
 use crate::resp::Reply;
 use crate::server_state::{Batch, ServerState};
 use crate::stats::{Stats, set};
-use crate::term::Operation;
+use crate::term::{Operation, refuse_all};
 use crate::turns::{TurnError, now};
 
 /// Records between two reports of how far a log has been read that this server must have to serve.
@@ -218,7 +217,7 @@ impl Standby<'_> {
         self.replay.get_or_insert_with(|| Replay::new(next.0));
     }
 
-    /// Whoever has waited for as long as for a position, and not for one, is told to ask again: this server is far behind.
+    /// Whoever has a position and still waits long after is told to ask again: this server is far behind.
     fn refuse_old(&mut self) {
         let applied = self.next.prev();
         let is_old = |one: &mut Waiting| one.wanted.is_some() && one.since.elapsed() > 2 * POSITION_PATIENCE;

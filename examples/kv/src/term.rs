@@ -433,6 +433,15 @@ impl<R> Term<R> {
     }
 }
 
+/// The replies to a batch of which nothing is done: what is answered already keeps its reply.
+pub fn refuse_all(operations: Vec<Operation>, refusal: &Reply) -> Vec<Reply> {
+    let reply = |operation| match operation {
+        Operation::Ready(reply) => reply,
+        Operation::Read(_) | Operation::Write(_) => refusal.clone(),
+    };
+    operations.into_iter().map(reply).collect()
+}
+
 /// What a client is told whose write was on its way when the turn ended.
 pub fn unknown_outcome() -> Reply {
     Reply::error(
