@@ -1,16 +1,14 @@
 //! `ReplicaGroup`, the one resource of Tailwind: what a team writes ([`spec`]), what it reads ([`status`]), and the rules
 //! that both API server and operator check ([`problems`]).
 //!
-//! Known to the operator, to the sidecar's config store and to the end-to-end tests; knows nobody. The doc comments of
+//! Known to the operator, to the sidecar's config store and to the end-to-end tests; knows only what a report is. The doc comments of
 //! fields are what `kubectl explain rg.spec` shows.
 
 #![allow(unreachable_pub, reason = "the derive of KubeSchema repeats each struct inside a function")]
 
 pub mod names;
 pub mod pod_template;
-pub mod readiness;
 pub mod reference;
-pub mod report;
 pub mod spec;
 pub mod status;
 pub mod view;
@@ -26,8 +24,8 @@ pub use spec::{
     PrimaryPort, Rdma, Reads, ReplicaGroup, ReplicaGroupSpec, SegmentSize, TransportChoice, UpdateStrategy,
 };
 pub use status::{
-    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, Positions, ReaderStatus, ReplicaGroupStatus,
-    Switchover, Transport,
+    BackupState, BackupStatus, LogMember, LogPrimary, LogStatus, Phase, ReaderStatus, ReplicaGroupStatus, Switchover,
+    Transport,
 };
 
 /// The definition as YAML, as it stands in `crds/replicagroups.yaml`.

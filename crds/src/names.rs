@@ -8,14 +8,9 @@ pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
 /// On pods, by whoever makes them: reads the log of this group, and is given a sidecar that only reads. Never beside
 /// [`LABEL_GROUP`].
 pub const LABEL_READS: &str = "replication.tailwind.dev/reads";
-/// On app pods, by the operator: `primary` on the primary alone.
+/// On app pods, by the operator: [`ROLE_PRIMARY`] on the primary alone.
 pub const LABEL_ROLE: &str = "replication.tailwind.dev/role";
-/// Value of [`LABEL_ROLE`].
-pub const ROLE_PRIMARY: &str = "primary";
-/// The role of a sidecar that would take over, as it reports it.
-pub const ROLE_STANDBY: &str = "standby";
-/// The role of a sidecar that only reads, as it reports it.
-pub const ROLE_READER: &str = "reader";
+pub use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 /// On backup pods: their group.
 pub const LABEL_BACKUP_OF: &str = "replication.tailwind.dev/backup-of";
 

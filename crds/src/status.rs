@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tailwind_report::Positions;
 
 /// What is so. Fields are optional because they have two writers.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -158,16 +159,6 @@ pub struct Switchover {
     pub to: String,
     /// It does so if this is still the epoch.
     pub from_epoch: u64,
-}
-
-/// How far a log is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Positions {
-    /// LSN of the first record that can be read.
-    pub first: u64,
-    /// LSN of the last record acknowledged.
-    pub acked: u64,
 }
 
 /// Who is primary and who are the members: (epoch, version) grows with every change and names the content.

@@ -5,9 +5,10 @@
 mod support;
 
 use serde_json::{Value, json};
-use tailwind_crds::report::{self, BackupReport, FolderUse, SidecarReport};
 use tailwind_crds::view::{GroupView, Lenient};
-use tailwind_crds::{Durability, Positions, ReplicaGroup, Transport, names};
+use tailwind_crds::{Durability, ReplicaGroup, Transport, names};
+use tailwind_report::Positions;
+use tailwind_report::report::{self, BackupReport, FolderUse, SidecarReport};
 
 use support::lost;
 

@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use tailwind_crds::names::{FINALIZER, SIDECAR_CONTAINER};
-use tailwind_crds::readiness::Unready;
-use tailwind_crds::report::{BackupReport, SidecarReport};
-use tailwind_crds::{LogStatus, Positions, ReplicaGroup};
+use tailwind_crds::{LogStatus, ReplicaGroup};
+use tailwind_report::Positions;
+use tailwind_report::readiness::Unready;
+use tailwind_report::report::{BackupReport, SidecarReport};
 
 use crate::objects::Owned;
 use crate::options::Settings;

@@ -26,10 +26,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use tailwind_backup::{BackupConfig, Daemon, OsFolder, start};
-use tailwind_crds::readiness::Unready;
 use tailwind_fabric::FabricKind;
 use tailwind_protocol::backup::{FLUSH_SEGMENTS_MIN, Input, Limits};
 use tailwind_protocol::layout::{SegmentSize, readable_size};
+use tailwind_report::readiness::Unready;
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
 use tokio::net::TcpListener;

@@ -45,8 +45,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::access::Access;
+use crate::kubernetes::PrimaryAddress;
 use crate::path::{ClientRequest, Command, ControlReceivers, Counters, Waker};
-use crate::primary_address::PrimaryAddress;
 use crate::rpc::BackupClient;
 use crate::store::Store;
 

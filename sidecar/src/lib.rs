@@ -3,7 +3,7 @@
 //! `run` is a primary or a standby: [`run`] wires it, [`path`] is the append path on its own thread, [`control`] moves
 //! between the roles, [`store`] is where elections are decided. `backup` is the daemon that lends memory: [`backup`].
 //! Both speak the control RPC: [`rpc`] asks, [`http`] and [`tls`] serve and guard. [`fabric`] chooses what moves the bytes,
-//! [`preflight`] looks whether RDMA can, [`primary_address`] leads clients to the primary. [`commands`] are for people.
+//! [`preflight`] looks whether RDMA can, [`kubernetes`] is all that knows of the API server. [`commands`] are for people.
 
 pub mod access;
 pub mod address;
@@ -12,11 +12,15 @@ pub mod commands;
 pub mod control;
 pub mod fabric;
 pub mod http;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "no_kubernetes.rs"]
+pub mod kubernetes;
 pub mod logging;
 pub mod options;
 pub mod path;
 pub mod preflight;
-pub mod primary_address;
 pub mod rpc;
 pub mod run;
 pub mod store;

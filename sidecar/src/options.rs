@@ -16,8 +16,8 @@ use tailwind_protocol::promotion::AcceptedLoss;
 use crate::access::TokenOptions;
 use crate::address::{AdvertiseOptions, HostPort};
 use crate::fabric::{FabricOption, RdmaOptions};
+use crate::kubernetes::GroupPath;
 use crate::path::Allowed;
-use crate::store::kubernetes::GroupPath;
 use crate::tls::TlsOptions;
 
 /// A backup that a sidecar may use.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use tailwind_crds::readiness::{Unready, UnreadyReason};
 use tailwind_fabric::verbs::DeviceSelector;
 use tailwind_protocol::layout::{SegmentSize, readable_size};
+use tailwind_report::readiness::{Unready, UnreadyReason};
 
 use crate::fabric::RdmaOptions;
 

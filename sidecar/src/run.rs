@@ -16,13 +16,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use tailwind_crds::names::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
-use tailwind_crds::report;
 use tailwind_protocol::config::{MEMBERS_MAX, PrimaryRef};
 use tailwind_protocol::layout::readable_size;
 use tailwind_protocol::rpc::path::{HEARTBEATS, POSITION};
 use tailwind_protocol::rpc::{PositionReply, PositionRequest, Refusal};
 use tailwind_protocol::socket::Role;
+use tailwind_report::report;
+use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 use tailwind_runtime::http::Server;
 use tailwind_runtime::process::Signals;
 use tokio::sync::watch;
@@ -37,12 +37,11 @@ use crate::control::times::PromotionTimes;
 use crate::control::waits::Waits;
 use crate::control::{self, Context, PathHandle, Rules, status};
 use crate::http::{self, Rights};
+use crate::kubernetes;
 use crate::options::{AllowedUid, BackupAddress, RunOptions};
 use crate::path::{Allowed, COMMANDS_MAX, Command, Counters, Options as PathOptions, Path, Waker, control_channels};
-use crate::primary_address::PrimaryAddress;
-use crate::store::Store;
 use crate::store::file::FileStore;
-use crate::store::kubernetes::{self, Joined, Shape};
+use crate::store::{Joined, Shape, Store};
 use crate::thread::spawn_owned;
 use crate::tls::PeerRole;
 
@@ -104,7 +103,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let mut signals = Signals::new().context("install signal handlers")?;
     let role = if reader { PeerRole::Reader } else { PeerRole::Sidecar };
     let (access, reload) = Access::load(&tls, &token, &group, role)?;
-    let Joined { client, store, shape, desired, watch_task } = match &replica_group {
+    let Joined { store, shape, desired, watch_task } = match &replica_group {
         Some(path) => kubernetes::join(path).await?,
         None => {
             let config = config.unwrap_or_else(|| PathBuf::from(format!("/var/lib/tailwind/{group}/config.json")));
@@ -161,12 +160,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let path = Path::new(path_options, name.to_string(), listener, inbox, to_control, Arc::clone(&shared), &waker)
         .context("set up the append path")?;
     let me = PrimaryRef { id: name.clone(), control };
-    let service = primary_service.filter(|_| !reader).zip(replica_group.as_ref());
     let (seen, configuration) = watch::channel(None);
     let watch_store = control::configuration::watch(store.clone(), seen);
-    let primary_address = service
-        .zip(client)
-        .and_then(|((service, group), client)| PrimaryAddress::new(client, group.namespace.clone(), service, &me));
+    let primary_address = primary_service.filter(|_| !reader).and_then(|service| store.primary_address(service, &me));
     let context = Arc::new(Context {
         me,
         primary_address,
@@ -237,7 +233,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 fn fixed(store: Store, shape: Shape, desired: DesiredState) -> Joined {
     let (told, desired) = watch::channel(desired);
     // No change arrives; the channel stays open while anybody listens.
-    Joined { client: None, store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
+    Joined { store, shape, desired, watch_task: tokio::spawn(async move { told.closed().await }) }
 }
 
 fn check_backups(listed: &[BackupAddress], backups: u8, min_in_sync: Option<u8>) -> anyhow::Result<()> {

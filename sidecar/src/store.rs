@@ -1,21 +1,48 @@
 //! The config store: where epoch, version, primary and members live, changed by compare-and-swap only.
 //!
 //! Asked by [`control`](crate::control). A [`mod@file`], for one host or several that share a folder; or the `status.log` of
-//! a `ReplicaGroup`, [`kubernetes`], where the API server's etcd decides.
+//! a `ReplicaGroup`, [`kubernetes`](crate::kubernetes), where the API server's etcd decides.
 
 pub mod file;
-pub mod kubernetes;
 
 use std::time::Duration;
 
-use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
+use tailwind_protocol::config::{Configuration, Durability, PrimaryRef, Stamp, Swap, SwapOutcome};
 use tailwind_protocol::ids::LogId;
+use tailwind_protocol::layout::SegmentSize;
+use tokio::sync::watch;
+
+use crate::control::desired::DesiredState;
+use crate::fabric::FabricOption;
+use crate::kubernetes::{KubernetesStore, PrimaryAddress};
 
 use file::FileStore;
-use kubernetes::KubernetesStore;
 
 /// How often a watch looks for a new content of a file.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A group that has been found.
+pub struct Joined {
+    /// Its config store.
+    pub store: Store,
+    /// What of it never changes.
+    pub shape: Shape,
+    /// What of it may change.
+    pub desired: watch::Receiver<DesiredState>,
+    /// Keeps both up to date, and ends only by a panic: its owner ends the process then.
+    pub watch_task: tokio::task::JoinHandle<()>,
+}
+
+/// What of a group never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// What an ack promises.
+    pub durability: Durability,
+    /// Size of segments.
+    pub segment_size: SegmentSize,
+    /// How bytes reach backups.
+    pub fabric: FabricOption,
+}
 
 /// A config store.
 #[derive(Clone, Debug)]
@@ -53,6 +80,14 @@ impl Store {
             }
             SwapOutcome::Unknown
         })
+    }
+
+    /// What leads clients of this service to a sidecar while it is primary; only where the store is in Kubernetes.
+    pub fn primary_address(&self, service: String, me: &PrimaryRef) -> Option<PrimaryAddress> {
+        match self {
+            Store::File(_) => None,
+            Store::Kubernetes(store) => store.primary_address(service, me),
+        }
     }
 
     /// Returns once the content is newer than `known`, or of another log, with that content: for whoever writes nothing.

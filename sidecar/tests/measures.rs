@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bench::{Bench, ack};
-use tailwind_crds::readiness::AppendsWaitFor;
 use tailwind_protocol::ids::Epoch;
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::{Input, Output, Seat};
 use tailwind_protocol::socket::Request;
+use tailwind_report::readiness::AppendsWaitFor;
 use tailwind_sidecar::path::{Command, Description, Options};
 
 /// A wait is told after a second.

@@ -7,7 +7,7 @@ use std::fmt;
 
 use displaydoc::Display;
 use strum::{AsRefStr, EnumIter, VariantNames};
-use tailwind_crds::Positions;
+use tailwind_report::Positions;
 
 use super::backup_pod::PodFailure;
 use super::backups::Replacement;

@@ -5,7 +5,7 @@
 
 use displaydoc::Display;
 use kube::ResourceExt;
-use tailwind_crds::readiness::{Waiting, WaitsFor};
+use tailwind_report::readiness::{Waiting, WaitsFor};
 
 use super::group_state::GroupState;
 use super::primary::{Leading, Primary};

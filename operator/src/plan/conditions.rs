@@ -6,8 +6,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 use tailwind_crds::names::ANNOTATION_INJECTED;
-use tailwind_crds::readiness::WaitsFor;
 use tailwind_crds::{Phase, ReplicaGroupStatus, UpdateStrategy};
+use tailwind_report::readiness::WaitsFor;
 
 use super::answer::{
     Acked, Answer, BackupsCurrent, Degraded, FailoverSafe, Fenced, LogFits, Paused, Placeable, Progressing,

@@ -6,7 +6,7 @@ use displaydoc::Display;
 use kube::ResourceExt;
 use strum::EnumIter;
 use tailwind_crds::Phase;
-use tailwind_crds::readiness::{AppendsWait, AppendsWaitFor, WaitsFor};
+use tailwind_report::readiness::{AppendsWait, AppendsWaitFor, WaitsFor};
 
 use super::candidate::{Candidate, candidate};
 use super::count::Count;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tailwind_crds::LogPrimary;
 use tailwind_crds::names::ROLE_STANDBY;
-use tailwind_crds::report::SidecarReport;
+use tailwind_report::report::SidecarReport;
 
 use super::trouble::NoReport;
 use crate::observed::{Observed, has_sidecar, is_running};

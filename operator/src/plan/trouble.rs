@@ -6,8 +6,8 @@ use displaydoc::Display;
 use kube::ResourceExt;
 use strum::{AsRefStr, VariantNames};
 use tailwind_crds::names::BACKUP_CONTAINER;
-use tailwind_crds::readiness::{Unready, UnreadyReason};
-use tailwind_crds::report::BackupReport;
+use tailwind_report::readiness::{Unready, UnreadyReason};
+use tailwind_report::report::BackupReport;
 
 use super::backup_pod::{BackupPod, last_output};
 use super::count::Count;

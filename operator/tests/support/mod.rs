@@ -12,8 +12,6 @@ use tailwind_crds::names::{
     ANNOTATION_ATTEMPT, ANNOTATION_INJECTED, ANNOTATION_TEMPLATE, GATE_CAUGHT_UP, LABEL_GROUP, LABEL_READS, LABEL_ROLE,
     ROLE_READER,
 };
-use tailwind_crds::readiness::{AppendsWait, Waiting};
-use tailwind_crds::report::{BackupReport, FollowReport, SidecarReport};
 use tailwind_operator::objects::pod::{Creation, backup};
 use tailwind_operator::objects::{Kind, Owned};
 use tailwind_operator::observed::{Authority, CertificateFacts, Certificates, Leaf, NodeFacts, Observed};
@@ -22,6 +20,8 @@ use tailwind_operator::plan::{Action, plan};
 use tailwind_operator::platform::Platform;
 use tailwind_operator::quantity::milli;
 use tailwind_operator::server_version::ServerVersion;
+use tailwind_report::readiness::{AppendsWait, Waiting};
+use tailwind_report::report::{BackupReport, FollowReport, SidecarReport};
 
 pub(crate) const UID: &str = "00000000-0000-0000-0000-000000000001";
 const NOW: &str = "2026-06-01T12:00:00Z";

@@ -17,8 +17,6 @@ use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tailwind_backup::{Disk, ReadError, Unchecked};
-use tailwind_crds::readiness::{Unready, UnreadyReason};
-use tailwind_crds::report;
 use tailwind_fabric::{ChannelAnswer, Grant, Offer, Pool, ReadGrant};
 use tailwind_protocol::backup::{Input, Request};
 use tailwind_protocol::ids::MemberId;
@@ -27,6 +25,8 @@ use tailwind_protocol::rpc::{
     FlushReply, FlushRequest, Inventory, InventoryRequest, OpenReply, OpenRequest, PullRequest, ReadConnectReply,
     ReadConnectRequest, Refusal, ShareReply, ShareRequest, SyncRequest, TrimRequest, path,
 };
+use tailwind_report::readiness::{Unready, UnreadyReason};
+use tailwind_report::report;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::error;
 

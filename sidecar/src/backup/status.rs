@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tailwind_crds::readiness::Unready;
-use tailwind_crds::report::{BackupReport, FolderUse, Report};
 use tailwind_protocol::backup::Counts;
 use tailwind_protocol::ids::{BootId, GroupName, MemberId};
+use tailwind_report::readiness::Unready;
+use tailwind_report::report::{BackupReport, FolderUse, Report};
 use tailwind_runtime::metrics::Snapshot;
 
 use crate::access::Access;

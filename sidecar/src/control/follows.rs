@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tailwind_crds::report::FollowReport;
 use tailwind_fabric::ReaderId;
 use tailwind_protocol::follower::STALE_AFTER;
 use tailwind_protocol::ids::{Epoch, LogId, Lsn, MemberId};
+use tailwind_report::report::FollowReport;
 
 use super::log::Term;
 

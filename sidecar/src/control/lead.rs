@@ -22,7 +22,6 @@ use super::seat::SeatTasks;
 use super::sources::Sources;
 use super::{Context, log};
 use crate::path::Command;
-use crate::primary_address;
 
 /// Pause before a swap of unknown outcome is sent again.
 const SWAP_INTERVAL: Duration = Duration::from_millis(100);
@@ -78,12 +77,12 @@ pub async fn lead(
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
     context.log.announce();
     let mut term = Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new() };
-    let served = primary_address::Term::of(&term.config);
+    let served = term.config.clone();
     if context.primary_address.is_some() {
-        let context = Arc::clone(context);
+        let (context, served) = (Arc::clone(context), served.clone());
         term.tasks.spawn(async move {
             match &context.primary_address {
-                Some(address) => match address.publish(served).await {},
+                Some(address) => match address.publish(&served).await {},
                 None => std::future::pending().await,
             }
         });
@@ -218,10 +217,10 @@ impl Term {
 }
 
 /// Clients need not wait for it: a successor writes over it.
-fn withdraw(context: Arc<Context>, term: primary_address::Term) {
+fn withdraw(context: Arc<Context>, served: Configuration) {
     tokio::spawn(async move {
         if let Some(address) = &context.primary_address {
-            address.withdraw(term).await;
+            address.withdraw(&served).await;
         }
     });
 }

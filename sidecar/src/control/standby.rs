@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use tailwind_crds::readiness::WaitsFor;
 use tailwind_protocol::config::{Configuration, Time};
 use tailwind_protocol::socket::Role;
 use tailwind_protocol::standby::{Desired, Input, Output, Reason, Report, Round, Rules, Standby};
+use tailwind_report::readiness::WaitsFor;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 

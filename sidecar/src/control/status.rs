@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tailwind_crds::Positions;
-use tailwind_crds::names::{ROLE_PRIMARY, ROLE_READER};
-use tailwind_crds::readiness::{AppendsWait, AppendsWaitFor, Readiness, Waiting, WaitsFor};
-use tailwind_crds::report::{FollowReport, Report, SidecarReport};
+use tailwind_report::Positions;
+use tailwind_report::readiness::{AppendsWait, AppendsWaitFor, Readiness, Waiting, WaitsFor};
+use tailwind_report::report::{FollowReport, Report, SidecarReport};
+use tailwind_report::{ROLE_PRIMARY, ROLE_READER};
 use tailwind_runtime::metrics::Snapshot;
 use tokio::sync::oneshot;
 

@@ -5,8 +5,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tailwind_crds::readiness::{Waiting, WaitsFor};
 use tailwind_protocol::promotion;
+use tailwind_report::readiness::{Waiting, WaitsFor};
 use tokio::time::Instant;
 
 /// A shorter wait belongs to every failover: members that die are waited for a little.

@@ -6,8 +6,8 @@
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tailwind_crds::report;
 use tailwind_protocol::rpc::Refusal;
+use tailwind_report::report;
 use tailwind_runtime::http::{CheckRequest, Connection, Standing};
 
 use super::response;

@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
-use tailwind_crds::readiness::AppendsWaitFor;
 use tailwind_protocol::primary::{Membership, Positions, Primary};
+use tailwind_report::readiness::AppendsWaitFor;
 
 use super::replicator::Replicator;
 use super::{Path, RoleState};

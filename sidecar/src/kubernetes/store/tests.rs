@@ -77,7 +77,7 @@ async fn another_log_is_news_whatever_its_stamp() {
     let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
     let path: GroupPath = "shop/orders".parse().unwrap();
     let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
-    let store = KubernetesStore { api: Api::namespaced(client, "shop"), path, seen, logged };
+    let store = KubernetesStore { client: client.clone(), api: Api::namespaced(client, "shop"), path, seen, logged };
     let known = store.news(None).await;
     let anew = Configuration { log: LogId(8), ..config(1, 1) };
     tell.send_replace(shown(&anew));

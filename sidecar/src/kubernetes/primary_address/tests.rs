@@ -10,11 +10,24 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use kube::Config;
 use std::collections::HashMap;
+use tailwind_protocol::ids::{Claim, Version};
 use tokio::sync::watch;
 
 use super::*;
 
 const LOG: &str = "0000000000000000000000000000000a";
+
+fn config(epoch: u64) -> Configuration {
+    Configuration {
+        log: LOG.parse().unwrap(),
+        epoch: Epoch(epoch),
+        claim: Claim(epoch),
+        earlier: Vec::new(),
+        version: Version(1),
+        primary: PrimaryRef { id: "app-0".parse().unwrap(), control: "10.0.0.1:7410".to_owned() },
+        members: Vec::new(),
+    }
+}
 
 fn term(epoch: u64) -> Term {
     Term(LOG.parse().unwrap(), Epoch(epoch))
@@ -114,9 +127,9 @@ async fn handle(
     }
 }
 
-fn publish(sidecar: &Arc<PrimaryAddress>, term: Term) -> tokio::task::JoinHandle<Infallible> {
+fn publish(sidecar: &Arc<PrimaryAddress>, config: Configuration) -> tokio::task::JoinHandle<Infallible> {
     let sidecar = Arc::clone(sidecar);
-    tokio::spawn(async move { sidecar.publish(term).await })
+    tokio::spawn(async move { sidecar.publish(&config).await })
 }
 
 #[tokio::test]
@@ -124,7 +137,7 @@ async fn the_slice_leads_to_the_primary_and_stays_so() {
     for version in ["v1", "v1beta1"] {
         let server = Server::new(version);
         let sidecar = server.sidecar("app-0", "10.0.0.5").await;
-        let task = publish(&sidecar, term(3));
+        let task = publish(&sidecar, config(3));
         server.wait_for(|slice| slice["endpoints"][0]["addresses"] == json!(["10.0.0.5"])).await;
         assert_eq!(server.leads_to(), "app-0");
         assert_eq!(server.slice.borrow()["metadata"]["annotations"][ANNOTATION_TERM], format!("{LOG}/3"));
@@ -139,25 +152,25 @@ async fn the_slice_leads_to_the_primary_and_stays_so() {
 async fn an_older_term_never_replaces_a_newer_one() {
     let server = Server::new("v1");
     let (old, new) = (server.sidecar("app-0", "10.0.0.5").await, server.sidecar("app-1", "10.0.0.6").await);
-    let new = publish(&new, term(10));
+    let new = publish(&new, config(10));
     server.wait_for(|slice| slice["endpoints"][0]["targetRef"]["name"] == "app-1").await;
-    let late = publish(&old, term(9));
+    let late = publish(&old, config(9));
     // Whatever changes, it looks again.
     for n in 0..50 {
         server.write(&json!({"metadata": {"labels": {"n": n.to_string()}}}));
         tokio::time::sleep(Duration::from_millis(1)).await;
         assert_eq!(server.leads_to(), "app-1");
     }
-    old.withdraw(term(9)).await;
+    old.withdraw(&config(9)).await;
     assert_eq!(server.leads_to(), "app-1");
     // Once it wins again it stands there.
     late.abort();
     new.abort();
-    let again = publish(&old, term(11));
+    let again = publish(&old, config(11));
     server.wait_for(|slice| slice["endpoints"][0]["targetRef"]["name"] == "app-0").await;
     again.abort();
     drop(again.await);
-    old.withdraw(term(11)).await;
+    old.withdraw(&config(11)).await;
     assert_eq!(server.slice.borrow()["endpoints"], json!([]));
 }
 
@@ -167,7 +180,7 @@ async fn the_term_of_another_log_or_garbage_is_replaced() {
         let server = Server::new("v1");
         let somebody = json!([{"addresses": ["10.9.9.9"], "conditions": {"ready": true}}]);
         server.write(&json!({"metadata": {"annotations": {ANNOTATION_TERM: written}}, "endpoints": somebody}));
-        let task = publish(&server.sidecar("app-0", "10.0.0.5").await, term(1));
+        let task = publish(&server.sidecar("app-0", "10.0.0.5").await, config(1));
         server.wait_for(|slice| slice["endpoints"][0]["addresses"] == json!(["10.0.0.5"])).await;
         task.abort();
     }

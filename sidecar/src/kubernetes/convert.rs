@@ -7,50 +7,12 @@ use serde::Deserialize as _;
 use tailwind_crds::view::{GroupView, Lenient, SpecView};
 use tailwind_crds::{LogMember, LogPrimary, LogStatus, Transport};
 use tailwind_protocol::config::{Configuration, Durability, MemberRef, PrimaryRef};
-use tailwind_protocol::ids::{Claim, Epoch, GroupName, Version};
+use tailwind_protocol::ids::{Claim, Epoch, Version};
 use tailwind_protocol::layout::SegmentSize;
 
 use crate::control::desired::{DesiredState, Switchover};
 use crate::fabric::FabricOption;
-
-/// Where a group is: `NAMESPACE/NAME`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupPath {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name, which is that of the group.
-    pub name: GroupName,
-}
-
-impl FromStr for GroupPath {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<GroupPath, String> {
-        let (namespace, name) = text.split_once('/').ok_or("must be NAMESPACE/NAME")?;
-        if namespace.is_empty() {
-            return Err("must be NAMESPACE/NAME".to_owned());
-        }
-        let name = name.parse().map_err(|error: tailwind_protocol::ids::BadName| error.to_string())?;
-        Ok(GroupPath { namespace: namespace.to_owned(), name })
-    }
-}
-
-impl fmt::Display for GroupPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// What of a group never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// What an ack promises.
-    pub durability: Durability,
-    /// Size of segments.
-    pub segment_size: SegmentSize,
-    /// How bytes reach backups.
-    pub fabric: FabricOption,
-}
+use crate::store::Shape;
 
 pub(super) fn shape(spec: &SpecView) -> anyhow::Result<Shape> {
     let known = |why: String| anyhow::anyhow!(why);

@@ -23,7 +23,8 @@ use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use crate::logging::Repeats;
-use crate::store::kubernetes::FIELD_MANAGER;
+
+use super::FIELD_MANAGER;
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -37,11 +38,11 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(10);
 /// A log and an epoch: `LOG/EPOCH`. Of different logs neither comes before the other: a group that was begun anew begins with
 /// epoch 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Term(LogId, Epoch);
+struct Term(LogId, Epoch);
 
 impl Term {
     /// The one that this configuration begins or continues.
-    pub fn of(config: &Configuration) -> Term {
+    fn of(config: &Configuration) -> Term {
         Term(config.log, config.epoch)
     }
 
@@ -79,8 +80,10 @@ impl PrimaryAddress {
         Some(PrimaryAddress { client, namespace, service, pod: me.id.to_string(), address, api: OnceCell::new() })
     }
 
-    /// Keeps the slice leading here for as long as nobody of a later term stands there. Does not return.
-    pub async fn publish(&self, term: Term) -> Infallible {
+    /// Keeps the slice leading here, in the term of this configuration, unless it names a primary of a later one. Does not
+    /// return.
+    pub async fn publish(&self, config: &Configuration) -> Infallible {
+        let term = Term::of(config);
         let mut logged = Repeats::every(LOG_AGAIN);
         loop {
             let Err(why) = self.follow(term).await;
@@ -92,7 +95,8 @@ impl PrimaryAddress {
     }
 
     /// Takes the address of a term that has ended out, unless a successor's stands there already.
-    pub async fn withdraw(&self, term: Term) {
+    pub async fn withdraw(&self, config: &Configuration) {
+        let term = Term::of(config);
         let work = async {
             let api = self.api().await?;
             let Some(slice) = api.get_opt(&self.service).await.map_err(|error| error.to_string())? else {

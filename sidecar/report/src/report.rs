@@ -6,9 +6,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::Positions;
-use crate::names::ROLE_PRIMARY;
 use crate::readiness::{AppendsWait, Waiting};
+use crate::{Positions, ROLE_PRIMARY};
 
 /// Where the report is served.
 pub const PATH: &str = "/report";
@@ -128,7 +127,7 @@ pub fn read<T: DeserializeOwned>(page: &[u8], group: &str, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::ROLE_READER;
+    use crate::ROLE_READER;
     use crate::readiness::{AppendsWaitFor, WaitsFor};
 
     const BACKUP: &str = r#"{"version":1,"group":"orders","name":"b","damaged":2,"quarantined":1}"#;

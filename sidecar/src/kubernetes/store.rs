@@ -5,8 +5,6 @@
 //! While the API server is away, nothing here succeeds and nothing of the append path waits for it: elections and changes
 //! of the member set do. One watch tells of changes; a task of the process keeps it up.
 
-mod convert;
-
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,16 +18,16 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tailwind_crds::view::GroupView;
-use tailwind_protocol::config::{Configuration, Stamp, Swap, SwapOutcome};
+use tailwind_protocol::config::{Configuration, PrimaryRef, Stamp, Swap, SwapOutcome};
 use tailwind_protocol::ids::LogId;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::control::desired::DesiredState;
 use crate::logging::Repeats;
-use crate::store::Store;
+use crate::store::{Joined, Store};
 
-pub use convert::{GroupPath, Shape};
+use super::primary_address::PrimaryAddress;
+use super::{FIELD_MANAGER, GroupPath, convert};
 
 /// How long one request may take. Longer than any healthy API server needs, and short enough for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,12 +39,10 @@ const WATCH_AGAIN: Duration = Duration::from_millis(500);
 const LOG_AGAIN: Duration = Duration::from_secs(30);
 /// The operator gives a pod's service account its rights once it has seen the pod. Before that a refusal is expected.
 const RIGHTS_PATIENCE: Duration = Duration::from_secs(20);
-/// Names this writer in `metadata.managedFields`.
-pub(crate) const FIELD_MANAGER: &str = "tailwind-sidecar";
-
 /// A config store in a `ReplicaGroup`.
 #[derive(Clone)]
 pub struct KubernetesStore {
+    client: Client,
     api: Api<GroupView>,
     path: GroupPath,
     seen: watch::Receiver<Option<Arc<GroupView>>>,
@@ -58,20 +54,6 @@ impl std::fmt::Debug for KubernetesStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("KubernetesStore").field(&self.path).finish()
     }
-}
-
-/// A group that has been found.
-pub struct Joined {
-    /// Speaks to the API server, if the group is one of its objects.
-    pub client: Option<Client>,
-    /// Its config store.
-    pub store: Store,
-    /// What of it never changes.
-    pub shape: Shape,
-    /// What of it may change.
-    pub desired: watch::Receiver<DesiredState>,
-    /// Keeps both up to date, and ends only by a panic: its owner ends the process then.
-    pub watch_task: tokio::task::JoinHandle<()>,
 }
 
 /// Finds a group, as this pod's service account may see it. Waits for as long as there is none.
@@ -96,8 +78,8 @@ pub async fn join(path: &GroupPath) -> anyhow::Result<Joined> {
         drop(watching.await);
     });
     let logged = Arc::new(Mutex::new(Repeats::every(LOG_AGAIN)));
-    let store = Store::Kubernetes(Box::new(KubernetesStore { api, path: path.clone(), seen, logged }));
-    Ok(Joined { client: Some(client), store, shape, desired, watch_task })
+    let store = Store::Kubernetes(Box::new(KubernetesStore { client, api, path: path.clone(), seen, logged }));
+    Ok(Joined { store, shape, desired, watch_task })
 }
 
 async fn first(seen: &mut watch::Receiver<Option<Arc<GroupView>>>) -> anyhow::Result<Arc<GroupView>> {
@@ -158,6 +140,11 @@ impl KubernetesStore {
             Ok(got) => got.map_err(|error| told(error.to_string())),
             Err(_) => Err(told(format!("no answer from the API server within {REQUEST_TIMEOUT:?}"))),
         }
+    }
+
+    /// What leads clients of this service to a sidecar of the group.
+    pub fn primary_address(&self, service: String, me: &PrimaryRef) -> Option<PrimaryAddress> {
+        PrimaryAddress::new(self.client.clone(), self.path.namespace.clone(), service, me)
     }
 
     /// True if an error has not just been logged.
