@@ -58,6 +58,40 @@ install_missing() {
     missing=()
 }
 
+# build OPTION...: cargo build, with one line that says how far it is; everything that cargo says if it fails.
+build() {
+    local log status=0
+    log=$(mktemp)
+    # On a terminal too, cargo is asked for its progress as lines: it scrolls a line by for each crate otherwise.
+    CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=100 CARGO_TERM_COLOR=never \
+        cargo build --locked "$@" 2>&1 | tr '\r' '\n' | tee "$log" | show_progress || status=$?
+    [ $status -eq 0 ] || grep -v '^ *Building \[' "$log" >&2
+    rm -f "$log"
+    return $status
+}
+
+# Of cargo's progress (`Building [==>  ] 37/179: tokio, ring`): how many crates are built of all, and which are being built; on a
+# terminal in one line that changes, otherwise in a line for each quarter. A build that finds nothing to do says nothing.
+show_progress() {
+    local line done_of_all now quarter said='' width
+    width=$(tput cols 2>/dev/null || echo 80)
+    while read -r line; do
+        case $line in 'Building ['*']'*) ;; *) continue ;; esac
+        line=${line##*\] }
+        done_of_all=${line%%:*} now=${line#*: }
+        if [ -t 1 ]; then
+            line="building ${done_of_all/\// of } crates: $now"
+            printf '\r\e[K%s' "${line:0:width-1}" && said=line
+        else
+            quarter=$((4 * ${done_of_all%/*} / ${done_of_all#*/}))
+            [ "$quarter" != "$said" ] || continue
+            said=$quarter
+            say "building ${done_of_all/\// of } crates: $now"
+        fi
+    done
+    [ "$said" != line ] || printf '\r\e[K'
+}
+
 # What any build needs: a C compiler, for the crates that contain C or assembly, and certificates, to fetch crates.
 need_build_tools() {
     need gcc command -v cc
