@@ -39,29 +39,25 @@ main() {
     need_cluster
     install_missing
     e2e/cluster/helm prepare
+    build_tests
     if [ -z "${KUBECONFIG:-}" ]; then
         # With a line about it, because it takes minutes.
         e2e/cluster/build
         work=$(mktemp -d -t tailwind-cluster.XXXXXX)
         mkdir -p "$work/images"
-        build_programs
         pack_images
         ! is_wanted "$EARLIER_TEST" || pack_earlier_sidecar
         start
         export TAILWIND_CLUSTER=$work
     fi
-    cargo test --workspace --features "$FEATURES,$MACHINES" --locked --test cluster -- --test-threads=1 \
-        ${filter:+"$filter"} "${others[@]}"
-}
-
-# The very build that the other tests are made from.
-build_programs() {
-    cargo test --workspace --features "$FEATURES" --locked --no-run
+    local program
+    program=$(test_program cluster)
+    (cd e2e && "$program" --test-threads=1 ${filter:+"$filter"} "${others[@]}")
 }
 
 pack_images() {
     local built
-    built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
+    built=$(built debug)
     pack loader "$built/loader"
     NONROOT=yes RDMA=yes pack sidecar "$built/tailwind-sidecar"
     NONROOT=yes pack operator "$built/tailwind-operator"

@@ -3,12 +3,12 @@
 
 # Tools that are built once for all clones.
 TOOLS="$HOME/.cache/tailwind/tools"
-# Tests are built with RDMA, as releases are, and with the fabrics that only ./bench has; clippy also looks at what is built
-# without.
-FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs,tailwind-fabric/baselines
-# Tests that need machines of their own. Always beside FEATURES and for the whole workspace: with fewer features or packages,
-# cargo would build most of what they stand on a second time.
-MACHINES=tailwind-e2e/machines,tailwind-e2e/cluster
+# What tests, clippy and docs are built with, always for the whole workspace, so that each crate is compiled once: RDMA, as in
+# releases; the fabrics that only ./bench has; bugs that tests plant at run time; tests that need machines of their own.
+FEATURES=tailwind-sidecar/verbs,tailwind-fabric/verbs,tailwind-fabric/baselines,tailwind-sim/planted-bugs
+FEATURES=$FEATURES,tailwind-e2e/machines,tailwind-e2e/cluster
+# The test programs that `build_tests` has made, as cargo names them.
+TEST_PROGRAMS=target/check/programs.json
 # The programs of Kubernetes that e2e/cluster/build makes.
 KUBERNETES="$HOME/.cache/tailwind/kubernetes/1.20.2"
 # Where Debian keeps the source of a Go package of which Kubernetes has a broken one.
@@ -58,39 +58,63 @@ install_missing() {
     missing=()
 }
 
-# build OPTION...: cargo build, with one line that says how far it is; everything that cargo says if it fails.
-build() {
+# with_progress COMMAND...: runs cargo, with one line on the terminal that says how far it is, and what else it says only if it
+# fails. Its standard output stays as it is.
+with_progress() {
     local log status=0
     log=$(mktemp)
-    # On a terminal too, cargo is asked for its progress as lines: it scrolls a line by for each crate otherwise.
-    CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=100 CARGO_TERM_COLOR=never \
-        cargo build --locked "$@" 2>&1 | tr '\r' '\n' | tee "$log" | show_progress || status=$?
+    # Cargo is asked for its progress as lines: on a terminal it would scroll by a line for each crate.
+    { CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=100 CARGO_TERM_COLOR=never "$@" 2>&1 1>&3 \
+        | tr '\r' '\n' | tee "$log" | show_progress; } 3>&1 || status=$?
     [ $status -eq 0 ] || grep -v '^ *Building \[' "$log" >&2
     rm -f "$log"
     return $status
 }
 
-# Of cargo's progress (`Building [==>  ] 37/179: tokio, ring`): how many crates are built of all, and which are being built; on a
-# terminal in one line that changes, otherwise in a line for each quarter. A build that finds nothing to do says nothing.
+# The file descriptor on which progress is shown; nothing where that is of no interest.
+PROGRESS=${PROGRESS-2}
+export PROGRESS
+
+# Of cargo's progress (`Building [==>  ] 37/179: tokio, ring`): how many crates are built of all, and which are being built. On a
+# terminal at the end of the line on which the cursor is, and gone at the end; otherwise in a line for each quarter. A build that
+# finds nothing to do says nothing.
 show_progress() {
     local line done_of_all now quarter said='' width
     width=$(tput cols 2>/dev/null || echo 80)
+    [ -z "$PROGRESS" ] || [ ! -t "$PROGRESS" ] || printf '\e7' >&"$PROGRESS"
     while read -r line; do
         case $line in 'Building ['*']'*) ;; *) continue ;; esac
+        [ -n "$PROGRESS" ] || continue
         line=${line##*\] }
         done_of_all=${line%%:*} now=${line#*: }
-        if [ -t 1 ]; then
-            line="building ${done_of_all/\// of } crates: $now"
-            printf '\r\e[K%s' "${line:0:width-1}" && said=line
-        else
-            quarter=$((4 * ${done_of_all%/*} / ${done_of_all#*/}))
-            [ "$quarter" != "$said" ] || continue
-            said=$quarter
-            say "building ${done_of_all/\// of } crates: $now"
+        line="building ${done_of_all/\// of } crates: $now"
+        if [ -t "$PROGRESS" ]; then
+            printf '\e8\e[K%s' "${line:0:width-16}" >&"$PROGRESS"
+            continue
         fi
+        quarter=$((4 * ${done_of_all%/*} / ${done_of_all#*/}))
+        [ "$quarter" != "$said" ] || continue
+        said=$quarter
+        say "$line" >&"$PROGRESS"
     done
-    [ "$said" != line ] || printf '\r\e[K'
+    [ -z "$PROGRESS" ] || [ ! -t "$PROGRESS" ] || printf '\e8\e[K' >&"$PROGRESS"
 }
+
+# Builds every program that is tested, and every test: the one build of ./check and of what it calls.
+build_tests() {
+    mkdir -p "$(dirname "$TEST_PROGRAMS")"
+    with_progress cargo test --workspace --features "$FEATURES" --locked --no-run --message-format json-render-diagnostics \
+        >"$TEST_PROGRAMS"
+}
+
+# test_program NAME: the file of the test program that cargo made of tests/NAME.rs or tests/NAME/main.rs.
+test_program() {
+    sed -n "s|^.*\"kind\":\[\"test\"\].*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*$|\1|p" "$TEST_PROGRAMS" \
+        | grep . || stop "$TEST_PROGRAMS names no test program $1"
+}
+
+# built debug|release|quickstart: the folder in which cargo puts such programs.
+built() { realpath -m "${CARGO_TARGET_DIR:-target}/$1"; }
 
 # What any build needs: a C compiler, for the crates that contain C or assembly, and certificates, to fetch crates.
 need_build_tools() {

@@ -18,6 +18,8 @@ main() {
     local work figures count committed
     need_valgrind
     install_missing
+    build_tests
+    program=$(test_program instructions)
     figures=$(mktemp)
     # shellcheck disable=SC2064
     trap "rm -f '$figures'" EXIT
@@ -44,12 +46,11 @@ main() {
         || stop "the append path or the scan does more than before: find out why, or accept it with a reason in the commit: scripts/instructions.sh --accept"
 }
 
-# run WORK REPEAT: instructions of one run. The program is the one that the other tests are made with.
+# run WORK REPEAT: instructions of one run.
 run() {
     local log
-    log=$(CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='valgrind --tool=callgrind --callgrind-out-file=/dev/null' \
-        TAILWIND_REPEAT=$2 cargo test --workspace --features "$FEATURES" --locked --test instructions \
-        -- --exact "$1" --test-threads=1 2>&1) || { printf '%s\n' "$log" >&2 && return 1; }
+    log=$(cd sidecar && TAILWIND_REPEAT=$2 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+        "$program" --exact "$1" --test-threads=1 2>&1) || { printf '%s\n' "$log" >&2 && return 1; }
     sed -n 's/^==[0-9]*== Collected : //p' <<<"$log" | grep . || { printf '%s\n' "$log" >&2 && return 1; }
 }
 

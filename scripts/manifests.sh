@@ -40,10 +40,9 @@ main() {
 
 write_texts() {
     cp crds/replicagroups.yaml "$work/$CHART/files/"
-    # Built with all others: alone it would have other features, and so most of what it stands on be built twice.
-    cargo test --quiet --workspace --features "$FEATURES" --locked --no-run
-    "${CARGO_TARGET_DIR:-target}/debug/tailwind-operator" permissions >"$work/$CHART/files/permissions.yaml"
-    "${CARGO_TARGET_DIR:-target}/debug/tailwind-crds" reference >"$work/docs/reference.md"
+    build_tests
+    "$(built debug)/tailwind-operator" permissions >"$work/$CHART/files/permissions.yaml"
+    "$(built debug)/tailwind-crds" reference >"$work/docs/reference.md"
     python3 scripts/values_table.py "$CHART/values.yaml" "$CHART/README.md" >"$work/$CHART/README.md"
 }
 

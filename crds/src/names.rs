@@ -8,7 +8,7 @@ pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
 /// On pods, by whoever makes them: reads the log of this group, and is given a sidecar that only reads. Never beside
 /// [`LABEL_GROUP`].
 pub const LABEL_READS: &str = "replication.tailwind.dev/reads";
-/// On app pods, by the operator: [`ROLE_PRIMARY`] on the primary alone.
+/// On app pods, by the operator: `primary` on the primary alone.
 pub const LABEL_ROLE: &str = "replication.tailwind.dev/role";
 pub use tailwind_report::{ROLE_PRIMARY, ROLE_READER, ROLE_STANDBY};
 /// On backup pods: their group.

@@ -12,9 +12,8 @@ use crate::processes::group::{Group, Setup};
 use crate::processes::process::program;
 use crate::workload::{Numbered, Random};
 
-/// Tests at once: a group has some eight busy processes, and with more groups than cores every deadline would have to be
-/// longer.
-const TURNS: usize = 2;
+/// Tests at once. A group has some eight processes; most of the time of most tests they wait for one another's deadlines.
+const TURNS: usize = 4;
 /// Longest record: some 400 records fill a segment of 64 KiB.
 const LENGTH_MAX: u64 = 200;
 

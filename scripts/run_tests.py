@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Runs the test programs that cargo has built, several beside each other, and prints what each printed. Called by ./check.
+
+    cargo test --no-run --message-format=json ... >PROGRAMS
+    scripts/run_tests.py PROGRAMS [--only NAME]... [--without NAME]... [--filter TEST]... [--doc-tests COMMAND...]
+
+cargo itself runs one program after the other, and most of what whole groups of processes do is waiting. A program counts as
+failed if it ends otherwise than with 0 and names no failed test. Ends with 1 if anything failed.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+# Programs beside each other, and tests beside each other in each: the tests of whole groups wait most of their time, so more run
+# than there are processors.
+PROGRAMS = 3
+THREADS = 2
+# What takes longest begins first; by the names of cargo's targets.
+LONGEST = ["processes", "planted_bugs", "backup_daemon", "exhaustive"]
+THREADS_OF = {"processes": 4}
+
+
+def programs(path):
+    """Each test program of cargo's messages: its name, the file, and the folder of its package, where cargo runs it."""
+    for line in Path(path).read_text().splitlines():
+        message = json.loads(line)
+        if message.get("reason") != "compiler-artifact" or not message["profile"]["test"] or not message["executable"]:
+            continue
+        yield message["target"]["name"], message["executable"], str(Path(message["manifest_path"]).parent)
+
+
+class Tests:
+    def __init__(self, filters):
+        self.filters = filters
+        self.lock = threading.Lock()
+        self.failed = []
+        self.done = 0
+        shown_on = os.environ.get("PROGRESS")
+        self.progress = os.fdopen(int(shown_on), "w") if shown_on and os.isatty(int(shown_on)) else None
+        self.show("\x1b7")
+
+    def run(self, name, command, folder):
+        environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        output = ended.stdout.decode(errors="replace")
+        with self.lock:
+            print(f"     Running {name} ({' '.join(command)})\n{output}", flush=True)
+            self.done += sum(line.startswith("test ") and line.endswith(" ok") for line in output.splitlines())
+            if ended.returncode != 0:
+                self.failed.append(name)
+                if "test result: FAILED" not in output:
+                    print(f"{name} died: it ended with {ended.returncode}", flush=True)
+            self.show(f"\x1b8\x1b[K{self.done} passed, {len(self.failed)} programs failed")
+
+    def show(self, text):
+        """How far it is, at the end of the line on which the terminal's cursor was."""
+        if self.progress:
+            self.progress.write(text)
+            self.progress.flush()
+
+    def run_all(self, found, doc_tests):
+        def rank(program):
+            return LONGEST.index(program[0]) if program[0] in LONGEST else len(LONGEST)
+
+        with concurrent.futures.ThreadPoolExecutor(PROGRAMS) as pool:
+            runs = []
+            for name, program, folder in sorted(found, key=rank):
+                command = [program, f"--test-threads={THREADS_OF.get(name, THREADS)}", *self.filters]
+                runs.append(pool.submit(self.run, name, command, folder))
+            if doc_tests:
+                runs.append(pool.submit(self.run, "doc tests", doc_tests, os.getcwd()))
+            for run in runs:
+                run.result()
+        self.show("\x1b8\x1b[K")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--without", action="append", default=[])
+    parser.add_argument("--filter", action="append", default=[])
+    parser.add_argument("--doc-tests", nargs=argparse.REMAINDER, default=[])
+    options = parser.parse_args()
+    found = [
+        program
+        for program in programs(options.programs)
+        if (not options.only or program[0] in options.only) and program[0] not in options.without
+    ]
+    if not found:
+        sys.exit(f"{options.programs} names no such test program")
+    tests = Tests(options.filter)
+    tests.run_all(found, options.doc_tests)
+    if tests.failed:
+        print(f"failed: {', '.join(sorted(tests.failed))}")
+        sys.exit(1)
+
+
+main()
