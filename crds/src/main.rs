@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: tailwind-crds            prints the definition, crds/replicagroups.yaml
-       tailwind-crds reference  prints the reference, docs/reference.md; reads the sources that it was built from";
+       tailwind-crds reference  prints the reference, docs/reference/kubernetes.md; reads the sources that it was built from";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

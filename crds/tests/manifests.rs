@@ -188,7 +188,7 @@ fn the_chart_has_the_definition() {
 
 #[test]
 fn the_reference_is_generated() {
-    assert!(read("docs/reference.md") == reference(&top()).unwrap(), "run: scripts/manifests.sh");
+    assert!(read("docs/reference/kubernetes.md") == reference(&top()).unwrap(), "run: scripts/manifests.sh");
 }
 
 #[test]
