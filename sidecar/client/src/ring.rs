@@ -1,7 +1,7 @@
 //! The ring of a connection: what takes the socket's place for everything but a read's records and its stop.
 //!
 //! Held by `session`. Appends are written straight into shared memory as long as there is room and nothing waits before them.
-//! A frame that wakes the sidecar, or stops a read, goes through the socket: see "The ring" in `docs/append-socket.md`.
+//! A frame that wakes the sidecar, or stops a read, goes through the socket: see `docs/append-ring.md`.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -56,7 +56,7 @@ mod kind {
 
 /// Flag of `Hello`: answer only once this sidecar is primary.
 pub const HELLO_HOLD: u32 = 1;
-/// Flag of `Hello`: the client can use a ring. See "The ring" in `docs/append-socket.md`.
+/// Flag of `Hello`: the client can use a ring. See `docs/append-ring.md`.
 pub const HELLO_RING: u32 = 2;
 /// Flag of `Welcome`: a ring comes with this frame.
 const WELCOME_RING: u8 = 1;

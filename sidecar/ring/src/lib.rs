@@ -3,7 +3,7 @@
 //! Called by the client library and by the sidecar's append path. A ring carries the bytes that the socket would carry; what
 //! they mean is not known here. `memory` maps the file and is the only module with `unsafe`; `ring` holds the two ends of one
 //! direction; `waiting` is how a side that sleeps is woken; `passing` sends the file over the socket. The bytes are described
-//! for other languages in `docs/append-socket.md`, "The ring".
+//! for other languages in `docs/append-ring.md`.
 //!
 //! The other process may write anything to the memory at any time. So each end keeps its own position to itself, reads the
 //! other's once and checks it, and copies bytes out before it looks at them.

@@ -15,7 +15,7 @@ use tailwind_ring::{
     receive, send,
 };
 
-/// Where the words of `docs/append-socket.md` lie: tail and head of the requests, then of the answers.
+/// Where the words of `docs/append-ring.md` lie: tail and head of the requests, then of the answers.
 const POSITIONS: [u64; 4] = [128, 256, 640, 768];
 
 /// Both ends, and the file for whoever scribbles on it.

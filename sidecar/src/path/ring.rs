@@ -1,4 +1,4 @@
-//! A client's ring: what takes the socket's place for requests and answers. See "The ring" in `docs/append-socket.md`.
+//! A client's ring: what takes the socket's place for requests and answers. See `docs/append-ring.md`.
 //!
 //! Held by a [`ClientConnection`](super::connection::ClientConnection) whose client asked for it. Appends are placed from the
 //! ring straight into the segment; every other frame is copied to the connection's inbox, and goes on as if it came from the
