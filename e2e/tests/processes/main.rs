@@ -18,5 +18,6 @@ mod kills;
 mod kv;
 mod pods;
 mod pulls;
+mod readme;
 mod ring;
 mod silent_connections;
