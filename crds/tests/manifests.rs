@@ -43,14 +43,14 @@ fn samples_are_valid_groups() {
     assert_eq!(groups, 7, "each sample has one group");
 }
 
-/// Markdown files that people read: all but the changelog, which speaks of the past.
+/// Markdown files that people read.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             pages(&path, found);
-        } else if name.ends_with(".md") && name != "CHANGELOG.md" {
+        } else if name.ends_with(".md") {
             found.push(path);
         }
     }
@@ -170,6 +170,22 @@ fn fields_in_the_docs_exist() {
         }
     }
     assert!(seen > 50, "only {seen} fields");
+}
+
+/// What a release means for its users, not a history. See "Changes" in CONTRIBUTING.md.
+#[test]
+fn the_changelog_is_short() {
+    const LINES_MAX: usize = 80;
+    let changelog = read("CHANGELOG.md");
+    let releases: Vec<&str> = changelog.split("\n## ").skip(1).collect();
+    assert!(!releases.is_empty(), "no release");
+    for release in releases {
+        let name = release.lines().next().unwrap();
+        let lines = release.trim_end().lines().count();
+        assert!(lines <= LINES_MAX, "{name}: {lines} lines, {LINES_MAX} at most");
+        let parts: Vec<&str> = release.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+        assert_eq!(parts, ["Safety", "Features", "Internals"], "{name}");
+    }
 }
 
 #[test]
