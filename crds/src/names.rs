@@ -3,9 +3,9 @@
 /// API group of the resource, and prefix of labels and annotations.
 pub const API_GROUP: &str = "replication.tailwind.dev";
 
-/// On app pods, by whoever makes them: belongs to this group, and is given a sidecar.
+/// On app pods, by their author: belongs to this group, and is given a sidecar.
 pub const LABEL_GROUP: &str = "replication.tailwind.dev/group";
-/// On pods, by whoever makes them: reads the log of this group, and is given a sidecar that only reads. Never beside
+/// On pods, by their author: reads the log of this group, and is given a sidecar that only reads. Never beside
 /// [`LABEL_GROUP`].
 pub const LABEL_READS: &str = "replication.tailwind.dev/reads";
 /// On app pods, by the operator: `primary` on the primary alone.

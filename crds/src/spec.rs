@@ -68,8 +68,8 @@ pub struct ReplicaGroupSpec {
     #[schemars(range(min = 1, max = 7))]
     pub backups: u8,
 
-    /// Copies needed to go on. With fewer, appends wait until backups return. Fewer keep appends going longer, more keep each
-    /// record safer. Half of backups, rounded up, if not given.
+    /// Copies needed to acknowledge appends. With fewer, appends wait until backups return. Fewer keep appends going longer,
+    /// more keep each record safer. Half of backups, rounded up, if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 7))]
     pub min_in_sync: Option<u8>,
@@ -109,7 +109,7 @@ pub struct ReplicaGroupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flush_volume: Option<FlushVolume>,
 
-    /// Seconds that a backup is given to bring its memory to its disk when it has to stop; also how long its node goes on for
+    /// Seconds that a backup is given to bring its memory to its disk when it must stop; also how long its node has power
     /// after an outage, for durability Battery. No more is lent than can be flushed in that time.
     #[serde(default = "thirty")]
     #[schemars(range(min = 1, max = 86_400))]
@@ -146,9 +146,9 @@ pub struct ReplicaGroupSpec {
     pub operator_class: Option<String>,
 
     /// Whether to keep a PodDisruptionBudget for the backups. While there is a primary, and a node for a successor, it refuses
-    /// every eviction: the operator moves a backup off a node that is cordoned, successor first, and whoever drains the node
-    /// goes on after that. Otherwise one backup at a time may go. Autoscalers leave nodes alone whose pods may not be evicted;
-    /// set this to false where they shall take nodes of backups.
+    /// every eviction: the operator moves a backup off a node that is cordoned, successor first, and the drain of the node
+    /// continues after that. Otherwise one backup at a time may go. Autoscalers leave nodes alone whose pods may not be
+    /// evicted; set this to false where they should take nodes of backups.
     #[serde(default = "yes")]
     pub disruption_budget: bool,
 
@@ -170,7 +170,7 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub deletion: Deletion,
 
-    /// Leave everything as it is: the operator reports and changes nothing. Failover goes on, since it needs no operator.
+    /// Leave everything as it is: the operator reports and changes nothing. Failover still works, since it needs no operator.
     #[serde(default)]
     pub paused: bool,
 
@@ -178,15 +178,15 @@ pub struct ReplicaGroupSpec {
     #[serde(default)]
     pub fenced: bool,
 
-    /// A person's word, as LOG/LSN: the log of this id (status.log.id) may end at this record, whatever was acknowledged
-    /// beyond. Needed only where the group waits because its members are damaged, or because status.log was restored from
+    /// An administrator's decision, as LOG/LSN: the log of this id (status.log.id) may end at this record, even if more was
+    /// acknowledged. Needed only where the group waits because its members are damaged, or because status.log was restored from
     /// an older copy. What is given up goes into quarantine at the backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32}/[0-9]{1,20})?$"))]
     pub accept_loss_up_to: Option<String>,
 
-    /// A person's order: the log of this id (status.log.id) is recovered from disks. Needed only where every member has lost
-    /// its memory, and none that still has it will come back. One member's disk suffices; it must hold everything up to the
+    /// An administrator's order: the log of this id (status.log.id) is recovered from disks. Needed only where every member
+    /// has lost its memory, and none that still has it will come back. One member's disk suffices; it must hold everything up to the
     /// last sync. What was acknowledged after that may be lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-f]{32})?$"))]
@@ -216,7 +216,7 @@ pub enum UpdateStrategy {
     /// The operator, one at a time.
     #[default]
     RollingUpdate,
-    /// Whoever deletes them.
+    /// The user who deletes them.
     OnDelete,
 }
 
@@ -464,7 +464,7 @@ impl ReplicaGroupSpec {
         transport(self.transport, self.rdma.is_some())
     }
 
-    /// Copies needed to go on.
+    /// Copies needed to acknowledge appends.
     pub fn min_in_sync(&self) -> u8 {
         min_in_sync(self.min_in_sync, self.backups)
     }

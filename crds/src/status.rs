@@ -71,7 +71,7 @@ pub enum Phase {
     WaitingForApp,
     /// A primary, and every copy that is wanted.
     Ready,
-    /// A primary, and fewer copies than wanted: appends go on. Or the primary's node is not heard, and nobody knows.
+    /// A primary, and fewer copies than wanted: appends continue. Or the primary's node is not heard, and its state is not known.
     Degraded,
     /// Fewer copies than minInSync, or no primary where there was one: appends wait.
     Unavailable,
@@ -109,7 +109,7 @@ pub struct BackupStatus {
     /// More about that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Copies that it keeps in quarantine until a person releases them; absent if there are none.
+    /// Copies that it keeps in quarantine until an administrator releases them; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<u64>,
 }

@@ -79,9 +79,9 @@ pub struct SpecView {
     reads: Lenient<Reads>,
     /// Nobody may append.
     pub fenced: bool,
-    /// A person's word, as LOG/LSN.
+    /// An administrator's decision, as LOG/LSN.
     pub accept_loss_up_to: Option<String>,
-    /// A person's order: the log's id.
+    /// An administrator's order: the log's id.
     pub recover_from_disk: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl SpecView {
         self.backups.unwrap_or_else(spec::three)
     }
 
-    /// Copies needed to go on.
+    /// Copies needed to acknowledge appends.
     pub fn min_in_sync(&self) -> u8 {
         spec::min_in_sync(self.min_in_sync, self.backups())
     }

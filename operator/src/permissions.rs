@@ -105,7 +105,7 @@ pub const PERMISSIONS: &[Permission] = &[
         "discovery.k8s.io",
         "endpointslices/restricted",
         &["create"],
-        "grants it to sidecars: OpenShift asks whoever writes addresses of pods for it",
+        "grants it to sidecars: OpenShift requires it of every writer of pod addresses",
     ),
     allow(
         Scope::Groups,

@@ -226,7 +226,7 @@ pub(crate) enum QuarantineEmpty {
     NothingKept,
     /// {0}: quarantine unknown: {1}
     NoReport(String, NoReport),
-    /// {0}. Such copies are not part of the log. They stay until a person has looked at them and releases them: see
+    /// {0}. Such copies are not part of the log. They stay until an administrator has examined and released them: see
     /// TailwindQuarantine
     CopiesKept(String),
 }
