@@ -1,6 +1,7 @@
 """A tally of words that survives its process, its sidecar and its host: an app to copy, with the Python client.
 
-    PYTHONPATH=sidecar/client/python python3 examples/tally/tally.py /run/tailwind/append.sock
+    pip install ./sidecar/client/python         # or: export PYTHONPATH=sidecar/client/python
+    python3 examples/tally/tally.py /run/tailwind/append.sock
 
 Reads words from its input, one in a line, and prints each word's count once the word is replicated. On a standby it follows the
 log until it is its turn, and knows every count then. Its state is what the log says and nothing else, so it can be killed at
@@ -11,7 +12,7 @@ import collections
 import sys
 import time
 
-from tailwind import CaughtUp, Client, Disconnected, Lag, NotPrimary, Retry, Turn, UnknownOutcome
+from tailwind import CannotConnect, Client, Disconnected, NotPrimary, Record, Retry, Turn, UnknownOutcome
 
 
 def connect(socket):
@@ -19,7 +20,7 @@ def connect(socket):
     while True:
         try:
             return Client(socket)
-        except (OSError, Disconnected, Retry):
+        except (CannotConnect, Disconnected, Retry):
             time.sleep(0.1)
 
 
@@ -39,24 +40,24 @@ class Tally:
             try:
                 self.log.append(b"%s %s" % (self.run, word))
             except Retry as error:
-                time.sleep(error.retry_after or 0.1)
-            except (NotPrimary, UnknownOutcome, Disconnected, OSError):
+                time.sleep(error.retry_after)
+            except (NotPrimary, UnknownOutcome, Disconnected):
                 self.reconnect()
             self.catch_up()
 
     def catch_up(self):
-        """Follows the log until it is this app's turn, whatever dies meanwhile: at once if its sidecar is primary already. Then
+        """Follows the log until it is this app's turn, through any failover: at once if its sidecar is primary already. Then
         every record that is in the log has been counted."""
         while True:
             try:
                 for event in self.log.follow(self.next):
                     if isinstance(event, Turn):
                         return
-                    if not isinstance(event, (CaughtUp, Lag)):
-                        self.count(*event)
+                    if isinstance(event, Record):
+                        self.count(event.lsn, event.payload)
             except Retry as error:
-                time.sleep(error.retry_after or 0.1)
-            except (Disconnected, OSError):
+                time.sleep(error.retry_after)
+            except Disconnected:
                 self.reconnect()
 
     def count(self, lsn, record):

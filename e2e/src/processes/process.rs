@@ -203,11 +203,11 @@ pub fn in_namespace(command: &Command, namespace: &str) -> Command {
 /// The user `nobody`, and its group.
 pub const NOBODY: &str = "65534";
 
-/// Python 3 with a script of this repository and our client.
-pub fn python(script: &str) -> Command {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Python 3 with a script, whose path may be relative to the top of this repository, and our client.
+pub fn python(script: impl AsRef<Path>) -> Command {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut python = Command::new("python3");
-    python.arg("-B").arg(format!("{root}/{script}")).env("PYTHONPATH", format!("{root}/sidecar/client/python"));
+    python.arg("-B").arg(root.join(script)).env("PYTHONPATH", root.join("sidecar/client/python"));
     python
 }
 

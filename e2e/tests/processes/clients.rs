@@ -119,12 +119,42 @@ fn asynchronous_client(fabric: &str) {
 }
 
 fn python_client(fabric: &str) {
+    use_every_function_in_python(fabric, "blocking");
+}
+
+#[test]
+fn python_asyncio_client() {
+    use_every_function_in_python(FABRIC, "asyncio");
+}
+
+fn use_every_function_in_python(fabric: &str, client: &str) {
     let test = TestContext::start();
     let group = test.group(fabric).unwrap();
     wait_for_standby(&group, 1, 0).unwrap();
     let mut command = python("e2e/tests/processes/client.py");
-    let ended = run_to_end(command.arg(group.socket(0)).arg(group.socket(1))).unwrap();
+    let ended = run_to_end(command.arg(client).arg(group.socket(0)).arg(group.socket(1))).unwrap();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "ok\n"), "{}", ended.errors);
+    group.check_logs(&[]).unwrap();
+}
+
+/// What the Python package's README shows runs as it stands there, but for the socket.
+#[test]
+fn python_readme_runs() {
+    let test = TestContext::start();
+    let group = test.group(FABRIC).unwrap();
+    primary(&group).unwrap().append(b"before").unwrap();
+    let readme = include_str!("../../../sidecar/client/python/README.md");
+    let blocks: Vec<_> = readme.split("```python\n").skip(1).map(|block| block.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 4, "{}", blocks.len());
+    for block in blocks {
+        let file = group.folder().join("readme.py");
+        let socket = group.socket(0);
+        assert!(block.contains("/run/tailwind/append.sock"), "{block}");
+        std::fs::write(&file, block.replace("/run/tailwind/append.sock", socket.to_str().unwrap())).unwrap();
+        let ended = run_to_end(&mut python(&file)).unwrap();
+        assert_eq!((ended.code, ended.errors.as_str()), (Some(0), ""), "{block}");
+        assert!(!ended.out.is_empty(), "{block}");
+    }
     group.check_logs(&[]).unwrap();
 }
 

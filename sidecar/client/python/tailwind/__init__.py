@@ -1,0 +1,91 @@
+"""Client of Tailwind: records that are replicated once `append` returns, over the sidecar's Unix socket.
+
+    from tailwind import Client
+
+    with Client("/run/tailwind/append.sock") as log:
+        lsn = log.append(b"one")                    # back once every current backup has it
+        for n in range(100_000):
+            log.submit(b"record %d" % n)            # pipelined
+        log.flush()
+        for lsn, record in log.read(lsn):           # acknowledged records only
+            print(lsn, record)
+
+`AsyncClient` has the same functions for asyncio. A standby app follows the log, and takes over without reading it again:
+
+    with Client("/run/tailwind/append.sock") as log:
+        for event in log.follow(1):
+            if isinstance(event, Record):
+                print(event.lsn, event.payload)
+            elif isinstance(event, Turn):           # this sidecar is primary, and every record has been seen
+                break
+        log.append(b"mine")
+
+Both clients are thin around one `Session` without I/O (`_session.py`); the bytes are in docs/append-socket.md. Python 3.9 or
+later, Linux, no dependencies.
+"""
+
+from ._asyncio import AsyncClient, AsyncReading
+from ._blocking import Client, Reading
+from .errors import (
+    BeyondEnd,
+    CannotConnect,
+    Disconnected,
+    Error,
+    ErrorCode,
+    NotAllowed,
+    NotPrimary,
+    ProtocolError,
+    Refused,
+    Retry,
+    TimedOut,
+    TooLarge,
+    Trimmed,
+    UnknownOutcome,
+)
+from .types import (
+    CaughtUp,
+    FollowEvent,
+    Lag,
+    PassedBarrier,
+    Position,
+    Record,
+    Role,
+    TailEvent,
+    Ticket,
+    Turn,
+    Welcome,
+)
+
+__version__ = "0.1.0"  # that of the workspace
+
+__all__ = [
+    "AsyncClient",
+    "AsyncReading",
+    "BeyondEnd",
+    "CannotConnect",
+    "CaughtUp",
+    "Client",
+    "Disconnected",
+    "Error",
+    "ErrorCode",
+    "FollowEvent",
+    "Lag",
+    "NotAllowed",
+    "NotPrimary",
+    "PassedBarrier",
+    "Position",
+    "ProtocolError",
+    "Reading",
+    "Record",
+    "Refused",
+    "Retry",
+    "Role",
+    "TailEvent",
+    "Ticket",
+    "TimedOut",
+    "TooLarge",
+    "Trimmed",
+    "Turn",
+    "UnknownOutcome",
+    "Welcome",
+]

@@ -1,0 +1,112 @@
+"""Bytes of the append socket (docs/append-socket.md). The session calls this; it knows nobody."""
+
+from __future__ import annotations
+
+import struct
+from typing import List, Optional, Sequence
+
+from .errors import ErrorCode
+from .types import Record, Role, Welcome
+
+VERSION_MIN, VERSION = 1, 2
+VERSION_FOLLOW = 2
+"""Since this version sidecars know `FOLLOW`, `POSITION` and the flag `ANYWHERE`."""
+BODY_SIZE_MAX = 32 << 20
+
+HELLO, APPEND, BATCH, READ, BARRIER, TRIM, STATUS, STOP = range(1, 9)
+FOLLOW, POSITION, SYNC = 10, 11, 16
+WELCOME, ACK, ERROR, RECORDS, END, PASSED, TRIMMED, REPORT, ROLE = range(129, 138)
+TURN, LAG, LOG_POSITION, SYNCED = 139, 140, 141, 143
+
+HOLD = 1
+"""Flag of `HELLO`: be welcomed only once the sidecar is primary."""
+TAIL, ANYWHERE = 1, 2
+"""Flags of `READ`."""
+CONTINUES = 1
+"""Flag of `END`: caught up, and more is to come."""
+BEHIND_UNKNOWN = (1 << 32) - 1
+
+HEADER = struct.Struct("<IBBHQ")
+"""Length of the body, kind, flags, reserved, request number."""
+HEADER_SIZE = HEADER.size
+U32, U64, TWO_U64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<QQ")
+ACK_FRAME = struct.Struct("<IBBHQQ")
+"""A whole `ACK`: they come in long runs."""
+LAG_BODY = struct.Struct("<QII")
+_HELLO = struct.Struct("<8sHHI")
+_READ = struct.Struct("<QQII")
+_WELCOME = struct.Struct("<HBxIIIIHHQQQ")
+_ROLE = struct.Struct("<B7xQQ")
+_ERROR = struct.Struct("<HBxI")
+_RUN = struct.Struct("<II")
+_RECORDS = struct.Struct("<QII")
+
+
+def hello(hold: bool) -> bytes:
+    """Body of a `HELLO`."""
+    return _HELLO.pack(b"TWAPPEND", VERSION_MIN, VERSION, HOLD if hold else 0)
+
+
+def batch(records: Sequence[bytes]) -> bytes:
+    """Body of a `BATCH`."""
+    parts = [_RUN.pack(len(records), 0)]
+    for record in records:
+        parts += U32.pack(len(record)), record
+    return b"".join(parts)
+
+
+def read(first: int, limit: int, flags: int) -> bytes:
+    """Body of a `READ`."""
+    return _READ.pack(first, limit, flags, 0)
+
+
+def follow(first: int) -> bytes:
+    """Body of a `FOLLOW`."""
+    return TWO_U64.pack(first, 0)
+
+
+def parse_welcome(body: bytes) -> Welcome:
+    """What a `WELCOME` says. Raises ValueError or struct.error, as all of these do."""
+    fields = _WELCOME.unpack_from(body)
+    if not VERSION_MIN <= fields[0] <= VERSION:
+        raise ValueError("version %d was not offered" % fields[0])
+    if fields[5] == 0:
+        raise ValueError("no append may be in flight")
+    sizes = (min(size, BODY_SIZE_MAX) for size in fields[2:4])  # no frame can carry more
+    return Welcome._make((fields[0], Role(fields[1]), *sizes, *fields[4:], _name(body[_WELCOME.size :])))
+
+
+class ParsedRole:
+    """What a `ROLE` says."""
+
+    def __init__(self, body: bytes) -> None:
+        role, self.epoch, _last = _ROLE.unpack_from(body)
+        self.role = Role(role)
+        self.primary = _name(body[_ROLE.size :])
+
+
+class ParsedError:
+    """What an `ERROR` says."""
+
+    def __init__(self, body: bytes) -> None:
+        code, fatal, retry_after_ms = _ERROR.unpack_from(body)
+        self.code, self.fatal, self.retry_after = ErrorCode(code), fatal != 0, retry_after_ms / 1000
+        self.message = body[_ERROR.size :].decode()
+
+
+def parse_records(body: bytes) -> List[Record]:
+    """The records of a `RECORDS`."""
+    first, count, _ = _RECORDS.unpack_from(body)
+    place, length_of = _RECORDS.size, U32.unpack_from
+    records = []
+    for lsn in range(first, first + count):
+        start = place + 4
+        place = start + length_of(body, place)[0]
+        records.append(Record(lsn, body[start:place]))
+    if place != len(body):
+        raise ValueError("its records take %d bytes of %d" % (place, len(body)))
+    return records
+
+
+def _name(text: bytes) -> Optional[str]:
+    return text.decode() or None

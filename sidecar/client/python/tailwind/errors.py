@@ -1,0 +1,134 @@
+"""Errors, named by what the caller does next. Their text names the socket.
+
+A wrong argument is a `TypeError` or `ValueError`, and a call in the wrong place a `RuntimeError`: nothing was sent, and the
+program has to be corrected.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Dict, Optional, Type
+
+RETRY_AFTER_DEFAULT = 0.1
+"""Seconds before another attempt where the sidecar gives no advice."""
+
+
+class ErrorCode(enum.Enum):
+    """Why the sidecar refused. The class of an error says what to do about it."""
+
+    BAD_FRAME = 1
+    UNSUPPORTED_VERSION = 2
+    NOT_PRIMARY = 3
+    TOO_LARGE = 4
+    TRIMMED = 5
+    BEYOND_END = 6
+    NOT_ALLOWED = 7
+    UNKNOWN_OUTCOME = 8
+    READING = 9
+    BUSY = 10
+    SHUTTING_DOWN = 11
+    UNAVAILABLE = 12
+
+
+class Error(Exception):
+    """Why a call failed."""
+
+    code: Optional[ErrorCode]
+    """The sidecar's reason; None if the sidecar did not say this."""
+
+    def __init__(self, message: str, code: Optional[ErrorCode] = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CannotConnect(Error, ConnectionError):
+    """No sidecar behind this path, or not yet: try again later. `errno` is the system's."""
+
+
+class Disconnected(Error, ConnectionError):
+    """The connection is over. Appends in flight have an unknown outcome: connect again, then as after `UnknownOutcome`."""
+
+
+class ProtocolError(Disconnected):
+    """The other end does not keep to the protocol: an administrator must look."""
+
+
+class TimedOut(Error, TimeoutError):
+    """`timeout` passed without a word from the sidecar. Nothing is lost: what was in flight still is, and `flush` waits for it;
+    a read, tail or follow continues with its next event."""
+
+
+class NotPrimary(Error):
+    """Nothing was done: go to the primary, or follow here until it is this sidecar's turn."""
+
+    primary: Optional[str]
+    """Name of the primary's sidecar, if known."""
+
+    def __init__(self, message: str, code: Optional[ErrorCode] = None, primary: Optional[str] = None) -> None:
+        super().__init__(message, code)
+        self.primary = primary
+
+
+class UnknownOutcome(Error):
+    """The append may or may not be in the log: connect again, and read from the last acknowledged LSN + 1 to find out."""
+
+
+class TooLarge(Error):
+    """Nothing was appended: split the record or batch."""
+
+
+class Trimmed(Error):
+    """The records have been trimmed: load a snapshot that covers them, and read from there."""
+
+
+class BeyondEnd(Error):
+    """The log ends before this LSN. The state is of another log, or of records whose loss was accepted: load a snapshot that this
+    log covers."""
+
+
+class Retry(Error):
+    """Nothing was done: the same call may succeed later."""
+
+    retry_after: float
+    """Seconds to wait before that."""
+
+    def __init__(
+        self, message: str, code: Optional[ErrorCode] = None, retry_after: float = RETRY_AFTER_DEFAULT
+    ) -> None:
+        super().__init__(message, code)
+        self.retry_after = retry_after
+
+
+class NotAllowed(Error):
+    """This user may not use the socket: an administrator must allow it."""
+
+
+class Refused(Error):
+    """The sidecar will not do this, now or later: `code` and the text say why."""
+
+
+_CLASSES: Dict[ErrorCode, Type[Error]] = {
+    ErrorCode.NOT_PRIMARY: NotPrimary,
+    ErrorCode.TOO_LARGE: TooLarge,
+    ErrorCode.TRIMMED: Trimmed,
+    ErrorCode.BEYOND_END: BeyondEnd,
+    ErrorCode.NOT_ALLOWED: NotAllowed,
+    ErrorCode.UNKNOWN_OUTCOME: UnknownOutcome,
+    ErrorCode.BUSY: Retry,
+    ErrorCode.UNAVAILABLE: Retry,
+    ErrorCode.SHUTTING_DOWN: Disconnected,
+}
+
+
+def refusal(peer: str, code: ErrorCode, message: str, retry_after: float, primary: Optional[str]) -> Error:
+    """The error for what the sidecar behind `peer` answered. `retry_after` is 0 without advice."""
+    kind = _CLASSES.get(code, Refused)
+    message = "%s: %s" % (peer, message)
+    if kind is Retry:
+        retry_after = retry_after or RETRY_AFTER_DEFAULT
+        return Retry("%s; try again in %g s" % (message, retry_after), code, retry_after)
+    if kind is NotPrimary:
+        return NotPrimary(message + " (nothing was done)", code, primary)
+    if kind is UnknownOutcome:
+        return UnknownOutcome(message + " (the append may be in the log: connect again, and read to find out)", code)
+    return kind(message, code)

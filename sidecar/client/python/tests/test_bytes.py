@@ -1,0 +1,111 @@
+"""The bytes of both ends of these tests, beside the worked example of docs/append-socket.md."""
+
+import pathlib
+import re
+import struct
+import unittest
+
+import fake
+from tailwind import CaughtUp, Lag, Record, Role, Turn
+from tailwind import _frames as frames
+from tailwind._session import Session
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[4] / "docs/append-socket.md"
+
+
+def example():
+    blocks = re.findall(r"^```hex ([a-z ]+)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    return {name: bytes.fromhex("".join(line.split("#")[0] for line in text.splitlines())) for name, text in blocks}
+
+
+class Bytes(unittest.TestCase):
+    def test_the_client_sends_the_worked_example(self):
+        said = example()
+        session = Session("x", hold=False)
+        sent = [bytes(session.outbox)]
+
+        def took():
+            sent.append(bytes(session.outbox))
+
+        def clear(number=None):
+            session.outbox.clear()
+            if number is not None:
+                session._number = number - 1
+
+        self.assertEqual(session.outbox, said["hello"])
+        clear()
+        session.feed(said["welcome"])
+        self.assertEqual((session.welcome.version, session.role, session.welcome.inflight_max), (2, Role.PRIMARY, 4096))
+        self.assertEqual(session.welcome.batch_size([5]), 8 + 32 + 8)
+        self.assertEqual(session.submit(frames.APPEND, session.record(b"hello")), 2)
+        self.assertEqual(session.outbox, said["append"])
+        session.feed(said["ack"])
+        self.assertEqual(session.answers.pop(2), 10)
+        clear()
+        session.submit(frames.BATCH, session.batch([b"first", b"second"]))
+        self.assertEqual(session.outbox, said["batch"])
+        session.feed(said["batch ack"])
+        self.assertEqual(session.answers.pop(3), 12)
+        clear()
+        tail = session.read("tail", 11, 0, frames.TAIL)
+        session.start(tail)
+        self.assertEqual(session.outbox, said["read"])
+        session.feed(said["records"] + said["caught up"])
+        self.assertEqual(list(tail.events), [Record(11, b"first"), Record(12, b"second"), CaughtUp(13)])
+        clear()
+        session.stop(tail)
+        self.assertEqual(session.outbox, said["stop"])
+        session.feed(said["end"])
+        self.assertTrue(session.settled())
+        session.feed(said["role"])
+        self.assertEqual((session.role, session.epoch, session.primary), (Role.STANDBY, 4, "db-1"))
+        clear()
+        self.assertEqual(session.submit(frames.APPEND, b""), 5)
+        session.feed(said["error"])
+        self.assertIn("appends go to db-1", str(session.answers.pop(5)))
+        clear(3)
+        follow = session.follow(13)
+        session.start(follow)
+        self.assertEqual(session.outbox, said["follow"])
+        follow.next = 16
+        session.feed(said["lag"] + said["stale lag"] + said["turn"])
+        self.assertEqual(list(follow.events), [Lag(14, 0.002, False), Lag(14, 0.64, True), Turn(5, 16)])
+        clear(2)
+        reading = session.read("read", 11, 100, frames.ANYWHERE)
+        session.start(reading)
+        self.assertEqual(session.outbox, said["read anywhere"])
+        session.reading = None
+        clear(2)
+        session.ask(frames.POSITION)
+        self.assertEqual(session.outbox, said["position"])
+        session.feed(said["log position"])
+        self.assertEqual(session.answers.pop(2), (5, 17))
+        self.assertIsNone(session.end)
+
+    def test_the_fake_sends_the_worked_example(self):
+        said, sent = example(), []
+
+        class Peer(fake.Peer):
+            def __init__(self):
+                pass
+
+            def send_bytes(self, data):
+                sent.append(data)
+
+        peer = Peer()
+        peer.ack(2, 10)
+        peer.records(4, 11, b"first", b"second")
+        peer.caught_up(4, 13)
+        peer.end(4, 13)
+        peer.role(fake.STANDBY, "db-1", epoch=4, last=12)
+        peer.error(5, fake.NOT_PRIMARY, "not the primary; appends go to db-1")
+        peer.lag(3, 14, 2, 0)
+        peer.turn(3, 5, 16)
+        peer.send(fake.LOG_POSITION, 2, struct.pack("<QQ", 5, 17))
+        peer.send(fake.WELCOME, 1, fake.welcome(inflight_max=4096))
+        names = ["ack", "records", "caught up", "end", "role", "error", "lag", "turn", "log position", "welcome"]
+        self.assertEqual(sent, [said[name] for name in names])
+
+
+if __name__ == "__main__":
+    unittest.main()
