@@ -46,7 +46,8 @@ fn lines_of(output: ChildStdout) -> Receiver<String> {
 }
 
 fn commands() -> Vec<Command> {
-    tally_programs().unwrap().into_iter().map(Command::new).chain([python("examples/tally/tally.py")]).collect()
+    let python = ["tally.py", "tally_async.py"].map(|script| python(format!("examples/tally/{script}")));
+    tally_programs().unwrap().into_iter().map(Command::new).chain(python).collect()
 }
 
 #[test]

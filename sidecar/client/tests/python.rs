@@ -182,7 +182,7 @@ fn python_wheel_installs_in_a_clean_environment() {
     pip(&builder, &["wheel".as_ref(), "--wheel-dir".as_ref(), wheels.as_ref(), PACKAGE.as_ref()]);
     let version = env!("CARGO_PKG_VERSION");
     let wheel = wheels.join(format!("tailwind_log-{version}-py3-none-any.whl"));
-    assert_eq!(files(&wheels), [wheel.clone()]);
+    assert_eq!(files(&wheels), std::slice::from_ref(&wheel));
     for source in [wheel.as_os_str(), PACKAGE.as_ref()] {
         pip(&user, &["install".as_ref(), source]);
         let mut installed = python(user.join("bin/python"), "");

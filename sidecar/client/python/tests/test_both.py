@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import signal
 import stat
 import struct
 import tempfile
@@ -138,6 +139,7 @@ class Functions(unittest.TestCase):
             if child == 0:
                 status = 1
                 try:
+                    signal.alarm(fake.DEADLINE)
                     os.close(writer)
                     os.read(reader, 1)
                     try:
