@@ -2,11 +2,12 @@
 //!
 //! Called by [`control::run`](super::run); decides nothing.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, MemberRef, Time};
-use tailwind_protocol::ids::{Epoch, LogId, MemberId};
+use tailwind_protocol::ids::{BootId, Epoch, LogId, Lsn, MemberId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
 use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task, Waiting};
 use tailwind_protocol::recovery::Reference;
@@ -65,6 +66,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
     let mut ticks = tokio::time::interval(TICK);
     let mut said: Option<(Waiting, Instant)> = None;
     let links = Links::default();
+    let fences = Arc::new(FenceLog::default());
     let mut steps = Steps::begin(started);
     loop {
         for output in outputs.drain(..) {
@@ -91,7 +93,7 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                     if !matches!(other, Output::ReadConfig | Output::Survey | Output::Fence(..)) {
                         context.waits.over();
                     }
-                    execute(context, &links, other, &mut tasks);
+                    execute(context, &links, &fences, other, &mut tasks);
                 }
             }
         }
@@ -109,11 +111,11 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
 
 /// One link for each member and epoch, shared by the calls of a promotion.
 #[derive(Default)]
-struct Links(std::sync::Mutex<Vec<Arc<MemberLink>>>);
+struct Links(Mutex<Vec<Arc<MemberLink>>>);
 
 impl Links {
     fn get(&self, context: &Arc<Context>, config: &Configuration, member: &MemberRef) -> Arc<MemberLink> {
-        let mut links = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         links.retain(|link| link.epoch() == config.epoch);
         if let Some(link) = links.iter().find(|link| link.member() == member) {
             return Arc::clone(link);
@@ -124,7 +126,13 @@ impl Links {
     }
 }
 
-fn execute(context: &Arc<Context>, links: &Links, output: Output, tasks: &mut JoinSet<Input>) {
+fn execute(
+    context: &Arc<Context>,
+    links: &Links,
+    fences: &Arc<FenceLog>,
+    output: Output,
+    tasks: &mut JoinSet<Input>,
+) {
     let context = Arc::clone(context);
     match output {
         Output::ReadConfig => drop(tasks.spawn(async move { Input::Read(context.store.read().await) })),
@@ -137,9 +145,10 @@ fn execute(context: &Arc<Context>, links: &Links, output: Output, tasks: &mut Jo
         Output::Swap(swap) => drop(tasks.spawn(async move { Input::Swapped(context.store.swap(swap).await) })),
         Output::Fence(config, member) => {
             let link = links.get(&context, &config, &member);
+            let fences = Arc::clone(fences);
             tasks.spawn(async move {
                 let result = link.fence(config.epoch.before()).await;
-                log_fence(&config, &member.id, &result);
+                fences.log(config.epoch, &member, &result);
                 Input::Fenced(config.epoch, member.id, result)
             });
         }
@@ -185,13 +194,53 @@ async fn install(
     link.install(identity, closure, &image).await
 }
 
-fn log_fence(config: &Configuration, member: &MemberId, result: &Result<Inventory, Failure>) {
-    match result {
-        Ok(inventory) => {
-            let last = inventory.copies.last().map_or(0, |copy| copy.closure.last.0);
-            tracing::info!(%member, epoch = %config.epoch, segments = inventory.copies.len(), last, "fenced");
+/// Logs what members answer to a fence. While a promotion waits, it fences the same members many times a second: an answer is
+/// logged when it differs from that member's last one.
+#[derive(Default)]
+struct FenceLog(Mutex<BTreeMap<MemberId, FenceNews>>);
+
+/// What is worth a line when it changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FenceNews {
+    epoch: Epoch,
+    boot: BootId,
+    segments: usize,
+    last: Lsn,
+    witness: bool,
+    synced: Option<Lsn>,
+}
+
+impl FenceNews {
+    fn of(epoch: Epoch, inventory: &Inventory) -> FenceNews {
+        FenceNews {
+            epoch,
+            boot: inventory.boot,
+            segments: inventory.copies.len(),
+            last: inventory.copies.last().map_or(Lsn(0), |copy| copy.closure.last),
+            witness: inventory.witness,
+            synced: inventory.synced.map(|synced| synced.last),
         }
-        Err(failure) => tracing::debug!(%member, epoch = %config.epoch, ?failure, "failed to fence"),
+    }
+}
+
+impl FenceLog {
+    fn log(&self, epoch: Epoch, member: &MemberRef, result: &Result<Inventory, Failure>) {
+        match result {
+            Ok(inventory) => {
+                let news = FenceNews::of(epoch, inventory);
+                if self.is_news(&member.id, &news) {
+                    let (member, new_memory) = (&member.id, member.boot != news.boot);
+                    let FenceNews { segments, last, .. } = news;
+                    tracing::info!(%member, %epoch, segments, %last, new_memory, "fenced");
+                }
+            }
+            Err(failure) => tracing::debug!(member = %member.id, %epoch, ?failure, "failed to fence"),
+        }
+    }
+
+    fn is_news(&self, member: &MemberId, news: &FenceNews) -> bool {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.insert(member.clone(), news.clone()).as_ref() != Some(news)
     }
 }
 
@@ -199,4 +248,29 @@ fn random() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system gives random numbers");
     u128::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_fence_is_logged_when_its_answer_changes() {
+        let (fences, b0, b1) = (FenceLog::default(), "b0".parse().unwrap(), "b1".parse().unwrap());
+        let lost =
+            FenceNews { epoch: Epoch(2), boot: BootId(7), segments: 0, last: Lsn(0), witness: false, synced: None };
+        assert!(fences.is_news(&b0, &lost));
+        for _ in 0..100 {
+            assert!(!fences.is_news(&b0, &lost), "it is asked 20 times a second");
+        }
+        assert!(fences.is_news(&b1, &lost), "another member");
+        for changed in [
+            FenceNews { boot: BootId(8), ..lost.clone() },
+            FenceNews { segments: 3, last: Lsn(9), ..lost.clone() },
+            FenceNews { epoch: Epoch(3), ..lost.clone() },
+        ] {
+            assert!(fences.is_news(&b0, &changed), "{changed:?}");
+            assert!(!fences.is_news(&b0, &changed), "{changed:?}");
+        }
+    }
 }
