@@ -23,10 +23,12 @@ pub enum LogFormat {
 pub struct LogOptions {
     /// What to log: error, warn, info or debug, also per module as in info,tailwind_runtime::http=debug
     #[arg(long, env = "TAILWIND_LOG", default_value = "info", global = true, value_name = "FILTER")]
+    #[arg(help_heading = "Logging")]
     #[arg(value_parser = parse_filter)]
     pub log: String,
     /// How log lines look: text on a terminal, json for collectors
     #[arg(long, env = "TAILWIND_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
+    #[arg(help_heading = "Logging")]
     pub log_format: LogFormat,
 }
 

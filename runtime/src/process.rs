@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::Span;
 use tracing::span::EnteredSpan;
 
+use crate::exit::Exit;
 use crate::logging::{LogOptions, explain};
 
 thread_local! {
@@ -29,7 +30,7 @@ pub fn run(
     if let Err(error) = log.start() {
         // There is no log yet. If standard error is closed, nobody can be told.
         let _ = writeln!(io::stderr(), "error: {}", explain(&error));
-        return ExitCode::FAILURE;
+        return Exit::of(&error).into();
     }
     let span = span();
     let _entered = span.clone().entered();
@@ -39,10 +40,10 @@ pub fn run(
         .on_thread_stop(|| drop(ENTERED.take()))
         .build();
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(program)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => Exit::Success.into(),
         Err(error) => {
             tracing::error!("{}", explain(&error));
-            ExitCode::FAILURE
+            Exit::of(&error).into()
         }
     }
 }
