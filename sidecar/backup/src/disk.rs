@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use tailwind_protocol::backup::Promise;
 use tailwind_protocol::ids::{LogId, Lsn, Offset, SegmentId};
@@ -30,6 +31,8 @@ const ASIDE: &str = "aside";
 #[derive(Debug)]
 pub struct Disk {
     folder: Box<dyn Folder>,
+    /// Why the last write of a segment failed, until one succeeds.
+    trouble: Mutex<Option<String>>,
 }
 
 /// What the folder holds of one log.
@@ -53,6 +56,12 @@ enum Rewritten {
     NoRoom,
 }
 
+/// The system's words without its number.
+fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
 /// Why a closed segment could not be read.
 #[derive(Debug)]
 pub enum ReadError {
@@ -67,7 +76,18 @@ pub enum ReadError {
 impl Disk {
     /// The segments in this folder.
     pub fn new(folder: Box<dyn Folder>) -> Disk {
-        Disk { folder }
+        Disk { folder, trouble: Mutex::default() }
+    }
+
+    /// Why segments cannot be written at the moment, with the folder: for those who wait for a buffer.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A segment has been written, or could not be.
+    pub(crate) fn note(&self, result: Result<(), &io::Error>) {
+        let trouble = result.err().map(|error| format!("{}: {}", self.path().display(), plain(error)));
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
     /// The folder.

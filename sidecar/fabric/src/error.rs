@@ -13,7 +13,7 @@ pub enum FabricError {
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The other side speaks another fabric.
-    #[error("fabric mismatch: this side runs {ours}, the other side {theirs}: give both the same --fabric")]
+    #[error("this side runs --fabric {ours}, the other side --fabric {theirs}: give both the same")]
     Mismatch {
         /// This side.
         ours: FabricKind,

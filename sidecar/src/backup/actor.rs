@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 use tailwind_backup::{Daemon, DaemonCounters, OutputResult};
-use tailwind_fabric::{ChannelAnswer, FabricError, Grant, Offer, ReadGrant, ReaderId, Writer};
+use tailwind_fabric::{ChannelAnswer, FabricError, FabricKind, Grant, Offer, ReadGrant, ReaderId, Writer};
 use tailwind_protocol::backup::{Counts, Input, Place, Promise, Reply, Request, RequestId, Slot};
 use tailwind_protocol::ids::{Epoch, Offset, SegmentId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
@@ -243,6 +243,22 @@ pub(super) fn start(actor: Actor, inbox: Inbox) -> anyhow::Result<oneshot::Recei
     spawn_owned("backup", work).context("start the backup thread")
 }
 
+/// A backup has no buffer to lend because its disk takes no segment: the disk is what must be seen to.
+fn with_cause(refusal: Refusal, trouble: &str) -> Refusal {
+    match refusal {
+        Refusal::RetryLater { after_ms, why } => {
+            let why = format!("{why}: it cannot write full ones to {trouble}; free space there, or trim the log");
+            Refusal::RetryLater { after_ms, why }
+        }
+        other => other,
+    }
+}
+
+/// What a caller is told that uses another fabric, from its own point of view.
+pub(super) fn other_fabric(ours: FabricKind, theirs: FabricKind) -> String {
+    format!("this backup runs --fabric {ours}, the caller --fabric {theirs}: give both the same")
+}
+
 struct Running {
     actor: Actor,
     requests: HashMap<RequestId, Waiting>,
@@ -390,7 +406,10 @@ impl Running {
             Reply::Done => Ok(ActorReply::Done),
             Reply::Refused(refusal) => {
                 self.actor.daemon.tallies.opens_refused += u64::from(waiting.is_open);
-                Err(refusal)
+                match self.actor.daemon.disk().trouble() {
+                    Some(trouble) if waiting.is_open => Err(with_cause(refusal, &trouble)),
+                    _ => Err(refusal),
+                }
             }
         };
         // The caller may be gone.
@@ -401,7 +420,7 @@ impl Running {
         let channel = channel.ok_or_else(|| Refusal::BadRequest { why: "no offer".to_owned() })?;
         let lent = &mut self.actor.lent;
         let answer = lent.receiver.accept(Writer(epoch.0), &channel.offer).map_err(|error| match error {
-            FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
+            FabricError::Mismatch { ours, theirs } => Refusal::BadRequest { why: other_fabric(ours, theirs) },
             _ => Refusal::Failed { why: error.to_string() },
         })?;
         let board = if channel.board { lent.board(epoch) } else { None };
@@ -445,5 +464,25 @@ impl Running {
         daemon.finish(complete)?;
         drop(requests);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_disk_that_causes_it() {
+        let refused = |why: &str| Refusal::RetryLater { after_ms: 100, why: why.to_owned() };
+        let trouble = "/var/lib/tailwind/b0: No space left on device";
+        assert_eq!(
+            with_cause(refused("all 3 buffers of backup s0 are in use"), trouble),
+            refused(
+                "all 3 buffers of backup s0 are in use: it cannot write full ones to /var/lib/tailwind/b0: No space left on \
+                 device; free space there, or trim the log"
+            )
+        );
+        let other = Refusal::Fenced { promised: Epoch(3) };
+        assert_eq!(with_cause(other.clone(), trouble), other, "the disk has nothing to do with it");
     }
 }

@@ -25,6 +25,8 @@ use tailwind_protocol::ids::{BootId, Epoch};
 use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::rpc::{READER_SILENCE_MS, Refusal};
 
+use super::actor::other_fabric;
+
 /// The running kernel's boot identity (`random(4)`).
 pub(super) fn kernel_boot_id() -> anyhow::Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
@@ -327,7 +329,7 @@ impl Lent {
                 sharer.dismiss(reader);
             }
             match error {
-                FabricError::Mismatch { .. } => Refusal::BadRequest { why: error.to_string() },
+                FabricError::Mismatch { ours, theirs } => Refusal::BadRequest { why: other_fabric(ours, theirs) },
                 FabricError::TooManyReaders => Refusal::RetryLater { after_ms: 1000, why: error.to_string() },
                 _ => Refusal::Failed { why: error.to_string() },
             }

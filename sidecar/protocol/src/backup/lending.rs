@@ -150,7 +150,7 @@ impl Backup {
         let kept = self.kept_for_images(purpose);
         let wanted = used.len() as u64 + 1 + kept;
         let bytes = |slots: u64| slots * u64::from(self.limits.slot_size);
-        let for_images = if kept > 0 { ", and one buffer more for images" } else { "" };
+        let for_images = if kept > 0 { " (one more is kept for repairs)" } else { "" };
         if bytes(wanted) > self.limits.unflushed_bytes_max {
             let why = format!(
                 "{} are lent or not yet flushed; backup {} may have at most {}{for_images} (flush bandwidth × hold-up time)",
