@@ -2,7 +2,7 @@
 //!
 //! Started by [`run`](crate::run) on the tokio runtime; not on the append path. [`standby`] watches the primary,
 //! [`promote`] executes what the promotion machine wants, [`lead`] and [`seat`] what the primary machine wants, [`member`] speaks
-//! to one backup; [`status`], [`waits`], [`follows`] and [`refusals`] tell how it goes. After any failure it goes back to a named
+//! to one backup, [`fit`] asks whether backups can take what this sidecar writes; [`status`], [`waits`], [`follows`] and [`refusals`] tell how it goes. After any failure it goes back to a named
 //! role and takes the ordinary way again. Clients are served beside the roles: [`reader`] sends them records, from this primary's
 //! [`own`] [`log`] or, by a [`follow`], from what members hold; [`position`] asks the primary how far the log is.
 
@@ -11,6 +11,7 @@ pub mod alarm;
 pub mod client_stream;
 pub mod configuration;
 pub mod desired;
+pub mod fit;
 mod follow;
 pub mod follows;
 pub mod lead;
@@ -41,6 +42,7 @@ use tailwind_protocol::layout::SegmentSize;
 use tailwind_protocol::primary::Output;
 use tailwind_protocol::rpc::{PullSource, SOURCE_ADDRESSES_MAX};
 use tailwind_protocol::socket::Role;
+use tailwind_report::readiness::WaitsFor;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -51,6 +53,7 @@ use crate::rpc::BackupClient;
 use crate::store::Store;
 
 use desired::{DesiredState, READS_DISABLED};
+use fit::FitCheck;
 use follows::Follows;
 use log::LogView;
 use position::PrimaryClient;
@@ -64,6 +67,9 @@ const TERM_SHORT: Duration = Duration::from_secs(1);
 const TERM_PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest: a person who has mended the cause should not wait for long.
 const TERM_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How often a reader looks why there is no configuration.
+const ABSENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the roles need to know.
 pub struct Context {
@@ -212,10 +218,12 @@ async fn change_roles(context: &Arc<Context>, mut outputs: mpsc::Receiver<Output
     let mut pause = Duration::ZERO;
     // A promotion that is disturbed is still part of the same failover.
     let mut missed: Option<Instant> = None;
+    let mut fit = FitCheck::default();
     loop {
         stay_fenced(context).await;
-        missed = standby::wait_for_turn(context).await.or(missed);
-        if context.desired().fenced {
+        let Some(turn) = standby::wait_for_turn(context).await else { continue };
+        missed = turn.missed.or(missed);
+        if context.desired().fenced || !turn.has_asked && !fit.passes(context).await {
             continue;
         }
         context.path.send(Command::Wait { role: Role::Recovering, epoch: 0, primary: String::new() });
@@ -256,8 +264,13 @@ async fn stay_reader(context: &Context) -> anyhow::Result<()> {
     configurations.mark_changed();
     desired.mark_changed();
     let (mut said, mut may_read) = (None, true);
+    let mut absent = AbsentStore::default();
     loop {
         tokio::select! {
+            () = absent.looks_again(), if said.is_none() => {
+                absent.tell(context).await;
+                continue;
+            }
             Ok(()) = desired.changed() => {
                 let before = std::mem::replace(&mut may_read, desired.borrow_and_update().may_read);
                 match (before, may_read) {
@@ -271,11 +284,39 @@ async fn stay_reader(context: &Context) -> anyhow::Result<()> {
         }
         let known = configurations.borrow_and_update().as_ref().map(|config| (config.epoch, config.primary.id.clone()));
         let Some((epoch, primary)) = known.clone().filter(|_| known != said) else { continue };
+        context.waits.over();
         tracing::info!(%epoch, %primary, "reader");
         context.path.send(Command::Wait { role: Role::Reader, epoch: epoch.0, primary: primary.to_string() });
         said = known;
     }
     anyhow::bail!("the watch of the config store has ended")
+}
+
+/// A config store that a reader finds nothing in: the group has not started, or the reader looks in the wrong place.
+#[derive(Default)]
+struct AbsentStore {
+    said: Option<String>,
+}
+
+impl AbsentStore {
+    /// Between two looks. The first one comes after as long: a group may start its sidecars in any order.
+    async fn looks_again(&self) {
+        tokio::time::sleep(ABSENT_INTERVAL).await;
+    }
+
+    /// Says what is missing, when that changes.
+    async fn tell(&mut self, context: &Context) {
+        let why = match context.store.read().await {
+            Ok(Some(_)) => return,
+            Ok(None) => context.store.nothing_yet(),
+            Err(why) => why,
+        };
+        context.waits.wait(WaitsFor::ConfigStore, why.clone());
+        if self.said.as_ref() != Some(&why) {
+            tracing::warn!(%why, "waiting");
+            self.said = Some(why);
+        }
+    }
 }
 
 /// Returns at once, unless the group is to have no primary.

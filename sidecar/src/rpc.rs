@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
 use hyper::{Method, Request, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tailwind_protocol::config::PrimaryRef;
 use tailwind_protocol::ids::{Epoch, MemberId};
 use tailwind_protocol::inventory::{Reading, Unbelievable};
 use tailwind_protocol::rpc::{
@@ -49,6 +50,10 @@ const IDLE_TIME_MAX: Duration = Duration::from_secs(IDLE_TIMEOUT.as_secs() / 2);
 
 /// Names the backup that a request is for. Another one refuses it before it looks at anything else.
 pub const MEMBER_HEADER: &str = "tailwind-member";
+/// In each answer of a backup: the fabric that brings it records.
+pub const FABRIC_HEADER: &str = "tailwind-fabric";
+/// In each answer of a backup: the size of its buffers, bytes.
+pub const BUFFER_HEADER: &str = "tailwind-buffer-bytes";
 
 /// Why a call did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +64,31 @@ pub enum CallError {
     /// No usable answer: the request may or may not have been carried out.
     #[error("{0}")]
     Unreachable(String),
+    /// Other backups answer where this one should be: their addresses and names. Nothing has been done.
+    #[error("{}", named_otherwise(.0))]
+    OtherNames(Vec<(String, MemberId)>),
+}
+
+fn named_otherwise(others: &[(String, MemberId)]) -> String {
+    let named = others.iter().map(|(address, found)| format!("the backup at {address} is named {found}"));
+    named.collect::<Vec<_>>().join("; ")
+}
+
+/// What a backup says of itself in each answer: what a sidecar must know before it claims an epoch that this backup could not
+/// serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackupTraits {
+    /// The fabric that brings it records, as [`FabricKind`](tailwind_fabric::FabricKind) names it.
+    pub fabric: String,
+    /// The size of its buffers, bytes.
+    pub buffer_bytes: u32,
+}
+
+impl BackupTraits {
+    fn of(headers: &HeaderMap) -> Option<BackupTraits> {
+        let text = |name| headers.get(name)?.to_str().ok();
+        Some(BackupTraits { fabric: text(FABRIC_HEADER)?.to_owned(), buffer_bytes: text(BUFFER_HEADER)?.parse().ok()? })
+    }
 }
 
 /// Why a backup is not fenced, or why what it says it holds is not believed.
@@ -83,6 +113,9 @@ struct Client {
     addresses: Addresses,
     idle: Mutex<Vec<Idle>>,
     peer: Mutex<Option<IpAddr>>,
+    traits: Mutex<Option<BackupTraits>>,
+    /// Whom it asks, if it is no backup: for people.
+    label: Option<String>,
 }
 
 /// Where the other side may be, as far as is known now; the likeliest first.
@@ -106,8 +139,9 @@ impl Heartbeats {
     pub async fn next(&mut self) -> Result<(), String> {
         match self.response.body_mut().frame().await {
             Some(Ok(_)) => Ok(()),
+            Some(Err(error)) if has_ended(&error) => Err(format!("{} closed its connection", self.whom)),
             Some(Err(error)) => Err(format!("{}: connection lost: {}", self.whom, causes(&error))),
-            None => Err(format!("{}: connection closed", self.whom)),
+            None => Err(format!("{} closed its connection", self.whom)),
         }
     }
 }
@@ -116,7 +150,13 @@ impl BackupClient {
     /// A client of the endpoint at `control` (`host:port`), which must be of the role `expected`. Connects when first asked.
     pub fn new(control: impl Into<String>, access: &Access, expected: PeerRole) -> BackupClient {
         let control = control.into();
-        BackupClient::with(access, expected, None, Box::new(move || vec![control.clone()]))
+        BackupClient::with(access, expected, None, None, Box::new(move || vec![control.clone()]))
+    }
+
+    /// A client of the sidecar that the config store names as primary.
+    pub fn of_primary(primary: &PrimaryRef, access: &Access) -> BackupClient {
+        let (control, label) = (primary.control.clone(), Some(primary.id.to_string()));
+        BackupClient::with(access, PeerRole::Sidecar, None, label, Box::new(move || vec![control.clone()]))
     }
 
     /// A client of the backup of this name, wherever it is: the addresses (`host:port`, the likeliest first) are looked up
@@ -126,21 +166,48 @@ impl BackupClient {
         access: &Access,
         addresses: impl Fn() -> Vec<String> + Send + Sync + 'static,
     ) -> BackupClient {
-        BackupClient::with(access, PeerRole::Backup, Some(member), Box::new(addresses))
+        BackupClient::with(access, PeerRole::Backup, Some(member), None, Box::new(addresses))
     }
 
-    fn with(access: &Access, expected: PeerRole, member: Option<MemberId>, addresses: Addresses) -> BackupClient {
-        let dialer = Dialer::new(access, expected);
-        BackupClient(Arc::new(Client { dialer, member, addresses, idle: Mutex::default(), peer: Mutex::default() }))
+    fn with(
+        access: &Access,
+        expected: PeerRole,
+        member: Option<MemberId>,
+        label: Option<String>,
+        addresses: Addresses,
+    ) -> BackupClient {
+        let (dialer, idle, peer, traits) =
+            (Dialer::new(access, expected), Mutex::default(), Mutex::default(), Mutex::default());
+        BackupClient(Arc::new(Client { dialer, member, addresses, idle, peer, traits, label }))
     }
 
-    /// Whom it asks, for people: a backup's name, and where it may be.
+    /// Whom it asks, for people: a name, and where it may be.
     pub fn whom(&self) -> String {
         let addresses = (self.0.addresses)().join(" or ");
-        match &self.0.member {
-            Some(member) => format!("{member} ({addresses})"),
+        let name = self.0.member.as_ref().map(MemberId::as_str).or(self.0.label.as_deref());
+        match name {
+            Some(name) => format!("{name} ({addresses})"),
             None => addresses,
         }
+    }
+
+    /// An error without the words that name the backup again, for a line that begins with its name and address.
+    pub fn what_came_back(&self, error: &CallError) -> String {
+        if let CallError::OtherNames(others) = error
+            && let [(_, found)] = others.as_slice()
+        {
+            return format!("the backup there is named {found}");
+        }
+        let (text, whom) = (error.to_string(), self.whom());
+        let without = |prefix: &str| text.strip_prefix(prefix)?.strip_prefix(": ");
+        let addresses = (self.0.addresses)();
+        let known = addresses.iter().map(|address| format!("connect to {address}")).chain([whom]);
+        known.into_iter().find_map(|prefix| without(&prefix)).unwrap_or(&text).to_owned()
+    }
+
+    /// What the backup said of itself in its last answer. `None` before it has answered, or if it says nothing of the kind.
+    pub fn traits(&self) -> Option<BackupTraits> {
+        self.0.traits.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The address that the last connection reached; the data channel of a backup that listens on every address goes
@@ -160,7 +227,8 @@ impl BackupClient {
             _ => REPLY_SIZE_MAX,
         };
         let body = self.post(path, request, limit, timeout).await?;
-        serde_json::from_slice(&body).map_err(|error| self.unreachable(path, &format!("reply not understood: {error}")))
+        serde_json::from_slice(&body)
+            .map_err(|error| self.unreachable(&format!("{path}: reply not understood: {error}")))
     }
 
     /// Fences the backup and reads what it holds, page by page; each page's request is the fence again, and only the first does
@@ -189,19 +257,19 @@ impl BackupClient {
         timeout: Duration,
         each: impl FnMut(&[u8]),
     ) -> Result<(), CallError> {
-        let silent = |_| Err(self.unreachable(path::FETCH, &format!("not done within {timeout:?}")));
+        let silent = |_| Err(self.unreachable(&format!("not done within {timeout:?}")));
         tokio::time::timeout(timeout, self.receive_segment(request, each)).await.unwrap_or_else(silent)
     }
 
     async fn receive_segment(&self, request: &FetchRequest, mut each: impl FnMut(&[u8])) -> Result<(), CallError> {
         let wanted = request.closure.end.0 as usize;
-        let body = self.encode(path::FETCH, request)?;
+        let body = self.encode(request)?;
         let request = || (Method::POST, body.clone());
         let (link, response) = self.ask(path::FETCH, request, true, REFUSAL_SIZE_MAX).await?;
         let mut body = response.into_body();
         let mut received = 0;
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| self.unreachable(path::FETCH, &format!("reply broken off: {error}")))?;
+            let frame = frame.map_err(|error| self.unreachable(&broken_off(&causes(&error))))?;
             let Ok(piece) = frame.into_data() else { continue };
             received += piece.len();
             if received > wanted {
@@ -210,7 +278,7 @@ impl BackupClient {
             each(&piece);
         }
         if received != wanted {
-            return Err(self.unreachable(path::FETCH, &format!("{received} bytes instead of {wanted}")));
+            return Err(self.unreachable(&format!("{received} bytes instead of {wanted}")));
         }
         self.keep(link);
         Ok(())
@@ -235,7 +303,7 @@ impl BackupClient {
 
     /// Returns once the other side has answered at all.
     pub async fn answers(&self, patience: Duration) -> Result<(), CallError> {
-        let silent = |_| self.unreachable(path::HEARTBEATS, &format!("silent for {patience:?}"));
+        let silent = |_| self.unreachable(&format!("silent for {patience:?}"));
         timeout(patience, self.heartbeats()).await.map_err(silent)?.map(|_| ())
     }
 
@@ -250,15 +318,15 @@ impl BackupClient {
     where
         Req: Serialize + ?Sized,
     {
-        let body = self.encode(path, request)?;
+        let body = self.encode(request)?;
         match timeout(time, self.exchange(path, body, limit)).await {
             Ok(result) => result,
-            Err(_) => Err(self.unreachable(path, &format!("no answer within {time:?}"))),
+            Err(_) => Err(self.unreachable(&format!("no answer within {time:?}"))),
         }
     }
 
-    fn encode<Req: Serialize + ?Sized>(&self, path: &str, request: &Req) -> Result<Bytes, CallError> {
-        let body = serde_json::to_vec(request).map_err(|error| self.unreachable(path, &error.to_string()))?;
+    fn encode<Req: Serialize + ?Sized>(&self, request: &Req) -> Result<Bytes, CallError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.unreachable(&error.to_string()))?;
         Ok(body.into())
     }
 
@@ -266,7 +334,7 @@ impl BackupClient {
         let request = || (Method::POST, body.clone());
         let limit = limit.max(REFUSAL_SIZE_MAX);
         let (link, response) = self.ask(path, request, true, limit).await?;
-        let body = self.body(path, response, limit).await?;
+        let body = self.body(response, limit).await?;
         self.keep(link);
         Ok(body)
     }
@@ -280,37 +348,33 @@ impl BackupClient {
         limit: usize,
     ) -> Result<(Link, Response<Incoming>), CallError> {
         // Servers that replied with another name.
-        let mut others: Vec<(String, Refusal)> = Vec::new();
+        let mut others: Vec<(String, MemberId)> = Vec::new();
         loop {
             let (method, body) = request();
             let (link, response) = match self.send(path, method, body, reuse, &others).await {
                 Ok(answered) => answered,
                 // Of all addresses that are left none answers: what the others have said is the news.
-                Err(error) => return Err(self.passed_over(&others).unwrap_or(error)),
+                Err(error) if others.is_empty() => return Err(error),
+                Err(_) => return Err(CallError::OtherNames(others)),
             };
             if response.status().is_success() {
+                // Not of a refusal: another backup may have refused.
+                if let Some(traits) = BackupTraits::of(response.headers()) {
+                    *self.0.traits.lock().unwrap_or_else(PoisonError::into_inner) = Some(traits);
+                }
                 *self.0.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.peer.ip());
                 return Ok((link, response));
             }
             let status = response.status();
-            let body = self.body(path, response, limit).await?;
+            let body = self.body(response, limit).await?;
             match self.refusal(path, status, &body) {
-                CallError::Refused(refusal @ Refusal::OtherMember { .. }) => {
-                    others.push((link.address.clone(), refusal));
-                }
+                CallError::Refused(Refusal::OtherMember { found, .. }) => others.push((link.address.clone(), found)),
                 refusal => {
                     self.keep(link);
                     return Err(refusal);
                 }
             }
         }
-    }
-
-    fn passed_over(&self, others: &[(String, Refusal)]) -> Option<CallError> {
-        let said: Vec<String> = others.iter().map(|(address, refusal)| format!("{address}: {refusal}")).collect();
-        let member = self.0.member.as_ref()?;
-        (!said.is_empty())
-            .then(|| CallError::Unreachable(format!("{member} is at none of its known addresses; {}", said.join("; "))))
     }
 
     /// Sends over an idle connection, or over a new one. A request is sent again only if a connection had ended before any of
@@ -321,7 +385,7 @@ impl BackupClient {
         method: Method,
         body: Bytes,
         reuse: bool,
-        others: &[(String, Refusal)],
+        others: &[(String, MemberId)],
     ) -> Result<(Link, Response<Incoming>), CallError> {
         loop {
             let kept = if reuse { self.idle() } else { None };
@@ -331,7 +395,7 @@ impl BackupClient {
             };
             if let Err(error) = link.sender.ready().await {
                 match fresh {
-                    true => return Err(self.unreachable(path, &causes(&error))),
+                    true => return Err(self.unreachable(&causes(&error))),
                     false => continue,
                 }
             }
@@ -340,13 +404,13 @@ impl BackupClient {
                 Ok(response) => return Ok((link, response)),
                 Err(mut error) => match error.take_message() {
                     Some(_) if !fresh => {}
-                    _ => return Err(self.unreachable(path, &causes(&error.into_error()))),
+                    _ => return Err(self.unreachable(&causes(&error.into_error()))),
                 },
             }
         }
     }
 
-    async fn connect(&self, others: &[(String, Refusal)]) -> Result<Link, CallError> {
+    async fn connect(&self, others: &[(String, MemberId)]) -> Result<Link, CallError> {
         let mut addresses = (self.0.addresses)();
         addresses.retain(|address| !others.iter().any(|(other, _)| other == address));
         self.0.dialer.dial(&addresses).await.map_err(CallError::Unreachable)
@@ -369,9 +433,9 @@ impl BackupClient {
             .expect("paths are constants, names are checked, and the host has been connected to")
     }
 
-    async fn body(&self, path: &str, response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
+    async fn body(&self, response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
         let collected = Limited::new(response.into_body(), limit).collect().await;
-        let collected = collected.map_err(|error| self.unreachable(path, &format!("reply broken off: {error}")))?;
+        let collected = collected.map_err(|error| self.unreachable(&broken_off(&error.to_string())))?;
         Ok(collected.to_bytes())
     }
 
@@ -391,12 +455,12 @@ impl BackupClient {
     fn refusal(&self, path: &str, status: hyper::StatusCode, body: &[u8]) -> CallError {
         match serde_json::from_slice::<Refusal>(body) {
             Ok(refusal) => CallError::Refused(refusal),
-            Err(_) => self.unreachable(path, &format!("answered {status}, which is no answer of a backup")),
+            Err(_) => self.unreachable(&format!("{path}: answered {status}, which is no answer of a backup")),
         }
     }
 
-    fn unreachable(&self, path: &str, why: &str) -> CallError {
-        CallError::Unreachable(format!("{path} of {}: {why}", self.whom()))
+    fn unreachable(&self, why: &str) -> CallError {
+        CallError::Unreachable(format!("{}: {why}", self.whom()))
     }
 }
 
@@ -406,15 +470,30 @@ impl fmt::Debug for BackupClient {
     }
 }
 
-/// An error in words: hyper tells the interesting part in the cause.
+/// An error in our words: hyper speaks of chunks and messages, and tells the interesting part in the cause.
 fn causes(error: &hyper::Error) -> String {
-    match error.source() {
-        Some(source) => match source.downcast_ref::<std::io::Error>() {
-            Some(io) => tls::readable(io),
-            None => format!("{error}: {source}"),
-        },
-        None => error.to_string(),
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    match (io, error.source()) {
+        _ if has_ended(error) => "it closed the connection".to_owned(),
+        (Some(io), _) => tls::readable(io),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
     }
+}
+
+/// True where the other side has ended the connection, in whatever part of a message.
+fn has_ended(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    let gone = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof];
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    // What TLS has to say of a certificate comes as an error of the connection, too.
+    let is_gone =
+        io.is_some_and(|io| gone.contains(&io.kind()) && io.get_ref().is_none_or(|inner| !inner.is::<rustls::Error>()));
+    is_gone || io.is_none() && (error.is_closed() || error.is_canceled() || error.is_incomplete_message())
+}
+
+fn broken_off(why: &str) -> String {
+    format!("its answer broke off: {why}")
 }
 
 #[cfg(test)]

@@ -65,6 +65,18 @@ impl Store {
         }
     }
 
+    /// What to say of a store that has no content, to those who only read it.
+    pub fn nothing_yet(&self) -> String {
+        match self {
+            Store::File(store) => format!(
+                "there is no config file {}: the first primary of the group makes it. If the group runs already, give the \
+                 --group and --config of its sidecars",
+                store.path().display()
+            ),
+            Store::Kubernetes(_) => "status.log of the ReplicaGroup is empty: the group has not started yet".to_owned(),
+        }
+    }
+
     /// Compare-and-swap.
     pub async fn swap(&self, swap: Swap) -> SwapOutcome {
         let outcome = match self.clone() {

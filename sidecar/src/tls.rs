@@ -299,7 +299,11 @@ fn unusable_key(error: &rustls::Error, cert: &Path) -> String {
 /// Why a handshake failed, for people: says what is wrong with the certificate instead of an alert's number.
 pub fn readable(error: &io::Error) -> String {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        return error.to_string();
+        return match error.kind() {
+            io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it closed the connection".to_owned(),
+            _ => error.to_string(),
+        };
     };
     match tls {
         rustls::Error::InvalidCertificate(problem) => {

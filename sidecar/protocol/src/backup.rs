@@ -158,10 +158,12 @@ impl Backup {
         match self.promise.log {
             Some(log) if log != caller.log => Err(Refusal::WrongLog {
                 why: format!(
-                    "backup {} holds log {log} of group {}, not log {}: point the sidecar to the store of that \
-                     log. Only at one backup, and only while that log's group is well without it: start it with a new, empty \
+                    "backup {member} holds log {log} of group {}, not log {}: give this sidecar the config store (--config) of \
+                     that log, and delete nothing. If that log's group is well without {member}, start {member} with a new \
                      --pool and --flush-dir",
-                    self.member, self.group, caller.log
+                    self.group,
+                    caller.log,
+                    member = self.member
                 ),
             }),
             _ => Ok(()),

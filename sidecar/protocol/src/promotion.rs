@@ -182,7 +182,7 @@ pub enum Waiting {
     #[error("the config store cannot be read: {0}")]
     ConfigStore(String),
     /// A new group needs empty backups.
-    #[error("{empty} empty backups answer, {needed} needed to start the group")]
+    #[error("cannot start the group: {empty} empty backups are ready, {needed} needed")]
     Backups {
         /// Backups that answer and are bound to no log.
         empty: u8,
@@ -191,9 +191,9 @@ pub enum Waiting {
     },
     /// The config store is empty, but a backup holds a log.
     #[error(
-        "the config store is empty, but backup {member} holds log {log}: point the sidecar to the store of that log, and \
-         empty no folders. Only at one backup, and only while that log's group is well without it: start it with a new, \
-         empty --pool and --flush-dir"
+        "the config store is empty, but backup {member} holds log {log}: give this sidecar the group and the config store \
+         (--group, --config) of that log. Delete nothing: the folders of {member} may be the only copy. If that log's group \
+         is well without {member}, start {member} with a new --pool and --flush-dir"
     )]
     StoreForgot {
         /// The backup.
@@ -231,8 +231,8 @@ pub enum Waiting {
     },
     /// A member has promised an epoch that is not in the config store, or is there with another claim.
     #[error(
-        "the config store is older than the log: it is at epoch {epoch}, and members have promised epoch {promised}; nothing \
-         goes on before the newer content is back or a person decides (docs/config-store.md)"
+        "the config store is older than the log: it is at epoch {epoch}, and members have promised epoch {promised}; \
+         bring the newer content back, or decide as docs/config-store.md says"
     )]
     StoreIsOlder {
         /// The store's epoch.

@@ -364,7 +364,8 @@ impl Standby {
         let State::Listening(listening) = &self.state else { return };
         let silence = self.rules.heartbeat_silence_ms;
         if now >= self.silent_at(listening) {
-            let why = format!("{}: silent for {silence} ms", listening.known.primary.control);
+            let PrimaryRef { id, control } = &listening.known.primary;
+            let why = format!("{id} ({control}) has been silent for {silence} ms");
             return self.on_silence(now, why, out);
         }
         if !listening.settled && now >= self.settles_at(listening) {

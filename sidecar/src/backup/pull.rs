@@ -305,7 +305,7 @@ impl From<CallError> for Trouble {
     fn from(error: CallError) -> Trouble {
         match error {
             CallError::Refused(refusal) => Trouble::Failed(refusal.to_string()),
-            CallError::Unreachable(why) => Trouble::Silent(why),
+            CallError::Unreachable(_) | CallError::OtherNames(_) => Trouble::Silent(error.to_string()),
         }
     }
 }

@@ -38,7 +38,7 @@ use super::scrub::Scrub;
 use super::sending::{Content, Places, blocking};
 use super::status::{self, About};
 use crate::http::Rights;
-use crate::rpc::MEMBER_HEADER;
+use crate::rpc::{BUFFER_HEADER, FABRIC_HEADER, MEMBER_HEADER};
 use crate::tls::PeerRole;
 
 /// How often a fetch looks again when the copy moves from memory to disk under it.
@@ -115,8 +115,15 @@ pub(super) fn probes(service: Service) -> Router {
         .with_state(service)
 }
 
-/// Refuses what is for another backup, before anything else: the caller has an address that was another's, or will be.
+/// Refuses what is for another backup, before anything else: the caller has an address that was another's, or will be. Each
+/// answer says what this backup can take.
 async fn for_this_backup(State(service): State<Service>, request: HttpRequest, next: Next) -> Response {
+    let About { fabric, buffer_bytes, .. } = service.about.as_ref();
+    let traits = [(FABRIC_HEADER, fabric.clone()), (BUFFER_HEADER, buffer_bytes.to_string())];
+    (traits, answer(&service, request, next).await).into_response()
+}
+
+async fn answer(service: &Service, request: HttpRequest, next: Next) -> Response {
     let wanted = request.headers().get(MEMBER_HEADER).and_then(|name| name.to_str().ok()).map(str::parse::<MemberId>);
     let found = &service.about.member;
     match wanted {

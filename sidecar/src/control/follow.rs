@@ -226,7 +226,7 @@ impl Following<'_, '_> {
                 }
                 Output::OtherLog(log) => {
                     let message = format!(
-                        "the group was made anew, and its log is {log}: what has been read is of another log; begin anew"
+                        "the group was created again, with log {log}: what has been read is of another log; read from the beginning"
                     );
                     return Err(End::Refused(ErrorCode::BeyondEnd, message));
                 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::desired::DesiredState;
-use super::member::{MemberLink, survey};
+use super::member::{MemberLink, Surveyed, survey};
 use super::seat::SeatTasks;
 use super::sources::Sources;
 use super::{Context, log};
@@ -35,12 +35,15 @@ struct Term {
     seats: HashMap<Seat, SeatTasks>,
     /// What concerns no seat: at most one swap, one step of a search, and a preparation for each open segment.
     tasks: JoinSet<anyhow::Result<Done>>,
+    /// What the last search for a spare could not use, to be said when it changes.
+    unfit: Vec<String>,
 }
 
 /// What came of a task.
 enum Done {
     Prepared(SegmentIdentity, AppendBuffer, SharedBuffer),
     Swapped(Configuration, SwapOutcome),
+    Surveyed(Vec<Result<Surveyed, String>>),
     Other(Input),
 }
 
@@ -76,7 +79,8 @@ pub async fn lead(
     context.log.set_sources(Sources::of(context, &config));
     context.path.send(Command::Lead(Box::new(primary), reference.last().0));
     context.log.announce();
-    let mut term = Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new() };
+    let mut term =
+        Term { context: Arc::clone(context), config, seats: HashMap::new(), tasks: JoinSet::new(), unfit: Vec::new() };
     let served = term.config.clone();
     if context.primary_address.is_some() {
         let (context, served) = (Arc::clone(context), served.clone());
@@ -118,10 +122,7 @@ impl Term {
                 let outcome = context.store.swap(swap).await.settle(&proposed);
                 Ok(Done::Swapped(proposed, outcome))
             })),
-            Output::Survey => drop(self.tasks.spawn(async move {
-                let found = survey(&context).await.into_iter().map(|(member, _)| member).collect();
-                Ok(Done::Other(Input::Surveyed(found)))
-            })),
+            Output::Survey => drop(self.tasks.spawn(async move { Ok(Done::Surveyed(survey(&context).await)) })),
             Output::Fence(spare) => drop(self.tasks.spawn(fence(context, self.config.clone(), spare))),
             Output::Forget(segment, closure) => {
                 tracing::debug!(%segment, last = %closure.last, "closed everywhere");
@@ -158,10 +159,16 @@ impl Term {
     /// Says why acks stop, and for how long.
     fn warn_if_short(&self) {
         let in_set = |member: &&MemberRef| self.seats.values().any(|tasks| tasks.link().member() == *member);
-        let left = self.config.members.iter().filter(in_set).count();
+        let (left, lost): (Vec<&MemberRef>, Vec<&MemberRef>) = self.config.members.iter().partition(in_set);
+        let (left, lost) = (left.len(), lost.iter().map(|member| member.id.as_str()).collect::<Vec<_>>());
         let needed = usize::from(self.context.desired().min_in_sync).min(self.config.members.len());
         if (1..needed).contains(&left) {
-            tracing::warn!(left, needed, "too few members are left: appends wait until members return or are replaced");
+            tracing::warn!(
+                left,
+                needed,
+                ?lost,
+                "too few members are left: appends wait until members return or are replaced"
+            );
         }
     }
 
@@ -177,8 +184,29 @@ impl Term {
                 }
                 self.tell(Input::Swapped(outcome));
             }
+            Done::Surveyed(found) => {
+                let spares = self.fit(found);
+                self.tell(Input::Surveyed(spares));
+            }
             Done::Other(input) => self.tell(input),
         }
+    }
+
+    /// The backups that could take this primary's writes. The others are named when they change: spares are looked for several
+    /// times a second.
+    fn fit(&mut self, surveyed: Vec<Result<Surveyed, String>>) -> Vec<MemberRef> {
+        let (mut spares, mut unfit) = (Vec::new(), Vec::new());
+        for Surveyed { member, misfit, .. } in surveyed.into_iter().flatten() {
+            match misfit {
+                None => spares.push(member),
+                Some(why) => unfit.push(why),
+            }
+        }
+        if unfit != self.unfit {
+            unfit.iter().for_each(|why| tracing::warn!(%why, "a backup cannot become a member"));
+            self.unfit = unfit;
+        }
+        spares
     }
 
     fn adopt(&mut self, config: Configuration) {

@@ -329,22 +329,34 @@ fn copy(channel: &mut dyn Channel, remote: &RemoteBuffer, local: &SharedBuffer) 
     Ok(())
 }
 
-/// Asks every known backup what it holds, side by side; those that answer, in the order of the list. What matters is which log
-/// they are bound to, and that stands on every page: the first is enough.
-pub async fn survey(context: &Context) -> Vec<(MemberRef, Inventory)> {
+/// A backup that has answered a survey.
+pub struct Surveyed {
+    /// Who and where it is.
+    pub member: MemberRef,
+    /// What it holds, as far as its first page goes.
+    pub inventory: Inventory,
+    /// Why it could not take what this sidecar writes, with its name.
+    pub misfit: Option<String>,
+}
+
+/// Asks every known backup what it holds, side by side: each with its answer, or with what came back instead, in the order of
+/// the list. What matters is which log they are bound to, and that stands on every page: the first is enough.
+pub async fn survey(context: &Context) -> Vec<Result<Surveyed, String>> {
     let known = context.desired().backups;
     let asked = known.iter().map(|(id, control)| async move {
         let client = context.backup(id, None);
+        let nothing = |why: &str| Err(format!("{id} {control}: {why}"));
         let answer: Result<Inventory, CallError> =
             client.call(path::INVENTORY, &InventoryRequest::default(), SURVEY_TIMEOUT).await;
-        let inventory = answer.inspect_err(|why| tracing::debug!(backup = %id, %why, "failed to survey")).ok()?;
-        if inventory.member != *id {
-            tracing::warn!(expected = %id, found = %inventory.member, %control, "a backup answers under another name");
-            return None;
-        }
-        Some((MemberRef { id: id.clone(), boot: inventory.boot, control: control.clone() }, inventory))
+        let inventory = match answer {
+            Ok(inventory) if inventory.member == *id => inventory,
+            Ok(inventory) => return nothing(&format!("the backup there is named {}", inventory.member)),
+            Err(error) => return nothing(&client.what_came_back(&error)),
+        };
+        let member = MemberRef { id: id.clone(), boot: inventory.boot, control: control.clone() };
+        Ok(Surveyed { member, inventory, misfit: context.misfit(&client) })
     });
-    futures_util::future::join_all(asked).await.into_iter().flatten().collect()
+    futures_util::future::join_all(asked).await
 }
 
 fn failure(error: CallError) -> Failure {

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use tailwind_protocol::config::{Configuration, MemberRef, Time};
 use tailwind_protocol::ids::{BootId, Epoch, LogId, Lsn, MemberId};
 use tailwind_protocol::layout::{Closure, SegmentIdentity};
-use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task, Waiting};
+use tailwind_protocol::promotion::{Input, Output, Promotion, Rules, Task};
 use tailwind_protocol::recovery::Reference;
 use tailwind_protocol::rpc::{Failure, Inventory};
 use tokio::task::JoinSet;
 
-use super::member::{MemberLink, survey};
+use super::Context;
+use super::member::{MemberLink, Surveyed, survey};
 use super::sources::Sources;
 use super::times::Steps;
-use super::{Context, waits};
+use super::waits::{self, Orders};
 
 /// How often the machine hears of time passing.
 const TICK: Duration = Duration::from_millis(5);
@@ -26,8 +27,8 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Patience with members whose repair gets no further: an image of 64 MiB, the largest, takes less than a second, and the
 /// flush of one a few.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same trouble is logged at most so often.
-const SAY_AGAIN: Duration = Duration::from_secs(5);
+/// The same trouble is logged at most so often: the first line is the news, the others are for those who look later.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// How a promotion ended.
 pub enum Outcome {
@@ -54,17 +55,20 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         recover_from_disk: desired.recover_from_disk,
     };
     if let Some(accepted) = &rules.accept_loss {
-        tracing::warn!(%accepted, "a person has accepted that the log may end early");
+        tracing::warn!(%accepted, "ordered: the log may end early, whatever was acknowledged beyond");
     }
     if let Some(log) = &rules.recover_from_disk {
-        tracing::warn!(%log, "a person has ordered the recovery from disk");
+        tracing::warn!(%log, "ordered: recover the log from disk");
     }
     // A few for each member; what is under way when the promotion ends ends with it.
-    let mut tasks = JoinSet::new();
+    let mut tasks: JoinSet<Answer> = JoinSet::new();
     let mut outputs = Vec::new();
+    let mut orders = Orders::new(rules.accept_loss, rules.recover_from_disk);
+    // What came back from the backups that no group can be founded with.
+    let mut unfounded = Vec::new();
     let mut machine = Promotion::start(context.me.clone(), rules, LogId(random()), random() as u64, &mut outputs);
     let mut ticks = tokio::time::interval(TICK);
-    let mut said: Option<(Waiting, Instant)> = None;
+    let mut said: Option<(String, Instant)> = None;
     let links = Links::default();
     let fences = Arc::new(FenceLog::default());
     let mut steps = Steps::begin(started);
@@ -80,8 +84,9 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
                     return Outcome::Won(config, reference);
                 }
                 Output::Lost(epoch) => return Outcome::Lost(epoch),
-                Output::Waiting(why) => {
-                    context.waits.wait(waits::word(&why), why.to_string());
+                Output::Waiting(waiting) => {
+                    let why = orders.explain(&waiting, &desired, &unfounded);
+                    context.waits.wait(waits::word(&waiting), why.clone());
                     let fresh = said.as_ref().is_none_or(|(old, at)| *old != why || at.elapsed() > SAY_AGAIN);
                     if fresh {
                         tracing::warn!(%why, "waiting");
@@ -99,13 +104,37 @@ pub async fn promote(context: &Arc<Context>) -> Outcome {
         }
         let input = tokio::select! {
             Some(done) = tasks.join_next() => match done {
-                Ok(input) => input,
+                Ok(Answer::Input(input)) => input,
+                Ok(Answer::Surveyed(found)) => {
+                    let founders: Vec<_> = found.into_iter().map(founder).collect();
+                    unfounded = founders.iter().filter_map(|founder| founder.as_ref().err().cloned()).collect();
+                    Input::Surveyed(founders.into_iter().flatten().collect())
+                }
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
             _ = ticks.tick() => Input::Tick,
             () = context.desires(|now| !now.wants_the_same(&desired)) => return Outcome::Disturbed,
         };
+        if let Input::Read(Ok(Some(found))) = &input {
+            orders.compare(found.log);
+        }
         machine.step(now(), input, &mut outputs);
+    }
+}
+
+/// What comes of a task.
+enum Answer {
+    Input(Input),
+    Surveyed(Vec<Result<Surveyed, String>>),
+}
+
+/// What a survey found of one backup, for the machine; or why no group can be founded with it. One that holds a log is for the
+/// machine to judge, whether or not it could take this sidecar's segments.
+fn founder(surveyed: Result<Surveyed, String>) -> Result<(MemberRef, Inventory), String> {
+    let Surveyed { member, inventory, misfit } = surveyed?;
+    match misfit.filter(|_| inventory.log.is_none()) {
+        Some(why) => Err(why),
+        None => Ok((member, inventory)),
     }
 }
 
@@ -126,47 +155,45 @@ impl Links {
     }
 }
 
-fn execute(
-    context: &Arc<Context>,
-    links: &Links,
-    fences: &Arc<FenceLog>,
-    output: Output,
-    tasks: &mut JoinSet<Input>,
-) {
+fn execute(context: &Arc<Context>, links: &Links, fences: &Arc<FenceLog>, output: Output, tasks: &mut JoinSet<Answer>) {
     let context = Arc::clone(context);
     match output {
-        Output::ReadConfig => drop(tasks.spawn(async move { Input::Read(context.store.read().await) })),
+        Output::ReadConfig => drop(tasks.spawn(async move { Answer::Input(Input::Read(context.store.read().await)) })),
         Output::Survey => drop(tasks.spawn(async move {
             let found = survey(&context).await;
             // The next survey, if one is needed, comes at the pace of the answers.
             tokio::time::sleep(RETRY).await;
-            Input::Surveyed(found)
+            Answer::Surveyed(found)
         })),
-        Output::Swap(swap) => drop(tasks.spawn(async move { Input::Swapped(context.store.swap(swap).await) })),
+        Output::Swap(swap) => {
+            tasks.spawn(async move { Answer::Input(Input::Swapped(context.store.swap(swap).await)) });
+        }
         Output::Fence(config, member) => {
             let link = links.get(&context, &config, &member);
             let fences = Arc::clone(fences);
             tasks.spawn(async move {
                 let result = link.fence(config.epoch.before()).await;
                 fences.log(config.epoch, &member, &result);
-                Input::Fenced(config.epoch, member.id, result)
+                Answer::Input(Input::Fenced(config.epoch, member.id, result))
             });
         }
         Output::Trim(config, member, below) => {
             let link = links.get(&context, &config, &member);
-            tasks.spawn(async move { Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await) });
+            tasks.spawn(async move {
+                Answer::Input(Input::Repaired(config.epoch, Task::Trim(member.id), link.trim(below).await))
+            });
         }
         Output::Drop(config, member, copies) => {
             let link = links.get(&context, &config, &member);
-            tasks.spawn(
-                async move { Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await) },
-            );
+            tasks.spawn(async move {
+                Answer::Input(Input::Repaired(config.epoch, Task::Drop(member.id), link.drop_copies(copies).await))
+            });
         }
         Output::Close(config, member, identity, closure) => {
             let link = links.get(&context, &config, &member);
             tasks.spawn(async move {
                 let result = link.close(identity, closure).await;
-                Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), result)
+                Answer::Input(Input::Repaired(config.epoch, Task::Close(member.id, identity.segment), result))
             });
         }
         Output::Install(config, member, identity, closure, holders) => {
@@ -176,7 +203,7 @@ fn execute(
             let sources = Sources::new(holders.iter().map(Arc::as_ref));
             tasks.spawn(async move {
                 let result = install(&context, &link, &sources, identity, closure).await;
-                Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result)
+                Answer::Input(Input::Repaired(config.epoch, Task::Install(member.id, identity.segment), result))
             });
         }
         Output::Waiting(_) | Output::Won(..) | Output::Lost(_) => unreachable!("handled by the caller"),

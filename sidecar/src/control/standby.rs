@@ -2,6 +2,7 @@
 //!
 //! Called by [`control::run`](super::run); decides nothing.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tailwind_protocol::config::{Configuration, Time};
@@ -16,16 +17,23 @@ use super::{Context, random_below};
 use crate::logging::Repeats;
 use crate::path::Command;
 use crate::rpc::BackupClient;
-use crate::tls::PeerRole;
 
 /// Standbys that notice at the same moment spread over this time.
 const SPREAD_MS: u64 = 8;
 /// News of whom it follows that wait to be judged: the next is not taken before there is room.
 const NEWS_MAX: usize = 4;
 
-/// Returns when this sidecar should try to become primary, or when nobody shall; since when it has missed the primary whose
-/// place it takes.
-pub async fn wait_for_turn(context: &Context) -> Option<Instant> {
+/// A sidecar's turn to try to become primary.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Since when it has missed the primary whose place it takes.
+    pub missed: Option<Instant>,
+    /// Enough members have answered that can take what this sidecar writes.
+    pub has_asked: bool,
+}
+
+/// Returns when this sidecar should try to become primary; `None` when nobody shall.
+pub async fn wait_for_turn(context: &Arc<Context>) -> Option<Turn> {
     let started = Instant::now();
     let now = || Time(started.elapsed().as_millis() as u64);
     let rules = Rules {
@@ -45,7 +53,9 @@ pub async fn wait_for_turn(context: &Context) -> Option<Instant> {
                 if reason == Reason::Switchover {
                     tracing::info!("taking over as requested");
                 }
-                return shell.missed.filter(|_| reason == Reason::PrimaryGone);
+                let missed = shell.missed.filter(|_| reason == Reason::PrimaryGone);
+                let has_asked = matches!(reason, Reason::PrimaryGone | Reason::Switchover);
+                return Some(Turn { missed, has_asked });
             }
             shell.carry_out(output);
         }
@@ -84,7 +94,7 @@ async fn sleep_until(started: Instant, at: Option<Time>) {
 
 /// The calls that are under way; they end with it.
 struct Shell<'a> {
-    context: &'a Context,
+    context: &'a Arc<Context>,
     /// Questions: one for each member, or one.
     asked: JoinSet<Input>,
     /// Whom it follows.
@@ -104,7 +114,7 @@ struct Said {
 }
 
 impl Shell<'_> {
-    fn new(context: &Context) -> Shell<'_> {
+    fn new(context: &Arc<Context>) -> Shell<'_> {
         let (asked, following, news) = (JoinSet::new(), JoinSet::new(), mpsc::channel(NEWS_MAX).1);
         Shell { context, asked, following, news, said: Said::default(), missed: None }
     }
@@ -132,15 +142,17 @@ impl Shell<'_> {
             Output::Follow(round, config) => self.follow(round, &config),
             Output::AskMembers(round, config) => {
                 for member in config.members {
+                    let context = Arc::clone(context);
                     let client = context.backup(&member.id, Some(&member.control));
                     self.asked.spawn(async move {
                         let answer = client.answers(silence).await.map_err(|error| error.to_string());
+                        let answer = answer.and_then(|()| context.misfit(&client).map_or(Ok(()), Err));
                         Input::MemberAnswered(round, member.id, answer)
                     });
                 }
             }
             Output::AskPrimary(round, primary) => {
-                let client = BackupClient::new(primary.control, &context.access, PeerRole::Sidecar);
+                let client = BackupClient::of_primary(&primary, &context.access);
                 self.asked.spawn(async move {
                     Input::PrimaryAnswered(round, client.answers(silence).await.map_err(|error| error.to_string()))
                 });
@@ -174,7 +186,7 @@ impl Shell<'_> {
             // Whoever does not listen any more follows somebody else.
             drop(changes.send(Input::Changed(store.changed(Some(stamp)).await)).await);
         });
-        let client = BackupClient::new(config.primary.control.clone(), &context.access, PeerRole::Sidecar);
+        let client = BackupClient::of_primary(&config.primary, &context.access);
         self.following.spawn(async move {
             let why = match client.heartbeats().await {
                 Ok(mut heartbeats) => loop {

@@ -116,10 +116,23 @@ fn appends_wait(context: &Context, path: &Description) -> Option<AppendsWait> {
         AppendsWaitFor::Room if refusals.is_empty() => "members have not lent the next segment yet".to_owned(),
         AppendsWaitFor::Room => refusals,
         AppendsWaitFor::Members if lost.is_empty() => "a member does not confirm what is written to it".to_owned(),
-        AppendsWaitFor::Members => format!("lost, and still in the set: {lost}"),
+        AppendsWaitFor::Members => lost_members(&lost, path, context.desired().min_in_sync),
         AppendsWaitFor::Disk => "a member's disk has not taken what is in its memory".to_owned(),
     };
     Some(AppendsWait { what, why })
+}
+
+/// Whom appends wait for, and what ends the wait.
+fn lost_members(lost: &str, path: &Description, needed: u8) -> String {
+    let of_set = path.members.iter().filter(|member| matches!(member.state, "in set" | "lost")).count();
+    let left = path.members.iter().filter(|member| member.state == "in set").count();
+    if left >= usize::from(needed) {
+        return format!("{lost} is lost, and leaves the set once the config store has taken that");
+    }
+    format!(
+        "{left} of {of_set} members are left, {needed} needed (min-in-sync); lost: {lost}. Bring them back, or start other \
+         backups that this sidecar knows: they take the place of what is lost"
+    )
 }
 
 /// What `/metrics` serves.

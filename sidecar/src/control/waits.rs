@@ -5,9 +5,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tailwind_protocol::promotion;
+use tailwind_protocol::ids::LogId;
+use tailwind_protocol::promotion::{self, AcceptedLoss};
 use tailwind_report::readiness::{Waiting, WaitsFor};
 use tokio::time::Instant;
+
+use super::desired::DesiredState;
 
 /// A shorter wait belongs to every failover: members that die are waited for a little.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
@@ -58,9 +61,105 @@ pub fn word(waiting: &promotion::Waiting) -> WaitsFor {
     }
 }
 
+/// What an operator has ordered of a promotion, compared with the log that the group has.
+#[derive(Debug)]
+pub struct Orders {
+    /// What was ordered, and for which log.
+    given: Vec<(&'static str, LogId)>,
+    /// The orders that are for another log than this group's.
+    mistaken: Option<String>,
+}
+
+impl Orders {
+    /// What the desired state orders.
+    pub fn new(accept_loss: Option<AcceptedLoss>, recover_from_disk: Option<LogId>) -> Orders {
+        let accepted = accept_loss.map(|accepted| ("the loss of records is accepted for", accepted.log));
+        let recovery = recover_from_disk.map(|log| ("the recovery from disk is ordered for", log));
+        Orders { given: accepted.into_iter().chain(recovery).collect(), mistaken: None }
+    }
+
+    /// The config store names this log. An order for another one has no effect, and is said to have none.
+    pub fn compare(&mut self, log: LogId) {
+        let others = self.given.iter().filter(|(_, ordered)| *ordered != log);
+        let others = others.map(|(what, ordered)| format!("{what} log {ordered}")).collect::<Vec<_>>().join(", ");
+        let mistaken = (!others.is_empty()).then(|| format!("{others}, but the log of this group is {log}"));
+        if mistaken != self.mistaken {
+            mistaken.iter().for_each(|why| tracing::warn!(%why, "an order has no effect"));
+            self.mistaken = mistaken;
+        }
+    }
+
+    /// What a promotion waits for, in words. `unfounded`: what came back from the backups that a group cannot be founded with.
+    pub fn explain(&self, waiting: &promotion::Waiting, desired: &DesiredState, unfounded: &[String]) -> String {
+        let mut why = match waiting {
+            promotion::Waiting::Backups { empty, needed } => {
+                let listed = desired.backups.len();
+                let mut why = format!("cannot start the group: {empty} of {listed} backups are ready, {needed} needed");
+                if !unfounded.is_empty() {
+                    why += ". ";
+                    why += &unfounded.join("; ");
+                }
+                why
+            }
+            other => other.to_string(),
+        };
+        if let Some(mistaken) = &self.mistaken {
+            why += "; ";
+            why += mistaken;
+        }
+        why
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn desired(backups: &[(&str, &str)]) -> DesiredState {
+        let backups = backups.iter().map(|(name, control)| (name.parse().unwrap(), (*control).to_owned())).collect();
+        DesiredState {
+            members: 3,
+            min_in_sync: 2,
+            backups,
+            fenced: false,
+            may_read: true,
+            accept_loss: None,
+            recover_from_disk: None,
+            switchover: None,
+        }
+    }
+
+    #[test]
+    fn a_group_that_cannot_start_names_each_backup() {
+        let desired = desired(&[("a0", "127.0.0.1:7501"), ("zz", "127.0.0.1:7550"), ("a2", "127.0.0.1:7503")]);
+        let came_back = ["a0 127.0.0.1:7501: connection refused", "zz 127.0.0.1:7550: the backup there is named q0"];
+        let waiting = promotion::Waiting::Backups { empty: 1, needed: 2 };
+        let why = Orders::new(None, None).explain(&waiting, &desired, &came_back.map(str::to_owned));
+        assert_eq!(
+            why,
+            "cannot start the group: 1 of 3 backups are ready, 2 needed. a0 127.0.0.1:7501: connection refused; \
+             zz 127.0.0.1:7550: the backup there is named q0"
+        );
+    }
+
+    #[test]
+    fn an_order_for_another_log_names_this_groups() {
+        let (mine, other) = (LogId(0xabc), LogId(0xdef));
+        let waiting =
+            promotion::Waiting::Members { fenced: 0, needed: 2, missing: "b0 (its memory is new)".to_owned() };
+        let told = |ordered| {
+            let mut orders = Orders::new(None, Some(ordered));
+            orders.compare(mine);
+            orders.explain(&waiting, &desired(&[]), &[])
+        };
+        assert_eq!(told(mine), waiting.to_string());
+        assert_eq!(
+            told(other),
+            format!(
+                "{waiting}; the recovery from disk is ordered for log {other}, but the log of this group is {mine}"
+            )
+        );
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_long_wait_is_logged_when_it_starts_and_ends() {

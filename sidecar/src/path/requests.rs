@@ -219,7 +219,7 @@ impl Path {
         if outbox.wants_ring && self.counters.rings.load(Ordering::Relaxed) < self.options.rings_max {
             match ClientRing::create(&self.counters) {
                 Ok(created) => *ring = Some(Box::new(created)),
-                Err(error) => tracing::warn!(%error, "failed to make a ring for a client; it goes on with the socket"),
+                Err(error) => tracing::warn!(%error, "failed to make a ring for a client: it uses the socket"),
             }
         }
         let segment = self.options.segment_size;

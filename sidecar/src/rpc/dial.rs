@@ -120,7 +120,7 @@ impl Dialer {
     }
 
     async fn connect_once(&self, address: &str) -> Result<Link, ConnectError> {
-        let refused = |error: io::Error| ConnectError { why: error.to_string(), hung_up: false };
+        let refused = |error: io::Error| ConnectError { why: tls::readable(&error), hung_up: false };
         let stream = TcpStream::connect(address).await.map_err(refused)?;
         let peer = stream.peer_addr().map_err(ConnectError::from)?;
         tune(&stream).map_err(ConnectError::from)?;

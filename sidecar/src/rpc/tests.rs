@@ -188,10 +188,7 @@ async fn a_segment_has_the_length_of_its_closure() {
     for wanted in [99, 99_999] {
         bytes.clear();
         let fetched = client.fetch(&request(wanted), TIMEOUT, |piece| bytes.extend_from_slice(piece)).await;
-        assert_eq!(
-            fetched.unwrap_err().to_string(),
-            format!("/v1/fetch of {}: 100 bytes instead of {wanted}", client.whom())
-        );
+        assert_eq!(fetched.unwrap_err().to_string(), format!("{}: 100 bytes instead of {wanted}", client.whom()));
         assert!(bytes.len() <= wanted as usize, "{} bytes handed on", bytes.len());
     }
 }
@@ -205,7 +202,7 @@ async fn heartbeats_end_with_a_reason() {
     let router = |ends| Router::new().route(path::HEARTBEATS, get(beats)).with_state(ends);
     let silence = Duration::from_millis(200);
     let why = serving(router(true)).await.watch_heartbeats(silence).await;
-    assert!(why.contains("connection closed"), "{why}");
+    assert!(why.ends_with("closed its connection"), "{why}");
     let why = serving(router(false)).await.watch_heartbeats(silence).await;
     assert!(why.contains("silent for 200ms"), "{why}");
     let why = serving(Router::new()).await.watch_heartbeats(silence).await;
@@ -318,13 +315,58 @@ async fn a_member_is_found_at_any_address_that_has_its_name() {
         assert_eq!(client.call("/do", &Empty {}, TIMEOUT).await, Ok(Empty {}), "{addresses:?}");
     }
     assert_eq!((done.load(Ordering::SeqCst), elsewhere.load(Ordering::SeqCst)), (10, 0));
-    let why = unreachable(of_member("b0", vec![other]).call("/do", &Empty {}, TIMEOUT).await);
-    assert_eq!(why, format!("b0 is at none of its known addresses; {other}: this is backup b1, not b0"));
-    let why = unreachable(of_member("b0", vec![other, gone_address]).call("/do", &Empty {}, TIMEOUT).await);
-    assert!(why.contains("this is backup b1, not b0"), "{why}");
+    for addresses in [vec![other], vec![other, gone_address]] {
+        let error = of_member("b0", addresses).call::<_, Empty>("/do", &Empty {}, TIMEOUT).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("the backup at {other} is named b1"));
+    }
     let why = unreachable(of_member("b0", vec![]).call("/do", &Empty {}, TIMEOUT).await);
     assert!(why.contains("no address is known"), "{why}");
     drop(silent);
+}
+
+#[tokio::test]
+async fn what_came_back_does_not_repeat_the_address() {
+    let other = named("b1", Arc::default()).await;
+    let (gone, gone_address) = listener().await;
+    drop(gone);
+    let (_silent, silent_address) = listener().await;
+    for (address, words) in [
+        (other, "the backup there is named b1"),
+        (gone_address, "connection refused"),
+        (silent_address, "no answer within 50ms"),
+    ] {
+        let client = of_member("b0", vec![address]);
+        let error = client.call::<_, Empty>("/do", &Empty {}, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(client.what_came_back(&error), words);
+    }
+}
+
+/// A primary that dies in the middle of a message: what HTTP makes of that is no news for people.
+#[tokio::test]
+async fn a_broken_connection_is_told_in_plain_words() {
+    let (listener, address) = listener().await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut bytes = [0; 4096];
+        prove(&mut stream).await;
+        let _ = stream.read(&mut bytes).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\n\r\n").await.unwrap();
+    });
+    let primary = PrimaryRef { id: "first".parse().unwrap(), control: address.to_string() };
+    let client = BackupClient::of_primary(&primary, &Access::Token(token()));
+    let mut heartbeats = client.heartbeats().await.unwrap();
+    assert_eq!(heartbeats.next().await, Ok(()));
+    assert_eq!(heartbeats.next().await, Err(format!("first ({address}) closed its connection")));
+}
+
+#[tokio::test]
+async fn a_backup_says_what_it_can_take() {
+    let headers = [(FABRIC_HEADER, "tcp"), (BUFFER_HEADER, "65536")];
+    let router = Router::new().route("/do", post(move || async move { (headers, Json(Empty {})) }));
+    let client = serving(router).await;
+    assert_eq!(client.traits(), None);
+    client.call::<_, Empty>("/do", &Empty {}, TIMEOUT).await.unwrap();
+    assert_eq!(client.traits(), Some(BackupTraits { fabric: "tcp".to_owned(), buffer_bytes: 65536 }));
 }
 
 #[tokio::test]

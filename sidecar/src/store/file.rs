@@ -73,8 +73,8 @@ pub enum StoreError {
     /// The content is not what was written.
     #[error(
         "config file {} is damaged ({why}): do not put an older copy in its place, and delete nothing. Stop the group's \
-         sidecars, leave its backups running, and do as docs/config-store.md says: resuming from an older copy is a decision \
-         for a person, as the backups may have promised a newer epoch",
+         sidecars, leave its backups running, and do as docs/config-store.md says: resuming from an older copy needs \
+         an operator's decision, as the backups may have promised a newer epoch",
         path.display()
     )]
     Damaged {
@@ -146,6 +146,11 @@ impl FileStore {
         let store = FileStore { path: path.to_owned(), read_only: true };
         store.look()?;
         Ok(store)
+    }
+
+    /// Where its first content is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The content, `None` if the group has never been started.
